@@ -1,0 +1,67 @@
+"""A small convolutional network on scikit-learn's handwritten digits (1797 real images of 8 x 8 pixels).
+
+    python -m tfdist.launch --tier STANDARD_1                      this program on 1 chief, 4 workers and 3 ps
+    python examples/digits.py --tier STANDARD_1                    the same without the launcher
+    python examples/digits.py                                      in this one process
+"""
+
+import sys
+
+import keras
+from absl import app, flags
+
+import tfdist
+
+FLAGS = flags.FLAGS
+tfdist.define_flags()
+flags.DEFINE_integer("epochs", 20, "Passes over the training images.", lower_bound=1)
+flags.DEFINE_integer("batch_size", 32, "Images per step.", lower_bound=1)
+flags.DEFINE_float("learning_rate", 2e-3, "Step size of Adam.", lower_bound=0.0)
+
+
+def main(_: list[str]) -> None:
+    """Trains, evaluates on images that were held out, and saves the model where --job_dir says."""
+    with tfdist.strategy(FLAGS).scope():
+        # From here on this runs on the chief alone: workers and ps serve inside tfdist.strategy until it has finished.
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+                keras.layers.MaxPooling2D(),
+                keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
+                keras.layers.MaxPooling2D(),
+                keras.layers.Flatten(),
+                keras.layers.Dense(64, activation="relu"),
+                keras.layers.Dense(10),
+            ]
+        )
+        model.compile(
+            optimizer=keras.optimizers.Adam(FLAGS.learning_rate),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            metrics=["accuracy"],
+        )
+    (x_train, y_train), (x_test, y_test) = load_digits()
+    verbose = "auto" if sys.stdout.isatty() else 2
+    model.fit(x_train, y_train, batch_size=FLAGS.batch_size, epochs=FLAGS.epochs, verbose=verbose)
+    loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
+    print(f"held-out digits: accuracy {accuracy:.4f}, loss {loss:.4f}")
+    if FLAGS.job_dir:
+        model.save(f"{FLAGS.job_dir}/digits.keras")
+
+
+def load_digits():
+    """Returns ((x, y), (x, y)) for training (1437 images) and testing (360): x float32 (n, 8, 8, 1) in 0..1, y int (n,)."""
+    from sklearn.datasets import load_digits as load
+    from sklearn.model_selection import train_test_split
+
+    digits = load()
+    images = (digits.images / 16.0).astype("float32")[..., None]
+    x_train, x_test, y_train, y_test = train_test_split(
+        images, digits.target, test_size=0.2, random_state=0, stratify=digits.target
+    )
+    return (x_train, y_train), (x_test, y_test)
+
+
+if __name__ == "__main__":
+    app.run(main)

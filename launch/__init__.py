@@ -1,0 +1,1 @@
+"""Starting the tasks of a cluster and looking after them: `python -m tfdist.launch --help`."""

@@ -1,0 +1,253 @@
+"""Runs the tasks of a job on this machine, watches them, and ends them all: when it is done, when one fails, when asked to."""
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tfdist.choice import Choice
+from tfdist.cluster import Cluster, Task
+from tfdist.launch.local import Exited, LocalTasks, Lost, Ready, task_environment
+from tfdist.launch.output import TaskOutput, Terminal
+from tfdist.strategies import serving_jobs
+from tfdist.strategies.serve import EXIT_CHIEF_FAILED
+from tfdist.strategies.startup import is_listening, waiting_for
+
+TICK_SECONDS = 0.1
+TELL_SECONDS = 10.0
+GRACE_SECONDS = 5.0
+"""From the request to end until a task is killed. With the two times of fork_server.py below ten seconds in all."""
+
+SETTLE_SECONDS = 8.0
+"""How long a task that ended because of another may be ahead of that other's own end."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job failed: a sentence, the exit code, and the task to blame where there is one."""
+
+    reason: str
+    exit_code: int
+    task: str | None = None
+
+
+@dataclass
+class Outcome:
+    """How a job ended."""
+
+    failure: Failure | None
+    seconds: float
+    exits: dict[str, int] = field(default_factory=dict)
+    """Task name -> exit code, minus the signal's number where a signal ended it; tasks that were ended are included."""
+
+
+class Supervisor:
+    """One job on this machine."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        choice: Choice,
+        program: dict[str, Any],
+        *,
+        tasks: LocalTasks,
+        log_dir: Path,
+        terminal: Terminal,
+        start_timeout: float,
+    ) -> None:
+        """Prepares the job; `run` starts it.
+
+        Args:
+            cluster: the prepared cluster, with held addresses.
+            choice: its strategy.
+            program: what every task runs (see bootstrap.py).
+            tasks: the fork server, which may still be importing TensorFlow.
+            log_dir: an existing folder for the tasks' output.
+            terminal: where their output is shown.
+            start_timeout: seconds until every serving task and the chief must listen.
+        """
+        self._cluster = cluster
+        self._choice = choice
+        self._program = program
+        self._tasks = tasks
+        self._log_dir = log_dir
+        self._terminal = terminal
+        self._start_timeout = start_timeout
+        serving = serving_jobs(choice.strategy)
+        self._all = {task.name: task for task in cluster.training_tasks}
+        self._training = {name for name, task in self._all.items() if task.job not in serving}
+        self._awaited: list[Task] = list(self._all.values()) if serving else []
+        self._outputs: dict[str, TaskOutput] = {}
+        self._outcome = Outcome(None, 0.0)
+        self._suspect: tuple[float, Failure] | None = None  # (when to believe it, it)
+        self._asked_to_end: list[int] = []
+        self._begin = time.monotonic()
+        self._told = self._begin
+
+    def run(self) -> Outcome:
+        """Runs the job to its end; when it returns, no process of it is left."""
+        restore = self._listen_to_signals()
+        try:
+            with selectors.DefaultSelector() as selector:
+                self._selector = selector
+                selector.register(self._tasks, selectors.EVENT_READ, self._on_event)
+                failure = self._loop(self._verdict, limit=None)
+                self._outcome.failure = failure
+                self._outcome.seconds = time.monotonic() - self._begin
+                self._end_tasks()
+        finally:
+            self._tasks.close()
+            for output in self._outputs.values():
+                output.close()
+            restore()
+        return self._outcome
+
+    def last_lines(self, task: str) -> list[str]:
+        """The end of what a task printed, at most 20 lines."""
+        return list(self._outputs[task].last) if task in self._outputs else []
+
+    # The loop: events in, at each turn one question.
+
+    def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
+        """Handles events until `verdict` is a Failure (returned) or True (None), or `limit` seconds have passed."""
+        deadline = None if limit is None else time.monotonic() + limit
+        while deadline is None or time.monotonic() < deadline:
+            for key, _ in self._selector.select(TICK_SECONDS):
+                key.data()
+            answer = verdict()
+            if isinstance(answer, Failure):
+                return answer
+            if answer:
+                return None
+        return None
+
+    def _verdict(self) -> "Failure | bool":
+        """Whether the job is done (True), failed (why), or goes on (False)."""
+        if self._asked_to_end:
+            number = self._asked_to_end[0]
+            return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
+        if all(self._outcome.exits.get(name) == 0 for name in self._training):
+            return True
+        if self._suspect and time.monotonic() >= self._suspect[0]:
+            return self._suspect[1]
+        return self._start_verdict()
+
+    def _start_verdict(self) -> "Failure | bool":
+        if not self._awaited:
+            return False
+        self._awaited = [task for task in self._awaited if not is_listening(task, timeout=0.2)]
+        waited = time.monotonic() - self._begin
+        if self._awaited and waited > self._start_timeout:
+            return Failure(
+                f"gave up after {waited:.0f} s (--start_timeout): {waiting_for(self._awaited)} did not come up; "
+                "does the program call tfdist.strategy on every task?",
+                1,
+            )
+        if self._awaited and time.monotonic() - self._told > TELL_SECONDS:
+            self._told = time.monotonic()
+            self._terminal.say(f"waiting {waited:.0f} s for {waiting_for(self._awaited)}")
+        return False
+
+    def _on_event(self) -> None:
+        event = self._tasks.read()
+        if isinstance(event, Ready):
+            for task in self._all.values():
+                self._start(task)
+        elif isinstance(event, Exited):
+            self._outcome.exits[event.task] = event.code
+            self._judge(event)
+        elif isinstance(event, Lost):
+            self._selector.unregister(self._tasks)
+            for name in self._all:
+                self._outcome.exits.setdefault(name, -signal.SIGKILL)
+            self._suspect = (0.0, Failure(f"the process that runs the tasks is gone: {event.reason}", 1))
+
+    def _start(self, task: Task) -> None:
+        shows_progress = self._terminal.is_tty and task.name in self._training
+        output = TaskOutput(task.name, self._log_dir / f"{task.job}-{task.index}.log", self._terminal, shows_progress)
+        environment = task_environment(self._cluster, self._choice, task)
+        if task.name == self._reporter():
+            environment["TFDIST_REPORT"] = str(self._log_dir / "report.json")
+        self._tasks.start(task.name, self._program, environment, output.write_end, output.write_end)
+        output.started()
+        self._outputs[task.name] = output
+        self._selector.register(output, selectors.EVENT_READ, lambda: self._pump(output))
+
+    def _reporter(self) -> str:
+        """The task whose steps and metrics are the job's: the chief, else the first that trains."""
+        return next(name for name in self._all if name in self._training)
+
+    def _pump(self, output: TaskOutput) -> None:
+        if not output.pump():
+            self._selector.unregister(output)
+
+    def _judge(self, event: Exited) -> None:
+        """Remembers the failure that came first and is not the consequence of another."""
+        if event.task in self._training and event.code == 0:
+            return
+        now = time.monotonic()
+        if event.task not in self._training and event.code in (0, EXIT_CHIEF_FAILED):
+            # A server ends when the chief's program has ended, a moment before the chief's process has.
+            reason = f"{event.task} ended by itself while the chief was still running"
+            suspect = (now + SETTLE_SECONDS, Failure(reason, event.code or 1, event.task))
+        else:
+            suspect = (now, Failure(f"{event.task} failed first: {_how(event.code)}", _exit_code(event.code), event.task))
+        if self._suspect is None or suspect[0] < self._suspect[0]:
+            self._suspect = suspect
+
+    # The end.
+
+    def _end_tasks(self) -> None:
+        """Lets servers end by themselves after success; else asks every task to end, and kills what does not."""
+
+        def all_ended() -> bool:
+            return self._all.keys() <= self._outcome.exits.keys() or not self._outputs
+
+        if self._outcome.failure is None:
+            self._loop(lambda: all_ended() or bool(self._asked_to_end), GRACE_SECONDS)
+        interrupted = bool(self._asked_to_end) and self._asked_to_end[0] == signal.SIGINT
+        for name in self._all.keys() - self._outcome.exits.keys():
+            # A program that is interrupted may want to save: Python turns SIGINT into KeyboardInterrupt.
+            self._tasks.signal([name], signal.SIGINT if interrupted and name in self._training else signal.SIGTERM)
+        asked = len(self._asked_to_end)
+        self._loop(lambda: all_ended() or len(self._asked_to_end) > asked, GRACE_SECONDS)
+        self._tasks.signal(self._all.keys() - self._outcome.exits.keys(), signal.SIGKILL)
+        self._loop(all_ended, 1.0)
+
+    def _listen_to_signals(self) -> Callable[[], None]:
+        previous = {
+            number: signal.signal(number, lambda n, _: self._asked_to_end.append(n))
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+
+        def restore() -> None:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+        return restore
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"it exited with {code}"
+    try:
+        return f"it was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was killed by signal {-code}"
+
+
+def _exit_code(code: int) -> int:
+    return code if code >= 0 else 128 - code
+
+
+def new_log_dir(log_dir: str | None) -> Path:
+    """Creates and returns the folder for the tasks' output: `log_dir`, or a new one below `tfdist_logs`."""
+    if log_dir is None:
+        log_dir = os.path.join("tfdist_logs", time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}")
+    path = Path(log_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    return path

@@ -1,0 +1,79 @@
+"""The strategies that train. One file each; importing this table does not import TensorFlow.
+
+A strategy file has `create(cluster, start_timeout)`, called on the task that runs the user's program, and says with `SERVES`
+which jobs only serve it.
+"""
+
+import importlib
+import logging
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from tfdist.choice import Choice
+from tfdist.cluster import Cluster
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+MODULES = {
+    "default": "tfdist.strategies.default",
+    "mirrored": "tfdist.strategies.mirrored",
+    "parameter_server": "tfdist.strategies.parameter_server",
+}
+"""Strategy name -> module. A strategy that is chosen and is not here is not built yet."""
+
+SERVING_JOBS = {"parameter_server": ("worker", "ps"), "hogwild": ("worker", "ps")}
+"""Strategy name -> jobs whose tasks run a TensorFlow server instead of the user's training program."""
+
+
+def serving_jobs(strategy: str) -> tuple[str, ...]:
+    """The jobs that only serve under `strategy`; empty where every task runs the training program."""
+    return SERVING_JOBS.get(strategy, ())
+
+
+def refusal(cluster: Cluster, choice: Choice) -> str | None:
+    """Why `cluster` cannot be trained yet under `choice`, as a sentence; None where it can."""
+    if choice.strategy not in MODULES:
+        return f"the description means {choice.strategy} ({choice.rule}), which this version of tfdist cannot train with yet"
+    if choice.strategy == "parameter_server" and choice.synchronous_groups and not _in_one_gpu_task(cluster):
+        widest = max(len(group) for group in cluster.worker_groups)
+        return (
+            f"the description means parameter_server with worker groups of {widest} that step together, which this version of "
+            "tfdist cannot train with yet; it trains with groups of one worker (asynchronous)"
+        )
+    if any(task.job == "evaluator" for task in cluster.tasks) and cluster.task and cluster.task[0] == "evaluator":
+        return "this process is an evaluator, a role that this version of tfdist does not have yet"
+    return None
+
+
+def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distribute.Strategy":
+    """Creates the strategy on the task that runs the user's program (a chief, or the only task).
+
+    Args:
+        cluster: the prepared and addressed cluster.
+        choice: what `tfdist.choice.choose` said.
+        start_timeout: seconds to wait for the other tasks.
+    """
+    from tfdist.strategies import report
+
+    quiet_tensorflow()
+    report.install()
+    module: ModuleType = importlib.import_module(MODULES[choice.strategy])
+    strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
+    return strategy
+
+
+def quiet_tensorflow() -> None:
+    """Makes TensorFlow's Python log errors only, unless TFDIST_VERBOSE is set: its strategies log every step of their making."""
+    if not os.environ.get("TFDIST_VERBOSE"):
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
+
+def _in_one_gpu_task(cluster: Cluster) -> bool:
+    """Whether every group is exactly the GPUs of one task, which TensorFlow's own strategy steps together."""
+    slots = iter(task for task in cluster.job("worker") for _ in range(task.slots))
+    owner = list(slots)
+    return all(
+        len({owner[rank].index for rank in group}) == 1 and owner[group[0]].gpus == len(group) for group in cluster.worker_groups
+    )

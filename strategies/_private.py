@@ -1,0 +1,72 @@
+"""Every name of TensorFlow and Keras that is not public and that this package uses, with the reason.
+
+Tried with TensorFlow 2.21.0 and Keras 3.15.1. Another version either has the same names, or importing this module says what
+is missing: nothing fails later and silently.
+"""
+
+import inspect
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+TRIED = {"tensorflow": "2.21.0", "keras": "3.15.1"}
+
+
+class UnsupportedVersionError(RuntimeError):
+    """The installed TensorFlow or Keras lacks a private name that tfdist builds on."""
+
+
+def _need(module: str, version: str, *path: str) -> Any:
+    """Imports `module` and follows `path` in it, or says which version would have it."""
+    package = module.partition(".")[0]
+    try:
+        found: Any = __import__(module, fromlist=["_"])
+        for name in path:
+            found = getattr(found, name)
+    except (ImportError, AttributeError) as cause:
+        raise UnsupportedVersionError(
+            f"{package} {version} has no {'.'.join((module, *path))}, which tfdist needs; it was tried with {package} "
+            f"{TRIED[package]}: pip install '{package}=={TRIED[package]}'"
+        ) from cause
+    return found
+
+
+# The trainer that every Keras model on TensorFlow inherits. Its step functions run on the chief only; the hookup in
+# keras_trainer.py lets a strategy give them instead.
+TensorFlowTrainer: Any = _need("keras.src.backend.tensorflow.trainer", keras.__version__, "TensorFlowTrainer")
+for _name, _arguments in {
+    "_make_function": ["self", "step_function"],
+    "make_predict_function": ["self", "force"],
+    "_get_metrics_result_or_logs": ["self", "logs"],
+    "_autoconvert_optionals": ["self", "step_func"],
+}.items():
+    _method = _need("keras.src.backend.tensorflow.trainer", keras.__version__, "TensorFlowTrainer", _name)
+    if list(inspect.signature(_method).parameters) != _arguments:
+        raise UnsupportedVersionError(
+            f"Keras {keras.__version__} has another TensorFlowTrainer.{_name} than tfdist knows; "
+            f"it was tried with Keras {TRIED['keras']}"
+        )
+
+# The class of what ParameterServerStrategy.experimental_distribute_dataset returns: the batches that `fit` reads are a
+# subclass of it, so that ClusterCoordinator.create_per_worker_dataset still takes it.
+DistributedDataset: Any = _need("tensorflow.python.distribute.input_lib", tf.__version__, "DistributedDataset")
+
+# A variable with one copy per worker; worker_local.py adds what Keras' metrics need.
+PerWorkerVariable: Any = _need("tensorflow.python.distribute.ps_values", tf.__version__, "PerWorkerVariable")
+PerWorkerVariableSpec: Any = _need("tensorflow.python.distribute.ps_values", tf.__version__, "PerWorkerVariableSpec")
+
+# What ParameterServerStrategy makes of a variable on a ps; keras_trainer.py tells it from other strategies' variables.
+CachingVariable: Any = _need("tensorflow.python.distribute.ps_values", tf.__version__, "CachingVariable")
+
+# Keras' variable on TensorFlow, and whether a call to it is only recorded.
+KerasVariable: Any = _need("keras.src.backend.tensorflow.core", keras.__version__, "Variable")
+in_stateless_scope: Any = _need("keras.src.backend", keras.__version__, "in_stateless_scope")
+
+# Whether a SavedModel is being written, when variables stand for the chief's copy.
+is_saving: Any = _need("tensorflow.python.saved_model.save_context", tf.__version__, "in_save_context")
+
+
+def wait_until_ready(remote_value: Any, seconds: float) -> bool:
+    """Waits at most `seconds` for a `RemoteValue`, and says whether it is ready. The public `fetch` has no time limit."""
+    return bool(remote_value._status_available_event.wait(seconds))

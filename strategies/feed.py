@@ -1,0 +1,73 @@
+"""Batches that the chief reads and workers take: each exactly once, in order, to whichever worker is free.
+
+The chief iterates the dataset itself, so anything that `fit` accepts works (numpy, generators, PyDataset, tf.data with Python
+functions, none of which could be rebuilt on another machine), and an epoch is exactly one pass whatever the workers' speeds.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies._private import DistributedDataset
+
+
+class Batch(tf.distribute.DistributedValues):
+    """One batch on the chief, still to be sent to a worker.
+
+    Attributes:
+        values: the tensors as the dataset yielded them.
+        feed: the iterator that it came from.
+        result: what a function scheduled ahead for it will give, or None.
+    """
+
+    def __init__(self, values: Any, feed: "Feed") -> None:
+        self.values = values
+        self.feed = feed
+        self.result: Any = None
+
+
+class Feed(Iterator[Batch]):
+    """Reads a dataset on the chief, and may read ahead."""
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self._dataset = dataset
+        self._iterator: Iterator[Any] | None = None
+        self._ahead: deque[Batch] = deque()
+
+    def __next__(self) -> Batch:
+        return self._ahead.popleft() if self._ahead else self._read()
+
+    def peek(self, count: int) -> list[Batch]:
+        """The next `count` batches without taking them; fewer where the dataset ends."""
+        while len(self._ahead) < count:
+            try:
+                self._ahead.append(self._read())
+            except StopIteration:
+                break
+        return list(self._ahead)[:count]
+
+    def _read(self) -> Batch:
+        if self._iterator is None:  # Keras makes one iterator more than it has epochs: do not start reading for it.
+            self._iterator = iter(self._dataset.prefetch(tf.data.AUTOTUNE))
+        return Batch(next(self._iterator), self)
+
+
+class FedDataset(DistributedDataset):  # type: ignore[misc]
+    """What `experimental_distribute_dataset` gives under ParameterServer.
+
+    Passed to `ClusterCoordinator.create_per_worker_dataset` it is what TensorFlow made. Iterated on the chief, which TensorFlow
+    refuses, it yields `Batch`es.
+    """
+
+    @classmethod
+    def over(cls, distributed: Any, dataset: tf.data.Dataset) -> "FedDataset":
+        """Makes `distributed`, TensorFlow's own distributed form of `dataset`, one that can also be iterated."""
+        fed: FedDataset = cls.__new__(cls)
+        fed.__dict__.update(distributed.__dict__)
+        fed._fed_dataset = dataset
+        return fed
+
+    def __iter__(self) -> Any:
+        return super().__iter__() if tf.inside_function() else Feed(self._fed_dataset)

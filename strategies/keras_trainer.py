@@ -1,0 +1,85 @@
+"""The one place where Keras and the strategies meet.
+
+Keras 3 builds its train, test and predict functions for a strategy that runs them where they are called. Under a strategy whose
+workers are elsewhere the strategy has to give these functions itself. `install()` makes Keras' trainer ask it, for models
+made under such a strategy's scope only; every other model is trained by Keras' own code. No file of Keras is changed.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import tensorflow as tf
+
+from tfdist.strategies._private import CachingVariable, KerasVariable, TensorFlowTrainer, in_stateless_scope
+
+Logs = Any
+
+
+@runtime_checkable
+class StepProvider(Protocol):
+    """What a strategy offers in order to run Keras' steps on workers that are elsewhere."""
+
+    def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
+        """Returns the function that Keras calls with an iterator: runs `steps_per_execution` steps, returns logs."""
+
+    def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
+        """Returns the function that Keras calls with a list of batches: returns their outputs, concatenated."""
+
+    def finish_steps(self, model: Any, logs: Logs) -> Logs:
+        """Waits for the steps under way at the end of an epoch or evaluation; returns the logs of the last one."""
+
+
+def install() -> None:
+    """Makes Keras' TensorFlow trainer ask the model's strategy for its functions. Calling it again does nothing."""
+    if getattr(TensorFlowTrainer, "_tfdist_installed", False):
+        return
+    TensorFlowTrainer._tfdist_installed = True
+    make_function = TensorFlowTrainer._make_function
+    make_predict_function = TensorFlowTrainer.make_predict_function
+    result_or_logs = TensorFlowTrainer._get_metrics_result_or_logs
+
+    @functools.wraps(make_function)
+    def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
+        strategy = self.distribute_strategy
+        if isinstance(strategy, StepProvider):
+            return strategy.make_step_function(self, step_function)
+        return make_function(self, step_function)
+
+    @functools.wraps(make_predict_function)
+    def _make_predict_function(self: Any, force: bool = False) -> None:
+        strategy = self.distribute_strategy
+        if not isinstance(strategy, StepProvider):
+            make_predict_function(self, force)
+        elif self.predict_function is None or force:
+            self.predict_function = strategy.make_predict_function(self)
+
+    @functools.wraps(result_or_logs)
+    def _get_metrics_result_or_logs(self: Any, logs: Logs) -> Logs:
+        strategy = self.distribute_strategy
+        if isinstance(strategy, StepProvider):
+            logs = strategy.finish_steps(self, logs)
+        return result_or_logs(self, logs)
+
+    TensorFlowTrainer._make_function = _make_function
+    TensorFlowTrainer.make_predict_function = _make_predict_function
+    TensorFlowTrainer._get_metrics_result_or_logs = _get_metrics_result_or_logs
+    _make_additions_atomic()
+
+
+def _make_additions_atomic() -> None:
+    """Makes `assign_add` and `assign_sub` of a Keras variable on a ps one operation there.
+
+    Keras reads, adds and writes, so that of two workers that do it at once one is lost: `optimizer.iterations` then counts
+    too few steps, and learning-rate schedules run late.
+    """
+    for name in ("assign_add", "assign_sub"):
+        original = getattr(KerasVariable, name)
+
+        @functools.wraps(original)
+        def add(self: Any, value: Any, _name: str = name, _original: Callable[..., Any] = original) -> Any:
+            if in_stateless_scope() or not isinstance(self._value, CachingVariable):
+                return _original(self, value)
+            return getattr(self._value, _name)(tf.cast(value, self._value.dtype))
+
+        setattr(KerasVariable, name, add)

@@ -1,0 +1,93 @@
+"""What the launcher's summary says about the training: steps, examples, metrics; written by the chief to a file.
+
+Nothing of this happens unless the launcher asks for it with TFDIST_REPORT, the path of that file.
+"""
+
+import functools
+import json
+import os
+import time
+from typing import Any
+
+import keras
+
+from tfdist.strategies._private import TensorFlowTrainer
+
+_report: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
+
+
+class _Count(keras.callbacks.Callback):  # type: ignore[misc]
+    """Counts steps and examples of a `fit`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoch_steps = 0
+        self._counted = False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch_steps, self._counted = 0, False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._epoch_steps = batch + 1
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._count_examples()  # Validation is about to reset the counter.
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._count_examples()
+        steps = self.params.get("steps")  # The last execution may hold fewer steps than `steps_per_execution`.
+        _report["steps"] += min(self._epoch_steps, steps) if steps else self._epoch_steps
+
+    def _count_examples(self) -> None:
+        tracker = getattr(self.model, "_loss_tracker", None)
+        if not self._counted and tracker is not None:
+            self._counted = True
+            _report["examples"] += float(tracker.count.numpy())  # Keras weights the mean loss by examples.
+
+
+def install() -> None:
+    """Makes `fit` and `evaluate` of every Keras model write the report, when the launcher has asked for it."""
+    path = os.environ.pop("TFDIST_REPORT", None)
+    if path is None:
+        return
+    fit, evaluate = TensorFlowTrainer.fit, TensorFlowTrainer.evaluate
+
+    @functools.wraps(fit)
+    def reported_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # `callbacks` is the seventh argument of fit: x, y, batch_size, epochs, verbose, callbacks.
+        arguments = list(args)
+        given = arguments[5] if len(arguments) > 5 else kwargs.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.append(_Count())
+            callbacks: Any = given
+        else:
+            callbacks = [*(given if isinstance(given, list | tuple) else [given] if given else []), _Count()]
+        if len(arguments) > 5:
+            arguments[5] = callbacks
+        else:
+            kwargs["callbacks"] = callbacks
+        begin = time.monotonic()
+        history = fit(self, *arguments, **kwargs)
+        _report["fit_seconds"] += time.monotonic() - begin
+        last = {name: float(values[-1]) for name, values in history.history.items() if values}
+        _report["history"] = last
+        _report["metrics"] = dict(last)
+        _write(path)
+        return history
+
+    @functools.wraps(evaluate)
+    def reported_evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = evaluate(self, *args, **kwargs)
+        if not kwargs.get("_use_cached_eval_dataset"):  # That is the validation of a `fit`.
+            _report["metrics"].update({name: float(value) for name, value in self.get_metrics_result().items()})
+            _write(path)
+        return result
+
+    TensorFlowTrainer.fit, TensorFlowTrainer.evaluate = reported_fit, reported_evaluate
+
+
+def _write(path: str) -> None:
+    partial = f"{path}.part"
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(_report, file)
+    os.replace(partial, path)

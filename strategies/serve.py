@@ -1,0 +1,88 @@
+"""A ps or worker task: a TensorFlow server that runs until the chief has finished."""
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import NoReturn
+
+from tfdist.cluster import Cluster, Task
+from tfdist.strategies.startup import is_listening, waiting_for
+
+CHIEF_POLL_SECONDS = 5.0
+CHIEF_GONE_SECONDS = 30.0
+
+EXIT_CHIEF_FAILED = 75
+"""Exit code of a server that ends because of the chief, not of itself: EX_TEMPFAIL of <sysexits.h>."""
+
+_log = logging.getLogger("tfdist")
+
+
+def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
+    """Serves TensorFlow operations at the address of `task`, then ends the process.
+
+    Exits with 0 when the chief has finished; with 75 when its program failed, when it has been gone for 30 s without a word,
+    or when it did not appear within `start_timeout` seconds.
+
+    Args:
+        cluster: the cluster as this task sees it, with addresses.
+        task: this task.
+        start_timeout: seconds to wait for the chief to come up.
+    """
+    import tensorflow as tf
+
+    from tfdist.strategies import ending, quiet_tensorflow
+
+    quiet_tensorflow()
+
+    workers = len(cluster.job("worker"))
+    # A ps whose threads all wait for each other's values deadlocks; one per worker and one more is TensorFlow's own
+    # advice (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster").
+    threads = max(os.cpu_count() or 1, workers + 1)
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
+    try:
+        server = tf.distribute.Server(
+            tf.train.ClusterSpec(cluster.cluster_spec()),
+            job_name=task.job,
+            task_index=task.index,
+            protocol=cluster.protocol,
+            config=config,
+        )
+    except tf.errors.OpError as cause:
+        raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {cause.message}") from cause
+    _log.debug("%s serves at %s", task.name, task.address)
+    ended: list[int] = []
+    receiver = threading.Thread(target=lambda: ended.append(ending.receive(server, task)), daemon=True)
+    receiver.start()
+    fault = _watch(cluster, task, receiver, start_timeout)
+    if fault is None and ended and ended[0] == ending.FINISHED:
+        _leave(0)
+    _log.error("%s ends: %s", task.name, fault or "the chief's program failed")
+    _leave(EXIT_CHIEF_FAILED)
+
+
+def _leave(status: int) -> NoReturn:
+    # SystemExit runs the caller's `finally` blocks and `atexit` functions, as the end of any program does.
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeout: float) -> str | None:
+    """Returns None when the receiver has its answer, or a sentence that says why waiting on is no use."""
+    # Without a chief in the cluster, the chief is beside worker 0 and goes with it; worker 0 itself is its child process.
+    watched = [peer for peer in cluster.job("chief") or cluster.job("worker")[:1] if peer.name != task.name]
+    begin = time.monotonic()
+    last_seen: float | None = None
+    while receiver.is_alive():
+        receiver.join(CHIEF_POLL_SECONDS)
+        if not watched or not receiver.is_alive():
+            continue
+        now = time.monotonic()
+        if is_listening(watched[0]):
+            last_seen = now
+        elif last_seen is None and now - begin > start_timeout:
+            return f"no answer from {waiting_for(watched)} within {start_timeout:.0f} s"
+        elif last_seen is not None and now - last_seen > CHIEF_GONE_SECONDS:
+            return f"{waiting_for(watched)} has been gone for {CHIEF_GONE_SECONDS:.0f} s without a word"
+    return None

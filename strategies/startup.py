@@ -1,0 +1,64 @@
+"""Waiting for the tasks of a cluster to come up, without TensorFlow.
+
+TensorFlow itself waits without a limit and does not say for whom (keras and tensorflow issues, e.g. tensorflow#46931).
+"""
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from tfdist.cluster import Task
+
+POLL_SECONDS = 0.1
+TELL_SECONDS = 10.0
+
+
+class StartTimeoutError(TimeoutError):
+    """Tasks did not come up in time. The message names them."""
+
+
+def is_listening(task: Task, timeout: float = 1.0) -> bool:
+    """Whether something accepts TCP connections at the address of `task`, asked for at most `timeout` seconds."""
+    assert task.host is not None
+    try:
+        socket.create_connection((task.host, task.port), timeout).close()
+    except OSError:
+        return False
+    return True
+
+
+def waiting_for(tasks: Iterable[Task]) -> str:
+    """`worker:1 (host:port), ps:0 (host:port)`; at most ten tasks, then how many more."""
+    named = [f"{task.name} ({task.address})" for task in tasks]
+    more = f" and {len(named) - 10} more" if len(named) > 10 else ""
+    return ", ".join(named[:10]) + more
+
+
+def wait_for_tasks(tasks: Sequence[Task], timeout: float, tell: Callable[[str], None]) -> None:
+    """Returns when every task accepts connections.
+
+    Args:
+        tasks: tasks with addresses.
+        timeout: seconds until it gives up.
+        tell: called every ten seconds with a sentence that names the tasks still missing.
+
+    Raises:
+        StartTimeoutError: when some task is not up after `timeout` seconds.
+    """
+    start = time.monotonic()
+    told = start
+    missing = list(tasks)
+    while True:
+        missing = [task for task in missing if not is_listening(task)]
+        if not missing:
+            return
+        now = time.monotonic()
+        if now - start >= timeout:
+            raise StartTimeoutError(
+                f"gave up after {timeout:.0f} s: no answer from {waiting_for(missing)}; "
+                "start these tasks, or check that their addresses can be reached from here"
+            )
+        if now - told >= TELL_SECONDS:
+            told = now
+            tell(f"waiting {now - start:.0f} s for {waiting_for(missing)}")
+        time.sleep(POLL_SECONDS)

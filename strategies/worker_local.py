@@ -1,0 +1,100 @@
+"""Variables of which every worker has its own copy, summed when the chief reads them.
+
+Keras updates metrics by `total.assign(total + value)`. On a ps shared by asynchronous workers such an update can be lost. Keras
+marks these variables `on_read`: each worker may update its own, only a read has to bring them together. So they live on the
+workers, cost no round trip in a step, and the chief's sum counts every example exactly once.
+"""
+
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, is_saving
+
+
+class _HandleSpec(PerWorkerVariableSpec):  # type: ignore[misc]
+    """TensorFlow's type of such a handle, which cannot be generalized: `reduce_retracing` needs that."""
+
+    def most_specific_common_supertype(self, others: Any) -> "_HandleSpec | None":
+        return self if all(self == other for other in others) else None
+
+
+class WorkerLocalVariable(PerWorkerVariable):  # type: ignore[misc]
+    """One variable per worker and one on the chief.
+
+    In a function that a worker runs it is the worker's own. On the chief, reading gives the sum over all of them, assigning
+    sets the chief's to the value and the workers' to zero, so that the sum is what was assigned. A worker that is gone takes
+    its share with it.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, next_creator: Any, **kwargs: Any) -> None:
+        super().__init__(strategy, next_creator, **kwargs)
+        # TensorFlow leaves the following empty, and Keras and checkpoints ask for it.
+        self._unique_id = f"worker_local_{id(self)}"
+        self._synchronization = tf.VariableSynchronization.ON_READ
+        self._aggregation = tf.VariableAggregation.SUM
+        self._handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+    @property
+    def handle(self) -> Any:
+        """The handle: of the chief's variable when eager, in a function a placeholder for that of the worker which runs it.
+
+        One placeholder per outermost function: with one per use, TensorFlow would not see that a read follows an assignment
+        to the same variable, and one made inside a loop's body would be lost.
+        """
+        if tf.executing_eagerly() or is_saving():
+            return self._coordinator_instance.handle
+        graph = tf.compat.v1.get_default_graph()
+        while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+            graph = graph.outer_graph
+        if graph not in self._handles:
+            with graph.as_default():
+                self._handles[graph] = super().handle
+        return self._handles[graph]
+
+    def handle_call_time_value(self) -> Any:
+        """TensorFlow's closure that finds the handle when a worker runs the function, and the handle's type."""
+        closure, spec = super().handle_call_time_value()
+        return closure, _HandleSpec(value=spec._value)
+
+    def _copies(self) -> list[Any]:
+        """The workers' variables, as far as they exist."""
+        if self._per_worker_vars is None:
+            return []
+        return [remote._get_values() for remote in self._per_worker_vars._values]
+
+    def value(self) -> Any:
+        """The value as a tensor: a worker's own inside its function, the sum over all when eager."""
+        if not tf.executing_eagerly():
+            return super().value()
+        total = tf.convert_to_tensor(self._coordinator_instance)
+        for copy in self._copies():
+            try:
+                total += tf.identity(copy.read_value())
+            except tf.errors.UnavailableError:
+                continue  # That worker is gone, and what it counted with it.
+        return total
+
+    def read_value(self) -> Any:
+        """As `value()`."""
+        return super().read_value() if not tf.executing_eagerly() else self.value()
+
+    def _read_variable_op(self, no_copy: bool = False) -> Any:
+        return super()._read_variable_op(no_copy) if not tf.executing_eagerly() else self.value()
+
+    def numpy(self) -> Any:
+        """The sum over all copies, as a numpy array."""
+        return self.value().numpy()
+
+    def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
+        """Inside a function assigns the worker's own; on the chief makes `value` the sum."""
+        if not tf.executing_eagerly():
+            return super().assign(value, use_locking, name, read_value)
+        for copy in self._copies():
+            try:
+                copy.assign(tf.zeros_like(copy))
+            except tf.errors.UnavailableError:
+                continue
+        self._coordinator_instance.assign(value)
+        return self

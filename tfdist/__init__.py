@@ -1,0 +1,22 @@
+"""tfdist trains unchanged Keras 3 code on a cluster described in whatever language the user already has.
+
+    import tfdist
+
+    with tfdist.strategy("STANDARD_1").scope():  # or a file, a dict, absl FLAGS, or nothing: TF_CONFIG
+        model = keras.Sequential([...])
+        model.compile(...)
+    model.fit(...)
+
+Importing this package, reading a description and translating it do not import TensorFlow.
+"""
+
+from tfdist.cluster import Cluster as Cluster
+from tfdist.cluster import Task as Task
+from tfdist.dialects import read as read
+from tfdist.errors import ClusterError as ClusterError
+from tfdist.flags import define_flags as define_flags
+from tfdist.roles import strategy as strategy
+
+from tfdist.version import __version__ as __version__
+
+__all__ = ["Cluster", "ClusterError", "Task", "define_flags", "read", "strategy"]

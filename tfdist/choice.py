@@ -1,0 +1,128 @@
+"""Which `tf.distribute` strategy a cluster description means, and why.
+
+`RULES` is the whole decision: the first rule that fits is taken. A strategy that the user names is taken instead where the
+cluster can carry it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tfdist.cluster import Cluster
+from tfdist.errors import nearest
+
+STRATEGIES = ("mirrored", "multi_worker_mirrored", "parameter_server", "hogwild")
+"""The names that `--strategy` takes. (One task with one device uses TensorFlow's default strategy, which has no name.)"""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of the table: when it applies and which strategy it gives."""
+
+    description: str
+    known_as: str
+    strategy: str
+    fits: Callable[[Cluster], bool]
+
+
+def _devices(cluster: Cluster) -> int:
+    return sum(task.slots for task in cluster.training_tasks)
+
+
+def _is_one_group_of_several(cluster: Cluster) -> bool:
+    return len(cluster.worker_groups) == 1 and len(cluster.worker_groups[0]) > 1
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "one task with at most one device",
+        "single process",
+        "default",
+        lambda c: len(c.training_tasks) == 1 and _devices(c) == 1,
+    ),
+    Rule(
+        "one task with several devices",
+        "in-process AllReduce, data parallel",
+        "mirrored",
+        lambda c: len(c.training_tasks) == 1 and _devices(c) > 1,
+    ),
+    Rule(
+        "several workers and no ps",
+        "AllReduce",
+        "multi_worker_mirrored",
+        lambda c: not c.job("ps"),
+    ),
+    Rule(
+        "several server groups",
+        "Distributed Hogwild",
+        "hogwild",
+        lambda c: len(c.server_groups) > 1,
+    ),
+    Rule(
+        "ps and one worker group of several workers, which step together",
+        "Sandblaster",
+        "parameter_server",
+        _is_one_group_of_several,
+    ),
+    Rule(
+        "ps with one server group, and worker groups that run asynchronously",
+        "Downpour",
+        "parameter_server",
+        lambda c: True,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A strategy and the rule that chose it.
+
+    Attributes:
+        strategy: `default` or one of `STRATEGIES`.
+        rule: why, in words.
+        synchronous_groups: whether workers of one group have to step together across devices.
+    """
+
+    strategy: str
+    rule: str
+    synchronous_groups: bool
+
+
+def choose(cluster: Cluster) -> Choice:
+    """Chooses the strategy for `cluster`; `cluster.strategy`, where set, wins.
+
+    Raises:
+        ClusterError: when the strategy that the user forces is unknown or the cluster cannot carry it.
+    """
+    together = bool(cluster.job("ps")) and any(len(group) > 1 for group in cluster.worker_groups)
+    if cluster.strategy is not None:
+        _check_forced(cluster, cluster.strategy)
+        return Choice(cluster.strategy, f"--strategy {cluster.strategy}", together)
+    rule = next(rule for rule in RULES if rule.fits(cluster))
+    return Choice(rule.strategy, f"{rule.description} ({rule.known_as})", together)
+
+
+def prepared(cluster: Cluster) -> Cluster:
+    """The cluster as its strategy runs it: with a chief where the workers only serve (ParameterServer, Hogwild)."""
+    if choose(cluster).strategy in ("parameter_server", "hogwild") and not cluster.partial:
+        return cluster.with_chief()
+    return cluster
+
+
+def _check_forced(cluster: Cluster, name: str) -> None:
+    error = cluster.source.error
+    if name not in STRATEGIES:
+        raise error(
+            f"{name!r} is not a strategy; choose one of {', '.join(STRATEGIES)}{nearest(name, STRATEGIES)}", field="--strategy"
+        )
+    if name in ("parameter_server", "hogwild") and not cluster.job("ps") and not cluster.partial:
+        raise error(
+            f"{name} keeps the parameters on ps tasks, and this cluster has none ({cluster.describe()}); "
+            "describe ps tasks or choose multi_worker_mirrored",
+            field="--strategy",
+        )
+    if name == "mirrored" and len(cluster.training_tasks) > 1:
+        raise error(
+            f"mirrored trains in one task, and this cluster has {len(cluster.training_tasks)} ({cluster.describe()}); "
+            "choose multi_worker_mirrored or describe one task",
+            field="--strategy",
+        )

@@ -1,0 +1,324 @@
+"""`Cluster`: one immutable value that says which tasks there are, where they run and which of them step together.
+
+Every dialect reads into it, every strategy and every launcher reads from it. It knows nothing of TensorFlow at run time
+(importing TensorFlow takes seconds, translating a description should not): `tf.train.ClusterSpec(cluster.cluster_spec())`
+and `os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config("worker", 0))` are how it meets it.
+"""
+
+import dataclasses
+import ipaddress
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.errors import Source
+
+JOBS = ("chief", "worker", "ps", "evaluator")
+"""The jobs of a TensorFlow cluster, in the order in which tasks are listed everywhere."""
+
+DEFAULT_START_PORT = 27182
+"""First port for tasks to which the description gives none: that of `gcloud ai-platform local train`."""
+
+EXTENSION = "tfdist"
+"""The key of TF_CONFIG that carries what TF_CONFIG has no word for. TensorFlow ignores keys that it does not know."""
+
+Groups = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One process of the cluster.
+
+    Attributes:
+        job: `chief`, `worker`, `ps` or `evaluator`.
+        index: its number within the job, from 0.
+        host: name or address of its machine; None where the description leaves it open.
+        port: its TCP port, 1 to 65535; None where the description leaves it open.
+        slots: replicas that it computes (worker, chief) or shards that it holds (ps), at least 1.
+        gpus: how many of the slots are GPUs according to the description, 0 to `slots`.
+        machine_type: the machine type that the description names, for people; not compared.
+    """
+
+    job: str
+    index: int
+    host: str | None = None
+    port: int | None = None
+    slots: int = 1
+    gpus: int = 0
+    machine_type: str | None = field(default=None, compare=False)
+
+    @property
+    def name(self) -> str:
+        """`job:index`, as in messages, log prefixes and file names."""
+        return f"{self.job}:{self.index}"
+
+    @property
+    def address(self) -> str:
+        """`host:port`, an IPv6 host in brackets. Raises ValueError while host or port are open."""
+        if self.host is None or self.port is None:
+            raise ValueError(f"{self.name} has no address yet; Cluster.addressed() gives it one")
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A whole cluster: tasks, groups, and what its description said about exchanging parameters.
+
+    Worker ranks count the slots of the worker tasks in task order, server ranks those of the ps tasks. A worker group steps
+    synchronously, groups run asynchronously of each other; a server group holds one full copy of the parameters
+    (SINGA's words, https://singa.apache.org). Two clusters are equal when they mean the same, wherever they came from.
+
+    Attributes:
+        tasks: every task, ordered by job (chief, worker, ps, evaluator) and index.
+        worker_groups: worker ranks by group. Empty on construction means: with ps one group per worker task, without ps
+            one group of all.
+        server_groups: server ranks by group. Empty on construction means: one group of all servers.
+        separate_servers: whether servers run in processes of their own (SINGA's `server_worker_separate`).
+        sync_period: updates of a worker group between two exchanges with the centre, at least 1 (SINGA's `sync_freq`).
+        share_memory: whether worker groups of one process update one copy of the parameters (SINGA's `share_memory`).
+        job_dir: folder for what the job writes (CloudML's `jobDir`, SINGA's `workspace`), or None.
+        strategy: the strategy that the user forces (`--strategy`), or None to choose by the description.
+        protocol: TensorFlow's `rpc_layer`.
+        partial: whether this is the view of one task only, as TFJob's `enableDynamicWorker` gives it: others may exist.
+        source: where it was read; not compared.
+        task: (job, index) of the process that read it from its environment, or None; not compared.
+
+    Raises:
+        ClusterError: when the tasks and groups contradict each other.
+    """
+
+    tasks: tuple[Task, ...]
+    worker_groups: Groups = ()
+    server_groups: Groups = ()
+    separate_servers: bool = True
+    sync_period: int = 1
+    share_memory: bool = True
+    job_dir: str | None = None
+    strategy: str | None = None
+    protocol: str = "grpc"
+    partial: bool = False
+    source: Source = field(default=Source("python", "Cluster"), compare=False)
+    task: tuple[str, int] | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        order = {job: position for position, job in enumerate(JOBS)}
+        for task in self.tasks:
+            _check_task(task, self.source)
+        tasks = tuple(sorted(self.tasks, key=lambda task: (order[task.job], task.index)))
+        object.__setattr__(self, "tasks", tasks)
+        if not self.worker_groups:
+            object.__setattr__(self, "worker_groups", self._default_worker_groups())
+        if not self.server_groups:
+            object.__setattr__(self, "server_groups", self._default_server_groups())
+        self._check()
+
+    # What there is.
+
+    def job(self, name: str) -> tuple[Task, ...]:
+        """The tasks of one job, by index; empty where the cluster has none."""
+        return tuple(task for task in self.tasks if task.job == name)
+
+    @property
+    def training_tasks(self) -> tuple[Task, ...]:
+        """All tasks but evaluators: those that TensorFlow puts into `cluster`."""
+        return tuple(task for task in self.tasks if task.job != "evaluator")
+
+    @property
+    def slots(self) -> int:
+        """Replicas of the workers in all; without workers those of the chief."""
+        return sum(task.slots for task in self.job("worker") or self.job("chief"))
+
+    def find(self, job: str, index: int) -> Task:
+        """The task `job:index`. Raises ClusterError where there is none."""
+        for task in self.tasks:
+            if (task.job, task.index) == (job, index):
+                return task
+        raise self.source.error(f"there is no task {job}:{index}; this cluster has {self.describe()}")
+
+    def describe(self) -> str:
+        """The jobs and how many tasks each has: `1 chief, 4 workers, 3 ps`."""
+        counts = Counter(task.job for task in self.tasks)
+        plural = {"worker": "workers", "evaluator": "evaluators"}
+        return ", ".join(f"{n} {plural.get(job, job) if n > 1 else job}" for job, n in counts.items())
+
+    # What TensorFlow reads.
+
+    def cluster_spec(self) -> dict[str, list[str] | dict[str, str]]:
+        """Addresses by job, in the form that `tf.train.ClusterSpec` takes.
+
+        Evaluators are left out: TensorFlow counts every task in the specification among those that train. A job of which
+        only some indices are known is a dict from index to address. Open addresses are filled as by `addressed()`.
+        """
+        spec: dict[str, list[str] | dict[str, str]] = {}
+        addressed = self.addressed()
+        for job in JOBS[:3]:
+            tasks = addressed.job(job)
+            if tasks:
+                spec[job] = _addresses(tasks)
+        return spec
+
+    def tf_config(self, job: str, index: int) -> dict[str, Any]:
+        """TF_CONFIG of the task `job:index`, ready for `json.dumps`.
+
+        What TF_CONFIG cannot say (groups that are not the usual ones, sync period, slots, a forced strategy) goes under the
+        key `tfdist`, only where it is needed, so that reading the result gives an equal Cluster.
+
+        Raises:
+            ClusterError: where the cluster has no such task.
+        """
+        task = self.find(job, index)
+        config: dict[str, Any] = {"cluster": self.cluster_spec(), "task": {"type": task.job, "index": task.index}}
+        if self.protocol != "grpc":
+            config["rpc_layer"] = self.protocol
+        extension = self._extension()
+        if extension:
+            config[EXTENSION] = extension
+        return config
+
+    def addressed(self, start_port: int = DEFAULT_START_PORT) -> "Cluster":
+        """This cluster with an address for every task: open hosts become `localhost`, open ports count up per host.
+
+        The order is that of `gcloud ai-platform local train`: chief, ps, workers, then evaluators; ports that the
+        description gives away are passed over. Raises ClusterError when the ports run past 65535.
+        """
+        if all(task.host is not None and task.port is not None for task in self.tasks):
+            return self
+        taken = {((task.host or "localhost").lower(), task.port) for task in self.tasks if task.port is not None}
+        following: dict[str, int] = {}
+        done: list[Task] = []
+        for job in ("chief", "ps", "worker", "evaluator"):
+            for task in self.job(job):
+                host, port = task.host or "localhost", task.port
+                if port is None:
+                    name = host.lower()  # Host names are compared without case, as in _check_addresses.
+                    port = following.get(name, start_port)
+                    while (name, port) in taken:
+                        port += 1
+                    following[name] = port + 1
+                    if port > 65535:
+                        raise self.source.error(
+                            f"{task.name} would get port {port}; start_port {start_port} leaves too few ports below 65536"
+                        )
+                done.append(dataclasses.replace(task, host=host, port=port))
+        return dataclasses.replace(self, tasks=tuple(done))
+
+    def with_chief(self) -> "Cluster":
+        """This cluster with a chief: where it has none, one is added on worker 0's host, with an open port.
+
+        Under ParameterServer and Hogwild the workers only serve; somebody has to run the user's program.
+        """
+        if self.job("chief") or not self.job("worker"):
+            return self
+        chief = Task("chief", 0, host=self.job("worker")[0].host)
+        return dataclasses.replace(self, tasks=(chief, *self.tasks))
+
+    # How the defaults and the checks are made.
+
+    def _default_worker_groups(self) -> Groups:
+        workers = self.job("worker")
+        if not workers:
+            return ()
+        if not self.job("ps"):
+            return (tuple(range(sum(task.slots for task in workers))),)
+        return tuple(_runs(task.slots for task in workers))
+
+    def _default_server_groups(self) -> Groups:
+        servers = sum(task.slots for task in self.job("ps"))
+        return (tuple(range(servers)),) if servers else ()
+
+    def _extension(self) -> dict[str, Any]:
+        extension: dict[str, Any] = {}
+        for job in JOBS:
+            slots = [[task.slots, task.gpus] for task in self.job(job)]
+            if any(pair != [1, 0] for pair in slots):
+                extension.setdefault("slots", {})[job] = slots
+        if self.worker_groups != self._default_worker_groups():
+            extension["worker_groups"] = [list(group) for group in self.worker_groups]
+        if self.server_groups != self._default_server_groups():
+            extension["server_groups"] = [list(group) for group in self.server_groups]
+        for entry in dataclasses.fields(self):
+            if entry.name in ("separate_servers", "sync_period", "share_memory", "job_dir", "strategy", "partial"):
+                value = getattr(self, entry.name)
+                if value != entry.default:
+                    extension[entry.name] = value
+        evaluators = self.job("evaluator")
+        if evaluators:
+            extension["evaluators"] = _addresses(self.addressed().job("evaluator"))
+        return extension
+
+    def _check(self) -> None:
+        error = self.source.error
+        counts = Counter((task.job, task.index) for task in self.tasks)
+        twice = [f"{job}:{index}" for (job, index), n in counts.items() if n > 1]
+        if twice:
+            raise error(f"the task {twice[0]} is listed twice")
+        if not self.tasks:
+            raise error("the description has no tasks; it needs at least a chief or a worker")
+        if len(self.job("chief")) > 1:
+            raise error(f"there are {len(self.job('chief'))} chiefs; TensorFlow allows one")
+        if not self.partial:
+            if self.job("ps") and not self.job("worker"):
+                raise error(f"there are ps tasks but no workers ({self.describe()}); add workers or take the ps away")
+            if not self.training_tasks:
+                raise error("there are evaluators but nothing that trains; add a chief or a worker")
+            for job in JOBS[:3]:
+                indices = [task.index for task in self.job(job)]
+                if indices != list(range(len(indices))):
+                    raise error(f"the indices of the {job} tasks have holes; {len(indices)} of them count from 0 without any")
+        self._check_addresses()
+        if self.sync_period < 1:
+            raise error(f"the sync period is {self.sync_period}; it counts updates and is at least 1")
+        for what, groups, job in (
+            ("worker group", self.worker_groups, "worker"),
+            ("server group", self.server_groups, "ps"),
+        ):
+            ranks = sorted(rank for group in groups for rank in group)
+            expected = sum(task.slots for task in self.job(job))
+            if ranks != list(range(expected)) or not all(groups):
+                raise error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
+
+    def _check_addresses(self) -> None:
+        held: dict[tuple[str, int], Task] = {}
+        for task in self.tasks:
+            if task.host is not None and task.port is not None:
+                other = held.setdefault((task.host.lower(), task.port), task)
+                if other is not task:
+                    raise self.source.error(f"{other.name} and {task.name} have the same address {task.address}")
+
+
+def _runs(lengths: Iterator[int] | Any) -> Iterator[tuple[int, ...]]:
+    start = 0
+    for length in lengths:
+        yield tuple(range(start, start + length))
+        start += length
+
+
+def _addresses(tasks: tuple[Task, ...]) -> list[str] | dict[str, str]:
+    if [task.index for task in tasks] == list(range(len(tasks))):
+        return [task.address for task in tasks]
+    return {str(task.index): task.address for task in tasks}
+
+
+def _check_task(task: Task, source: Source) -> None:
+    if task.job not in JOBS:
+        raise source.error(f"{task.job!r} is not a job; the jobs are {', '.join(JOBS)}")
+    if task.index < 0:
+        raise source.error(f"the index {task.index} of a {task.job} is negative; indices count from 0")
+    if task.port is not None and not 1 <= task.port <= 65535:
+        raise source.error(f"the port {task.port} of {task.name} is outside 1 to 65535")
+    if task.host is not None and not valid_host(task.host):
+        raise source.error(f"{task.host!r} of {task.name} is neither a host name nor an address")
+    if task.slots < 1 or not 0 <= task.gpus <= task.slots:
+        raise source.error(f"{task.name} has {task.slots} slots and {task.gpus} GPUs; slots are at least 1, GPUs at most slots")
+
+
+def valid_host(host: str) -> bool:
+    """Whether `host` can be a host name (letters, digits, `-`, `_`, `.`) or an IPv4 or IPv6 address."""
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host.partition("%")[0])
+        except ValueError:
+            return False
+        return True
+    return 0 < len(host) <= 253 and host[0] not in "-." and all(c.isascii() and (c.isalnum() or c in "-_.") for c in host)

@@ -1,0 +1,316 @@
+"""TF_CONFIG and cluster specifications, in all the variants that schedulers write.
+
+Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_cluster_resolver.py`,
+`distribute/multi_worker_util.py` and `training/server_lib.py`; kubeflow/training-operator
+`pkg/controller.v1/tensorflow/tensorflow.go` v1.1 to v1.9; AI Platform Training "distributed training details".
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task, valid_host
+from tfdist.dialects.text import MAX_TASKS, Document, close, shown
+from tfdist.errors import ClusterError, Source, nearest
+
+NAME = "tf_config"
+EXAMPLE = 'TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})'
+IS_MAPPING = True
+
+_JOB_NAMES = (*JOBS, "master")
+_KEYS = frozenset({"cluster", "sparseCluster", "task", "rpc_layer", "environment", "job", EXTENSION})
+_OTHER_KEYS = frozenset({"session_master", "eval_session_master", "master", "model_dir", "service", "trial", "cloud"})
+WORDS = _KEYS | frozenset(_JOB_NAMES)
+
+_EXTENSION_KEYS = (
+    "slots",
+    "worker_groups",
+    "server_groups",
+    "separate_servers",
+    "sync_period",
+    "share_memory",
+    "job_dir",
+    "strategy",
+    "partial",
+    "evaluators",
+)
+
+_INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
+_PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
+_ADDRESS = re.compile(r"(?:grpc://)?(\[[^\]]*\]|[^:]*):([0-9]{1,5})", re.ASCII)
+
+
+def parse(document: Document, **_: Any) -> Cluster:
+    """Reads TF_CONFIG, or a bare cluster specification, from a mapping."""
+    return _Reader(document).cluster()
+
+
+def write(cluster: Cluster) -> str:
+    """Returns a JSON object: the TF_CONFIG of every task by the task's name, one task in a line."""
+    cluster = cluster.addressed()
+    lines = (f"{json.dumps(task.name)}: {json.dumps(cluster.tf_config(task.job, task.index))}" for task in cluster.tasks)
+    return "{" + ",\n ".join(lines) + "}\n"
+
+
+class _Reader:
+    """Reads one TF_CONFIG; holds it and where it came from."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.source = Source(NAME, document.name)
+        self.config = document.mapping
+        self.is_bare = not document.from_environment and not any(key in _KEYS for key in self.config)
+
+    def error(self, message: str, *path: str) -> ClusterError:
+        return self.source.error(message, field=".".join(path), line=self.document.lines.get(path))
+
+    def cluster(self) -> Cluster:
+        if self.is_bare:
+            spec, where, task = self.config, "", None
+        else:
+            self._check_keys()
+            where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
+            spec = self._mapping(where)
+            task = self._task()
+        extension = self._mapping(EXTENSION) if not self.is_bare else {}
+        fields = _Extension(self, extension)
+        jobs = self._jobs(spec, where)
+        partial = where == "sparseCluster" or self._is_view(spec, jobs, task)
+        if partial and task and task[0] == "ps" and len(jobs.get("ps", {})) == 1:
+            # TFJob shows a dynamic ps only itself, as a list of one whatever its index.
+            jobs["ps"] = {task[1]: next(iter(jobs["ps"].values()))}
+        evaluators = fields.evaluators()
+        if evaluators and jobs.get("evaluator"):
+            raise self.error("evaluators are given here and under `cluster`; keep one of them", EXTENSION, "evaluators")
+        if evaluators:
+            jobs["evaluator"] = evaluators
+        tasks = self._tasks(jobs, task, fields)
+        partial = fields.flag("partial", partial or [entry.job for entry in tasks] == ["evaluator"])
+        cluster = Cluster(
+            tasks=tuple(tasks),
+            worker_groups=fields.groups("worker_groups"),
+            server_groups=fields.groups("server_groups"),
+            separate_servers=fields.flag("separate_servers", True),
+            sync_period=fields.sync_period(),
+            share_memory=fields.flag("share_memory", True),
+            job_dir=fields.text("job_dir"),
+            strategy=fields.text("strategy"),
+            protocol=self._protocol(),
+            partial=partial,
+            source=self.source,
+            task=task,
+        )
+        fields.check_all_used()
+        return cluster
+
+    def _check_keys(self) -> None:
+        """Unknown keys are ignored, as TensorFlow does; those that are known words in the wrong place are mistakes."""
+        for key, value in self.config.items():
+            if not isinstance(key, str):
+                raise self.error(f"the key {shown(key)} is not a name; expected cluster, task or rpc_layer")
+            if key in _JOB_NAMES and isinstance(value, list | tuple | Mapping):
+                raise self.error(f"the job {key} stands beside `cluster`; jobs belong inside it", key)
+            meant = close(key, _KEYS)
+            if key not in _KEYS | _OTHER_KEYS and meant:
+                raise self.error(f"{shown(key)} means nothing here; did you mean {meant}?", key)
+        if self._mapping("cluster") and self._mapping("sparseCluster"):
+            raise self.error("both cluster and sparseCluster are given; keep one of them", "sparseCluster")
+
+    def _mapping(self, key: str) -> Mapping[Any, Any]:
+        value = self.config.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.error(f"{shown(value)} is not an object; expected one such as {{...}}", key)
+        return value
+
+    def _protocol(self) -> str:
+        value = None if self.is_bare else self.config.get("rpc_layer")
+        if value is None:
+            return "grpc"
+        if not isinstance(value, str) or not _PROTOCOL.fullmatch(value):
+            raise self.error(f"{shown(value)} is not a protocol; expected a name such as grpc", "rpc_layer")
+        return value
+
+    def _task(self) -> tuple[str, int] | None:
+        task = self._mapping("task")
+        kind, index = task.get("type"), task.get("index")
+        if kind is None or kind == "":
+            if index is not None:
+                raise self.error(f"the task has the index {shown(index)} but no type; add one of {', '.join(JOBS)}", "task")
+            return None
+        if not isinstance(kind, str) or kind not in _JOB_NAMES:
+            known = ", ".join(JOBS)
+            raise self.error(f"{shown(kind)} is not a job; the jobs are {known}{nearest(kind, _JOB_NAMES)}", "task", "type")
+        return ("chief" if kind == "master" else kind), 0 if index is None else self._index(index, "task", "index")
+
+    def _index(self, value: object, *path: str) -> int:
+        """Accepts 1 and "1"; TensorFlow calls int() on it, which also accepts 1.9 and True."""
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9:
+            return int(value)
+        if isinstance(value, str) and _INDEX.fullmatch(value):
+            return int(value)
+        raise self.error(f"{shown(value)} is not an index; expected a whole number from 0", *path)
+
+    def _jobs(self, spec: Mapping[Any, Any], where: str) -> dict[str, dict[int, str]]:
+        """Addresses by job and index, as they are written; empty jobs are left out."""
+        prefix = (where,) if where else ()
+        jobs: dict[str, dict[int, str]] = {}
+        total = 0
+        for job, entries in spec.items():
+            if not isinstance(job, str) or job not in _JOB_NAMES:
+                known = ", ".join(JOBS)
+                raise self.error(f"{shown(job)} is not a job; the jobs are {known}{nearest(job, _JOB_NAMES)}", *prefix)
+            addresses = dict(self._entries(entries, (*prefix, job)))
+            total += len(addresses)
+            if total > MAX_TASKS:
+                raise self.error(f"there are more than {MAX_TASKS} tasks, which is more than tfdist supports", *prefix)
+            if addresses:
+                jobs[job] = addresses
+        if "master" in jobs:
+            if "chief" in jobs:
+                raise self.error("both a master and a chief are given, which are the same; keep the chief", *prefix, "master")
+            jobs["chief"] = jobs.pop("master")
+        for job in ("chief", "evaluator"):
+            if len(jobs.get(job, {})) > 1:
+                raise self.error(f"there are {len(jobs[job])} {job} tasks; TensorFlow allows one", *prefix, job)
+        return jobs
+
+    def _entries(self, entries: object, path: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+        if isinstance(entries, Mapping):
+            seen: set[int] = set()
+            for key, address in entries.items():
+                index = self._index(key, *path)
+                if index in seen:
+                    raise self.error(f"the index {index} is given twice; keep one of them", *path)
+                seen.add(index)
+                yield index, address
+        elif isinstance(entries, list | tuple):
+            yield from enumerate(entries)
+        elif entries is not None:
+            raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
+
+    def _is_view(self, spec: Mapping[Any, Any], jobs: dict[str, dict[int, str]], task: tuple[str, int] | None) -> bool:
+        """Whether this is what one task of a TFJob with `enableDynamicWorker` sees, or a specification with holes.
+
+        Such a task sees its own worker only, as an object of one entry; a ps or a chief sees an empty object of workers.
+        """
+        workers = spec.get("worker")
+        if task is not None and isinstance(workers, Mapping) and len(workers) <= 1:
+            return True
+        return any(sorted(jobs[job]) != list(range(len(jobs[job]))) for job in jobs if job != "evaluator")
+
+    def _tasks(self, jobs: dict[str, dict[int, str]], task: tuple[str, int] | None, fields: "_Extension") -> list[Task]:
+        where = () if self.is_bare else ("cluster",)
+        tasks: list[Task] = []
+        for job in JOBS:
+            addresses = sorted(jobs.get(job, {}).items())
+            slots = fields.slots(job, len(addresses))
+            for (index, address), (count, gpus) in zip(addresses, slots, strict=True):
+                host, port = self._address(address, *where, job, str(index))
+                tasks.append(Task(job, index, host, port, count, gpus))
+        if not tasks and (task is None or task in (("chief", 0), ("worker", 0))):
+            if self.is_bare:
+                raise self.error("the specification has no tasks; it needs at least a chief or a worker")
+            return [Task(*(task or ("chief", 0)))]
+        if task is not None and task not in [(entry.job, entry.index) for entry in tasks]:
+            self._check_missing_task(tasks, *task)
+            # Vertex AI, AI Platform and gcloud keep evaluators out of `cluster`.
+            tasks.append(Task(*task))
+        return tasks
+
+    def _check_missing_task(self, tasks: list[Task], job: str, index: int) -> None:
+        same = [entry for entry in tasks if entry.job == job]
+        if same:
+            raise self.error(f"the task is {job}:{index}, but `cluster` has {len(same)} {job} tasks, from 0", "task", "index")
+        if job != "evaluator":
+            have = ", ".join(dict.fromkeys(entry.job for entry in tasks)) or "no tasks"
+            raise self.error(f"the task is {job}:{index}, but `cluster` has {have}; add its address there", "task", "type")
+
+    def _address(self, address: object, *path: str) -> tuple[str, int]:
+        if not isinstance(address, str):
+            raise self.error(f'{shown(address)} is not an address; expected "host:port"', *path)
+        match = _ADDRESS.fullmatch(address)
+        if match is None:
+            hint = "write IPv6 addresses in brackets, [::1]:2222" if address.count(":") > 1 else 'expected "host:port"'
+            raise self.error(f"{shown(address)} has no port or is not an address; {hint}", *path)
+        host, port = match[1].removeprefix("[").removesuffix("]"), int(match[2])
+        if not valid_host(host) or (":" in host) != match[1].startswith("["):
+            raise self.error(f"{shown(address)} does not start with a host name or an IP address", *path)
+        if not 1 <= port <= 65535:
+            raise self.error(f"the port of {shown(address)} is {port}; ports are 1 to 65535", *path)
+        return host, port
+
+
+class _Extension:
+    """Reads the key `tfdist`: what `Cluster.tf_config` puts there because TF_CONFIG has no words for it.
+
+    It is strict where TF_CONFIG is lenient: nobody but tfdist writes it, so anything unknown is a mistake.
+    """
+
+    def __init__(self, reader: _Reader, values: Mapping[Any, Any]) -> None:
+        self.reader = reader
+        self.rest: dict[Any, Any] = dict(values)
+
+    def _error(self, key: str, value: object, expected: str) -> ClusterError:
+        return self.reader.error(f"{shown(value)} is not right; expected {expected}", EXTENSION, key)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.rest.pop(key, default)
+        if not isinstance(value, bool):
+            raise self._error(key, value, "true or false")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self.rest.pop(key, None)
+        if value is not None and not isinstance(value, str):
+            raise self._error(key, value, "a string")
+        return value
+
+    def sync_period(self) -> int:
+        value = self.rest.pop("sync_period", 1)
+        if not _is_int(value) or value < 1:
+            raise self._error("sync_period", value, "a whole number from 1")
+        return int(value)
+
+    def evaluators(self) -> dict[int, str]:
+        return dict(self.reader._entries(self.rest.pop("evaluators", None), (EXTENSION, "evaluators")))
+
+    def groups(self, key: str) -> Groups:
+        value = self.rest.pop(key, [])
+        expected = "lists of ranks, [[0, 1], [2]]"
+        if not isinstance(value, list | tuple) or not all(isinstance(group, list | tuple) for group in value):
+            raise self._error(key, value, expected)
+        if not all(_is_int(rank) for group in value for rank in group):
+            raise self._error(key, value, expected)
+        return tuple(tuple(group) for group in value)
+
+    def slots(self, job: str, tasks: int) -> list[tuple[int, int]]:
+        """Slots and GPUs of each task of a job, in the order of the tasks; one slot each where none are given."""
+        all_slots = self.rest.get("slots", {})
+        expected = f"{{job: [[slots, gpus], ...]}} with one pair for each of the {tasks} {job} tasks"
+        if not isinstance(all_slots, Mapping) or not set(all_slots) <= set(JOBS):
+            raise self._error("slots", all_slots, expected)
+        pairs = all_slots.get(job)
+        if pairs is None:
+            return [(1, 0)] * tasks
+        if not isinstance(pairs, list | tuple) or len(pairs) != tasks:
+            raise self._error("slots", pairs, expected)
+        result = []
+        for pair in pairs:
+            if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_is_int(number) for number in pair):
+                raise self._error("slots", pair, expected)
+            result.append((pair[0], pair[1]))
+        if sum(max(0, count) for count, _ in result) > MAX_TASKS:
+            raise self.reader.error(f"the {job} tasks have more than {MAX_TASKS} slots", EXTENSION, "slots")
+        return result
+
+    def check_all_used(self) -> None:
+        self.rest.pop("slots", None)
+        for key in self.rest:
+            raise self.reader.error(f"the key {shown(key)} is not known here{nearest(key, _EXTENSION_KEYS)}", EXTENSION)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,71 @@
+"""The absl flags that describe a cluster: the same for `python -m tfdist.launch` and for a user's own `absl.app` program."""
+
+from typing import Any
+
+from absl import flags
+
+from tfdist.choice import STRATEGIES
+from tfdist.cluster import Cluster
+
+CLOUDML_FLAGS = {
+    "tier": "CloudML scale tier: BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM.",
+    "master_machine_type": "CloudML machine type of the chief (tier CUSTOM).",
+    "worker_machine_type": "CloudML machine type of the workers (tier CUSTOM).",
+    "parameter_server_machine_type": "CloudML machine type of the ps (tier CUSTOM).",
+    "evaluator_machine_type": "CloudML machine type of the evaluators (tier CUSTOM).",
+    "worker_count": "CloudML number of workers beside the chief (tier CUSTOM).",
+    "parameter_server_count": "CloudML number of ps (tier CUSTOM).",
+    "evaluator_count": "CloudML number of evaluators (tier CUSTOM).",
+}
+
+
+def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines --cluster, --tier, --strategy, --job_dir and the other flags that `tfdist.strategy(FLAGS)` reads.
+
+    Call it once at the top of a program, before `absl.app.run`; calling it again does nothing.
+
+    Args:
+        flag_values: where to define them, absl's own by default.
+    """
+    if "cluster" in flag_values and "tier" in flag_values:
+        return
+    define: dict[str, Any] = {"flag_values": flag_values}
+    flags.DEFINE_string("cluster", None, "File that describes the cluster: SINGA job.conf, CloudML config.yaml, TF_CONFIG.", **define)
+    flags.DEFINE_string("hostfile", None, "SINGA hostfile: one host a line, dealt out to the processes in turn.", **define)
+    for name, help_text in CLOUDML_FLAGS.items():
+        flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)
+    flags.DEFINE_string("strategy", None, f"Strategy to use instead of the one chosen: {', '.join(STRATEGIES)}.", **define)
+    flags.DEFINE_string("job_dir", None, "Folder for what the job writes; `tfdist.read().job_dir` in the program.", **define)
+    flags.DEFINE_float(
+        "start_timeout",
+        300.0,
+        "Seconds to wait for the tasks of the cluster to come up.",
+        lower_bound=0.0,
+        **define,
+    )
+
+
+def is_flag_values(cfg: object) -> bool:
+    """Whether `cfg` is absl's FLAGS (or another FlagValues)."""
+    return isinstance(cfg, flags.FlagValues)
+
+
+def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | None:
+    """Reads the cluster that the flags describe; None where they describe none.
+
+    Raises:
+        ClusterError: when the description is bad.
+        AttributeError: when `define_flags` was not called.
+    """
+    import dataclasses
+
+    from tfdist.dialects import read
+
+    overrides = {name: getattr(flag_values, name) for name in (*CLOUDML_FLAGS, "job_dir")}
+    given = {name: value for name, value in overrides.items() if value is not None}
+    if flag_values.cluster is None and not given.keys() & CLOUDML_FLAGS.keys():
+        return None
+    cluster = read(flag_values.cluster, hostfile=flag_values.hostfile, overrides=given)
+    if flag_values.strategy is not None:
+        cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
+    return cluster

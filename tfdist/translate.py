@@ -1,0 +1,110 @@
+"""`python -m tfdist.translate`: prints a cluster description in another dialect.
+
+python -m tfdist.translate STANDARD_1 --to cluster_spec
+python -m tfdist.translate job.conf --to tf_config --task worker:0
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import flags
+
+from tfdist.cluster import Cluster
+from tfdist.dialects import DIALECTS, read
+from tfdist.errors import ClusterError, Source, nearest
+
+USAGE = """usage: python -m tfdist.translate FILE --to DIALECT [--hostfile HOSTS] [--task JOB:INDEX]
+
+Prints a cluster description in another dialect. TensorFlow is not needed.
+
+FILE is a SINGA job.conf, a CloudML config.yaml, a TF_CONFIG or cluster specification in JSON, the name of a CloudML scale
+tier such as STANDARD_1, or - for standard input. Without FILE, TF_CONFIG of the environment is read.
+
+  --to tf_config     TF_CONFIG of every task by the task's name (the default), of one task with --task
+  --to cluster_spec  the addresses by job, as tf.train.ClusterSpec takes them
+  --to singa         SINGA's cluster block
+  --to cloudml       CloudML's config.yaml
+  --hostfile HOSTS   the hosts of a SINGA cluster, one per line
+  --task JOB:INDEX   the task whose TF_CONFIG is printed, for example worker:1
+
+Where the strategy needs a chief that the description does not have, tf_config and cluster_spec have one beside worker 0.
+A description that cannot be used is told in one line, with exit status 2.
+"""
+
+
+def _tf_config(cluster: Cluster, task: str | None) -> str:
+    cluster = _prepared(cluster).addressed()
+    if task is None:
+        return DIALECTS["tf_config"].write(cluster)
+    job, separator, index = task.partition(":")
+    if not separator or not index.isascii() or not index.isdecimal() or len(index) > 9:
+        raise Source("flags", "--task").error(f"{task!r} is not a task; expected JOB:INDEX, for example worker:1")
+    return json.dumps(cluster.tf_config(job, int(index)))
+
+
+def _prepared(cluster: Cluster) -> Cluster:
+    from tfdist.choice import prepared
+
+    return prepared(cluster)
+
+
+OUTPUTS: dict[str, Callable[[Cluster], str]] = {
+    "tf_config": lambda cluster: _tf_config(cluster, None),
+    "cluster_spec": lambda cluster: json.dumps(_prepared(cluster).cluster_spec(), indent=2),
+    "singa": lambda cluster: DIALECTS["singa"].write(cluster),
+    "cloudml": lambda cluster: DIALECTS["cloudml"].write(cluster),
+}
+
+
+def translate(file: str | None, to: str, *, hostfile: str | None = None, task: str | None = None) -> str:
+    """Returns the description in `file` (a path, a tier, `-`, or None for the environment) in the dialect `to`.
+
+    Raises:
+        ClusterError: when the description cannot be used or `to` has no words for it.
+    """
+    if to not in OUTPUTS:
+        known = ", ".join(OUTPUTS)
+        raise Source("flags", "--to").error(f"{to!r} is not one of {known}{nearest(to, OUTPUTS)}")
+    if task is not None and to != "tf_config":
+        raise Source("flags", "--task").error("this flag goes with --to tf_config")
+    source = sys.stdin.buffer.read() if file == "-" else file
+    cluster = read(source, hostfile=hostfile)
+    return _tf_config(cluster, task) if task is not None else OUTPUTS[to](cluster)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns its exit status."""
+    # A set of flags of its own, so that this module can be imported beside a program that defines the same names.
+    values = flags.FlagValues()  # type: ignore[no-untyped-call]
+    flags.DEFINE_string("to", "tf_config", "the dialect to print", flag_values=values)
+    flags.DEFINE_string("hostfile", None, "the hosts of a SINGA cluster", flag_values=values)
+    flags.DEFINE_string("task", None, "the task whose TF_CONFIG is printed", flag_values=values)
+    flags.DEFINE_boolean("help", False, "print this help", short_name="h", flag_values=values)
+    try:
+        files = values(list(argv))[1:]
+        if values["help"].value:
+            print(USAGE, end="")
+            return 0
+        if len(files) > 1:
+            raise Source("flags", "translate").error(f"there are {len(files)} files ({files[0]!r}, ...); give one")
+        text = translate(
+            files[0] if files else None,
+            str(values["to"].value),
+            hostfile=values["hostfile"].value,
+            task=values["task"].value,
+        )
+    except (ClusterError, flags.Error) as error:
+        print("translate:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    try:
+        print(text.rstrip("\n"), flush=True)
+    except BrokenPipeError:
+        # The reader (`| head`) has seen enough; what is left in the buffer must not fail at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
