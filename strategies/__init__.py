@@ -65,9 +65,24 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
 
 
 def quiet_tensorflow() -> None:
-    """Makes TensorFlow's Python log errors only, unless TFDIST_VERBOSE is set: its strategies log every step of their making."""
-    if not os.environ.get("TFDIST_VERBOSE"):
-        logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    """Makes TensorFlow's Python code log errors only, unless TFDIST_VERBOSE is set: it logs every step of a strategy's making."""
+    if os.environ.get("TFDIST_VERBOSE"):
+        return
+    tensorflow_logger = logging.getLogger("tensorflow")
+    tensorflow_logger.setLevel(logging.ERROR)
+    tensorflow_logger.addFilter(_not_raised_anyway)
+    absl_logger = logging.getLogger("absl")  # Part of TensorFlow logs there, and the user's own program may too.
+    if _not_from_tensorflow not in absl_logger.filters:
+        absl_logger.addFilter(_not_from_tensorflow)
+
+
+def _not_from_tensorflow(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or f"{os.sep}tensorflow{os.sep}python{os.sep}" not in record.pathname
+
+
+def _not_raised_anyway(record: logging.LogRecord) -> bool:
+    # The coordinator logs an error of a step twice, with pages of stack, and then raises it.
+    return not str(record.msg).startswith((" /job:worker/task:%d encountered", "Start cancelling closures"))
 
 
 def _in_one_gpu_task(cluster: Cluster) -> bool:

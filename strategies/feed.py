@@ -31,13 +31,18 @@ class Batch(tf.distribute.DistributedValues):
 class Feed(Iterator[Batch]):
     """Reads a dataset on the chief, and may read ahead."""
 
-    def __init__(self, dataset: tf.data.Dataset) -> None:
+    def __init__(self, dataset: tf.data.Dataset, owner: "FedDataset") -> None:
+        self.owner = owner
         self._dataset = dataset
         self._iterator: Iterator[Any] | None = None
         self._ahead: deque[Batch] = deque()
 
     def __next__(self) -> Batch:
         return self._ahead.popleft() if self._ahead else self._read()
+
+    def give_back(self, batch: Batch) -> None:
+        """Puts the batch that was just taken back, to be the next again."""
+        self._ahead.appendleft(batch)
 
     def peek(self, count: int) -> list[Batch]:
         """The next `count` batches without taking them; fewer where the dataset ends."""
@@ -67,7 +72,15 @@ class FedDataset(DistributedDataset):  # type: ignore[misc]
         fed: FedDataset = cls.__new__(cls)
         fed.__dict__.update(distributed.__dict__)
         fed._fed_dataset = dataset
+        fed._unused_feed = None
         return fed
 
     def __iter__(self) -> Any:
-        return super().__iter__() if tf.inside_function() else Feed(self._fed_dataset)
+        if tf.inside_function():
+            return super().__iter__()
+        feed, self._unused_feed = self._unused_feed or Feed(self._fed_dataset, self), None
+        return feed
+
+    def reuse(self, feed: Feed) -> None:
+        """Makes `feed`, of which nothing was used, the next iteration: a generator could not be started again."""
+        self._unused_feed = feed

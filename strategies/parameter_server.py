@@ -80,8 +80,12 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         return distributed if tf.inside_function() else FedDataset.over(distributed, dataset)
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """TensorFlow's `reduce`; a whole `Batch`, of which Keras wants the shapes to build a model, is its own value."""
-        return value.values if isinstance(value, Batch) else super().reduce(reduce_op, value, axis)
+        """TensorFlow's `reduce`; a whole `Batch`, which Keras reduces to learn the shapes for a model, is its own value."""
+        if not isinstance(value, Batch):
+            return super().reduce(reduce_op, value, axis)
+        value.feed.give_back(value)
+        value.feed.owner.reuse(value.feed)
+        return value.values
 
     def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         """See `keras_trainer.StepProvider`."""

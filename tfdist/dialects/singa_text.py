@@ -6,6 +6,7 @@ located by their brackets, and only `cluster`, `name` and `gpu` are given to pro
 
 import functools
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -211,7 +212,9 @@ def parse_strictly(text: str, message: Any, source: Source, lines: dict[int, str
     from google.protobuf import text_format
 
     try:
-        return text_format.Parse(text, message)
+        # protobuf leaves unknown escapes in strings to Python, which warns of them.
+        with warnings.catch_warnings(action="ignore"):
+            return text_format.Parse(text, message)
     except (text_format.ParseError, ValueError) as error:
         line = error.GetLine() if isinstance(error, text_format.ParseError) else None
         # "4:3 : 'the whole line': Couldn't parse integer: x" becomes its last part; the line is given by its number.

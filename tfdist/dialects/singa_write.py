@@ -36,9 +36,8 @@ def write_hosts(cluster: Cluster) -> str:
 _DIFFERENCES = {
     "tasks": "addresses that differ from its layout (ports count up per host from one start_port, hosts go round)",
     "worker_groups": "worker groups that are not runs of consecutive workers",
-    "server_groups": "server groups that are not runs of consecutive servers, or one with all workers in one group and "
-    "no separate processes (that is SINGA's AllReduce)",
-    "separate_servers": "servers in the processes of one worker group (that is SINGA's AllReduce)",
+    "server_groups": "server groups that are not runs of consecutive servers",
+    "separate_servers": "servers in the workers' processes, without servers",
 }
 
 
@@ -62,6 +61,8 @@ def _text(cluster: Cluster, start_port: int | None) -> str:
         "sync_freq": cluster.sync_period,
         "share_memory": cluster.share_memory,
     }
+    if servers and not cluster.separate_servers and len(cluster.worker_groups) == len(cluster.server_groups) == 1:
+        raise _cannot(cluster, "servers in the processes of one worker group: there it means AllReduce, without servers")
     if servers:
         fields["nservers_per_group"] = _same(cluster, "server groups of different sizes", map(len, cluster.server_groups))
         fields["nservers_per_procs"] = _same(cluster, "ps tasks of different sizes", (task.slots for task in servers))

@@ -4,7 +4,9 @@ Nothing here knows a dialect. Every function raises `ClusterError` and nothing e
 alias bombs, duplicate keys, tags that would build objects, numbers without end.
 """
 
+import functools
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -60,7 +62,13 @@ def shown(value: object, limit: int = 60) -> str:
 
 def close(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
     """Returns the known name that `name` is probably a misspelling of, or None. A known name is close to itself."""
-    matches = get_close_matches(name[:100], list(known), n=1, cutoff=cutoff)
+    return _close(name[:100], frozenset(known), cutoff)
+
+
+@functools.lru_cache(maxsize=1024)
+def _close(name: str, known: frozenset[str], cutoff: float) -> str | None:
+    # Sorted, so that of two names equally near the same one is chosen in every process.
+    matches = [name] if name in known else get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
@@ -154,40 +162,31 @@ def _load_json(text: str, source: Source) -> dict[str, Any]:
     return value
 
 
-_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "value")}
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,18})", re.ASCII)
-_TRUE = ("yes", "true", "on")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?", re.ASCII)
+_WORDS: dict[str, Any] = {"": None, "~": None, "null": None, ".inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
+_WORDS |= dict.fromkeys(("yes", "true", "on"), True) | dict.fromkeys(("no", "false", "off"), False)
+_DEEPEST = 50
 
 
 def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, Any]:
     import yaml  # Here, because TF_CONFIG needs none of it and every process reads TF_CONFIG.
 
-    class Loader(yaml.SafeLoader):
-        """Composes nodes, so that lines are known and no object is ever built; refuses aliases, which can multiply."""
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):
-                event = self.peek_event()  # type: ignore[no-untyped-call]
-                line = event.start_mark.line + 1
-                raise source.error(f"the alias *{event.anchor} is not allowed; write the value out", line=line)
-            return super().compose_node(parent, index)
-
+    bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if bad:
+        line = text.count("\n", 0, bad.start()) + 1
+        raise source.error(f"the character {bad[0]!r} is not allowed in YAML", line=line)
+    # Only events are taken from the library: it never builds an object, and deep nesting needs no deep stack.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        loader = Loader(text)
-        node = loader.get_single_node()
-        value = _plain(node, source, (), lines)
+        value = _Builder(source, lines).build(yaml.parse(text, Loader=loader))
     except ClusterError:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
         raise source.error(f"this is not YAML: {problem}", line=mark.line + 1 if mark else None) from None
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        raise source.error(f"the character {error.character!r} is not allowed in YAML", line=line) from None
-    except RecursionError:
-        raise source.error("the YAML is nested too deeply; a description needs five levels at most") from None
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         # PyYAML lets some of Python's own errors through, for instance for escapes beyond Unicode.
         raise source.error(f"this is not YAML: {error}") from None
     if not isinstance(value, dict):
@@ -195,40 +194,81 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
     return value
 
 
-def _plain(node: Any, source: Source, path: Path, lines: dict[Path, int]) -> Any:
-    """Returns the node's value: dict, list, str, int, float, bool or None. Scalars of any other kind stay text."""
-    if node is None:
-        return None
-    line = node.start_mark.line + 1
-    if node.tag not in _TAGS:
-        raise source.error(f"the tag {shown(node.tag)} is not allowed; write plain values", line=line)
-    if node.id == "sequence":
-        return [_plain(item, source, (*path, str(position)), lines) for position, item in enumerate(node.value)]
-    if node.id == "mapping":
-        result: dict[str, Any] = {}
-        for key, item in node.value:
-            line = key.start_mark.line + 1
-            if key.id != "scalar":
-                raise source.error("a key of a mapping is a list or a mapping; expected a name", line=line)
-            if key.value in result:
-                raise source.error(
-                    f"{shown(key.value)} is given twice, first in line {lines[*path, key.value]}; keep one of them", line=line
-                )
-            lines[*path, key.value] = line
-            result[key.value] = _plain(item, source, (*path, key.value), lines)
-        return result
-    return _scalar(node.tag.rpartition(":")[2], node.value)
+class _Builder:
+    """Builds plain values from the events of a YAML parser: dict, list, str, int, float, bool and None."""
+
+    def __init__(self, source: Source, lines: dict[Path, int]) -> None:
+        self.source = source
+        self.lines = lines
+        self.stack: list[Any] = []
+        # The path to the value that comes next; in a mapping, None stands for a key that has not come yet.
+        self.path: list[str | None] = []
+        self.value: Any = None
+        self.documents = 0
+
+    def build(self, events: Iterable[Any]) -> Any:
+        """Returns the value of the one document."""
+        for event in events:
+            self.take(type(event).__name__, event, event.start_mark.line + 1)
+        return self.value
+
+    def take(self, kind: str, event: Any, line: int) -> None:
+        if kind == "DocumentStartEvent":
+            self.documents += 1
+            if self.documents > 1:
+                raise self.source.error("this is not YAML of one description: a second document begins", line=line)
+        elif kind == "AliasEvent":
+            raise self.source.error(f"the alias *{event.anchor} is not allowed; write the value out", line=line)
+        elif kind in ("SequenceEndEvent", "MappingEndEvent"):
+            self.stack.pop()
+            self.path.pop()
+            self.follow()
+        elif kind in ("ScalarEvent", "SequenceStartEvent", "MappingStartEvent"):
+            if event.tag not in (None, "tag:yaml.org,2002:str"):
+                raise self.source.error(f"the tag {shown(event.tag)} is not allowed; write plain values", line=line)
+            if self.stack and isinstance(self.stack[-1], dict) and self.path[-1] is None:
+                self.key(kind, event, line)
+            elif kind == "ScalarEvent":
+                self.put(_scalar(event.value) if event.implicit[0] else event.value)
+                self.follow()
+            else:
+                self.open({} if kind == "MappingStartEvent" else [], line)
+
+    def key(self, kind: str, event: Any, line: int) -> None:
+        if kind != "ScalarEvent":
+            raise self.source.error("a key of a mapping is a list or a mapping; expected a name", line=line)
+        self.path[-1] = event.value
+        here = tuple(map(str, self.path))
+        if event.value in self.stack[-1]:
+            message = f"{shown(event.value)} is given twice, first in line {self.lines[here]}; keep one of them"
+            raise self.source.error(message, line=line)
+        self.lines[here] = line
+
+    def put(self, value: Any) -> None:
+        if not self.stack:
+            self.value = value
+        elif isinstance(self.stack[-1], dict):
+            self.stack[-1][self.path[-1]] = value
+        else:
+            self.stack[-1].append(value)
+
+    def open(self, value: Any, line: int) -> None:
+        if len(self.stack) >= _DEEPEST:
+            raise self.source.error("the YAML is nested too deeply; a description needs five levels at most", line=line)
+        self.put(value)
+        self.stack.append(value)
+        self.path.append(None if isinstance(value, dict) else "0")
+
+    def follow(self) -> None:
+        """Goes on to the next key or element."""
+        if self.stack:
+            self.path[-1] = None if isinstance(self.stack[-1], dict) else str(len(self.stack[-1]))
 
 
-def _scalar(kind: str, text: str) -> Any:
+def _scalar(text: str) -> Any:
     # YAML 1.1 reads 1:30 as 90 and 010 as 8; nobody who writes a cluster means that, so such scalars stay text.
-    if kind == "int" and _INTEGER.fullmatch(text):
+    if _INTEGER.fullmatch(text):
         return int(text)
-    if kind == "float":
-        try:
-            return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        except ValueError:
-            return text
-    if kind == "bool":
-        return text.lower() in _TRUE
-    return None if kind == "null" else text
+    if _FLOAT.fullmatch(text):
+        return float(text)
+    return _WORDS.get(text.lower(), text)

@@ -270,7 +270,7 @@ class _Extension:
 
     def sync_period(self) -> int:
         value = self.rest.pop("sync_period", 1)
-        if not _is_int(value) or value < 1:
+        if not _is_int(value) or not 1 <= value < 2**31:
             raise self._error("sync_period", value, "a whole number from 1")
         return int(value)
 
@@ -301,8 +301,10 @@ class _Extension:
         for pair in pairs:
             if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_is_int(number) for number in pair):
                 raise self._error("slots", pair, expected)
+            if pair[0] < 1 or not 0 <= pair[1] <= pair[0]:
+                raise self._error("slots", pair, "at least one slot, and no more GPUs than slots")
             result.append((pair[0], pair[1]))
-        if sum(max(0, count) for count, _ in result) > MAX_TASKS:
+        if sum(count for count, _ in result) > MAX_TASKS:
             raise self.reader.error(f"the {job} tasks have more than {MAX_TASKS} slots", EXTENSION, "slots")
         return result
 

@@ -1,0 +1,141 @@
+"""Fixtures that start real jobs and make sure that nothing of them is left."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MARK = "TFDIST_TEST_MARK"
+
+
+def processes_of(mark: str) -> dict[int, str]:
+    """Process ids and command lines of all live processes that inherited the mark of a test."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            variables = Path(f"/proc/{entry}/environ").read_bytes()
+            state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+            if f"{MARK}={mark}".encode() in variables and state != "Z":
+                found[int(entry)] = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+@dataclass
+class Job:
+    """A started command, its output, and the processes below it."""
+
+    process: subprocess.Popen[bytes]
+    mark: str
+    folder: Path
+    output_path: Path
+    finished: float | None = field(default=None)
+
+    def wait(self, timeout: float = 120.0) -> int:
+        """Waits for the command itself; returns its exit code."""
+        code = self.process.wait(timeout)
+        self.finished = time.monotonic()
+        return code
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text(errors="replace")
+
+    def wait_for(self, text: str, timeout: float = 90.0) -> None:
+        """Waits until the output contains `text`."""
+        deadline = time.monotonic() + timeout
+        while text not in self.output:
+            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s in:\n{self.output}"
+            assert self.process.poll() is None or text in self.output, f"ended without {text!r}:\n{self.output}"
+            time.sleep(0.05)
+
+    def pid_of(self, task: str) -> int:
+        """The process id that the test script of a task has written (see `script`)."""
+        return int((self.folder / f"pid-{task.replace(':', '-')}").read_text())
+
+    def left(self, within: float = 0.0) -> dict[int, str]:
+        """Processes still alive `within` seconds from now (returns at once when there are none)."""
+        deadline = time.monotonic() + within
+        while (alive := processes_of(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return alive
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Starts a command in a temporary folder with the given extra variables; ends everything of it after the test."""
+    jobs: list[Job] = []
+
+    def start_job(*command: str, environment: dict[str, str] | None = None) -> Job:
+        mark = uuid.uuid4().hex
+        variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+        variables.update({MARK: mark, "PYTHONUNBUFFERED": "1"}, **(environment or {}))
+        path = tmp_path / f"output-{len(jobs)}.txt"
+        with open(path, "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                cwd=tmp_path,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        jobs.append(Job(process, mark, tmp_path, path))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        for pid in processes_of(job.mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        job.process.wait(10)
+
+
+@pytest.fixture
+def small_cluster(tmp_path: Path) -> str:
+    """A CloudML config of 1 chief, 2 workers and 1 ps."""
+    path = tmp_path / "small.yaml"
+    path.write_text(
+        "trainingInput:\n  scaleTier: CUSTOM\n  masterType: standard\n  workerType: standard\n  workerCount: 2\n"
+        "  parameterServerType: standard\n  parameterServerCount: 1\n"
+    )
+    return str(path)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a program whose every task first leaves its process id in `pid-JOB-INDEX`; returns its path."""
+
+    def write(body: str) -> str:
+        head = """
+            import json, os, pathlib
+            me = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {})
+            pathlib.Path(f"pid-{me.get('type')}-{me.get('index')}").write_text(str(os.getpid()))
+        """
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(head) + textwrap.dedent(body))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def read_json(tmp_path: Path) -> Callable[[str], Any]:
+    """Reads a JSON file of the test's folder."""
+    return lambda name: json.loads((tmp_path / name).read_text())

@@ -1,0 +1,188 @@
+"""The same program started by hand on every task, with nothing but TF_CONFIG; and alone, without TF_CONFIG."""
+
+import json
+import os
+import signal
+import socket
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+TRAINS = """
+    import tfdist
+    with tfdist.strategy({argument}).scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2, verbose=0)
+    print("trained", int(model.optimizer.iterations.numpy()), "steps as", type(tfdist.strategy({argument})).__name__, flush=True)
+"""
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def configs(**jobs):
+    """Task name -> variables, for so many tasks of each job."""
+    ports = iter(free_ports(sum(jobs.values())))
+    cluster = {job: [f"localhost:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
+    return {
+        (job, index): {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})}
+        for job, count in jobs.items()
+        for index in range(count)
+    }
+
+
+def test_four_processes_train_and_the_servers_exit_with_0_when_the_chief_has_finished(start, script):
+    program = script(TRAINS.format(argument=""))
+    jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=2, ps=1).items()}
+    assert jobs["chief", 0].wait() == 0, jobs["chief", 0].output
+    assert "trained 4 steps as ParameterServer" in jobs["chief", 0].output
+    for task, job in jobs.items():
+        assert job.wait(30) == 0, (task, job.output)
+
+
+def test_a_description_in_the_program_and_tf_config_of_the_same_cluster_agree(start, script):
+    config = {"worker_count": 1, "parameter_server_count": 1}
+    text = json.dumps(
+        {"scaleTier": "CUSTOM", "masterType": "standard", "workerType": "standard", "parameterServerType": "standard"}
+        | {"workerCount": config["worker_count"], "parameterServerCount": config["parameter_server_count"]}
+    )
+    program = script(TRAINS.format(argument=text))
+    jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=1, ps=1).items()}
+    for task, job in jobs.items():
+        assert job.wait() == 0, (task, job.output)
+
+
+def test_a_description_that_contradicts_tf_config_is_refused_on_every_task(start, script):
+    job = start(script(TRAINS.format(argument="'STANDARD_1'")), environment=configs(chief=1, worker=1, ps=1)["ps", 0])
+    assert job.wait() == 1
+    assert "ClusterError" in job.output
+    assert "asks for 1 chief, 4 workers, 3 ps, but TF_CONFIG describes 1 chief, 1 worker, 1 ps" in job.output
+
+
+def test_without_a_chief_worker_0_is_the_chief_and_a_worker_as_well(start, script):
+    program = script(TRAINS.format(argument=""))
+    jobs = {task: start(program, environment=env) for task, env in configs(worker=2, ps=1).items()}
+    assert jobs["worker", 0].wait() == 0, jobs["worker", 0].output
+    assert "trained 4 steps as ParameterServer" in jobs["worker", 0].output
+    for task, job in jobs.items():
+        assert job.wait(30) == 0, (task, job.output)
+        assert job.left(within=5) == {}
+
+
+def test_servers_tell_a_chief_that_failed_from_one_that_finished(start, script):
+    program = script("""
+        import tfdist
+        tfdist.strategy()
+        raise RuntimeError("no")
+    """)
+    jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=1, ps=1).items()}
+    assert jobs["chief", 0].wait() == 1
+    for task in (("worker", 0), ("ps", 0)):
+        assert jobs[task].wait(30) == 75
+        assert "the chief's program failed" in jobs[task].output
+
+
+def test_the_chief_names_the_tasks_that_it_waits_for_and_gives_up(start, script):
+    program = script("""
+        import tfdist
+        tfdist.strategy(start_timeout=12)
+    """)
+    environments = configs(chief=1, worker=2, ps=1)
+    for task in (("worker", 0), ("ps", 0)):
+        start(program, environment=environments[task])
+    chief = start(program, environment=environments["chief", 0])
+    assert chief.wait() == 1
+    missing = json.loads(environments["chief", 0]["TF_CONFIG"])["cluster"]["worker"][1]
+    assert f"waiting 10 s for worker:1 ({missing})" in chief.output
+    assert f"StartTimeoutError: gave up after 12 s: no answer from worker:1 ({missing});" in chief.output
+
+
+def test_a_server_without_a_chief_gives_up_and_names_it(start, script):
+    environments = configs(chief=1, worker=1, ps=1)
+    job = start(script("import tfdist; tfdist.strategy(start_timeout=3)"), environment=environments["ps", 0])
+    assert job.wait(60) == 75
+    assert "no answer from chief:0 (localhost:" in job.output
+
+
+@pytest.mark.parametrize("argument", ["'STANDARD_1'", "'small.yaml'"])
+def test_a_plain_program_starts_its_servers_itself_and_ends_them(start, script, small_cluster, argument):
+    job = start(script(TRAINS.format(argument=argument)))
+    assert job.wait() == 0, job.output
+    assert "trained 4 steps as ParameterServer" in job.output
+    assert job.left(within=3) == {}
+
+
+def test_a_plain_program_that_is_killed_leaves_no_server(start, script, small_cluster):
+    job = start(script("""
+        import time, tfdist
+        tfdist.strategy("small.yaml")
+        print("up", flush=True)
+        time.sleep(600)
+    """))
+    job.wait_for("up")
+    assert len(job.left()) >= 5  # itself, the fork server, 3 servers
+    os.kill(job.process.pid, signal.SIGKILL)
+    assert job.left(within=10) == {}
+
+
+def test_a_plain_program_that_fails_has_its_own_exit_code_and_leaves_no_server(start, script, small_cluster):
+    job = start(script("""
+        import sys, tfdist
+        tfdist.strategy("small.yaml")
+        sys.exit(5)
+    """))
+    assert job.wait() == 5
+    assert job.left(within=3) == {}
+
+
+def test_a_second_description_in_the_same_process_is_refused(start, script, small_cluster):
+    job = start(script("""
+        import tfdist
+        first = tfdist.strategy("small.yaml")
+        assert tfdist.strategy("small.yaml") is first
+        tfdist.strategy("STANDARD_1")
+    """))
+    assert job.wait() == 1
+    assert "this process is already the chief of 1 chief, 2 workers, 1 ps" in job.output
+
+
+def test_without_any_description_the_program_trains_in_this_process(start, script):
+    job = start(script(TRAINS.format(argument="")))
+    assert job.wait() == 0, job.output
+    assert "trained 4 steps as _DefaultDistributionStrategy" in job.output
+
+
+def test_flags_of_a_users_own_absl_program_start_the_cluster(start, script, small_cluster):
+    job = start(
+        script("""
+            from absl import app, flags
+            import tfdist
+            tfdist.define_flags()
+            flags.DEFINE_integer("my_flag", 0, "mine")
+            def main(_):
+                print(type(tfdist.strategy(flags.FLAGS)).__name__, flags.FLAGS.my_flag, flush=True)
+            app.run(main)
+        """),
+        "--cluster=small.yaml",
+        "--my_flag=3",
+    )
+    assert job.wait() == 0, job.output
+    assert "ParameterServer 3" in job.output
+    assert job.left(within=3) == {}
+
+
+def test_a_cluster_on_other_machines_is_not_started_here(start, script, tmp_path):
+    (tmp_path / "far.json").write_text(json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}))
+    job = start(script("import tfdist; tfdist.strategy('far.json')"))
+    assert job.wait() == 1
+    assert "is on b, another machine" in job.output

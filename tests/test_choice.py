@@ -1,0 +1,117 @@
+"""The table that chooses the strategy, row by row, and what forcing a strategy may and may not do."""
+
+import pytest
+
+from tfdist import read
+from tfdist.choice import RULES, STRATEGIES, choose, prepared
+from tfdist.errors import ClusterError
+from tfdist.strategies import refusal
+
+SINGA = "cluster {{ nworker_groups: {} nserver_groups: {} nworkers_per_group: {} nservers_per_group: {} server_worker_separate: {} }}"
+
+
+def singa(*values):
+    return SINGA.format(*values)
+
+
+def custom(**counts):
+    counts = {name: value for name, value in counts.items() if value}
+    types = {name.replace("Count", "Type"): "standard" for name in counts}
+    return {"scaleTier": "CUSTOM", "masterType": "standard", **types, **counts}
+
+
+def tf_config(**jobs):
+    return {"cluster": {job: [f"{job}{i}:2222" for i in range(n)] for job, n in jobs.items()}}
+
+
+@pytest.mark.parametrize(
+    ("description", "strategy", "known_as"),
+    [
+        ("BASIC", "default", "single process"),
+        ("BASIC_GPU", "default", "single process"),
+        (singa(1, 1, 1, 1, "false"), "default", "single process"),
+        ({"scaleTier": "CUSTOM", "masterType": "complex_model_m_gpu"}, "mirrored", "data parallel"),
+        ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", "mirrored", "data parallel"),
+        (singa(1, 1, 3, 3, "false"), "multi_worker_mirrored", "AllReduce"),
+        (custom(workerCount=3), "multi_worker_mirrored", "AllReduce"),
+        (tf_config(worker=2), "multi_worker_mirrored", "AllReduce"),
+        (tf_config(chief=1, worker=1), "multi_worker_mirrored", "AllReduce"),
+        (singa(1, 1, 3, 2, "true"), "parameter_server", "Sandblaster"),
+        (singa(2, 1, 2, 2, "true"), "parameter_server", "Downpour"),
+        (singa(3, 1, 1, 1, "false"), "parameter_server", "Downpour"),
+        ("STANDARD_1", "parameter_server", "Downpour"),
+        ("PREMIUM_1", "parameter_server", "Downpour"),
+        (custom(workerCount=1, parameterServerCount=1), "parameter_server", "Downpour"),
+        (tf_config(worker=2, ps=1), "parameter_server", "Downpour"),
+        (singa(3, 3, 1, 1, "false"), "hogwild", "Distributed Hogwild"),
+        (singa(4, 2, 1, 1, "true"), "hogwild", "Distributed Hogwild"),
+    ],
+)
+def test_each_description_gives_the_strategy_that_it_means(description, strategy, known_as):
+    choice = choose(read(description))
+    assert (choice.strategy, known_as in choice.rule) == (strategy, True), choice
+
+
+def test_every_rule_is_reached_by_some_description():
+    assert [rule.strategy for rule in RULES] == [
+        "default",
+        "mirrored",
+        "multi_worker_mirrored",
+        "hogwild",
+        "parameter_server",
+        "parameter_server",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("description", "reason"),
+    [
+        (tf_config(worker=2), "multi_worker_mirrored"),
+        (singa(3, 3, 1, 1, "false"), "hogwild"),
+        (singa(1, 1, 3, 2, "true"), "worker groups of 3 that step together"),
+        (singa(2, 1, 2, 2, "true"), "worker groups of 2 that step together"),
+    ],
+)
+def test_what_is_not_built_yet_is_refused_with_the_reason(description, reason):
+    cluster = read(description)
+    assert reason in refusal(cluster, choose(cluster))
+
+
+@pytest.mark.parametrize("description", ["BASIC", "BASIC_GPU", "STANDARD_1", "PREMIUM_1", singa(3, 1, 1, 2, "true")])
+def test_what_is_built_is_not_refused(description):
+    cluster = read(description)
+    assert refusal(cluster, choose(cluster)) is None
+
+
+def forced(description, name):
+    import dataclasses
+
+    return dataclasses.replace(read(description), strategy=name)
+
+
+@pytest.mark.parametrize("name", STRATEGIES[2:])
+def test_a_forced_strategy_wins_over_the_table(name):
+    choice = choose(forced("STANDARD_1", name))
+    assert (choice.strategy, choice.rule) == (name, f"--strategy {name}")
+
+
+@pytest.mark.parametrize(
+    ("description", "name", "message"),
+    [
+        ("STANDARD_1", "hogwld", "did you mean hogwild?"),
+        ("STANDARD_1", "mirrored", "mirrored trains in one task, and this cluster has 8"),
+        ("BASIC", "parameter_server", "has none (1 chief)"),
+        (tf_config(worker=2), "hogwild", "has none (2 workers)"),
+    ],
+)
+def test_a_forced_strategy_that_the_cluster_cannot_carry_is_an_error(description, name, message):
+    with pytest.raises(ClusterError, match="--strategy") as error:
+        choose(forced(description, name))
+    assert message in str(error.value)
+
+
+def test_a_cluster_whose_workers_only_serve_gets_a_chief_beside_worker_0():
+    cluster = prepared(read(tf_config(worker=2, ps=1)))
+    assert cluster.job("chief")[0].host == cluster.job("worker")[0].host == "worker0"
+    assert prepared(read(tf_config(worker=2))).job("chief") == ()
+    assert len(prepared(read("STANDARD_1")).job("chief")) == 1

@@ -1,0 +1,112 @@
+"""python -m tfdist.launch where nothing is started: translation, help, and every kind of bad input."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CUSTOM = "trainingInput:\n  scaleTier: CUSTOM\n  masterType: standard\n"
+
+
+@pytest.fixture
+def launch(tmp_path):
+    def run(*arguments, **environment):
+        variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"} | environment
+        return subprocess.run(
+            [sys.executable, "-m", "tfdist.launch", *arguments], capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=60
+        )
+
+    return run
+
+
+def test_dry_run_shows_every_task_its_tf_config_and_why(launch):
+    got = launch("--tier", "STANDARD_1", "--dry_run")
+    assert got.returncode == 0
+    assert "parameter_server" in got.stdout and "Downpour" in got.stdout
+    assert got.stdout.count("TF_CONFIG='") == 8
+    assert "ps:2      localhost:27185  (n1-standard-4)" in got.stdout
+
+
+def test_dry_run_explains_what_cannot_be_trained_yet_and_a_real_run_refuses_it(launch, tmp_path):
+    (tmp_path / "job.conf").write_text("cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 8 }")
+    dry = launch("--cluster", "job.conf", "--dry_run")
+    assert dry.returncode == 0
+    assert "hogwild" in dry.stdout and "cannot be started" in dry.stdout and "8 updates" in dry.stdout
+    real = launch("--cluster", "job.conf")
+    assert real.returncode == 2
+    assert real.stderr.startswith("tfdist: job.conf: the description means hogwild")
+    assert not (tmp_path / "tfdist_logs").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--tier", "STANDARD_1", "--dry_run"], ["--help"], ["--tier", "NONE"]])
+def test_neither_translation_nor_help_imports_tensorflow(arguments, tmp_path):
+    code = (
+        "import sys; sys.argv = ['launch', *sys.argv[1:]]\n"
+        "from tfdist.launch.app import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "assert not {'tensorflow', 'keras', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no cluster is described"),
+        (["--teir", "BASIC"], "Did you mean: tier"),
+        (["--tier", "STANDRD_1"], "did you mean STANDARD_1?"),
+        (["--tier", "STANDARD_1", "--worker_count", "3"], "STANDARD_1"),
+        (["--tier", "CUSTOM"], "masterType"),
+        (["--cluster", "missing.conf"], "missing.conf"),
+        (["--cluster", "custom.yaml", "--worker_count", "-1"], "-1"),
+        (["--cluster", "custom.yaml", "--worker_count", "two"], "two"),
+        (["--cluster", "custom.yaml", "--strategy", "hogwild"], "has none"),
+        (["--cluster", "custom.yaml", "--strategy", "miror"], "did you mean mirrored?"),
+        (["--cluster", "empty.yaml"], "empty"),
+        (["--cluster", "binary"], "binary"),
+        (["--cluster", "typo.conf"], "did you mean nworkers_per_procs?"),
+        (["--cluster", "far.json"], "--local"),
+        (["--tier", "BASIC", "trian.py"], "did you mean train.py?"),
+        (["--tier", "BASIC", "-m", "no.such.module"], "no.such.module"),
+        (["--hostfile", "hosts"], "--hostfile"),
+        (["--tier", "BASIC", "--start_timeout", "-1"], "start_timeout"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tmp_path, arguments, message):
+    (tmp_path / "custom.yaml").write_text(CUSTOM)
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "typo.conf").write_text("cluster {\n  nworker_per_procs: 2\n}\n")
+    (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
+    (tmp_path / "train.py").write_text("")
+    got = launch(*arguments)
+    assert got.returncode == 2
+    assert got.stderr.startswith("tfdist: ") and got.stderr.count("\n") == 1, got.stderr
+    assert message in got.stderr
+    assert got.stdout == ""
+    assert not (tmp_path / "tfdist_logs").exists()
+
+
+def test_an_error_in_a_file_names_file_and_line(launch, tmp_path):
+    (tmp_path / "typo.conf").write_text("name: 'x'\ncluster {\n  nworker_groups: 1\n  nworker_per_procs: 2\n}\n")
+    assert launch("--cluster", "typo.conf").stderr.startswith("tfdist: typo.conf:4: ")
+
+
+def test_a_process_that_tf_config_makes_a_task_is_told_to_run_the_program_itself(launch):
+    config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    got = launch(TF_CONFIG=config)
+    assert got.returncode == 2
+    assert "this process is worker:1" in got.stderr
+
+
+def test_flags_with_dashes_as_gcloud_writes_them_mean_the_same(launch):
+    got = launch("--tier", "CUSTOM", "--master-machine-type=standard", "--worker-machine-type", "standard", "--worker-count", "2", "--dry-run")
+    assert got.returncode == 0, got.stderr
+    assert "1 chief, 2 workers" in got.stdout
+
+
+def test_what_follows_the_program_belongs_to_the_program(launch, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    got = launch("--tier", "BASIC", "--dry_run", "train.py", "--tier", "NONSENSE")
+    assert got.returncode == 0, got.stderr

@@ -1,0 +1,32 @@
+"""The pages about the dialects say what really happens: every file and every command on them is tried."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGES = sorted((Path(__file__).parent.parent / "docs" / "dialects").glob("*.md"))
+_BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    for _, title, content in blocks:
+        if title:
+            (tmp_path / title).write_text(content, encoding="utf-8")
+    commands = 0
+    for language, _, content in blocks:
+        if language != "console":
+            continue
+        line, _, expected = content.partition("\n")
+        assert line.startswith("$ python ")
+        arguments = [sys.executable, *shlex.split(line.removeprefix("$ python "))]
+        result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert result.stdout + result.stderr == expected, line
+        assert result.returncode == (2 if result.stderr else 0)
+        commands += 1
+    assert commands >= 2

@@ -1,0 +1,163 @@
+"""What happens when a job does not end by itself: everything ends, the first to fail is named, nothing is left."""
+
+import os
+import signal
+import time
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+TRAINS_FOR_EVER = """
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    print("chief is ready", flush=True)
+    class Tell(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1: print("training runs", flush=True)
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=1000000, verbose=0, callbacks=[Tell()])
+"""
+
+
+@pytest.fixture
+def training_job(start, script, small_cluster):
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(TRAINS_FOR_EVER))
+    job.wait_for("training runs")
+    return job
+
+
+@pytest.mark.parametrize("task", ["chief:0", "worker:1", "ps:0"])
+def test_killing_a_task_ends_the_job_and_names_that_task(training_job, task):
+    killed = time.monotonic()
+    os.kill(training_job.pid_of(task), signal.SIGKILL)
+    assert training_job.wait(20) == 128 + signal.SIGKILL
+    assert time.monotonic() - killed < 10
+    assert f"tfdist: {task} failed first: it was killed by SIGKILL" in training_job.output
+    assert training_job.left() == {}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_launcher_ends_everything_within_ten_seconds(training_job, number):
+    sent = time.monotonic()
+    training_job.process.send_signal(number)
+    assert training_job.wait(20) == 128 + number
+    assert time.monotonic() - sent < 10
+    assert f"ended by {number.name}" in training_job.output
+    assert training_job.left() == {}
+
+
+def test_killing_the_launcher_leaves_no_process(training_job):
+    training_job.process.kill()
+    training_job.wait(5)
+    assert training_job.left(within=10) == {}
+
+
+def test_killing_the_fork_server_fails_the_job(training_job):
+    parent = int(open(f"/proc/{training_job.pid_of('ps:0')}/stat").read().rpartition(")")[2].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    assert training_job.wait(20) == 1
+    assert "the process that runs the tasks is gone" in training_job.output
+    assert training_job.left(within=5) == {}
+
+
+def test_an_exception_on_the_chief_is_the_last_thing_shown_and_the_servers_are_not_blamed(start, script, small_cluster):
+    body = """
+        import tfdist
+        strategy = tfdist.strategy()
+        raise KeyError("a mistake of the user")
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    assert job.wait() == 1
+    assert "tfdist: chief:0 failed first: it exited with 1" in job.output
+    last = job.output.rpartition("the last lines of")[2]
+    assert "KeyError: 'a mistake of the user'" in last
+    assert "runpy" not in last
+    assert job.left() == {}
+
+
+def test_an_exception_on_a_worker_before_it_serves_names_the_worker(start, script, small_cluster):
+    body = """
+        if (me["type"], me["index"]) == ("worker", 1):
+            raise RuntimeError("only here")
+        import tfdist
+        tfdist.strategy()
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    assert job.wait() == 1
+    assert "tfdist: worker:1 failed first: it exited with 1" in job.output
+    assert "RuntimeError: only here" in job.output.rpartition("the last lines of")[2]
+    assert job.left() == {}
+
+
+def test_the_exit_code_of_the_program_is_the_exit_code_of_the_job(start, script, small_cluster):
+    body = """
+        import sys, tfdist
+        tfdist.strategy()
+        sys.exit(7)
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    assert job.wait() == 7
+    assert job.left() == {}
+
+
+def test_a_task_that_never_serves_is_named_when_the_start_times_out(start, script, small_cluster):
+    body = """
+        import time
+        if me["type"] == "ps":
+            time.sleep(600)
+        import tfdist
+        tfdist.strategy()
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, "--start_timeout", "8", script(body))
+    assert job.wait() == 1
+    assert "ps:0 (localhost:" in job.output
+    assert "did not come up" in job.output or "no answer from" in job.output
+    assert "worker:0 (localhost" not in job.output
+    assert job.left() == {}
+
+
+def test_a_worker_that_ends_at_once_is_told_from_one_that_serves(start, script, small_cluster):
+    body = """
+        import sys
+        if me["type"] == "worker" and me["index"] == 0:
+            sys.exit(0)
+        import tfdist
+        tfdist.strategy(start_timeout=60)
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    assert job.wait() == 1
+    assert "worker:0 ended by itself while the chief was still running" in job.output
+    assert job.left() == {}
+
+
+def test_what_a_program_leaves_behind_ends_with_the_job(start, script, small_cluster):
+    body = """
+        import subprocess, tfdist
+        if me["type"] == "chief":
+            subprocess.Popen(["sleep", "600"], start_new_session=True)
+        tfdist.strategy()
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    assert job.wait() == 0
+    assert job.left() == {}
+
+
+def test_a_program_that_ignores_sigterm_is_killed(start, script, small_cluster):
+    body = """
+        import signal, time, tfdist
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        tfdist.strategy()
+        print("deaf now", flush=True)
+        time.sleep(600)
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    job.wait_for("deaf now")
+    sent = time.monotonic()
+    job.process.terminate()
+    assert job.wait(20) == 143
+    assert time.monotonic() - sent < 10
+    assert job.left() == {}

@@ -1,0 +1,386 @@
+"""TF_CONFIG: every variant that schedulers write, and the way back from `Cluster.tf_config`."""
+
+import json
+import string
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import DIALECTS, read
+from tfdist.errors import ClusterError
+
+A, B, C, D = "a:2222", "b:2222", "c:2222", "d:2222"
+
+
+def names(cluster: Cluster) -> list[str]:
+    return [task.name for task in cluster.tasks]
+
+
+# What schedulers write (one row per system and variant).
+
+SYSTEMS: dict[str, tuple[dict[str, Any], list[str], bool]] = {
+    "AI Platform, runtime 2.1": (
+        {
+            "cluster": {
+                "chief": ["cmle-training-master-e118e0f997-0:2222"],
+                "ps": ["cmle-training-ps-e118e0f997-0:2222"],
+                "worker": ["cmle-training-worker-e118e0f997-0:2222", "cmle-training-worker-e118e0f997-1:2222"],
+            },
+            "environment": "cloud",
+            "job": {"scale_tier": "CUSTOM", "worker_count": "2"},
+            "task": {"cloud": "x", "index": 0, "trial": "1", "type": "worker"},
+        },
+        ["chief:0", "worker:0", "worker:1", "ps:0"],
+        False,
+    ),
+    "AI Platform, runtime 1.15": (
+        {"cluster": {"master": [A], "worker": [B], "ps": [C]}, "task": {"type": "master", "index": 0}, "environment": "cloud"},
+        ["chief:0", "worker:0", "ps:0"],
+        False,
+    ),
+    "AI Platform, evaluator": (
+        {"cluster": {"chief": [A], "worker": [B], "ps": [C]}, "task": {"type": "evaluator", "index": 0}},
+        ["chief:0", "worker:0", "ps:0", "evaluator:0"],
+        False,
+    ),
+    "gcloud local train": (
+        {
+            "job": {"job_name": "trainer.task", "args": []},
+            "task": {"type": "ps", "index": 1},
+            "cluster": {
+                "ps": ["localhost:27183", "localhost:27184"],
+                "chief": ["localhost:27182"],
+                "worker": ["localhost:27185", "localhost:27186"],
+            },
+            "environment": "cloud",
+        },
+        ["chief:0", "worker:0", "worker:1", "ps:0", "ps:1"],
+        False,
+    ),
+    "gcloud local train, not distributed": ({"job": {}, "task": {}, "cluster": {}, "environment": "cloud"}, ["chief:0"], False),
+    "Kubeflow TFJob, evaluator in cluster": (
+        {
+            "cluster": {
+                "chief": ["j-chief-0.ns.svc:2222"],
+                "evaluator": ["j-evaluator-0.ns.svc:2222"],
+                "ps": ["j-ps-0.ns.svc:2222"],
+                "worker": ["j-worker-0.ns.svc:2222", "j-worker-1.ns.svc:2222"],
+            },
+            "task": {"type": "evaluator", "index": 0},
+            "environment": "cloud",
+        },
+        ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"],
+        False,
+    ),
+    "Kubeflow TFJob, master": (
+        {"cluster": {"master": [A], "worker": [B]}, "task": {"type": "worker", "index": 0}, "environment": "cloud"},
+        ["chief:0", "worker:0"],
+        False,
+    ),
+    "TFJob dynamic worker v1.7": (
+        {"cluster": {"worker": {"1": A}, "ps": [B, C]}, "task": {"type": "worker", "index": 1}},
+        ["worker:1", "ps:0", "ps:1"],
+        True,
+    ),
+    "TFJob dynamic worker 0": (
+        {"cluster": {"worker": {"0": A}, "ps": [B]}, "task": {"type": "worker", "index": 0}},
+        ["worker:0", "ps:0"],
+        True,
+    ),
+    "TFJob dynamic worker v1.1": (
+        {"sparseCluster": {"worker": {"2": A}, "ps": [B]}, "task": {"type": "worker", "index": 2}},
+        ["worker:2", "ps:0"],
+        True,
+    ),
+    "TFJob dynamic ps": ({"cluster": {"worker": {}, "ps": [B]}, "task": {"type": "ps", "index": 1}}, ["ps:1"], True),
+    "TFJob dynamic chief": ({"cluster": {"worker": {}, "ps": []}, "task": {"type": "chief", "index": 0}}, ["chief:0"], True),
+    "Ray Train": (
+        {"cluster": {"worker": ["10.0.0.1:3001", "10.0.0.2:3002"]}, "task": {"type": "worker", "index": 1}},
+        ["worker:0", "worker:1"],
+        False,
+    ),
+    "SageMaker ps": (
+        {
+            "cluster": {"master": ["algo-1:2222"], "worker": ["algo-2:2222"], "ps": ["algo-1:2223", "algo-2:2223"]},
+            "task": {"index": 0, "type": "master"},
+            "environment": "cloud",
+        },
+        ["chief:0", "worker:0", "ps:0", "ps:1"],
+        False,
+    ),
+    "SageMaker MWMS": (
+        {
+            "cluster": {"worker": ["algo-1:8890", "algo-2:8890"]},
+            "task": {"type": "worker", "index": 0},
+            "environment": "cloud",
+        },
+        ["worker:0", "worker:1"],
+        False,
+    ),
+    "tf-yarn": (
+        {
+            "cluster": {"chief": [A], "worker": [B], "ps": [C], "evaluator": [D]},
+            "task": {"type": "chief", "index": 0},
+            "environment": "google",
+        },
+        ["chief:0", "worker:0", "ps:0", "evaluator:0"],
+        False,
+    ),
+    "TensorFlowOnSpark": (
+        {
+            "cluster": {"ps": [A], "chief": [B], "evaluator": [C], "worker": [D]},
+            "task": {"type": "ps", "index": 0},
+            "environment": "cloud",
+        },
+        ["chief:0", "worker:0", "ps:0", "evaluator:0"],
+        False,
+    ),
+    "spark-tensorflow-distributor": (
+        {"cluster": {"worker": [A, B]}, "task": {"type": "worker", "index": 0}},
+        ["worker:0", "worker:1"],
+        False,
+    ),
+    "Volcano": (
+        {"cluster": {"ps": [A], "worker": [B, C]}, "task": {"type": "worker", "index": 1}},
+        ["worker:0", "worker:1", "ps:0"],
+        False,
+    ),
+    "Vertex AI": (
+        {
+            "cluster": {"chief": ["training-workerpool0-1-0:2222"], "worker": ["training-workerpool1-1-0:2222"]},
+            "task": {"type": "chief", "index": 0, "trial": "1"},
+            "job": "{}",
+            "environment": "cloud",
+        },
+        ["chief:0", "worker:0"],
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_each_system_writes_is_read(system: str) -> None:
+    config, tasks, partial = SYSTEMS[system]
+    for cluster in (read(config), read(json.dumps(config)), read(json.dumps(config, indent=2))):
+        assert names(cluster) == tasks
+        assert cluster.partial is partial
+        task = config["task"]
+        job = {"master": "chief"}.get(task.get("type"), task.get("type"))
+        assert cluster.task == ((job, int(task["index"])) if job else None)
+
+
+@pytest.mark.parametrize(
+    ("config", "tasks"),
+    [
+        pytest.param({"cluster": {"worker": {"0": A, "1": B}}, "task": {"type": "worker", "index": 1}}, 2, id="a whole dict"),
+        pytest.param({"worker": [A], "ps": []}, 1, id="bare, an empty job"),
+        pytest.param({"worker": {0: A, 1: B}}, 2, id="bare, integer indices"),
+        pytest.param({"worker": (A, B)}, 2, id="bare, a tuple"),
+        pytest.param({"cluster": {"worker": [A], "chief": None}}, 1, id="a job that is null"),
+        pytest.param({"cluster": {"worker": [A, B]}, "task": {"type": "worker", "index": "1"}}, 2, id="a text index"),
+        pytest.param({"cluster": {"worker": [A]}, "task": {"type": "worker"}}, 1, id="no index means 0"),
+        pytest.param({"task": {"type": "worker", "index": 0}}, 1, id="no cluster, a worker"),
+        pytest.param({"cluster": {}, "task": {"type": "chief"}}, 1, id="empty cluster, a chief"),
+        pytest.param({"cluster": {}, "task": {"type": "evaluator"}}, 1, id="empty cluster, an evaluator"),
+        pytest.param({"cluster": {"master": [], "chief": [A]}}, 1, id="an empty master beside a chief"),
+        pytest.param({"cluster": {"worker": [A]}, "session_master": "x", "made_up": 1}, 1, id="unknown keys"),
+    ],
+)
+def test_variants_that_are_read(config: dict[str, Any], tasks: int) -> None:
+    assert len(read(config).tasks) == tasks
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("h:1", "h", 1),
+        ("grpc://h:65535", "h", 65535),
+        ("10.0.0.1:80", "10.0.0.1", 80),
+        ("[::1]:2222", "::1", 2222),
+        ("grpc://[fe80::1%eth0]:2222", "fe80::1%eth0", 2222),
+        ("a_b-c.d.svc.cluster.local:2222", "a_b-c.d.svc.cluster.local", 2222),
+    ],
+)
+def test_addresses(address: str, host: str, port: int) -> None:
+    task = read({"worker": [address]}).tasks[0]
+    assert (task.host, task.port) == (host, port)
+
+
+def test_the_protocol_is_read() -> None:
+    assert read({"cluster": {"worker": [A]}, "rpc_layer": "grpc+verbs"}).protocol == "grpc+verbs"
+    assert read({"cluster": {"worker": [A]}, "rpc_layer": None}).protocol == "grpc"
+
+
+def with_task(job: str, index: Any) -> dict[str, Any]:
+    return {"cluster": {"worker": [A, B], "ps": [C]}, "task": {"type": job, "index": index}}
+
+
+def with_extension(**extension: Any) -> dict[str, Any]:
+    return {"cluster": {"worker": [A, B], "ps": [C]}, "tfdist": extension}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"cluster": {"master": [A], "chief": [B]}}, "cluster.master: both a master and a chief are given"),
+        (
+            {"cluster": {"workers": [A]}},
+            "'workers' is not a job; the jobs are chief, worker, ps, evaluator; did",
+        ),
+        ({"cluster": {"chief": [A, B]}}, "cluster.chief: there are 2 chief tasks; TensorFlow allows one"),
+        ({"cluster": {"worker": [A], "evaluator": [B, C]}}, "there are 2 evaluator tasks"),
+        ({"cluster": {"worker": [A, A]}}, "worker:0 and worker:1 have the same address a:2222"),
+        ({"cluster": {"ps": [A]}}, "there are ps tasks but no workers"),
+        ({"cluster": {"worker": ["a"]}}, "cluster.worker.0: 'a' has no port"),
+        ({"cluster": {"worker": ["::1:80"]}}, "write IPv6 addresses in brackets"),
+        ({"cluster": {"worker": ["a:0"]}}, "the port of 'a:0' is 0; ports are 1 to 65535"),
+        ({"cluster": {"worker": ["a:65536"]}}, "ports are 1 to 65535"),
+        ({"cluster": {"worker": ["a:b"]}}, "has no port"),
+        ({"cluster": {"worker": ["http://a:1"]}}, "is not an address"),
+        ({"cluster": {"worker": ["a b:1"]}}, "does not start with a host name"),
+        ({"cluster": {"worker": ["[a]:1"]}}, "does not start with a host name"),
+        ({"cluster": {"worker": [None]}}, "None is not an address"),
+        ({"cluster": {"worker": [["a:1"]]}}, "is not an address"),
+        ({"cluster": {"worker": "a:1"}}, "cluster.worker: 'a:1' is not a list"),
+        ({"cluster": {"worker": {"x": A}}}, "'x' is not an index"),
+        ({"cluster": {"worker": {"-1": A}}}, "'-1' is not an index"),
+        ({"cluster": {"worker": {"1": A, "01": B}}}, "the index 1 is given twice"),
+        ({"cluster": [A]}, "is not an object"),
+        ({"cluster": {"worker": [A]}, "worker": [B]}, "the job worker stands beside `cluster`"),
+        ({"clustr": {"worker": [A]}, "task": {}}, "did you mean cluster?"),
+        ({"cluster": {"worker": [A]}, "sparseCluster": {"worker": {"0": A}}}, "both cluster and sparseCluster"),
+        ({"cluster": {"worker": [A]}, "rpc_layer": 5}, "rpc_layer: 5 is not a protocol"),
+        ({"cluster": {}, "task": {"type": "ps", "index": 0}}, "the task is ps:0, but `cluster` has no tasks"),
+        ({"cluster": {}, "task": {"type": "worker", "index": 3}}, "the task is worker:3, but `cluster` has no tasks"),
+        ({"worker": []}, "the specification has no tasks"),
+        (with_task("worker", 2), "the task is worker:2, but `cluster` has 2 worker tasks"),
+        (with_task("chief", 0), "the task is chief:0, but `cluster` has worker, ps"),
+        (with_task("wroker", 0), "did you mean worker?"),
+        (with_task("worker", -1), "-1 is not an index"),
+        (with_task("worker", 1.0), "1.0 is not an index"),
+        (with_task("worker", True), "True is not an index"),
+        (with_task("worker", "one"), "'one' is not an index"),
+        ({"cluster": {"worker": [A]}, "task": {"index": 0}}, "has the index 0 but no type"),
+        ({"cluster": {"worker": [A]}, "task": "worker"}, "task: 'worker' is not an object"),
+        (with_extension(sync_periods=1), "'sync_periods' is not known here; did you mean sync_period?"),
+        (with_extension(sync_period=0), "tfdist.sync_period: 0 is not right; expected a whole number from 1"),
+        (with_extension(sync_period=True), "tfdist.sync_period"),
+        (with_extension(share_memory=1), "expected true or false"),
+        (with_extension(job_dir=1), "expected a string"),
+        (with_extension(slots={"worker": [[1, 0]]}), "one pair for each of the 2 worker tasks"),
+        (with_extension(slots={"worker": [[1, 0], [1]]}), "tfdist.slots"),
+        (with_extension(slots={"worker": [[10**12, 0], [1, 0]]}), "more than 100000 slots"),
+        (with_extension(slots={"workers": []}), "tfdist.slots"),
+        (with_extension(worker_groups=[[0], ["1"]]), "tfdist.worker_groups"),
+        (with_extension(worker_groups=[[0]]), "do not hold each of the 2 worker ranks exactly once"),
+        (with_extension(worker_groups=5), "tfdist.worker_groups"),
+        ({"cluster": {"worker": [A], "evaluator": [B]}, "tfdist": {"evaluators": [C]}}, "keep one of them"),
+        ({"cluster": {"worker": [A]}, "tfdist": []}, "tfdist: []"),
+    ],
+)
+def test_what_is_refused_and_how(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        read(config)
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("<dict>")
+
+
+def test_an_empty_variable_in_the_environment_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", "  "):
+        monkeypatch.setenv("TF_CONFIG", value)
+        with pytest.raises(ClusterError, match=r"^TF_CONFIG: no cluster is described"):
+            read()
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert names(read()) == ["chief:0"]
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"worker": [A]}))
+    with pytest.raises(ClusterError, match="the job worker stands beside `cluster`"):
+        read()
+    monkeypatch.setenv("TF_CONFIG", "cluster")
+    with pytest.raises(ClusterError, match="does not hold a JSON object"):
+        read()
+
+
+def test_yaml_gives_the_line_of_a_fault() -> None:
+    with pytest.raises(ClusterError, match=r"^<text>:3: cluster\.ps: 5 is not a list"):
+        read("cluster:\n  worker: ['a:1']\n  ps: 5\n")
+
+
+# The way back.
+
+_hosts = st.one_of(
+    st.none(),
+    st.sampled_from(["localhost", "a", "b.example.org", "10.0.0.1", "::1", "2001:db8::2", "HOST"]),
+    st.text("ab1", min_size=1),
+)
+
+
+@st.composite
+def _groups(draw: st.DrawFn, ranks: int) -> tuple[tuple[int, ...], ...]:
+    order = draw(st.permutations(range(ranks)))
+    cuts = sorted(draw(st.sets(st.integers(1, ranks - 1)))) if ranks > 1 else []
+    return tuple(tuple(order[first:last]) for first, last in zip([0, *cuts], [*cuts, ranks], strict=True))
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Clusters of every kind: open and given addresses, groups, slots, evaluators, partial views with holes."""
+    partial = draw(st.booleans())
+    counts = {"chief": draw(st.integers(0, 1)), "worker": draw(st.integers(0, 4)), "ps": draw(st.integers(0, 3))}
+    counts["evaluator"] = draw(st.integers(0, 2))
+    if not partial and not counts["worker"]:
+        counts["ps"], counts["chief"] = 0, 1
+    if not sum(counts.values()):
+        counts["worker"] = 1
+    tasks = []
+    ports = iter(draw(st.permutations(range(20000, 20020))))
+    for job, count in counts.items():
+        holes = job == "evaluator" or partial
+        indices = sorted(draw(st.sets(st.integers(0, 9), min_size=count, max_size=count))) if holes else range(count)
+        for index in indices:
+            slots = draw(st.integers(1, 3))
+            port = next(ports) if draw(st.booleans()) else None
+            tasks.append(Task(job, index, draw(_hosts), port, slots, draw(st.integers(0, slots))))
+    ranks = {job: sum(task.slots for task in tasks if task.job == job) for job in ("worker", "ps")}
+    return Cluster(
+        tasks=tuple(tasks),
+        worker_groups=draw(_groups(ranks["worker"])) if ranks["worker"] and draw(st.booleans()) else (),
+        server_groups=draw(_groups(ranks["ps"])) if ranks["ps"] and draw(st.booleans()) else (),
+        separate_servers=draw(st.booleans()),
+        sync_period=draw(st.integers(1, 10**6)),
+        share_memory=draw(st.booleans()),
+        job_dir=draw(st.none() | st.text(max_size=8)),
+        strategy=draw(st.none() | st.sampled_from(["hogwild", "mirrored"])),
+        protocol=draw(st.sampled_from(["grpc", "grpc+verbs"])),
+        partial=partial,
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(clusters(), st.integers(0, 99))
+def test_reading_what_a_cluster_writes_gives_the_cluster(cluster: Cluster, number: int) -> None:
+    task = cluster.tasks[number % len(cluster.tasks)]
+    config = cluster.tf_config(task.job, task.index)
+    for again in (read(config), read(json.dumps(config))):
+        assert again == cluster.addressed()
+        assert again.task == (task.job, task.index)
+        # Once read, it writes the same again.
+        assert again.tf_config(task.job, task.index) == config
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(string.printable), st.booleans())
+def test_any_text_as_an_address_is_read_or_refused(address: str, bare: bool) -> None:
+    spec = {"worker": [address]}
+    try:
+        assert len(read(spec if bare else {"cluster": spec}).tasks) == 1
+    except ClusterError as error:
+        assert str(error).isprintable()
+
+
+def test_the_written_file_has_every_task() -> None:
+    written = json.loads(DIALECTS["tf_config"].write(read("STANDARD_1")))
+    assert list(written) == ["chief:0", *(f"worker:{n}" for n in range(4)), *(f"ps:{n}" for n in range(3))]
+    assert written["ps:2"]["task"] == {"type": "ps", "index": 2}

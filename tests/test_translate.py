@@ -1,0 +1,147 @@
+"""`python -m tfdist.translate`: its output, its exit status, and what it costs."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tfdist.dialects import read
+from tfdist.translate import main
+
+HOGWILD = "cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 4 }\n"
+
+
+@pytest.fixture(autouse=True)
+def no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+@pytest.fixture
+def job_conf(tmp_path: Path) -> str:
+    path = tmp_path / "job.conf"
+    path.write_text(HOGWILD)
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["translate", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.endswith("\n")
+    return out
+
+
+def test_tf_config_of_every_task(capsys: pytest.CaptureFixture[str], job_conf: str) -> None:
+    configs = json.loads(run(capsys, job_conf, "--to", "tf_config"))
+    # Hogwild's workers only serve: somebody has to run the user's program.
+    assert list(configs) == ["chief:0", *(f"worker:{n}" for n in range(3)), *(f"ps:{n}" for n in range(3))]
+    assert configs["ps:1"]["task"] == {"type": "ps", "index": 1}
+    clusters = {read(config) for config in configs.values()}
+    assert len(clusters) == 1
+    assert clusters.pop().sync_period == 4
+
+
+def test_tf_config_of_one_task(capsys: pytest.CaptureFixture[str], job_conf: str) -> None:
+    config = json.loads(run(capsys, job_conf, "--task=worker:1"))
+    assert config == json.loads(run(capsys, job_conf))["worker:1"]
+
+
+def test_cluster_spec(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = json.loads(run(capsys, "standard-1", "--to", "cluster_spec"))
+    assert {job: len(tasks) for job, tasks in spec.items()} == {"chief": 1, "worker": 4, "ps": 3}
+
+
+def test_host_file(capsys: pytest.CaptureFixture[str], job_conf: str, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("a\nb\nc\n")
+    spec = json.loads(run(capsys, job_conf, "--to", "cluster_spec", "--hostfile", str(hosts)))
+    assert spec["worker"] == ["a:6723", "b:6723", "c:6723"]
+    assert spec["ps"] == ["a:6724", "b:6724", "c:6724"]
+
+
+def test_singa_and_cloudml(capsys: pytest.CaptureFixture[str], job_conf: str, tmp_path: Path) -> None:
+    assert read(run(capsys, job_conf, "--to", "singa")) == read(HOGWILD)
+    assert run(capsys, "premium-1", "--to", "cloudml") == "trainingInput:\n  scaleTier: PREMIUM_1\n"
+    config = tmp_path / "tf_config.json"
+    config.write_text('{"cluster": {"worker": ["a:2222", "b:2222"]}}')
+    assert "nworkers_per_group: 2" in run(capsys, str(config), "--to", "singa")
+
+
+def test_the_environment_without_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
+    assert json.loads(run(capsys, "--to", "cluster_spec")) == {"worker": ["a:1", "b:1"]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.conf"], "translate: nowhere.conf: there is no such file"),
+        (["starndard_1"], "did you mean STANDARD_1?"),
+        (["BASIC", "BASIC"], "there are 2 files"),
+        (["BASIC", "--to", "sing"], "'sing' is not one of tf_config, cluster_spec, singa, cloudml; did you mean singa?"),
+        (["BASIC", "--too", "x"], "Unknown command line flag 'too'"),
+        (["BASIC", "--task", "worker"], "'worker' is not a task; expected JOB:INDEX"),
+        (["BASIC", "--task", "worker:x"], "is not a task"),
+        (["BASIC", "--task", "worker:0"], "there is no task worker:0; this cluster has 1 chief"),
+        (["BASIC", "--task", "chief:0", "--to", "singa"], "--task: this flag goes with --to tf_config"),
+        (["BASIC", "--to", "singa"], "SINGA has no words for a chief"),
+        (["BASIC", "--hostfile", "x"], "a host file goes with a SINGA description"),
+        (["BASIC", "--hostfile"], "hostfile"),
+        ([], "no cluster is described"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_status_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["translate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("translate: ")
+    assert message in err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("--help", "-h"):
+        out = run(capsys, flag)
+        assert all(
+            word in out for word in ("usage:", "--to", "tf_config", "cluster_spec", "singa", "cloudml", "--task", "--hostfile")
+        )
+
+
+def command(*arguments: str, text: str = "", options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, *options, "-m", "tfdist.translate", *arguments]
+    return subprocess.run(program, input=text, capture_output=True, text=True, check=False)
+
+
+def test_the_command_reads_standard_input() -> None:
+    result = command("-", "--to", "cluster_spec", text=HOGWILD)
+    assert result.returncode == 0
+    assert len(json.loads(result.stdout)["ps"]) == 3
+    result = command("-", text="cluster {\n nworker_per_procs: 1 }")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "translate: <text>:2: cluster.nworker_per_procs: ClusterProto has no such field; did you mean nworkers_per_procs?\n"
+    )
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    script = f"{sys.executable} -m tfdist.translate PREMIUM_1 | head -c 1; echo ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "{0\n"
+    assert result.stderr == ""
+
+
+def test_translating_imports_no_tensorflow_and_takes_under_half_a_second() -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.monotonic()
+        result = command("-", "--to", "tf_config", text=HOGWILD, options=("-X", "importtime"))
+        seconds.append(time.monotonic() - start)
+        assert "google.protobuf.text_format" in result.stderr
+        assert "tensorflow" not in result.stderr
+        assert "yaml" not in result.stderr
+    assert min(seconds) < 0.5
