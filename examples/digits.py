@@ -1,13 +1,14 @@
 """A small convolutional network on scikit-learn's handwritten digits (1797 real images of 8 x 8 pixels).
 
-    python -m tfdist.launch --tier STANDARD_1                      this program on 1 chief, 4 workers and 3 ps
-    python examples/digits.py --tier STANDARD_1                    the same without the launcher
-    python examples/digits.py                                      in this one process
+python -m tfdist.launch --tier STANDARD_1                      this program on 1 chief, 4 workers and 3 ps
+python examples/digits.py --tier STANDARD_1                    the same without the launcher
+python examples/digits.py                                      in this one process
 """
 
 import sys
 
 import keras
+import numpy as np
 from absl import app, flags
 
 import tfdist
@@ -50,7 +51,7 @@ def main(_: list[str]) -> None:
         model.save(f"{FLAGS.job_dir}/digits.keras")
 
 
-def load_digits():
+def load_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
     """Returns ((x, y), (x, y)) for training (1437 images) and testing (360): x float32 (n, 8, 8, 1) in 0..1, y int (n,)."""
     from sklearn.datasets import load_digits as load
     from sklearn.model_selection import train_test_split

@@ -12,7 +12,6 @@ exit code of the task that failed first, 128 + N where signal N killed it.
 """
 
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -77,7 +76,7 @@ def _without_separator(arguments: list[str]) -> list[str]:
 
 
 def _program_part(argv: list[str]) -> list[str]:
-    """The end of the command line that is not ours: from `--` or from the first argument that is no flag and no flag's value."""
+    """The end of the command line that is not ours: from `--`, or from the first argument that is neither flag nor value."""
     value_expected = False
     for position, argument in enumerate(argv[1:], start=1):
         if argument == "--" or not (argument.startswith("-") or value_expected):

@@ -4,8 +4,8 @@ Importing TensorFlow takes seconds and hundreds of megabytes; a fork of a proces
 and shares them. The standard library's forkserver does this too, but does not adopt and end what the tasks leave behind when
 the launcher is killed, which is why this one exists.
 
-It talks with its owner over a Unix socket (SOCK_SEQPACKET, JSON messages; file descriptors 1 and 2 of a task travel with its start
-message). When the owner closes the socket, or dies, it ends every task and itself.
+It talks with its owner over a Unix socket (SOCK_SEQPACKET, JSON messages; file descriptors 1 and 2 of a task travel with its
+start message). When the owner closes the socket, or dies, it ends every task and itself.
 
     owner -> server   {"start": NAME, "env": {...}, "cwd": DIR, "program": {...}}   with two file descriptors
                       {"signal": NUMBER, "tasks": [NAME, ...]}

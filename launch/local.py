@@ -78,7 +78,7 @@ class LocalTasks:
             data = self._socket.recv(MESSAGE_BYTES)
         except OSError:
             data = b""
-        message = json.loads(data) if data else {"failed": f"it ended (process {self._process.pid})"}
+        message: dict[str, Any] = json.loads(data) if data else {"failed": f"it ended (process {self._process.pid})"}
         if "exited" in message:
             return Exited(message["exited"], message["code"], message["time"])
         return Ready() if "ready" in message else Lost(message["failed"])

@@ -34,7 +34,9 @@ class HeldPorts:
                 assert task.port is not None
                 port = self._bind(task.port)
                 if port is None and given[task.name] is not None:
-                    raise cluster.source.error(f"port {task.port} of {task.name} is in use on this machine; free it or describe another")
+                    raise cluster.source.error(
+                        f"port {task.port} of {task.name} is in use on this machine; free it or describe another"
+                    )
                 if port is None:
                     port = self._bind(0)
                 task = dataclasses.replace(task, port=port)

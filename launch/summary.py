@@ -14,8 +14,8 @@ def make(cluster: Cluster, choice: Choice, outcome: Outcome, log_dir: Path) -> d
 
     Returns:
         A dict that `json.dumps` takes, with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `wall_seconds`, `steps`
-        and `examples_per_second` (None where the program did not call `fit`), `metrics` (those of the last `evaluate`, and of the
-        last `fit` what `evaluate` does not have), `history` (the last epoch of `fit`), `exit_code`, `failure`, `log_dir`.
+        and `examples_per_second` (None where the program did not call `fit`), `metrics` (those of the last `evaluate`, and of
+        the last `fit` what `evaluate` does not have), `history` (the last epoch of `fit`), `exit_code`, `failure`, `log_dir`.
     """
     report = _read_report(log_dir / "report.json")
     seconds = report.get("fit_seconds", 0.0)

@@ -65,7 +65,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
 
 
 def quiet_tensorflow() -> None:
-    """Makes TensorFlow's Python code log errors only, unless TFDIST_VERBOSE is set: it logs every step of a strategy's making."""
+    """Makes TensorFlow's Python code log errors only, unless TFDIST_VERBOSE is set: it logs whatever its strategies do."""
     if os.environ.get("TFDIST_VERBOSE"):
         return
     tensorflow_logger = logging.getLogger("tensorflow")
@@ -87,8 +87,8 @@ def _not_raised_anyway(record: logging.LogRecord) -> bool:
 
 def _in_one_gpu_task(cluster: Cluster) -> bool:
     """Whether every group is exactly the GPUs of one task, which TensorFlow's own strategy steps together."""
-    slots = iter(task for task in cluster.job("worker") for _ in range(task.slots))
-    owner = list(slots)
-    return all(
-        len({owner[rank].index for rank in group}) == 1 and owner[group[0]].gpus == len(group) for group in cluster.worker_groups
+    owner = [task for task in cluster.job("worker") for _ in range(task.slots)]
+    return all({owner[rank] for rank in group} == {owner[group[0]]} for group in cluster.worker_groups) and all(
+        task.gpus == task.slots and len(group) == task.slots
+        for group, task in zip(cluster.worker_groups, cluster.job("worker"), strict=False)
     )

@@ -6,15 +6,15 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 
+_log = logging.getLogger("tfdist")
+
 
 def create(cluster: Cluster, start_timeout: float) -> tf.distribute.Strategy:
     """Returns TensorFlow's default strategy. Warns when the description asks for a GPU or TPU that is not here."""
     del start_timeout
     (task,) = cluster.training_tasks
     if task.machine_type == "cloud_tpu":
-        logging.getLogger("tfdist").warning("%s asks for a Cloud TPU; tfdist has none to offer and trains on the CPU", task.name)
+        _log.warning("%s asks for a Cloud TPU, which tfdist cannot use; it trains on the CPU", task.name)
     elif task.gpus and not tf.config.list_physical_devices("GPU"):
-        logging.getLogger("tfdist").warning(
-            "%s asks for a GPU, and TensorFlow finds none on this machine; it trains on the CPU", task.name
-        )
+        _log.warning("%s asks for a GPU, and TensorFlow finds none on this machine; it trains on the CPU", task.name)
     return tf.distribute.get_strategy()

@@ -59,12 +59,15 @@ class Feed(Iterator[Batch]):
         return Batch(next(self._iterator), self)
 
 
-class FedDataset(DistributedDataset):  # type: ignore[misc]
+class FedDataset(DistributedDataset):
     """What `experimental_distribute_dataset` gives under ParameterServer.
 
     Passed to `ClusterCoordinator.create_per_worker_dataset` it is what TensorFlow made. Iterated on the chief, which TensorFlow
     refuses, it yields `Batch`es.
     """
+
+    _fed_dataset: tf.data.Dataset
+    _unused_feed: Feed | None
 
     @classmethod
     def over(cls, distributed: Any, dataset: tf.data.Dataset) -> "FedDataset":

@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies import ending, keras_trainer
 from tfdist.strategies._private import wait_until_ready
-from tfdist.strategies.feed import Batch, Feed, FedDataset
+from tfdist.strategies.feed import Batch, FedDataset, Feed
 from tfdist.strategies.startup import is_listening, wait_for_tasks, waiting_for
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
@@ -217,6 +217,7 @@ class KerasSteps:
         self._feed: Any = None
 
     def __call__(self, iterator: Any) -> Any:
+        """Schedules the next batches of `iterator`; returns logs; raises StopIteration where it has none."""
         if not isinstance(iterator, Feed):  # train_on_batch, test_on_batch: a generator of one batch
             return self._under_way.result_of(self._under_way.schedule(self._remote, _tensors(next(iterator))))
         if iterator is not self._feed:

@@ -16,7 +16,7 @@ from tfdist.strategies._private import TensorFlowTrainer
 _report: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 
 
-class _Count(keras.callbacks.Callback):  # type: ignore[misc]
+class _Count(keras.callbacks.Callback):
     """Counts steps and examples of a `fit`."""
 
     def __init__(self) -> None:

@@ -13,14 +13,14 @@ import tensorflow as tf
 from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, is_saving
 
 
-class _HandleSpec(PerWorkerVariableSpec):  # type: ignore[misc]
+class _HandleSpec(PerWorkerVariableSpec):
     """TensorFlow's type of such a handle, which cannot be generalized: `reduce_retracing` needs that."""
 
     def most_specific_common_supertype(self, others: Any) -> "_HandleSpec | None":
         return self if all(self == other for other in others) else None
 
 
-class WorkerLocalVariable(PerWorkerVariable):  # type: ignore[misc]
+class WorkerLocalVariable(PerWorkerVariable):
     """One variable per worker and one on the chief.
 
     In a function that a worker runs it is the worker's own. On the chief, reading gives the sum over all of them, assigning

@@ -123,12 +123,14 @@ def test_a_plain_program_starts_its_servers_itself_and_ends_them(start, script, 
 
 
 def test_a_plain_program_that_is_killed_leaves_no_server(start, script, small_cluster):
-    job = start(script("""
+    job = start(
+        script("""
         import time, tfdist
         tfdist.strategy("small.yaml")
         print("up", flush=True)
         time.sleep(600)
-    """))
+    """)
+    )
     job.wait_for("up")
     assert len(job.left()) >= 5  # itself, the fork server, 3 servers
     os.kill(job.process.pid, signal.SIGKILL)
@@ -136,22 +138,26 @@ def test_a_plain_program_that_is_killed_leaves_no_server(start, script, small_cl
 
 
 def test_a_plain_program_that_fails_has_its_own_exit_code_and_leaves_no_server(start, script, small_cluster):
-    job = start(script("""
+    job = start(
+        script("""
         import sys, tfdist
         tfdist.strategy("small.yaml")
         sys.exit(5)
-    """))
+    """)
+    )
     assert job.wait() == 5
     assert job.left(within=3) == {}
 
 
 def test_a_second_description_in_the_same_process_is_refused(start, script, small_cluster):
-    job = start(script("""
+    job = start(
+        script("""
         import tfdist
         first = tfdist.strategy("small.yaml")
         assert tfdist.strategy("small.yaml") is first
         tfdist.strategy("STANDARD_1")
-    """))
+    """)
+    )
     assert job.wait() == 1
     assert "this process is already the chief of 1 chief, 2 workers, 1 ps" in job.output
 

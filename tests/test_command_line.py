@@ -14,7 +14,12 @@ def launch(tmp_path):
     def run(*arguments, **environment):
         variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"} | environment
         return subprocess.run(
-            [sys.executable, "-m", "tfdist.launch", *arguments], capture_output=True, text=True, cwd=tmp_path, env=variables, timeout=60
+            [sys.executable, "-m", "tfdist.launch", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=variables,
+            timeout=60,
         )
 
     return run
@@ -101,7 +106,16 @@ def test_a_process_that_tf_config_makes_a_task_is_told_to_run_the_program_itself
 
 
 def test_flags_with_dashes_as_gcloud_writes_them_mean_the_same(launch):
-    got = launch("--tier", "CUSTOM", "--master-machine-type=standard", "--worker-machine-type", "standard", "--worker-count", "2", "--dry-run")
+    got = launch(
+        "--tier",
+        "CUSTOM",
+        "--master-machine-type=standard",
+        "--worker-machine-type",
+        "standard",
+        "--worker-count",
+        "2",
+        "--dry-run",
+    )
     assert got.returncode == 0, got.stderr
     assert "1 chief, 2 workers" in got.stdout
 

@@ -16,7 +16,6 @@ from tfdist.dialects import read as read
 from tfdist.errors import ClusterError as ClusterError
 from tfdist.flags import define_flags as define_flags
 from tfdist.roles import strategy as strategy
-
 from tfdist.version import __version__ as __version__
 
 __all__ = ["Cluster", "ClusterError", "Task", "define_flags", "read", "strategy"]

@@ -30,7 +30,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     if "cluster" in flag_values and "tier" in flag_values:
         return
     define: dict[str, Any] = {"flag_values": flag_values}
-    flags.DEFINE_string("cluster", None, "File that describes the cluster: SINGA job.conf, CloudML config.yaml, TF_CONFIG.", **define)
+    flags.DEFINE_string("cluster", None, "File with the cluster: SINGA job.conf, CloudML config.yaml, TF_CONFIG.", **define)
     flags.DEFINE_string("hostfile", None, "SINGA hostfile: one host a line, dealt out to the processes in turn.", **define)
     for name, help_text in CLOUDML_FLAGS.items():
         flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)

@@ -30,8 +30,8 @@ _active: "list[tuple[Cluster, tf.distribute.Strategy]]" = []
 def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.distribute.Strategy":
     """Returns the `tf.distribute.Strategy` that the description means, on the task that runs the training program.
 
-    On a `ps` or `worker` of a ParameterServer cluster it does not return: it serves until the chief has finished and exits with 0
-    (with 75 when the chief failed or is gone). Call it before anything else uses TensorFlow.
+    On a `ps` or `worker` of a ParameterServer cluster it does not return: it serves until the chief has finished and exits
+    with 0 (with 75 when the chief failed or is gone). Call it before anything else uses TensorFlow.
 
     Args:
         cfg: a `Cluster`, anything that `tfdist.read` takes (a tier name, a path, text, a dict), or absl FLAGS after

@@ -77,7 +77,7 @@ def translate(file: str | None, to: str, *, hostfile: str | None = None, task: s
 def main(argv: Sequence[str]) -> int:
     """Runs the command; returns its exit status."""
     # A set of flags of its own, so that this module can be imported beside a program that defines the same names.
-    values = flags.FlagValues()  # type: ignore[no-untyped-call]
+    values = flags.FlagValues()
     flags.DEFINE_string("to", "tf_config", "the dialect to print", flag_values=values)
     flags.DEFINE_string("hostfile", None, "the hosts of a SINGA cluster", flag_values=values)
     flags.DEFINE_string("task", None, "the task whose TF_CONFIG is printed", flag_values=values)

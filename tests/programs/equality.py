@@ -21,7 +21,9 @@ with tfdist.strategy().scope():
 generator = np.random.default_rng(5)
 x = generator.normal(size=(210, 5)).astype("float32")
 y = (x.sum(axis=1) > 0).astype("int32") + (x[:, 0] > 1)
-history = model.fit(x[:160], y[:160], batch_size=16, epochs=4, shuffle=False, validation_data=(x[160:], y[160:]), verbose=0).history
+history = model.fit(
+    x[:160], y[:160], batch_size=16, epochs=4, shuffle=False, validation_data=(x[160:], y[160:]), verbose=0
+).history
 with open(sys.argv[1], "w") as file:
     json.dump(
         {

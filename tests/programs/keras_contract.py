@@ -219,7 +219,8 @@ def stop_training_in_the_middle_of_an_epoch(strategy):
 
 @case
 def stock_optimizers(strategy):
-    names = "SGD RMSprop Adam AdamW Adadelta Adagrad Adamax Adafactor Nadam Ftrl Lion Lamb Muon".split()
+    names = ["SGD", "RMSprop", "Adam", "AdamW", "Adadelta", "Adagrad", "Adamax", "Adafactor", "Nadam", "Ftrl", "Lion", "Lamb"]
+    names += ["Muon"]
     done = {}
     for name in names:
         model = regression(getattr(keras.optimizers, name)(1e-3), loss="mse", metrics=[])
@@ -308,7 +309,9 @@ def saving(strategy):
 @case
 def an_error_in_a_step_reaches_the_program_and_the_next_fit_works(strategy):
     model = regression(loss="mse", metrics=[])
-    bad = tf.data.Dataset.from_tensor_slices((X, Y)).batch(32).map(lambda x, y: (tf.debugging.check_numerics(x / 0.0, "bad"), y))
+    bad = (
+        tf.data.Dataset.from_tensor_slices((X, Y)).batch(32).map(lambda x, y: (tf.debugging.check_numerics(x / 0.0, "bad"), y))
+    )
     try:
         model.fit(bad, epochs=1, verbose=0)
         message = "no error"
