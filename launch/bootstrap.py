@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import sys
 import traceback
 from types import TracebackType
@@ -14,7 +15,7 @@ def run(program: dict[str, Any]) -> None:
     """Runs `{"script": PATH | "module": NAME | "serve": True, "args": [...]}` as the main program of this process.
 
     An exception ends the process with 1 and its traceback, from the program's own first line on; a `ClusterError` with 2 and
-    its one line.
+    its one line; Ctrl-C with 130.
     """
     try:
         if program.get("serve"):
@@ -29,6 +30,8 @@ def run(program: dict[str, Any]) -> None:
             sys.argv = [program["script"], *program["args"]]
             sys.path.insert(0, os.path.dirname(os.path.abspath(program["script"])))
             runpy.run_path(program["script"], run_name="__main__")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)  # The program has had its chance to save; nobody asked for a traceback.
     except ClusterError as error:
         print(f"tfdist: {error}", file=sys.stderr)
         sys.exit(2)

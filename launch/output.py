@@ -8,6 +8,7 @@ import shutil
 import struct
 import sys
 import termios
+import time
 from collections import deque
 from pathlib import Path
 from typing import IO, TextIO
@@ -15,6 +16,7 @@ from typing import IO, TextIO
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _COLOURS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
 _RESET, _CLEAR = "\x1b[0m", "\r\x1b[K"
+_PROGRESS_SECONDS = 0.1
 
 # What TensorFlow prints at every start on a machine without GPU, past its own log level. It stays in the files.
 _NOISE = re.compile(
@@ -54,6 +56,7 @@ class Terminal:
         self._stream = stream or sys.stdout
         self._width = max((len(name) for name in names), default=0)
         self._verbose = verbose
+        self._progress_at = 0.0
         self._shown = ""  # the unfinished line that the cursor stands on
         self.is_tty = self._stream.isatty()
 
@@ -64,7 +67,9 @@ class Terminal:
 
     def progress(self, task: str, text: str) -> None:
         """Shows the unfinished line of a task until something else is printed; only on a real terminal."""
-        if self.is_tty and text.strip():
+        now = time.monotonic()
+        if self.is_tty and text.strip() and now - self._progress_at > _PROGRESS_SECONDS:
+            self._progress_at = now
             self._shown = self._prefix(task) + text
             self._stream.write(_CLEAR + self._shown)
             self._stream.flush()

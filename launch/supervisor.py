@@ -4,7 +4,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ from tfdist.strategies.startup import is_listening, waiting_for
 TICK_SECONDS = 0.1
 TELL_SECONDS = 10.0
 GRACE_SECONDS = 5.0
-"""From the request to end until a task is killed. With the two times of fork_server.py below ten seconds in all."""
+"""How long a training task may take to end when asked; then it is killed."""
+
+SERVER_GRACE_SECONDS = 1.0
+"""The same for servers, which have nothing to save. With the times of fork_server.py, all have ended within 10 seconds."""
 
 SETTLE_SECONDS = 8.0
 """How long a task that ended because of another may be ahead of that other's own end."""
@@ -86,7 +89,7 @@ class Supervisor:
         self._suspect: tuple[float, Failure] | None = None  # (when to believe it, it)
         self._asked_to_end: list[int] = []
         self._begin = time.monotonic()
-        self._told = self._begin
+        self._started = self._told = self._begin
 
     def run(self) -> Outcome:
         """Runs the job to its end; when it returns, no process of it is left."""
@@ -137,10 +140,14 @@ class Supervisor:
         return self._start_verdict()
 
     def _start_verdict(self) -> "Failure | bool":
+        if not self._outputs:
+            if time.monotonic() - self._begin > self._start_timeout:
+                return Failure(f"gave up: importing TensorFlow took more than {self._start_timeout:.0f} s (--start_timeout)", 1)
+            return False
         if not self._awaited:
             return False
         self._awaited = [task for task in self._awaited if not is_listening(task, timeout=0.2)]
-        waited = time.monotonic() - self._begin
+        waited = time.monotonic() - self._started
         if self._awaited and waited > self._start_timeout:
             return Failure(
                 f"gave up after {waited:.0f} s (--start_timeout): {waiting_for(self._awaited)} did not come up; "
@@ -155,6 +162,7 @@ class Supervisor:
     def _on_event(self) -> None:
         event = self._tasks.read()
         if isinstance(event, Ready):
+            self._started = self._told = time.monotonic()
             for task in self._all.values():
                 self._start(task)
         elif isinstance(event, Exited):
@@ -203,20 +211,23 @@ class Supervisor:
 
     def _end_tasks(self) -> None:
         """Lets servers end by themselves after success; else asks every task to end, and kills what does not."""
-
-        def all_ended() -> bool:
-            return self._all.keys() <= self._outcome.exits.keys() or not self._outputs
-
         if self._outcome.failure is None:
-            self._loop(lambda: all_ended() or bool(self._asked_to_end), GRACE_SECONDS)
-        interrupted = bool(self._asked_to_end) and self._asked_to_end[0] == signal.SIGINT
-        for name in self._all.keys() - self._outcome.exits.keys():
-            # A program that is interrupted may want to save: Python turns SIGINT into KeyboardInterrupt.
-            self._tasks.signal([name], signal.SIGINT if interrupted and name in self._training else signal.SIGTERM)
-        asked = len(self._asked_to_end)
-        self._loop(lambda: all_ended() or len(self._asked_to_end) > asked, GRACE_SECONDS)
+            self._await_end(self._all.keys(), GRACE_SECONDS)
+        # Those that train first: their connections to the servers then close in order, not in pages of errors. A program that
+        # is interrupted may want to save: Python turns SIGINT into KeyboardInterrupt.
+        interrupted = self._asked_to_end[:1] == [signal.SIGINT]
+        self._tasks.signal(self._training - self._outcome.exits.keys(), signal.SIGINT if interrupted else signal.SIGTERM)
+        self._await_end(self._training, GRACE_SECONDS)
+        self._tasks.signal(self._all.keys() - self._training - self._outcome.exits.keys(), signal.SIGTERM)
+        self._await_end(self._all.keys() - self._training, SERVER_GRACE_SECONDS)
         self._tasks.signal(self._all.keys() - self._outcome.exits.keys(), signal.SIGKILL)
-        self._loop(all_ended, 1.0)
+        self._await_end(self._all.keys(), 1.0)
+
+    def _await_end(self, names: Set[str], limit: float) -> None:
+        """Waits until these tasks have ended, for at most `limit` seconds or until another signal asks to hurry."""
+        asked = len(self._asked_to_end)
+        if self._outputs:
+            self._loop(lambda: names <= self._outcome.exits.keys() or len(self._asked_to_end) > asked, limit)
 
     def _listen_to_signals(self) -> Callable[[], None]:
         previous = {

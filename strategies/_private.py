@@ -66,6 +66,20 @@ in_stateless_scope: Any = _need("keras.src.backend", keras.__version__, "in_stat
 # Whether a SavedModel is being written, when variables stand for the chief's copy.
 is_saving: Any = _need("tensorflow.python.saved_model.save_context", tf.__version__, "in_save_context")
 
+# TensorFlow's count of the uses of each function in its runtime; the last use that ends removes it there, by a remote call.
+_function_uses: Any = _need(
+    "tensorflow.python.eager.polymorphic_function.atomic_function", tf.__version__, "RUNTIME_FUNCTION_REFS"
+)
+
+
+def keep_remote_functions() -> None:
+    """Leaves functions where they are at the end of the process: the servers that have them end anyway.
+
+    TensorFlow would try to remove each from servers that are gone, and print an error for each try.
+    """
+    for name in _function_uses:
+        _function_uses[name] += 1
+
 
 def wait_until_ready(remote_value: Any, seconds: float) -> bool:
     """Waits at most `seconds` for a `RemoteValue`, and says whether it is ready. The public `fetch` has no time limit."""

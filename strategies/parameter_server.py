@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies import ending, keras_trainer
-from tfdist.strategies._private import wait_until_ready
+from tfdist.strategies._private import keep_remote_functions, wait_until_ready
 from tfdist.strategies.feed import Batch, FedDataset, Feed
 from tfdist.strategies.startup import is_listening, wait_for_tasks, waiting_for
 from tfdist.strategies.worker_local import WorkerLocalVariable
@@ -53,6 +53,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
 def _tell_end(servers: list[Task]) -> None:
     # The interpreter records an exception that ended the program before it calls exit functions.
     ending.tell(servers, ending.FAILED if getattr(sys, "last_type", None) else ending.FINISHED)
+    keep_remote_functions()
 
 
 class ParameterServer(tf.distribute.ParameterServerStrategy):
