@@ -200,6 +200,8 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
 
     for task in cluster.job("evaluator"):
         print(f"tfdist: {task.name} is not started: this version has no evaluator role; the chief evaluates", file=sys.stderr)
+    if note := strategies.tpu_note(cluster):
+        print(f"tfdist: {note}", file=sys.stderr)
     ports = HeldPorts()
     cluster = ports.hold(cluster, {task.name for task in cluster.training_tasks})
     try:

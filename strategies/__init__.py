@@ -47,6 +47,12 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
     return None
 
 
+def tpu_note(cluster: Cluster) -> str | None:
+    """What to tell about a description that asks for a Cloud TPU, which no strategy here can use; None where none does."""
+    asking = [task.name for task in cluster.tasks if task.machine_type == "cloud_tpu"]
+    return f"{', '.join(asking)} asks for a Cloud TPU, which tfdist cannot use; it trains on the CPU" if asking else None
+
+
 def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distribute.Strategy":
     """Creates the strategy on the task that runs the user's program (a chief, or the only task).
 

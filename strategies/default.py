@@ -10,11 +10,9 @@ _log = logging.getLogger("tfdist")
 
 
 def create(cluster: Cluster, start_timeout: float) -> tf.distribute.Strategy:
-    """Returns TensorFlow's default strategy. Warns when the description asks for a GPU or TPU that is not here."""
+    """Returns TensorFlow's default strategy. Warns when the description asks for a GPU that is not here."""
     del start_timeout
     (task,) = cluster.training_tasks
-    if task.machine_type == "cloud_tpu":
-        _log.warning("%s asks for a Cloud TPU, which tfdist cannot use; it trains on the CPU", task.name)
-    elif task.gpus and not tf.config.list_physical_devices("GPU"):
+    if task.gpus and not tf.config.list_physical_devices("GPU"):
         _log.warning("%s asks for a GPU, and TensorFlow finds none on this machine; it trains on the CPU", task.name)
     return tf.distribute.get_strategy()

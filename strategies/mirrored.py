@@ -20,9 +20,9 @@ def create(cluster: Cluster, start_timeout: float) -> tf.distribute.Strategy:
     del start_timeout
     (task,) = cluster.training_tasks
     if task.gpus:
-        gpus = tf.config.list_logical_devices("GPU")
+        gpus = tf.config.list_physical_devices("GPU")  # Listing logical ones would start TensorFlow's runtime.
         if len(gpus) >= task.slots:
-            return tf.distribute.MirroredStrategy([gpu.name for gpu in gpus[: task.slots]])
+            return tf.distribute.MirroredStrategy([f"GPU:{number}" for number in range(task.slots)])
         logging.getLogger("tfdist").warning(
             "%s asks for %d GPUs, and TensorFlow finds %d on this machine; its %d replicas share the CPU",
             task.name,

@@ -57,6 +57,8 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
     reason = strategies.refusal(cluster, choice)
     if reason:
         raise cluster.source.error(reason)
+    if note := strategies.tpu_note(cluster):
+        _log.warning("%s", note)
     serving = strategies.serving_jobs(choice.strategy)
     if cluster.task and cluster.task[0] in serving and not _is_chief_too(cluster, choice):
         from tfdist.strategies.serve import serve
