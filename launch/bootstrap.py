@@ -1,21 +1,47 @@
 """Runs the user's program in a task, as `python script.py` or `python -m module` would."""
 
+import atexit
 import os
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 from tfdist.errors import ClusterError
 
 
-def run(program: dict[str, Any]) -> None:
+def run(program: dict[str, Any]) -> NoReturn:
+    """Runs a program as `execute` does, and ends the process with its exit code.
+
+    Threads and exit functions are waited for and run as at the end of any program. Then the process ends at once: taking
+    TensorFlow apart piece by piece, in dozens of processes at the same time, takes longer than starting them.
+    """
+    try:
+        execute(program)
+        code: Any = 0
+    except SystemExit as end:
+        code = end.code
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    threading._shutdown()  # type: ignore[attr-defined]  # As multiprocessing ends its forked processes.
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            pass  # Nobody reads any more.
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def execute(program: dict[str, Any]) -> None:
     """Runs `{"script": PATH | "module": NAME | "serve": True, "args": [...]}` as the main program of this process.
 
-    An exception ends the process with 1 and its traceback, from the program's own first line on; a `ClusterError` with 2 and
-    its one line; Ctrl-C with 130.
+    Raises:
+        SystemExit: with 1 for an exception, whose traceback is printed from the program's own first line on; with 2 for a
+            `ClusterError`, whose one line is printed; with 130 for Ctrl-C; with what the program gave to `sys.exit`.
     """
     try:
         if program.get("serve"):

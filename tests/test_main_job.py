@@ -15,7 +15,11 @@ def test_standard_1_trains_the_digits_and_tells_how(start, read_json):
     summary = read_json("summary.json")
     assert summary["strategy"] == "parameter_server"
     assert "Downpour" in summary["rule"]
-    assert [task["task"] for task in summary["tasks"]] == ["chief:0", *(f"worker:{i}" for i in range(4)), *(f"ps:{i}" for i in range(3))]
+    assert [task["task"] for task in summary["tasks"]] == [
+        "chief:0",
+        *(f"worker:{i}" for i in range(4)),
+        *(f"ps:{i}" for i in range(3)),
+    ]
     assert {task["exit_code"] for task in summary["tasks"]} == {0}
     assert summary["steps"] == 30 * 45
     assert summary["examples_per_second"] > 0
@@ -37,7 +41,9 @@ def test_premium_1_runs_31_tasks(start, read_json):
     assert summary["metrics"]["accuracy"] >= 0.95
 
 
-@pytest.mark.parametrize(("tier", "warning"), [("BASIC", ""), ("BASIC_GPU", "asks for a GPU"), ("BASIC_TPU", "asks for a Cloud TPU")])
+@pytest.mark.parametrize(
+    ("tier", "warning"), [("BASIC", ""), ("BASIC_GPU", "asks for a GPU"), ("BASIC_TPU", "asks for a Cloud TPU")]
+)
 def test_a_tier_of_one_machine_trains_in_one_process(start, read_json, tier, warning):
     job = start("-m", "tfdist.launch", "--tier", tier, "--summary", "summary.json", "--", "--epochs=8")
     assert job.wait() == 0, job.output
@@ -112,7 +118,9 @@ def test_the_job_dir_reaches_the_program(start, tmp_path):
 
 @pytest.mark.parametrize("tier", ["STANDARD_1"])
 def test_every_task_has_a_log_of_its_own(start, tmp_path, tier):
-    (tmp_path / "train.py").write_text("import os\nprint('I am', os.environ['TF_CONFIG'][-40:])\nimport tfdist\ntfdist.strategy()\n")
+    (tmp_path / "train.py").write_text(
+        "import os\nprint('I am', os.environ['TF_CONFIG'][-40:])\nimport tfdist\ntfdist.strategy()\n"
+    )
     job = start("-m", "tfdist.launch", "--tier", tier, "--log_dir", "logs", "train.py")
     assert job.wait() == 0, job.output
     logs = {path.name: path.read_text() for path in (tmp_path / "logs").glob("*-*.log")}
@@ -143,6 +151,10 @@ def test_the_command_answers_from_any_folder_the_checkout_included(tmp_path):
     checkout = __file__.rpartition("/tests/")[0]
     for folder in (checkout, f"{checkout}/tfdist", str(tmp_path)):
         got = subprocess.run(
-            [sys.executable, "-m", "tfdist.launch", "--tier", "BASIC", "--dry_run"], cwd=folder, capture_output=True, text=True, timeout=60
+            [sys.executable, "-m", "tfdist.launch", "--tier", "BASIC", "--dry_run"],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert got.returncode == 0, (folder, got.stderr)
