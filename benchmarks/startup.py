@@ -2,8 +2,8 @@
 
     python benchmarks/startup.py --runs 3 --markdown benchmarks/startup.md
 
-Both sides run the same program on the same tasks with the same TF_CONFIG and thread settings, in turn, on this machine. "Separate"
-starts `python program.py` once per task, as a shell script would.
+Both sides run the same program on the same tasks with the same TF_CONFIG and thread settings, in turn, on this machine.
+"Separate" starts `python program.py` once per task, as a shell script would.
 """
 
 import json

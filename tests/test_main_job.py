@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.cluster
@@ -144,7 +145,7 @@ def test_the_same_training_on_one_worker_and_in_one_process_is_equal(start, read
     for name, values in in_process["history"].items():
         assert on_cluster["history"][name] == pytest.approx(values, rel=1e-6), name
     assert on_cluster["evaluate"] == pytest.approx(in_process["evaluate"], rel=1e-6)
-    assert sum(on_cluster["predict"], []) == pytest.approx(sum(in_process["predict"], []), rel=1e-6)
+    assert np.array(on_cluster["predict"]) == pytest.approx(np.array(in_process["predict"]), rel=1e-6)
 
 
 def test_the_command_answers_from_any_folder_the_checkout_included(tmp_path):
