@@ -10,7 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, is_saving
+from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, is_saving, wait_until_ready
+
+CREATION_SECONDS = 60.0
+"""How long a worker may take to create its copy, before it is counted as gone."""
 
 
 class _HandleSpec(PerWorkerVariableSpec):
@@ -59,10 +62,13 @@ class WorkerLocalVariable(PerWorkerVariable):
         return closure, _HandleSpec(value=spec._value)
 
     def _copies(self) -> list[Any]:
-        """The workers' variables, as far as they exist."""
+        """The workers' variables, as far as they exist; not those of workers that are gone."""
         if self._per_worker_vars is None:
             return []
-        return [remote._get_values() for remote in self._per_worker_vars._values]
+        remotes = self._per_worker_vars._values
+        return [
+            remote._values for remote in remotes if wait_until_ready(remote, CREATION_SECONDS) and remote._values is not None
+        ]
 
     def value(self) -> Any:
         """The value as a tensor: a worker's own inside its function, the sum over all when eager."""

@@ -159,3 +159,17 @@ def test_the_command_answers_from_any_folder_the_checkout_included(tmp_path):
             timeout=60,
         )
         assert got.returncode == 0, (folder, got.stderr)
+
+
+def test_an_idle_task_has_less_than_100_megabytes_of_its_own(start, script, small_cluster):
+    job = start(
+        "-m",
+        "tfdist.launch",
+        "--cluster",
+        small_cluster,
+        script("import tfdist, time\ntfdist.strategy()\nprint('all here', flush=True)\ntime.sleep(600)"),
+    )
+    job.wait_for("all here")
+    for task in ("ps:0", "worker:0", "worker:1"):
+        fields = dict(line.split(":") for line in open(f"/proc/{job.pid_of(task)}/smaps_rollup").read().splitlines()[1:])
+        assert sum(int(fields[name].split()[0]) for name in ("Private_Clean", "Private_Dirty")) < 100 * 1024, task
