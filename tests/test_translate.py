@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -135,13 +134,8 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert result.stderr == ""
 
 
-def test_translating_imports_no_tensorflow_and_takes_under_half_a_second() -> None:
-    seconds = []
-    for _ in range(3):
-        start = time.monotonic()
-        result = command("-", "--to", "tf_config", text=HOGWILD, options=("-X", "importtime"))
-        seconds.append(time.monotonic() - start)
-        assert "google.protobuf.text_format" in result.stderr
-        assert "tensorflow" not in result.stderr
-        assert "yaml" not in result.stderr
-    assert min(seconds) < 0.5
+def test_translating_imports_only_what_the_dialect_needs() -> None:
+    result = command("-", "--to", "tf_config", text=HOGWILD, options=("-X", "importtime"))
+    assert "google.protobuf.text_format" in result.stderr
+    assert "tensorflow" not in result.stderr
+    assert "yaml" not in result.stderr
