@@ -5,6 +5,7 @@ python examples/digits.py --tier STANDARD_1                    the same without 
 python examples/digits.py                                      in this one process
 """
 
+import os
 import sys
 
 import keras
@@ -49,7 +50,8 @@ def main(_: list[str]) -> None:
     loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
     print(f"held-out digits: accuracy {accuracy:.4f}, loss {loss:.4f}")
     if FLAGS.job_dir:
-        model.save(f"{FLAGS.job_dir}/digits.keras")
+        os.makedirs(FLAGS.job_dir, exist_ok=True)
+        model.save(os.path.join(FLAGS.job_dir, "digits.keras"))
 
 
 def load_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:

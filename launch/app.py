@@ -13,6 +13,7 @@ exit code of the task that failed first, 128 + N where signal N killed it.
 
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -23,10 +24,11 @@ from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
 from tfdist import strategies
 from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.cloudml import tier_name
 from tfdist.errors import ClusterError, nearest
-from tfdist.flags import cluster_from_flags, define_flags
+from tfdist.flags import cluster_from_flags, define_flags, describes
 from tfdist.launch.ports import is_local
-from tfdist.roles import environment_cluster, tf_config_json
+from tfdist.roles import tf_config_json
 
 EXAMPLE = "tfdist.examples.digits"
 
@@ -45,11 +47,17 @@ flags.register_validator("start_timeout", lambda seconds: seconds > 0, "it count
 def main() -> NoReturn:
     """Runs the command and exits the process with its code."""
     try:
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # Tasks print what they like.
         program = _parse(sys.argv)
-        sys.exit(_run(program))
+        code = _run(program)
+        sys.stdout.flush()
+        sys.exit(code)
     except (ClusterError, flags.Error, UsageError) as error:
         print(f"tfdist: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # `--dry_run | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
 
 
 class UsageError(Exception):
@@ -63,7 +71,14 @@ def _parse(argv: list[str]) -> dict[str, Any]:
         print(__doc__ + "\nFlags:\n" + FLAGS.module_help("tfdist.launch.app"))
         sys.exit(0)
     theirs = _program_part(ours)
-    FLAGS(ours[: len(ours) - len(theirs)])
+    try:
+        FLAGS(ours[: len(ours) - len(theirs)])
+    except ValueError as error:  # absl's own answer to `--nodry_run=3`
+        raise UsageError(str(error)) from error
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the current folder is gone: {error}") from error
     if FLAGS.m is not None:
         return {"module": FLAGS.m, "args": _without_separator(theirs)}
     if not theirs or theirs[0] == "--":
@@ -76,13 +91,17 @@ def _without_separator(arguments: list[str]) -> list[str]:
 
 
 def _program_part(argv: list[str]) -> list[str]:
-    """The end of the command line that is not ours: from `--`, or from the first argument that is neither flag nor value."""
-    value_expected = False
+    """The end of the command line that is not ours: from `--`, behind `-m MODULE`, or from the first word that is no flag."""
+    before = ""
     for position, argument in enumerate(argv[1:], start=1):
-        if argument == "--" or not (argument.startswith("-") or value_expected):
+        if before in ("-m", "--m"):
+            return argv[position + 1 :]
+        takes_value = before in FLAGS and not FLAGS[before].boolean
+        if argument == "--" or not (argument.startswith("-") or takes_value):
             return argv[position:]
-        name = argument.lstrip("-").replace("-", "_")
-        value_expected = not value_expected and name in FLAGS and not FLAGS[name].boolean
+        if argument.startswith(("-m=", "--m=")):
+            return argv[position + 1 :]
+        before = "" if takes_value else argument if argument in ("-m", "--m") else argument.lstrip("-").replace("-", "_")
     return []
 
 
@@ -97,7 +116,7 @@ def _underscored(argv: list[str]) -> list[str]:
 
 
 def _run(program: dict[str, Any]) -> int:
-    cluster = _described()
+    cluster = _described(program)
     choice = choose(cluster)
     if FLAGS.local:
         cluster = _on_this_machine(cluster)
@@ -110,24 +129,33 @@ def _run(program: dict[str, Any]) -> int:
         raise cluster.source.error(f"{reason} (--dry_run shows the translation)")
     _check_program(program)
     _check_hosts(cluster)
+    _check_summary()
     return _launch(cluster, choice, program)
 
 
-def _described() -> Cluster:
+def _described(program: dict[str, Any]) -> Cluster:
     cluster = cluster_from_flags(FLAGS)
-    if cluster is not None:
-        return cluster
-    if FLAGS.hostfile is not None:
-        raise UsageError("--hostfile goes with --cluster: a hostfile alone does not say what runs where")
-    cluster = environment_cluster()
     if cluster is None:
-        raise UsageError("no cluster is described: give --tier NAME or --cluster FILE (--help tells more)")
-    if cluster.task is not None:
+        raise UsageError(
+            f"no cluster is described: give --tier NAME or --cluster FILE{_misplaced(program)} (--help tells more)"
+        )
+    if cluster.task is not None and not describes(FLAGS):
         raise UsageError(
             f"TF_CONFIG says that this process is {cluster.task[0]}:{cluster.task[1]} of a cluster that somebody else starts; "
             "run the program itself (python train.py), or unset TF_CONFIG and give --tier or --cluster"
         )
     return cluster
+
+
+def _misplaced(program: dict[str, Any]) -> str:
+    """What the user may have meant by a command line whose program part looks like our flags."""
+    words = [program.get("script", ""), *program["args"]]
+    if tier_name(words[0]):
+        return f"; did you mean --tier {words[0]}?"
+    flag = next(
+        (word for word in words[1:] if word.lstrip("-").partition("=")[0].replace("-", "_") in ("tier", "cluster")), None
+    )
+    return f"; {flag} stands behind the program and is the program's, flags of this command go before it" if flag else ""
 
 
 def _on_this_machine(cluster: Cluster) -> Cluster:
@@ -155,17 +183,28 @@ def _check_program(program: dict[str, Any]) -> None:
             raise UsageError(f"{script}: there is no such program{nearest(os.path.basename(script), others)}")
         return
     module = program["module"]
+    # Only the first part of the name: looking for the rest would run the package's own code here, in the launcher.
+    top = module.partition(".")[0]
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError) as error:
-        raise UsageError(f"-m {module}: {error}") from error
+        found = importlib.util.find_spec(top)
+    except ValueError:  # `-m __main__`
+        found = None
     finally:
         sys.path.pop(0)
     if found is None:
-        raise UsageError(f"-m {module}: there is no such module")
+        raise UsageError(f"-m {module}: there is no module {top} in {os.getcwd()} or among the installed packages")
     if module == EXAMPLE and importlib.util.find_spec("sklearn") is None:
         raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+
+
+def _check_summary() -> None:
+    """A summary that cannot be written is an error before hours of training, not after."""
+    if FLAGS.summary is None:
+        return
+    folder = os.path.dirname(FLAGS.summary) or "."
+    if os.path.isdir(FLAGS.summary) or not os.access(FLAGS.summary if os.path.exists(FLAGS.summary) else folder, os.W_OK):
+        raise UsageError(f"--summary {FLAGS.summary}: this is no file that can be written; name one in a folder that exists")
 
 
 def _explain(cluster: Cluster, choice: Choice, reason: str | None) -> None:
@@ -182,7 +221,7 @@ def _explain(cluster: Cluster, choice: Choice, reason: str | None) -> None:
     width = max(len(task.name) for task in cluster.tasks)
     for task in cluster.tasks:
         print(f"\n{task.name:<{width}}  {task.address}{_hardware(task)}")
-        print(f"  TF_CONFIG='{tf_config_json(cluster, task)}'")
+        print(f"  TF_CONFIG={shlex.quote(tf_config_json(cluster, task))}")
 
 
 def _hardware(task: Task) -> str:
@@ -220,15 +259,18 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
     ports.close()
     summary = summaries.make(cluster, choice, outcome, log_dir)
     if FLAGS.summary is not None:
-        summaries.write(summary, FLAGS.summary)
+        try:
+            summaries.write(summary, FLAGS.summary)
+        except OSError as error:
+            terminal.say(f"--summary: {error}")
     if outcome.failure is None:
         _say_all(terminal.say, summaries.lines(summary))
         return 0
     terminal.say(outcome.failure.reason)
     if outcome.failure.task is not None:
         name = outcome.failure.task
-        log_name = log_dir / (name.replace(":", "-") + ".log")
-        _say_all(terminal.say, [f"the last lines of {log_name}:", *("  " + line for line in supervisor.last_lines(name))])
+        log = next(log_dir / task.log_name for task in cluster.tasks if task.name == name)
+        _say_all(terminal.say, [f"the last lines of {log}:", *("  " + line for line in supervisor.last_lines(name))])
     return outcome.failure.exit_code
 
 

@@ -24,6 +24,9 @@ def run(program: dict[str, Any]) -> NoReturn:
         code: Any = 0
     except SystemExit as end:
         code = end.code
+        if code not in (None, 0):
+            # Exit functions learn from these that the program failed, as they do after an exception.
+            sys.last_type, sys.last_value = getattr(sys, "last_type", SystemExit), getattr(sys, "last_value", end)
     if isinstance(code, str):
         print(code, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]  # As multiprocessing ends its forked processes.

@@ -41,12 +41,17 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
         running = LocalTasks(log, verbose=False)
     _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
     for task in tasks:
-        with open(folder / f"{task.job}-{task.index}.log", "wb") as log:
+        with open(folder / task.log_name, "wb") as log:
             running.start(task.name, {"serve": True}, task_environment(cluster, choice, task), log.fileno(), log.fileno())
     ending = threading.Event()
-    threading.Thread(target=_watch, args=(running, folder, ending), name="tfdist-servers", daemon=True).start()
+    logs = {task.name: folder / task.log_name for task in tasks}
+    threading.Thread(target=_watch, args=(running, logs, ending), name="tfdist-servers", daemon=True).start()
+
+    program = os.getpid()
 
     def end() -> None:
+        if os.getpid() != program:
+            return  # A forked child of the program ends, not the program.
         ending.set()
         running.close()
         ports.close()
@@ -56,7 +61,7 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     return cluster
 
 
-def _watch(running: LocalTasks, folder: Path, ending: threading.Event) -> None:
+def _watch(running: LocalTasks, logs: dict[str, Path], ending: threading.Event) -> None:
     """Logs servers that die while the program still runs; what it does then, TensorFlow tells it."""
     while not ending.is_set():
         event = running.read()
@@ -67,5 +72,5 @@ def _watch(running: LocalTasks, folder: Path, ending: threading.Event) -> None:
             return
         if isinstance(event, Exited) and event.code != 0:
             with contextlib.suppress(OSError):
-                last = (folder / f"{event.task.replace(':', '-')}.log").read_text(errors="replace").splitlines()[-10:]
+                last = logs[event.task].read_text(errors="replace").splitlines()[-10:]
                 _log.error("%s ended with %d; its last lines:\n%s", event.task, event.code, "\n".join(last))

@@ -4,10 +4,11 @@ Importing TensorFlow takes seconds and hundreds of megabytes; a fork of a proces
 and shares them. The standard library's forkserver does this too, but does not adopt and end what the tasks leave behind when
 the launcher is killed, which is why this one exists.
 
-It talks with its owner over a Unix socket (SOCK_SEQPACKET, JSON messages; file descriptors 1 and 2 of a task travel with its
-start message). When the owner closes the socket, or dies, it ends every task and itself.
+It talks with its owner over a Unix socket (SOCK_SEQPACKET, short JSON messages, descriptors beside them). When the owner closes
+the socket, or dies, it ends every task and itself.
 
-    owner -> server   {"start": NAME, "env": {...}, "cwd": DIR, "program": {...}}   with two file descriptors
+    owner -> server   {"start": NAME}   and three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
+                                        standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
     server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS}   {"failed": TEXT}
 """
@@ -26,7 +27,7 @@ from collections.abc import Callable
 from typing import Any
 
 PRELOAD = ("tensorflow", "keras", "tfdist.strategies.parameter_server", "tfdist.strategies.serve", "tfdist.strategies.default")
-MESSAGE_BYTES = 1 << 20
+MESSAGE_BYTES = 1 << 16
 GRACE_SECONDS = 2.0
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
@@ -41,6 +42,7 @@ class ForkServer:
 
     def __init__(self, owner: socket.socket) -> None:
         self._owner = owner
+        self._owner_pid = os.getppid()
         self._running: dict[int, str] = {}  # pid -> task name
 
     def serve(self) -> Callable[[], None] | None:
@@ -56,6 +58,9 @@ class ForkServer:
         with selectors.DefaultSelector() as selector:
             selector.register(self._owner, selectors.EVENT_READ)
             selector.register(read_end, selectors.EVENT_READ)
+            # The owner's children may have inherited its end of the socket: that it lives on does not mean that the owner does.
+            owner_process = os.pidfd_open(self._owner_pid)
+            selector.register(owner_process, selectors.EVENT_READ)
             self._tell({"ready": True})
             while True:
                 for key, _ in selector.select():
@@ -63,7 +68,7 @@ class ForkServer:
                         os.read(read_end, 4096)
                         self._reap()
                         continue
-                    message, descriptors = self._receive()
+                    message, descriptors = (None, []) if key.fd == owner_process else self._receive()
                     if message is None:
                         self._end_all()
                         return None
@@ -76,7 +81,7 @@ class ForkServer:
 
     def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._owner, MESSAGE_BYTES, 2)
+            data, descriptors, _, _ = socket.recv_fds(self._owner, MESSAGE_BYTES, 3)
         except OSError:
             return None, []
         return (json.loads(data) if data else None), descriptors
@@ -104,14 +109,16 @@ class ForkServer:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self._owner.close()
-        for descriptor, standard in zip(descriptors, (1, 2), strict=True):
+        with os.fdopen(descriptors[0], encoding="utf-8") as file:
+            task = json.load(file)
+        for descriptor, standard in zip(descriptors[1:], (1, 2), strict=True):
             os.dup2(descriptor, standard)
             os.close(descriptor)
-        os.environ.update(message["env"])
-        os.chdir(message["cwd"])
+        os.environ.update(task["env"])
+        os.chdir(task["cwd"])
         from tfdist.launch import bootstrap
 
-        return lambda: bootstrap.run(message["program"])
+        return lambda: bootstrap.run(task["program"])
 
     def _reap(self) -> None:
         while True:

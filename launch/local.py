@@ -78,15 +78,29 @@ class LocalTasks:
             data = self._socket.recv(MESSAGE_BYTES)
         except OSError:
             data = b""
-        message: dict[str, Any] = json.loads(data) if data else {"failed": f"it ended (process {self._process.pid})"}
+        message: dict[str, Any] = json.loads(data) if data else {"failed": self._how_it_ended()}
         if "exited" in message:
             return Exited(message["exited"], message["code"], message["time"])
         return Ready() if "ready" in message else Lost(message["failed"])
 
+    def _how_it_ended(self) -> str:
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its socket"
+        return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+
     def start(self, name: str, program: dict[str, Any], environment: dict[str, str], stdout: int, stderr: int) -> None:
         """Forks the task `name`, which runs `program` (see bootstrap.py) with these variables and output descriptors."""
-        message = {"start": name, "env": environment, "cwd": os.getcwd(), "program": program}
-        socket.send_fds(self._socket, [json.dumps(message).encode()], [stdout, stderr])
+        # TF_CONFIG of a large cluster and long argument lists are more than a message on a socket may hold.
+        with os.fdopen(os.memfd_create(name), "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump({"env": environment, "cwd": os.getcwd(), "program": program}, file)
+            file.flush()
+            file.seek(0)
+            try:
+                socket.send_fds(self._socket, [json.dumps({"start": name}).encode()], [file.fileno(), stdout, stderr])
+            except OSError:
+                pass  # As in _send.
 
     def signal(self, names: Iterable[str], number: int) -> None:
         """Sends a signal to the process groups of these tasks."""

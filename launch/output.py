@@ -4,6 +4,7 @@ import codecs
 import fcntl
 import os
 import re
+import select
 import shutil
 import struct
 import sys
@@ -17,6 +18,9 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _COLOURS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
 _RESET, _CLEAR = "\x1b[0m", "\r\x1b[K"
 _PROGRESS_SECONDS = 0.1
+
+MAX_LINE = 1 << 16
+"""Characters of an unfinished line after which it is taken as finished."""
 
 # What TensorFlow prints at every start on a machine without GPU, past its own log level. It stays in the files.
 _NOISE = re.compile(
@@ -40,9 +44,13 @@ class Lines:
         """Takes more output and returns the lines that it finishes; with `final` also the unfinished one."""
         text = self.rest + self._decoder.decode(data, final).replace("\b", "").replace("\r\n", "\n")
         *finished, rest = text.split("\n")
-        # A lone "\r" at the very end may be the first half of "\r\n".
-        self.rest = rest if rest.endswith("\r") and not final else rest.rpartition("\r")[2]
+        # Of what a lone "\r" ends, only the latest is kept; at the very end it may be the first half of "\r\n".
+        pending = "\r" if rest.endswith("\r") and not final else ""
+        self.rest = rest.removesuffix("\r").rpartition("\r")[2] + pending
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in finished]
+        if len(self.rest) > MAX_LINE:
+            lines.append(self.rest)
+            self.rest = ""
         if final and self.rest:
             lines.append(self.rest)
             self.rest = ""
@@ -71,8 +79,7 @@ class Terminal:
         if self.is_tty and text.strip() and now - self._progress_at > _PROGRESS_SECONDS:
             self._progress_at = now
             self._shown = self._prefix(task) + text
-            self._stream.write(_CLEAR + self._shown)
-            self._stream.flush()
+            self._emit(_CLEAR + self._shown)
 
     def say(self, text: str) -> None:
         """Prints a line of the launcher itself."""
@@ -83,12 +90,15 @@ class Terminal:
         return _COLOURS.get(task.partition(":")[0], "") + name + _RESET if self.is_tty else name
 
     def _write(self, text: str) -> None:
+        self._emit((_CLEAR if self._shown else "") + text + "\n")
+        self._shown = ""
+
+    def _emit(self, text: str) -> None:
         try:
-            self._stream.write((_CLEAR if self._shown else "") + text + "\n")
-            self._shown = ""
+            self._stream.write(text)
             self._stream.flush()
-        except BrokenPipeError:
-            # Whoever read the output has gone (`| head`); the files still get everything.
+        except OSError:
+            # Whoever read the output has gone (`| head`), or the disk is full; the job goes on, and so do the files.
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
@@ -109,7 +119,7 @@ class TaskOutput:
         self.last: deque[str] = deque(maxlen=20)
         self._terminal = terminal
         self._lines = Lines()
-        self._file: IO[str] = open(path, "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+        self._file: IO[str] | None = open(path, "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
         if use_terminal:
             self._read_end, self.write_end = os.openpty()
             size = shutil.get_terminal_size()
@@ -147,16 +157,24 @@ class TaskOutput:
         for line in self._lines.feed(b"", final=True):
             self._take(line)
         os.close(self._read_end)
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def _has_more(self) -> bool:
-        import select
-
         return bool(select.select([self._read_end], [], [], 0)[0])
 
     def _take(self, line: str) -> None:
         plain = _ESCAPE.sub("", line)
-        self._file.write(plain + "\n")
+        self._keep(plain + "\n")
         if plain.strip() and not _NOISE.match(plain):
             self.last.append(plain)
         self._terminal.line(self.task, line)
+
+    def _keep(self, text: str) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(text)
+        except OSError as error:
+            self._file = None  # A full disk is no reason to end a training.
+            self._terminal.say(f"{self.path}: {error}; the rest of this output is not kept")

@@ -6,6 +6,7 @@ tasks, which bind it too: TensorFlow does so when TF_GRPC_REUSE_PORT is set (ten
 
 import dataclasses
 import socket
+from typing import Any
 
 from tfdist.cluster import Cluster
 
@@ -62,5 +63,21 @@ class HeldPorts:
 
 
 def is_local(host: str | None) -> bool:
-    """Whether `host` names this machine: open, a loopback name or address, or this machine's own name."""
-    return host is None or host.lower() in (*LOCAL_HOSTS, socket.gethostname().lower())
+    """Whether `host` names this machine: open, a loopback name, this machine's own name or one of its addresses."""
+    if host is None or host.lower() in (*LOCAL_HOSTS, socket.gethostname().lower()):
+        return True
+    try:
+        addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return any(_can_bind(family, address) for family, _, _, _, address in addresses)
+
+
+def _can_bind(family: int, address: Any) -> bool:
+    """Whether `address` is one of this machine's: only those can be bound."""
+    with socket.socket(family) as probe:
+        try:
+            probe.bind(address)
+        except OSError:
+            return False
+    return True

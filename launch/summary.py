@@ -28,7 +28,7 @@ def make(cluster: Cluster, choice: Choice, outcome: Outcome, log_dir: Path) -> d
                 "task": task.name,
                 "address": task.address,
                 "exit_code": outcome.exits.get(task.name),
-                "log": str(log_dir / f"{task.job}-{task.index}.log"),
+                "log": str(log_dir / task.log_name),
             }
             for task in cluster.training_tasks
         ],
@@ -53,8 +53,9 @@ def lines(summary: dict[str, Any]) -> list[str]:
     if summary["steps"]:
         speed = f", {summary['examples_per_second']:.0f} examples/s" if summary["examples_per_second"] else ""
         told.append(f"  steps     {summary['steps']}{speed}")
-    if summary["metrics"]:
-        told.append("  metrics   " + ", ".join(f"{name} {value:.4f}" for name, value in summary["metrics"].items()))
+    metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, int | float)]
+    if metrics:
+        told.append("  metrics   " + ", ".join(metrics))
     told.append(f"  logs      {summary['log_dir']}")
     return told
 

@@ -134,10 +134,17 @@ class Supervisor:
             number = self._asked_to_end[0]
             return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
         if all(self._outcome.exits.get(name) == 0 for name in self._training):
-            return True
+            return self._nobody_served() or True
         if self._suspect and time.monotonic() >= self._suspect[0]:
             return self._suspect[1]
         return self._start_verdict()
+
+    def _nobody_served(self) -> Failure | None:
+        serving = self._all.keys() - self._training
+        if serving and serving <= {task.name for task in self._awaited}:
+            reason = "the program ended without calling tfdist.strategy(): every task ran all of it, none served"
+            return Failure(reason, 1, self._reporter())
+        return None
 
     def _start_verdict(self) -> "Failure | bool":
         if not self._outputs:
@@ -172,11 +179,14 @@ class Supervisor:
             self._selector.unregister(self._tasks)
             for name in self._all:
                 self._outcome.exits.setdefault(name, -signal.SIGKILL)
-            self._suspect = (0.0, Failure(f"the process that runs the tasks is gone: {event.reason}", 1))
+            self._suspect = (
+                0.0,
+                Failure(f"the parent of all tasks is gone: {event.reason}; see {self._log_dir / 'fork_server.log'}", 1),
+            )
 
     def _start(self, task: Task) -> None:
         shows_progress = self._terminal.is_tty and task.name in self._training
-        output = TaskOutput(task.name, self._log_dir / f"{task.job}-{task.index}.log", self._terminal, shows_progress)
+        output = TaskOutput(task.name, self._log_dir / task.log_name, self._terminal, shows_progress)
         environment = task_environment(self._cluster, self._choice, task)
         if task.name == self._reporter():
             environment["TFDIST_REPORT"] = str(self._log_dir / "report.json")
@@ -196,6 +206,10 @@ class Supervisor:
     def _judge(self, event: Exited) -> None:
         """Remembers the failure that came first and is not the consequence of another."""
         if event.task in self._training and event.code == 0:
+            return
+        serving = self._all.keys() - self._training
+        if event.code == 0 and all(self._outcome.exits.get(name) == 0 for name in serving) and not self._nobody_served():
+            self._suspect = None  # They have ended because the chief told them to; it has its time to end.
             return
         now = time.monotonic()
         if event.task not in self._training and event.code in (0, EXIT_CHIEF_FAILED):

@@ -56,7 +56,14 @@ class Feed(Iterator[Batch]):
     def _read(self) -> Batch:
         if self._iterator is None:  # Keras makes one iterator more than it has epochs: do not start reading for it.
             self._iterator = iter(self._dataset.prefetch(tf.data.AUTOTUNE))
-        return Batch(next(self._iterator), self)
+        try:
+            batch = Batch(next(self._iterator), self)
+        except StopIteration:
+            if self.owner.is_empty:
+                raise ValueError("the dataset has no batches; there is nothing to learn the shapes of the model from") from None
+            raise
+        self.owner.is_empty = False
+        return batch
 
 
 class FedDataset(DistributedDataset):
@@ -68,6 +75,8 @@ class FedDataset(DistributedDataset):
 
     _fed_dataset: tf.data.Dataset
     _unused_feed: Feed | None
+    is_empty: bool
+    """Whether no iteration has yielded a batch yet."""
 
     @classmethod
     def over(cls, distributed: Any, dataset: tf.data.Dataset) -> "FedDataset":
@@ -76,6 +85,7 @@ class FedDataset(DistributedDataset):
         fed.__dict__.update(distributed.__dict__)
         fed._fed_dataset = dataset
         fed._unused_feed = None
+        fed.is_empty = True
         return fed
 
     def __iter__(self) -> Any:

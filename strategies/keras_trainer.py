@@ -6,6 +6,7 @@ made under such a strategy's scope only; every other model is trained by Keras' 
 """
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +15,8 @@ import tensorflow as tf
 from tfdist.strategies._private import CachingVariable, KerasVariable, TensorFlowTrainer, in_stateless_scope
 
 Logs = Any
+
+_log = logging.getLogger("tfdist")
 
 
 @runtime_checkable
@@ -29,21 +32,27 @@ class StepProvider(Protocol):
     def finish_steps(self, model: Any, logs: Logs) -> Logs:
         """Waits for the steps under way at the end of an epoch or evaluation; returns the logs of the last one."""
 
+    def settle(self) -> None:
+        """Waits for the steps under way before metrics start anew; what they give is not wanted any more."""
+
 
 def install() -> None:
-    """Makes Keras' TensorFlow trainer ask the model's strategy for its functions. Calling it again does nothing."""
+    """Makes Keras' TensorFlow trainer ask a model's strategy for its functions. Calling it again does nothing."""
     if getattr(TensorFlowTrainer, "_tfdist_installed", False):
         return
     TensorFlowTrainer._tfdist_installed = True
     make_function = TensorFlowTrainer._make_function
     make_predict_function = TensorFlowTrainer.make_predict_function
     result_or_logs = TensorFlowTrainer._get_metrics_result_or_logs
+    reset_metrics = TensorFlowTrainer.reset_metrics
 
     @functools.wraps(make_function)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
         strategy = self.distribute_strategy
         if isinstance(strategy, StepProvider):
             return strategy.make_step_function(self, step_function)
+        if self._distribute_strategy is None:
+            _log.warning("%s was made outside the strategy's scope and trains in this process alone", self.name)
         return make_function(self, step_function)
 
     @functools.wraps(make_predict_function)
@@ -61,7 +70,15 @@ def install() -> None:
             logs = strategy.finish_steps(self, logs)
         return result_or_logs(self, logs)
 
+    @functools.wraps(reset_metrics)
+    def _reset_metrics(self: Any) -> None:
+        strategy = self.distribute_strategy
+        if isinstance(strategy, StepProvider):
+            strategy.settle()
+        reset_metrics(self)
+
     TensorFlowTrainer._make_function = _make_function
+    TensorFlowTrainer.reset_metrics = _reset_metrics
     TensorFlowTrainer.make_predict_function = _make_predict_function
     TensorFlowTrainer._get_metrics_result_or_logs = _get_metrics_result_or_logs
     _make_additions_atomic()

@@ -7,8 +7,10 @@ only one that sees callbacks, files and the progress bar.
 
 import atexit
 import logging
+import os
 import sys
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -44,13 +46,16 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     servers = [task for task in cluster.training_tasks if task.job in ("ps", "worker")]
     _log.debug("waiting for %d ps and worker tasks", len(servers))
     wait_for_tasks(servers, start_timeout, _log.warning)
-    keras_trainer.install()
     # Before the strategy exists: should connecting fail, the servers still learn that this chief is gone.
-    atexit.register(_tell_end, servers)
-    return ParameterServer(cluster)
+    atexit.register(_tell_end, servers, os.getpid())
+    strategy = ParameterServer(cluster)
+    keras_trainer.install()
+    return strategy
 
 
-def _tell_end(servers: list[Task]) -> None:
+def _tell_end(servers: list[Task], chief: int) -> None:
+    if os.getpid() != chief:
+        return  # A forked child of the program ends, not the program.
     # The interpreter records an exception that ended the program before it calls exit functions.
     ending.tell(servers, ending.FAILED if getattr(sys, "last_type", None) else ending.FINISHED)
     keep_remote_functions()
@@ -68,6 +73,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         )
         self._tfdist_create_variable = self._extended._create_variable
         self._extended._create_variable = self._create_variable
+        self._tfdist_step_functions: weakref.WeakSet[KerasSteps] = weakref.WeakSet()
         self._tfdist_steps = StepsUnderWay(tf.distribute.coordinator.ClusterCoordinator(self), self._tfdist_workers)
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
@@ -86,11 +92,18 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
             return super().reduce(reduce_op, value, axis)
         value.feed.give_back(value)
         value.feed.owner.reuse(value.feed)
-        return value.values
+        return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, value.values)
 
     def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
-        """See `keras_trainer.StepProvider`."""
-        return KerasSteps(self, model, step, self._tfdist_steps)
+        """See `keras_trainer.StepProvider`. Raises ValueError for an optimizer that was made outside the scope."""
+        if getattr(model.optimizer, "_distribution_strategy", self) is not self:
+            raise ValueError(
+                f"the optimizer of {model.name} was made outside the strategy's scope; make it, and call compile, "
+                "inside `with strategy.scope():`"
+            )
+        steps = KerasSteps(self, model, step, self._tfdist_steps)
+        self._tfdist_step_functions.add(steps)
+        return steps
 
     def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `keras_trainer.StepProvider`."""
@@ -114,8 +127,17 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
 
     def finish_steps(self, model: Any, logs: Any) -> Any:
         """See `keras_trainer.StepProvider`."""
-        last = self._tfdist_steps.finish()
-        return logs if last is None else last
+        self._tfdist_steps.finish()
+        for steps in self._tfdist_step_functions:
+            if steps.logs is not None and steps in (model.train_function, model.test_function):
+                logs, steps.logs = steps.logs, None
+        return logs
+
+    def settle(self) -> None:
+        """See `keras_trainer.StepProvider`."""
+        self._tfdist_steps.settle()
+        for steps in self._tfdist_step_functions:
+            steps.logs = None
 
     def _remote_function(self, model: Any, step: Callable[..., Any]) -> Any:
         """`step` as the function that a worker runs; run eagerly, it would run on the chief."""
@@ -143,8 +165,11 @@ class StepsUnderWay:
     def __init__(self, coordinator: "tf.distribute.coordinator.ClusterCoordinator", workers: tuple[Task, ...]) -> None:
         self._coordinator = coordinator
         self._workers = workers
-        self._oldest_first: deque[Any] = deque()
+        self._oldest_first: deque[tuple[KerasSteps, Any]] = deque()
         self.limit = STEPS_UNDER_WAY_PER_WORKER * len(workers)
+
+    def __len__(self) -> int:
+        return len(self._oldest_first)
 
     def schedule(self, function: Any, data: Any) -> Any:
         """Lets any worker run `function(data)`; returns its RemoteValue."""
@@ -154,21 +179,32 @@ class StepsUnderWay:
             self._drop()
             raise
 
-    def add(self, remote_value: Any) -> Any:
-        """Remembers a scheduled step; when more than `limit` are under way, waits for the oldest and returns its logs."""
-        self._oldest_first.append(remote_value)
-        return self.result_of(self._oldest_first.popleft()) if len(self._oldest_first) > self.limit else None
+    def add(self, owner: "KerasSteps", remote_value: Any) -> None:
+        """Remembers a scheduled step; while more than `limit` are under way, waits for the oldest."""
+        self._oldest_first.append((owner, remote_value))
+        while len(self) > self.limit:
+            self.wait_for_oldest()
 
-    def first(self) -> Any:
-        """Waits for the oldest step and returns its logs."""
-        return self.result_of(self._oldest_first.popleft())
+    def wait_for_oldest(self) -> None:
+        """Waits for the oldest step and gives its logs to the one that scheduled it."""
+        owner, remote_value = self._oldest_first.popleft()
+        owner.logs = self.result_of(remote_value)
 
-    def finish(self) -> Any:
-        """Waits for every step; returns the logs of the last one, or None where there was none."""
-        logs = None
+    def finish(self) -> None:
+        """Waits for every step."""
         while self._oldest_first:
-            logs = self.first()
-        return logs
+            self.wait_for_oldest()
+
+    def settle(self) -> None:
+        """Waits for every step of a `fit` that was left in the middle, and drops its errors."""
+        if not self._oldest_first:
+            return
+        try:
+            self.finish()
+        except WorkersGoneError:
+            raise
+        except Exception:
+            _log.warning("a step of the training before this one failed", exc_info=True)
 
     def result_of(self, remote_value: Any) -> Any:
         """Waits for one scheduled function and returns its value on the chief.
@@ -206,33 +242,30 @@ class StepsUnderWay:
 class KerasSteps:
     """What Keras calls as `train_function` or `test_function`: `steps_per_execution` batches go to the workers.
 
-    It returns the logs of the latest step known to be done, as Python numbers: at most `limit` steps behind the one just
-    scheduled, exact at the end of the epoch (`finish_steps`).
+    It returns the logs of the latest step of this epoch known to be done: at most `limit` steps behind the one just scheduled,
+    exact at the end of the epoch (`finish_steps`).
     """
 
-    def __init__(self, strategy: ParameterServer, model: Any, step: Callable[..., Any], under_way: StepsUnderWay) -> None:
+    def __init__(self, strategy: "ParameterServer", model: Any, step: Callable[..., Any], under_way: StepsUnderWay) -> None:
         self._model = model
         self._under_way = under_way
         self._remote = strategy._remote_function(model, step)
-        self._logs: Any = None
-        self._feed: Any = None
+        self.logs: Any = None
 
     def __call__(self, iterator: Any) -> Any:
         """Schedules the next batches of `iterator`; returns logs; raises StopIteration where it has none."""
         if not isinstance(iterator, Feed):  # train_on_batch, test_on_batch: a generator of one batch
+            self._under_way.settle()
             return self._under_way.result_of(self._under_way.schedule(self._remote, _tensors(next(iterator))))
-        if iterator is not self._feed:
-            self._feed, self._logs = iterator, None
         scheduled = 0
         for batch in _at_most(self._model.steps_per_execution, iterator):
             scheduled += 1
-            done = self._under_way.add(self._under_way.schedule(self._remote, batch.values))
-            self._logs = self._logs if done is None else done
+            self._under_way.add(self, self._under_way.schedule(self._remote, batch.values))
         if not scheduled:
             raise StopIteration
-        if self._logs is None:  # Keras needs the names of the metrics after the first step.
-            self._logs = self._under_way.first()
-        return self._logs
+        while self.logs is None and len(self._under_way):  # Keras needs the names of the metrics after the first step.
+            self._under_way.wait_for_oldest()
+        return self.logs
 
 
 def _at_most(count: int, iterator: Any) -> Any:

@@ -3,13 +3,18 @@
 Nothing of this happens unless the launcher asks for it with TFDIST_REPORT, the path of that file.
 """
 
+import contextlib
 import functools
+import inspect
 import json
+import logging
 import os
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfdist.strategies._private import TensorFlowTrainer
 
@@ -54,36 +59,50 @@ def install() -> None:
 
     @functools.wraps(fit)
     def reported_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # `callbacks` is the seventh argument of fit: x, y, batch_size, epochs, verbose, callbacks.
-        arguments = list(args)
-        given = arguments[5] if len(arguments) > 5 else kwargs.get("callbacks")
-        if isinstance(given, keras.callbacks.CallbackList):
-            given.append(_Count())
-            callbacks: Any = given
-        else:
-            callbacks = [*(given if isinstance(given, list | tuple) else [given] if given else []), _Count()]
-        if len(arguments) > 5:
-            arguments[5] = callbacks
-        else:
-            kwargs["callbacks"] = callbacks
+        arguments = inspect.signature(fit).bind(self, *args, **kwargs)
+        arguments.arguments["callbacks"] = _with_count(arguments.arguments.get("callbacks"))
         begin = time.monotonic()
-        history = fit(self, *arguments, **kwargs)
-        _report["fit_seconds"] += time.monotonic() - begin
-        last = {name: float(values[-1]) for name, values in history.history.items() if values}
-        _report["history"] = last
-        _report["metrics"] = dict(last)
-        _write(path)
+        history = fit(*arguments.args, **arguments.kwargs)
+        seconds = time.monotonic() - begin
+        with _harmless():
+            _report["fit_seconds"] += seconds
+            last = {name: _plain(values[-1]) for name, values in history.history.items() if values}
+            _report["history"], _report["metrics"] = last, dict(last)
+            _write(path)
         return history
 
     @functools.wraps(evaluate)
     def reported_evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = evaluate(self, *args, **kwargs)
         if not kwargs.get("_use_cached_eval_dataset"):  # That is the validation of a `fit`.
-            _report["metrics"].update({name: float(value) for name, value in self.get_metrics_result().items()})
-            _write(path)
+            with _harmless():
+                _report["metrics"].update({name: _plain(value) for name, value in self.get_metrics_result().items()})
+                _write(path)
         return result
 
     TensorFlowTrainer.fit, TensorFlowTrainer.evaluate = reported_fit, reported_evaluate
+
+
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+    """A report that cannot be made must not end a training that has succeeded."""
+    try:
+        yield
+    except Exception:
+        logging.getLogger("tfdist").warning("the summary of this training is incomplete", exc_info=True)
+
+
+def _with_count(callbacks: Any) -> Any:
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        if not any(isinstance(callback, _Count) for callback in callbacks.callbacks):
+            callbacks.append(_Count())
+        return callbacks
+    return [*(callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []), _Count()]
+
+
+def _plain(value: Any) -> Any:
+    """A number, or nested lists of numbers for a metric with several values, as JSON can hold them."""
+    return np.asarray(value).tolist()
 
 
 def _write(path: str) -> None:

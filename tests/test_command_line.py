@@ -75,6 +75,10 @@ def test_neither_translation_nor_help_imports_tensorflow(arguments, tmp_path):
         (["--tier", "BASIC", "trian.py"], "did you mean train.py?"),
         (["--tier", "BASIC", "-m", "no.such.module"], "no.such.module"),
         (["--hostfile", "hosts"], "--hostfile"),
+        (["STANDARD_1"], "did you mean --tier STANDARD_1?"),
+        (["train.py", "--tier", "BASIC"], "flags of this command go before it"),
+        (["--tier", "BASIC", "--nodry_run=3"], "nodry_run"),
+        (["--tier", "BASIC", "--summary", "no/such/folder/s.json"], "--summary no/such/folder/s.json"),
         (["--tier", "BASIC", "--start_timeout", "-1"], "start_timeout"),
     ],
 )
@@ -124,3 +128,20 @@ def test_what_follows_the_program_belongs_to_the_program(launch, tmp_path):
     (tmp_path / "train.py").write_text("")
     got = launch("--tier", "BASIC", "--dry_run", "train.py", "--tier", "NONSENSE")
     assert got.returncode == 0, got.stderr
+
+
+def test_what_follows_m_and_its_module_belongs_to_the_module(launch, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    got = launch("--tier", "BASIC", "--dry_run", "-m", "train", "--tier", "NONSENSE")
+    assert got.returncode == 0, got.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    got = subprocess.run(
+        f"{sys.executable} -m tfdist.launch --tier PREMIUM_1 --dry_run | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (got.stdout[:8], got.stderr) == ("topology", "")

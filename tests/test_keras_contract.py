@@ -179,6 +179,31 @@ def test_what_cannot_work_says_so(result):
     assert "jit_compile=True cannot work under parameter_server" in result["jit_compile"]
 
 
+def test_evaluation_while_steps_are_under_way(result):
+    assert result["inside"] == pytest.approx(result["alone"], rel=1e-5)
+    assert result["inside"]["count"] == N
+
+
+def test_after_an_interrupted_fit(result):
+    assert result["names"] == [["loss", "mape"]] * 10
+    assert seen_once(result["evaluate"], 1)
+
+
+def test_batches_with_none(result):
+    assert seen_once(result, 1)
+
+
+def test_a_metric_with_several_values(result):
+    assert result["shape"] == [2, 2]
+
+
+def test_what_was_made_outside_the_scope(result, folder):
+    assert result["alone"] == 8
+    assert "was made outside the strategy's scope and trains in this process alone" in (folder / "output.txt").read_text()
+    assert "was made outside the strategy's scope; make it, and call compile, inside" in result["optimizer"]
+    assert "the dataset has no batches" in result["empty"]
+
+
 def test_mixed_precision(result):
     assert result["loss"][-1] < result["loss"][0]
 

@@ -39,7 +39,7 @@ def test_killing_a_task_ends_the_job_and_names_that_task(training_job, task):
     assert training_job.left() == {}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_the_launcher_ends_everything_within_ten_seconds(training_job, number):
     sent = time.monotonic()
     training_job.process.send_signal(number)
@@ -59,7 +59,7 @@ def test_killing_the_fork_server_fails_the_job(training_job):
     parent = int(open(f"/proc/{training_job.pid_of('ps:0')}/stat").read().rpartition(")")[2].split()[1])
     os.kill(parent, signal.SIGKILL)
     assert training_job.wait(20) == 1
-    assert "the process that runs the tasks is gone" in training_job.output
+    assert "the parent of all tasks is gone: it was killed by signal 9" in training_job.output
     assert training_job.left(within=5) == {}
 
 
@@ -161,3 +161,71 @@ def test_a_program_that_ignores_sigterm_is_killed(start, script, small_cluster):
     assert job.wait(20) == 143
     assert time.monotonic() - sent < 10
     assert job.left() == {}
+
+
+def test_a_chief_may_take_its_time_to_end_after_its_servers_have(start, script, small_cluster):
+    body = """
+        import atexit, time, tfdist
+        atexit.register(lambda: (time.sleep(10), print("uploaded", flush=True)))  # before tfdist.strategy: runs after its end
+        tfdist.strategy()
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(body))
+    assert job.wait() == 0, job.output
+    assert "uploaded" in job.output
+
+
+def test_a_program_that_never_calls_strategy_is_told_so(start, script, small_cluster):
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script("print('trained on my own')"))
+    assert job.wait() == 1
+    assert "the program ended without calling tfdist.strategy()" in job.output
+    assert job.left() == {}
+
+
+def test_servers_of_a_program_that_exits_with_a_code_know_that_it_failed(start, script, small_cluster, read_json):
+    body = """
+        import sys, tfdist
+        tfdist.strategy()
+        sys.exit(7)
+    """
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, "--summary", "summary.json", script(body))
+    assert job.wait() == 7
+    assert read_json("summary.json")["failure"] == "chief:0 failed first: it exited with 7"
+    assert "chief:0 failed first: it exited with 7" in job.output
+
+
+def test_thousands_of_arguments_reach_the_program(start, script, tmp_path):
+    job = start(
+        "-m",
+        "tfdist.launch",
+        "--tier",
+        "BASIC",
+        script("import sys\nprint(len(sys.argv))"),
+        "--",
+        *(f"file-{i:060}" for i in range(8000)),
+    )
+    assert job.wait() == 0, job.output
+    assert "chief:0 | 8001" in job.output
+
+
+def test_ctrl_c_on_a_real_terminal_ends_the_job_without_a_traceback(script, small_cluster, tmp_path):
+    import pty
+    import select
+    import sys
+
+    program = script(TRAINS_FOR_EVER)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [sys.executable, "-m", "tfdist.launch", "--cluster", small_cluster, program])
+    output, interrupted, deadline = b"", False, time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            try:
+                output += os.read(terminal, 1 << 16)
+            except OSError:
+                break
+        if b"training runs" in output and not interrupted:
+            os.write(terminal, b"\x03")
+            interrupted = True
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    assert b"ended by SIGINT" in output and b"Traceback" not in output, output[-3000:]

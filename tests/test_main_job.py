@@ -117,6 +117,21 @@ def test_the_job_dir_reaches_the_program(start, tmp_path):
     assert "folder somewhere" in job.output
 
 
+def test_the_example_saves_its_model_in_the_job_dir_of_the_launcher(start, tmp_path):
+    job = start("-m", "tfdist.launch", "--tier", "BASIC", "--job_dir", "new/folder", "--", "--epochs=1")
+    assert job.wait() == 0, job.output
+    assert (tmp_path / "new/folder/digits.keras").exists()
+
+
+def test_a_description_of_other_machines_runs_here_with_local(start, script, tmp_path):
+    (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
+    job = start(
+        "-m", "tfdist.launch", "--cluster", "far.json", "--local", script("import tfdist\ntfdist.strategy()\nprint('here')")
+    )
+    assert job.wait() == 0, job.output
+    assert "chief:0  | here" in job.output
+
+
 @pytest.mark.parametrize("tier", ["STANDARD_1"])
 def test_every_task_has_a_log_of_its_own(start, tmp_path, tier):
     (tmp_path / "train.py").write_text(

@@ -66,7 +66,17 @@ def test_closing_frees_the_ports():
     bound(port).close()
 
 
-@pytest.mark.parametrize(("host", "local"), [(None, True), ("localhost", True), ("127.0.0.1", True), ("10.1.2.3", False)])
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        (None, True),
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("192.0.2.1", False),
+        ("no.such.host.invalid", False),
+    ],
+)
 def test_which_hosts_are_this_machine(host, local):
     assert is_local(host) is local
     assert is_local(socket.gethostname())

@@ -54,6 +54,11 @@ class Task:
         return f"{self.job}:{self.index}"
 
     @property
+    def log_name(self) -> str:
+        """The name of the file that holds the output of this task."""
+        return f"{self.job}-{self.index}.log"
+
+    @property
     def address(self) -> str:
         """`host:port`, an IPv6 host in brackets. Raises ValueError while host or port are open."""
         if self.host is None or self.port is None:

@@ -1,11 +1,14 @@
 """The absl flags that describe a cluster: the same for `python -m tfdist.launch` and for a user's own `absl.app` program."""
 
+import dataclasses
 from typing import Any
 
 from absl import flags
 
 from tfdist.choice import STRATEGIES
 from tfdist.cluster import Cluster
+from tfdist.dialects import from_environment, read
+from tfdist.errors import Source
 
 CLOUDML_FLAGS = {
     "tier": "CloudML scale tier: BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM.",
@@ -50,22 +53,27 @@ def is_flag_values(cfg: object) -> bool:
     return isinstance(cfg, flags.FlagValues)
 
 
+def describes(flag_values: flags.FlagValues) -> bool:
+    """Whether the flags describe a cluster by themselves, without TF_CONFIG."""
+    return flag_values.cluster is not None or any(getattr(flag_values, name) is not None for name in CLOUDML_FLAGS)
+
+
 def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | None:
-    """Reads the cluster that the flags describe; None where they describe none.
+    """Reads the cluster that the flags describe, else that of TF_CONFIG; None where there is neither.
+
+    `--strategy` and `--job_dir` apply to whichever it is.
 
     Raises:
         ClusterError: when the description is bad.
         AttributeError: when `define_flags` was not called.
     """
-    import dataclasses
-
-    from tfdist.dialects import read
-
     overrides = {name: getattr(flag_values, name) for name in (*CLOUDML_FLAGS, "job_dir")}
-    given = {name: value for name, value in overrides.items() if value is not None}
-    if flag_values.cluster is None and not given.keys() & CLOUDML_FLAGS.keys():
-        return None
-    cluster = read(flag_values.cluster, hostfile=flag_values.hostfile, overrides=given)
-    if flag_values.strategy is not None:
+    if describes(flag_values):
+        cluster: Cluster | None = read(flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides)
+    elif flag_values.hostfile is not None:
+        raise Source("flags", "--hostfile").error("it goes with --cluster: a hostfile alone does not say what runs where")
+    else:
+        cluster = from_environment(overrides)
+    if cluster is not None and flag_values.strategy is not None:
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
     return cluster

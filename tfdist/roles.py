@@ -8,13 +8,12 @@ serving tasks on this machine and the process is the chief.
 import dataclasses
 import json
 import logging
-import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tfdist.choice import Choice, choose, prepared
+from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import read
+from tfdist.dialects import from_environment, read
 from tfdist.errors import Source
 from tfdist.flags import cluster_from_flags, is_flag_values
 
@@ -45,7 +44,9 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
     """
     if is_flag_values(cfg):
         start_timeout = cfg.start_timeout if start_timeout is None else start_timeout
-        cfg = cluster_from_flags(cfg)
+        flag_values, cfg = cfg, cluster_from_flags(cfg)
+        if cfg is not None and flag_values.job_dir is None:
+            flag_values.job_dir = cfg.job_dir  # Given to the launcher, it is the program's too.
     start_timeout = DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout
     cluster = _this_cluster(cfg)
     choice = choose(cluster)
@@ -60,7 +61,7 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
     if note := strategies.tpu_note(cluster):
         _log.warning("%s", note)
     serving = strategies.serving_jobs(choice.strategy)
-    if cluster.task and cluster.task[0] in serving and not _is_chief_too(cluster, choice):
+    if cluster.task and cluster.task[0] in serving and not _is_chief_too(cluster):
         from tfdist.strategies.serve import serve
 
         serve(cluster.addressed(), cluster.find(*cluster.task), start_timeout)
@@ -77,15 +78,9 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
     return created
 
 
-def environment_cluster() -> Cluster | None:
-    """The cluster of TF_CONFIG, or None where TF_CONFIG is not set or empty. Raises ClusterError for a bad one."""
-    text = os.environ.get("TF_CONFIG", "").strip()
-    return read() if text and text != "{}" else None
-
-
 def _this_cluster(cfg: Any) -> Cluster:
     """The cluster that `cfg` and TF_CONFIG describe together, with this process' task where TF_CONFIG says which it is."""
-    here = environment_cluster()
+    here = from_environment()
     if cfg is None:
         return here or Cluster((Task("chief", 0),), source=Source("python", "no description"))
     described = read(cfg)
@@ -107,9 +102,8 @@ def _this_cluster(cfg: Any) -> Cluster:
     )
 
 
-def _is_chief_too(cluster: Cluster, choice: Choice) -> bool:
+def _is_chief_too(cluster: Cluster) -> bool:
     """Whether this is worker 0 of a cluster without chief, beside which the chief runs."""
-    del choice
     return cluster.task == ("worker", 0) and not cluster.job("chief") and not cluster.partial
 
 

@@ -3,6 +3,7 @@
 Each case returns numbers; test_keras_contract.py knows what they must be.
 """
 
+import contextlib
 import json
 import sys
 import tempfile
@@ -345,6 +346,85 @@ def what_cannot_work_says_so(strategy):
 
 
 @case
+def evaluation_while_steps_are_under_way(strategy):
+    model, targets = regression(keras.optimizers.SGD(0.0)), numbered_targets()
+    alone = model.evaluate(X, targets, batch_size=50, verbose=0, return_dict=True)
+    inside = []
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 3:
+                inside.append(self.model.evaluate(X, targets, batch_size=50, verbose=0, return_dict=True))
+
+    model.fit(X, targets, batch_size=5, epochs=1, verbose=0, callbacks=[Evaluate()])
+    return {"alone": alone, "inside": inside[0]}
+
+
+@case
+def after_an_interrupted_fit(strategy):
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 5:
+                raise KeyboardInterrupt
+
+    first = regression(metrics=["mae"], loss="mse")
+    try:
+        first.fit(X, Y, batch_size=2, epochs=1, verbose=0, callbacks=[Interrupt()])
+    except KeyboardInterrupt:
+        pass
+    names = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            names.append(sorted(logs))
+
+    second = regression(metrics=["mape"], loss="mse")
+    second.fit(X, Y, batch_size=25, epochs=1, verbose=0, callbacks=[Watch()])
+    return {"names": names, "evaluate": history(regression(), X, numbered_targets(), epochs=1)}
+
+
+@case
+def batches_with_none(strategy):
+    def batches():
+        for begin in range(0, N, 50):
+            yield X[begin : begin + 50], numbered_targets()[begin : begin + 50], None
+
+    return history(regression(), batches(), epochs=1)
+
+
+@case
+def a_metric_with_several_values(strategy):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score(average=None)])
+    labels = keras.utils.to_categorical(LABELS, 2)
+    record = model.fit(X, labels, epochs=2, verbose=0).history
+    model.evaluate(X, labels, verbose=0)
+    return {"shape": list(np.shape(record["f1_score"]))}
+
+
+@case
+def what_was_made_outside_the_scope(strategy):  # main() does not enter the scope for this case
+    messages = {}
+    alone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    alone.compile("sgd", "mse")
+    alone.fit(X, Y, epochs=1, verbose=0)
+    messages["alone"] = int(alone.optimizer.iterations.numpy())
+    optimizer = keras.optimizers.SGD()
+    with strategy.scope():
+        model = regression(optimizer, loss="mse", metrics=[])
+        other = regression()
+    try:
+        model.fit(X, Y, epochs=1, verbose=0)
+    except (ValueError, RuntimeError) as error:
+        messages["optimizer"] = str(error)
+    try:
+        other.fit(tf.data.Dataset.from_tensor_slices((X[:0], numbered_targets()[:0])).batch(32), epochs=1, verbose=0)
+    except ValueError as error:
+        messages["empty"] = str(error)
+    return messages
+
+
+@case
 def mixed_precision(strategy):
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -362,7 +442,7 @@ def main():
         if only and name not in only:
             continue
         try:
-            with strategy.scope():
+            with contextlib.nullcontext() if "outside" in name else strategy.scope():
                 results[name] = function(strategy)
         except Exception:
             results[name] = {"error": traceback.format_exc()}

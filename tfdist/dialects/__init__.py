@@ -95,6 +95,12 @@ def read(
     return cluster if job_dir is None else dataclasses.replace(cluster, job_dir=job_dir)
 
 
+def from_environment(overrides: Mapping[str, Any] | None = None) -> Cluster | None:
+    """The cluster of TF_CONFIG, or None where TF_CONFIG is not set or empty. Raises ClusterError for a bad one."""
+    text = os.environ.get("TF_CONFIG", "").strip()
+    return read(overrides=overrides) if text and text != "{}" else None
+
+
 def _parse(dialect: Dialect, document: Document, hosts: str | None, options: dict[str, Any]) -> Cluster:
     takes_hosts, takes_options = dialect is DIALECTS["singa"], dialect is DIALECTS["cloudml"]
     if (hosts is not None and not takes_hosts) or (options and not takes_options):

@@ -161,13 +161,14 @@ class _Layout:
         # Ports count up per host in the order of the processes, the worker of a process before its server.
         layout.sort(key=lambda entry: (entry[2], entry[0] == "ps"))
         with_ports = bool(hosts) or "start_port" in self.lines
-        following: dict[str | None, int] = {}
+        following: dict[str | None, int] = {}  # by host in lower case: names of hosts have none
         tasks = []
         for job, index, process, slots in layout:
             host = hosts[process % len(hosts)] if hosts else None
-            port = following.get(host, proto.start_port) if with_ports else None
+            key = host.lower() if host else None
+            port = following.get(key, proto.start_port) if with_ports else None
             if port is not None:
-                following[host] = port + 1
+                following[key] = port + 1
                 if port > 65535:
                     raise self._error(f"{proto.start_port} leaves too few ports for {job}:{index} below 65536", "start_port")
             gpus = sum(number >= 0 for number in self.gpu[:slots]) if job == "worker" else 0
