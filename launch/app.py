@@ -269,8 +269,8 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
     terminal.say(outcome.failure.reason)
     if outcome.failure.task is not None:
         name = outcome.failure.task
-        log = next(log_dir / task.log_name for task in cluster.tasks if task.name == name)
-        _say_all(terminal.say, [f"the last lines of {log}:", *("  " + line for line in supervisor.last_lines(name))])
+        path = next(log_dir / task.log_name for task in cluster.tasks if task.name == name)
+        _say_all(terminal.say, [f"the last lines of {path}:", *("  " + line for line in supervisor.last_lines(name))])
     return outcome.failure.exit_code
 
 

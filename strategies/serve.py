@@ -1,5 +1,6 @@
 """A ps or worker task: a TensorFlow server that runs until the chief has finished."""
 
+import atexit
 import logging
 import os
 import sys
@@ -63,8 +64,16 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
 
 
 def _leave(status: int) -> NoReturn:
-    # SystemExit runs the caller's `finally` blocks and `atexit` functions, as the end of any program does.
-    sys.stdout.flush()
+    """Ends the program: its `finally` blocks and exit functions run, but TensorFlow is not taken apart, which may hang."""
+
+    def leave() -> None:
+        atexit.unregister(leave)
+        atexit._run_exitfuncs()  # Those registered before this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+    atexit.register(leave)
     sys.exit(status)
 
 

@@ -194,27 +194,6 @@ def test_a_cluster_on_other_machines_is_not_started_here(start, script, tmp_path
     assert "is on b, another machine" in job.output
 
 
-def test_a_forked_child_of_the_program_may_end_without_ending_the_cluster(start, script, small_cluster):
-    job = start(
-        script("""
-        import os, sys, tfdist
-        with tfdist.strategy("small.yaml").scope():
-            import keras, numpy as np
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
-        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
-        if os.fork() == 0:
-            sys.exit(0)
-        os.wait()
-        model.fit(np.ones((64, 4)), np.ones((64, 1)), verbose=0)
-        print("still trains", flush=True)
-    """)
-    )
-    assert job.wait() == 0, job.output
-    assert "still trains" in job.output
-    assert job.left(within=5) == {}
-
-
 def test_flags_apply_to_the_cluster_of_tf_config(start, script):
     body = """
         from absl import app, flags
