@@ -209,7 +209,8 @@ class Supervisor:
             return
         serving = self._all.keys() - self._training
         if event.code == 0 and all(self._outcome.exits.get(name) == 0 for name in serving) and not self._nobody_served():
-            self._suspect = None  # They have ended because the chief told them to; it has its time to end.
+            if self._suspect and self._suspect[1].task in serving:
+                self._suspect = None  # They have ended because the chief told them to; it has its time to end.
             return
         now = time.monotonic()
         if event.task not in self._training and event.code in (0, EXIT_CHIEF_FAILED):

@@ -38,7 +38,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     for name, help_text in CLOUDML_FLAGS.items():
         flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)
     flags.DEFINE_string("strategy", None, f"Strategy to use instead of the one chosen: {', '.join(STRATEGIES)}.", **define)
-    flags.DEFINE_string("job_dir", None, "Folder for what the job writes; `tfdist.read().job_dir` in the program.", **define)
+    flags.DEFINE_string("job_dir", None, "Folder for what the job writes; the launcher hands it on to the program.", **define)
     flags.DEFINE_float(
         "start_timeout",
         300.0,
