@@ -14,6 +14,9 @@ from tfdist.strategies.startup import is_listening, waiting_for
 CHIEF_POLL_SECONDS = 5.0
 CHIEF_GONE_SECONDS = 30.0
 
+ANSWER_SECONDS = 0.3
+"""How long a server lives on after it was told to end, so that its answer still reaches the chief."""
+
 EXIT_CHIEF_FAILED = 75
 """Exit code of a server that ends because of the chief, not of itself: EX_TEMPFAIL of <sysexits.h>."""
 
@@ -57,6 +60,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     receiver = threading.Thread(target=lambda: ended.append(ending.receive(server, task)), daemon=True)
     receiver.start()
     fault = _watch(cluster, task, receiver, start_timeout)
+    time.sleep(ANSWER_SECONDS)
     if fault is None and ended and ended[0] == ending.FINISHED:
         _leave(0)
     _log.error("%s ends: %s", task.name, fault or "the chief's program failed")
