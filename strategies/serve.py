@@ -73,8 +73,11 @@ def _leave(status: int) -> NoReturn:
     def leave() -> None:
         atexit.unregister(leave)
         atexit._run_exitfuncs()  # Those registered before this one.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                pass  # Nobody reads any more; failing here would take TensorFlow apart after all.
         os._exit(status)
 
     atexit.register(leave)
