@@ -36,12 +36,6 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
     """Why `cluster` cannot be trained yet under `choice`, as a sentence; None where it can."""
     if choice.strategy not in MODULES:
         return f"the description means {choice.strategy} ({choice.rule}), which this version of tfdist cannot train with yet"
-    if choice.strategy == "parameter_server" and choice.synchronous_groups and not _in_one_gpu_task(cluster):
-        widest = max(len(group) for group in cluster.worker_groups)
-        return (
-            f"the description means parameter_server with worker groups of {widest} that step together, which this version of "
-            "tfdist cannot train with yet; it trains with groups of one worker (asynchronous)"
-        )
     if any(task.job == "evaluator" for task in cluster.tasks) and cluster.task and cluster.task[0] == "evaluator":
         return "this process is an evaluator, a role that this version of tfdist does not have yet"
     return None
@@ -90,11 +84,3 @@ def _not_raised_anyway(record: logging.LogRecord) -> bool:
     # The coordinator logs an error of a step twice, with pages of stack, and then raises it.
     return not str(record.msg).startswith((" /job:worker/task:%d encountered", "Start cancelling closures"))
 
-
-def _in_one_gpu_task(cluster: Cluster) -> bool:
-    """Whether every group is exactly the GPUs of one task, which TensorFlow's own strategy steps together."""
-    owner = [task for task in cluster.job("worker") for _ in range(task.slots)]
-    return all({owner[rank] for rank in group} == {owner[group[0]]} for group in cluster.worker_groups) and all(
-        task.gpus == task.slots and len(group) == task.slots
-        for group, task in zip(cluster.worker_groups, cluster.job("worker"), strict=False)
-    )

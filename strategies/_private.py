@@ -59,6 +59,48 @@ PerWorkerVariableSpec: Any = _need("tensorflow.python.distribute.ps_values", tf.
 # What ParameterServerStrategy makes of a variable on a ps; keras_trainer.py tells it from other strategies' variables.
 CachingVariable: Any = _need("tensorflow.python.distribute.ps_values", tf.__version__, "CachingVariable")
 
+# ParameterServerStrategy's inside: server_placement.py decides where variables live and which devices are replicas.
+ParameterServerExtended: Any = _need(
+    "tensorflow.python.distribute.parameter_server_strategy_v2", tf.__version__, "ParameterServerStrategyV2Extended"
+)
+call_for_each_replica: Any = _need("tensorflow.python.distribute.mirrored_run", tf.__version__, "call_for_each_replica")
+PerReplica: Any = _need("tensorflow.python.distribute.values", tf.__version__, "PerReplica")
+UpdateContext: Any = _need("tensorflow.python.distribute.distribute_lib", tf.__version__, "UpdateContext")
+connect_to_cluster: Any = _need("tensorflow.python.eager.remote", tf.__version__, "connect_to_cluster")
+ClusterDeviceFilters: Any = _need("tensorflow.python.training.server_lib", tf.__version__, "ClusterDeviceFilters")
+set_server_def_retries: Any = _need("tensorflow.python.eager.context", tf.__version__, "set_server_def_retries")
+
+# The coordinator's reader of the queue of functions: worker_groups.py makes one for each group.
+CoordinatorWorker: Any = _need("tensorflow.python.distribute.coordinator.cluster_coordinator", tf.__version__, "Worker")
+dispatch_context: Any = _need(
+    "tensorflow.python.distribute.coordinator.coordinator_context", tf.__version__, "get_current_dispatch_context"
+)
+
+# What ParameterServerStrategy makes of a variable with several replicas, and the base of all variables.
+AggregatingVariable: Any = _need("tensorflow.python.distribute.ps_values", tf.__version__, "AggregatingVariable")
+BaseResourceVariable: Any = _need("tensorflow.python.ops.resource_variable_ops", tf.__version__, "BaseResourceVariable")
+register_tensor_conversion: Any = _need(
+    "tensorflow.python.framework.tensor_conversion_registry", tf.__version__, "register_tensor_conversion_function"
+)
+
+# How a read is made known to gradient tapes when its value comes from elsewhere (parameter_exchange.py), as TensorFlow's own
+# cached reads do it, and how loops and conditions are told from functions.
+record_operation: Any = _need("tensorflow.python.eager.record", tf.__version__, "record_operation")
+stop_recording: Any = _need("tensorflow.python.eager.record", tf.__version__, "stop_recording")
+variable_accessed: Any = _need("tensorflow.python.ops.resource_variable_ops", tf.__version__, "variable_accessed")
+ControlFlowFuncGraph: Any = _need(
+    "tensorflow.python.ops.control_flow_v2_func_graphs", tf.__version__, "ControlFlowFuncGraph"
+)
+
+# Keras' optimizer on TensorFlow: server_optimizer.py sends its gradients joined and updates shards where they are.
+TFOptimizer: Any = _need("keras.src.backend.tensorflow.optimizer", keras.__version__, "TFOptimizer")
+regroup: Any = _need("tensorflow.python.distribute.distribute_utils", tf.__version__, "regroup")
+MultiOptimizer: Any = _need("keras.src.optimizers.multi_optimizer", keras.__version__, "MultiOptimizer")
+LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
+keras_loss_module: Any = _need("keras.src.losses", keras.__version__, "loss")
+TFEpochIterator: Any = _need("keras.src.backend.tensorflow.trainer", keras.__version__, "TFEpochIterator")
+StatelessScope: Any = _need("keras.src.backend.common.stateless_scope", keras.__version__, "StatelessScope")
+
 # Keras' variable on TensorFlow, and whether a call to it is only recorded.
 KerasVariable: Any = _need("keras.src.backend.tensorflow.core", keras.__version__, "Variable")
 in_stateless_scope: Any = _need("keras.src.backend", keras.__version__, "in_stateless_scope")

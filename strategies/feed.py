@@ -4,13 +4,30 @@ The chief iterates the dataset itself, so anything that `fit` accepts works (num
 functions, none of which could be rebuilt on another machine), and an epoch is exactly one pass whatever the workers' speeds.
 """
 
+import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies._private import DistributedDataset
+from tfdist.strategies._private import DistributedDataset, TFEpochIterator
+
+
+def install() -> None:
+    """Lets a `FedDataset` know `steps_per_epoch`, so that no batch of the next epoch is given out in this one."""
+    if getattr(TFEpochIterator, "_tfdist_installed", False):
+        return
+    TFEpochIterator._tfdist_installed = True
+    init = TFEpochIterator.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if isinstance(self._distributed_dataset, FedDataset):
+            self._distributed_dataset.steps_per_epoch = self.steps_per_epoch
+
+    TFEpochIterator.__init__ = __init__
 
 
 class Batch(tf.distribute.DistributedValues):
@@ -36,9 +53,22 @@ class Feed(Iterator[Batch]):
         self._dataset = dataset
         self._iterator: Iterator[Any] | None = None
         self._ahead: deque[Batch] = deque()
+        self._taken = 0
 
     def __next__(self) -> Batch:
         return self._ahead.popleft() if self._ahead else self._read()
+
+    def take(self, count: int) -> list[Any]:
+        """The tensors of the next `count` batches; fewer, or none, at the end of the data or of `steps_per_epoch`."""
+        if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
+            return []  # What follows belongs to the next epoch.
+        self._taken += count
+        return [batch.values for _, batch in zip(range(count), self, strict=False)]
+
+    def begin_epoch_if_over(self) -> None:
+        """Lets `take` go on when the batches of `steps_per_epoch` have all been taken."""
+        if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
+            self._taken = 0
 
     def give_back(self, batch: Batch) -> None:
         """Puts the batch that was just taken back, to be the next again."""
@@ -77,6 +107,8 @@ class FedDataset(DistributedDataset):
     _unused_feed: Feed | None
     is_empty: bool
     """Whether no iteration has yielded a batch yet."""
+    steps_per_epoch: int | None
+    """How many batches Keras takes for one epoch; None where it takes all."""
 
     @classmethod
     def over(cls, distributed: Any, dataset: tf.data.Dataset) -> "FedDataset":
@@ -86,6 +118,7 @@ class FedDataset(DistributedDataset):
         fed._fed_dataset = dataset
         fed._unused_feed = None
         fed.is_empty = True
+        fed.steps_per_epoch = None
         return fed
 
     def __iter__(self) -> Any:

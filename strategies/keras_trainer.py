@@ -10,9 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-import tensorflow as tf
-
-from tfdist.strategies._private import CachingVariable, KerasVariable, TensorFlowTrainer, in_stateless_scope
+from tfdist.strategies._private import TensorFlowTrainer
 
 Logs = Any
 
@@ -81,22 +79,3 @@ def install() -> None:
     TensorFlowTrainer.reset_metrics = _reset_metrics
     TensorFlowTrainer.make_predict_function = _make_predict_function
     TensorFlowTrainer._get_metrics_result_or_logs = _get_metrics_result_or_logs
-    _make_additions_atomic()
-
-
-def _make_additions_atomic() -> None:
-    """Makes `assign_add` and `assign_sub` of a Keras variable on a ps one operation there.
-
-    Keras reads, adds and writes, so that of two workers that do it at once one is lost: `optimizer.iterations` then counts
-    too few steps, and learning-rate schedules run late.
-    """
-    for name in ("assign_add", "assign_sub"):
-        original = getattr(KerasVariable, name)
-
-        @functools.wraps(original)
-        def add(self: Any, value: Any, _name: str = name, _original: Callable[..., Any] = original) -> Any:
-            if in_stateless_scope() or not isinstance(self._value, CachingVariable):
-                return _original(self, value)
-            return getattr(self._value, _name)(tf.cast(value, self._value.dtype))
-
-        setattr(KerasVariable, name, add)

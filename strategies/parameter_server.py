@@ -1,40 +1,41 @@
-"""ParameterServer, asynchronous: TensorFlow's ParameterServerStrategy under which Keras 3's own `fit` works.
+"""ParameterServer: TensorFlow's ParameterServerStrategy under which Keras 3's own `fit` works, with worker groups.
 
-Variables live on the ps tasks. Each step is one function that runs on a worker: it reads the variables, computes gradients
-and updates them, without waiting for other workers (Downpour). The chief reads the data, hands out the batches, and is the
-only one that sees callbacks, files and the progress bar.
+Variables live on the ps tasks. Each step is one function that a worker group runs: it reads the variables, computes gradients
+and updates them. Groups do not wait for each other (Downpour); the workers of a group compute one step together (with one
+group: Sandblaster). The chief reads the data, hands out the batches, and is the only one that sees callbacks, files and the
+progress bar.
 """
 
 import atexit
 import logging
 import os
 import sys
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies import ending, keras_trainer
-from tfdist.strategies._private import keep_remote_functions, wait_until_ready
-from tfdist.strategies.feed import Batch, FedDataset, Feed
-from tfdist.strategies.startup import is_listening, wait_for_tasks, waiting_for
-from tfdist.strategies.worker_local import WorkerLocalVariable
+from tfdist.strategies import ending, feed, keras_optimizer, keras_trainer, server_optimizer
+from tfdist.strategies._private import (
+    ClusterDeviceFilters,
+    connect_to_cluster,
+    keep_remote_functions,
+    set_server_def_retries,
+)
+from tfdist.strategies.feed import Batch, FedDataset
+from tfdist.strategies.group_step import GroupStep
+from tfdist.strategies.keras_steps import KerasSteps
+from tfdist.strategies.server_placement import ServerExtended
+from tfdist.strategies.startup import wait_for_tasks
+from tfdist.strategies.steps_under_way import StepsUnderWay
+from tfdist.strategies.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 
-STEPS_UNDER_WAY_PER_WORKER = 2
-"""One step that a worker computes and one that waits for it: enough to keep it busy, few enough to stop soon."""
-
-WORKERS_GONE_SECONDS = 60.0
-"""After this long without any worker, training fails: TensorFlow's coordinator would wait for one for ever."""
+CONNECTION_TRIES = 3
+"""As in TensorFlow's ParameterServerStrategy: tries to reach a task that is just being started anew."""
 
 _log = logging.getLogger("tfdist")
-
-
-class WorkersGoneError(RuntimeError):
-    """Every worker of the cluster stopped answering while steps were under way."""
 
 
 def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
@@ -49,7 +50,8 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     # Before the strategy exists: should connecting fail, the servers still learn that this chief is gone.
     atexit.register(_tell_end, servers, os.getpid())
     strategy = ParameterServer(cluster)
-    keras_trainer.install()
+    for hookup in (keras_trainer, keras_optimizer, server_optimizer, feed):
+        hookup.install()
     return strategy
 
 
@@ -62,24 +64,49 @@ def _tell_end(servers: list[Task], chief: int) -> None:
 
 
 class ParameterServer(tf.distribute.ParameterServerStrategy):
-    """`tf.distribute.ParameterServerStrategy` with its coordinator, and with step functions for Keras."""
+    """`tf.distribute.ParameterServerStrategy` with its coordinator, worker groups, and step functions for Keras.
+
+    Attributes:
+        worker_groups: the groups, each a `WorkerGroup`.
+    """
+
+    worker_groups: list[WorkerGroup]
 
     def __init__(self, cluster: Cluster) -> None:
-        self._tfdist_workers = cluster.job("worker")
-        super().__init__(
-            tf.distribute.cluster_resolver.SimpleClusterResolver(
-                tf.train.ClusterSpec(cluster.cluster_spec()), task_type="chief", task_id=0, rpc_layer=cluster.protocol
-            )
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster.cluster_spec()), task_type="chief", task_id=0, rpc_layer=cluster.protocol
         )
-        self._tfdist_create_variable = self._extended._create_variable
-        self._extended._create_variable = self._create_variable
+        # What ParameterServerStrategy.__init__ does, with our own `extended` and with workers that see those of their group.
+        self._cluster_resolver = resolver
+        self._verify_args_and_config(resolver)
+        self._cluster_coordinator = None
+        self._tfdist_connect(cluster, resolver)
+        devices = {device.name for device in tf.config.list_logical_devices()}
+        self.worker_groups = groups_of(cluster, devices)
+        tf.distribute.Strategy.__init__(self, ServerExtended(self, resolver, self.worker_groups))
+        self._should_use_with_coordinator = True
+        self._canonicalize_devices = False
+        self._is_parameter_server_strategy_v2 = True
         self._tfdist_step_functions: weakref.WeakSet[KerasSteps] = weakref.WeakSet()
-        self._tfdist_steps = StepsUnderWay(tf.distribute.coordinator.ClusterCoordinator(self), self._tfdist_workers)
+        self._tfdist_steps = StepsUnderWay(coordinator_of(self, self.worker_groups), cluster.job("worker"))
 
-    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return WorkerLocalVariable(self, next_creator, **kwargs)
-        return self._tfdist_create_variable(next_creator, **kwargs)
+    def _tfdist_connect(self, cluster: Cluster, resolver: Any) -> None:
+        self._num_workers, self._num_ps = len(cluster.job("worker")), len(cluster.job("ps"))
+        # Each task sees only those that it exchanges tensors with: one that is down must not hold up the others.
+        filters = ClusterDeviceFilters()
+        for index, others in peers(cluster).items():
+            group = [f"/job:worker/task:{other}" for other in sorted({index, *others})] if others else []
+            filters.set_device_filters("worker", index, ["/job:ps", "/job:chief", *group])
+        for task in cluster.job("ps"):
+            filters.set_device_filters("ps", task.index, ["/job:worker", "/job:chief"])
+        # As in TensorFlow: one call to a worker at a time, so that its failure has one meaning, and synchronous executors.
+        os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
+        os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
+        set_server_def_retries(CONNECTION_TRIES)
+        connect_to_cluster(
+            resolver.cluster_spec(), job_name="chief", protocol=resolver.rpc_layer, cluster_device_filters=filters
+        )
+        tf.config.list_logical_devices()  # Connects now.
 
     def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
         """TensorFlow's distributed dataset, which can also be iterated on the chief, as Keras does (see `FedDataset`)."""
@@ -107,16 +134,16 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
 
     def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `keras_trainer.StepProvider`."""
-        remote = self._remote_function(model, model.predict_step)
+        step = GroupStep(self, model, model.predict_step, lambda outputs: outputs, _joined_outputs)
         steps = self._tfdist_steps
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # predict_on_batch
-                return steps.result_of(steps.schedule(remote, _tensors(batch)))
-            # Keras wants the outputs one by one and in order; the workers compute the next ones meanwhile.
+                return steps.result_of(steps.schedule(step.prepare([tf.nest.map_structure(_tensor, batch)])))
+            # Keras wants the outputs one by one and in order; the groups compute the next ones meanwhile.
             for ahead in (batch, *batch.feed.peek(steps.limit)):
                 if ahead.result is None:
-                    ahead.result = steps.schedule(remote, ahead.values)
+                    ahead.result = steps.schedule(step.prepare([ahead.values]))
             return steps.result_of(batch.result)
 
         def predict(batches: list[Any]) -> Any:
@@ -127,152 +154,23 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
 
     def finish_steps(self, model: Any, logs: Any) -> Any:
         """See `keras_trainer.StepProvider`."""
-        self._tfdist_steps.finish()
         for steps in self._tfdist_step_functions:
             if steps.logs is not None and steps in (model.train_function, model.test_function):
-                logs, steps.logs = steps.logs, None
+                return steps.finish()
+        self._tfdist_steps.finish()
         return logs
 
     def settle(self) -> None:
         """See `keras_trainer.StepProvider`."""
         self._tfdist_steps.settle()
         for steps in self._tfdist_step_functions:
-            steps.logs = None
-
-    def _remote_function(self, model: Any, step: Callable[..., Any]) -> Any:
-        """`step` as the function that a worker runs; run eagerly, it would run on the chief."""
-        if model.run_eagerly:
-            raise ValueError(
-                "run_eagerly=True cannot work under parameter_server: a worker runs compiled functions only. "
-                "Leave run_eagerly away, or debug in one process (--tier BASIC)."
-            )
-        if model.jit_compile is True:
-            raise ValueError(
-                "jit_compile=True cannot work under parameter_server: XLA has no access to variables of another task. "
-                "Leave jit_compile at 'auto'."
-            )
-        step = model._autoconvert_optionals(step)
-
-        def remote(data: Any) -> Any:
-            return self.run(step, args=(data,))
-
-        return tf.function(remote, reduce_retracing=True, autograph=False)
+            steps.begin()
 
 
-class StepsUnderWay:
-    """Functions that were scheduled on workers and not waited for yet, oldest first. Every wait ends."""
-
-    def __init__(self, coordinator: "tf.distribute.coordinator.ClusterCoordinator", workers: tuple[Task, ...]) -> None:
-        self._coordinator = coordinator
-        self._workers = workers
-        self._oldest_first: deque[tuple[KerasSteps, Any]] = deque()
-        self.limit = STEPS_UNDER_WAY_PER_WORKER * len(workers)
-
-    def __len__(self) -> int:
-        return len(self._oldest_first)
-
-    def schedule(self, function: Any, data: Any) -> Any:
-        """Lets any worker run `function(data)`; returns its RemoteValue."""
-        try:
-            return self._coordinator.schedule(function, args=(data,))
-        except Exception:
-            self._drop()
-            raise
-
-    def add(self, owner: "KerasSteps", remote_value: Any) -> None:
-        """Remembers a scheduled step; while more than `limit` are under way, waits for the oldest."""
-        self._oldest_first.append((owner, remote_value))
-        while len(self) > self.limit:
-            self.wait_for_oldest()
-
-    def wait_for_oldest(self) -> None:
-        """Waits for the oldest step and gives its logs to the one that scheduled it."""
-        owner, remote_value = self._oldest_first.popleft()
-        owner.logs = self.result_of(remote_value)
-
-    def finish(self) -> None:
-        """Waits for every step."""
-        while self._oldest_first:
-            self.wait_for_oldest()
-
-    def settle(self) -> None:
-        """Waits for every step of a `fit` that was left in the middle, and drops its errors."""
-        if not self._oldest_first:
-            return
-        try:
-            self.finish()
-        except WorkersGoneError:
-            raise
-        except Exception:
-            _log.warning("a step of the training before this one failed", exc_info=True)
-
-    def result_of(self, remote_value: Any) -> Any:
-        """Waits for one scheduled function and returns its value on the chief.
-
-        Raises:
-            WorkersGoneError: when no worker has answered for a minute.
-            Exception: what the function raised on the worker.
-        """
-        last_alive = time.monotonic()
-        while not wait_until_ready(remote_value, seconds=5.0):
-            now = time.monotonic()
-            if any(is_listening(task) for task in self._workers):
-                last_alive = now
-            elif now - last_alive > WORKERS_GONE_SECONDS:
-                self._oldest_first.clear()
-                raise WorkersGoneError(
-                    f"no worker has answered for {WORKERS_GONE_SECONDS:.0f} s: {waiting_for(self._workers)}; "
-                    "training cannot go on without one"
-                )
-        try:
-            return remote_value.get()
-        except Exception:
-            self._drop()
-            raise
-
-    def _drop(self) -> None:
-        """After an error: forgets all steps and the coordinator's copy of the error, so that another `fit` starts clean."""
-        self._oldest_first.clear()
-        try:
-            self._coordinator.done()
-        except Exception:  # The error that is being raised anyway.
-            _log.debug("dropped with the first error", exc_info=True)
+def _joined_outputs(replicas: list[Any], shares: list[Any]) -> Any:
+    del shares
+    return replicas[0] if len(replicas) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *replicas)
 
 
-class KerasSteps:
-    """What Keras calls as `train_function` or `test_function`: `steps_per_execution` batches go to the workers.
-
-    It returns the logs of the latest step of this epoch known to be done: at most `limit` steps behind the one just scheduled,
-    exact at the end of the epoch (`finish_steps`).
-    """
-
-    def __init__(self, strategy: "ParameterServer", model: Any, step: Callable[..., Any], under_way: StepsUnderWay) -> None:
-        self._model = model
-        self._under_way = under_way
-        self._remote = strategy._remote_function(model, step)
-        self.logs: Any = None
-
-    def __call__(self, iterator: Any) -> Any:
-        """Schedules the next batches of `iterator`; returns logs; raises StopIteration where it has none."""
-        if not isinstance(iterator, Feed):  # train_on_batch, test_on_batch: a generator of one batch
-            self._under_way.settle()
-            return self._under_way.result_of(self._under_way.schedule(self._remote, _tensors(next(iterator))))
-        scheduled = 0
-        for batch in _at_most(self._model.steps_per_execution, iterator):
-            scheduled += 1
-            self._under_way.add(self, self._under_way.schedule(self._remote, batch.values))
-        if not scheduled:
-            raise StopIteration
-        while self.logs is None and len(self._under_way):  # Keras needs the names of the metrics after the first step.
-            self._under_way.wait_for_oldest()
-        return self.logs
-
-
-def _at_most(count: int, iterator: Any) -> Any:
-    for _, item in zip(range(count), iterator, strict=False):
-        yield item
-
-
-def _tensors(batch: Any) -> Any:
-    """A batch of numpy arrays, lists or tensors as tensors; None stays None."""
-    return tf.nest.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
+def _tensor(value: Any) -> Any:
+    return None if value is None else tf.convert_to_tensor(value)

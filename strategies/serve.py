@@ -44,7 +44,8 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     # A ps whose threads all wait for each other's values deadlocks; one per worker and one more is TensorFlow's own
     # advice (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster").
     threads = max(os.cpu_count() or 1, workers + 1)
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads)
+    # A worker with several slots computes several replicas, on as many logical CPU devices where it has no GPUs for them.
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, device_count={"CPU": task.slots})
     try:
         server = tf.distribute.Server(
             tf.train.ClusterSpec(cluster.cluster_spec()),

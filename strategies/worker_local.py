@@ -1,4 +1,4 @@
-"""Variables of which every worker has its own copy, summed when the chief reads them.
+"""Variables of which every replica has its own copy, summed when the chief reads them.
 
 Keras updates metrics by `total.assign(total + value)`. On a ps shared by asynchronous workers such an update can be lost. Keras
 marks these variables `on_read`: each worker may update its own, only a read has to bring them together. So they live on the
@@ -6,11 +6,12 @@ workers, cost no round trip in a step, and the chief's sum counts every example 
 """
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, is_saving, wait_until_ready
+from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, dispatch_context, is_saving, wait_until_ready
 
 CREATION_SECONDS = 60.0
 """How long a worker may take to create its copy, before it is counted as gone."""
@@ -24,20 +25,23 @@ class _HandleSpec(PerWorkerVariableSpec):
 
 
 class WorkerLocalVariable(PerWorkerVariable):
-    """One variable per worker and one on the chief.
+    """One variable per replica of each worker group and one on the chief.
 
-    In a function that a worker runs it is the worker's own. On the chief, reading gives the sum over all of them, assigning
+    In a function that a worker runs it is the replica's own. On the chief, reading gives the sum over all of them, assigning
     sets the chief's to the value and the workers' to zero, so that the sum is what was assigned. A worker that is gone takes
     its share with it.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, next_creator: Any, **kwargs: Any) -> None:
         super().__init__(strategy, next_creator, **kwargs)
+        self._groups = strategy.worker_groups
         # TensorFlow leaves the following empty, and Keras and checkpoints ask for it.
         self._unique_id = f"worker_local_{id(self)}"
         self._synchronization = tf.VariableSynchronization.ON_READ
         self._aggregation = tf.VariableAggregation.SUM
-        self._handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._by_replica: dict[int, Any] = {}
+        self.known_sum: Any = None  # Set by who knows what the copies add up to; until the next step or assignment.
+        self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
     @property
     def handle(self) -> Any:
@@ -48,32 +52,55 @@ class WorkerLocalVariable(PerWorkerVariable):
         """
         if tf.executing_eagerly() or is_saving():
             return self._coordinator_instance.handle
+        context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
+        replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
         graph = tf.compat.v1.get_default_graph()
         while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
             graph = graph.outer_graph
-        if graph not in self._handles:
+        handles = self._handles.setdefault(graph, {})
+        if replica not in handles:
+            self._create_copies(replica)
+            closure, spec = self._copy_at_call_time(replica)
             with graph.as_default():
-                self._handles[graph] = super().handle
-        return self._handles[graph]
+                handles[replica] = graph.capture_call_time_value(closure, spec)
+        return handles[replica]
 
-    def handle_call_time_value(self) -> Any:
-        """TensorFlow's closure that finds the handle when a worker runs the function, and the handle's type."""
-        closure, spec = super().handle_call_time_value()
-        return closure, _HandleSpec(value=spec._value)
+    def _create_copies(self, replica: int) -> None:
+        """Creates the copy of replica number `replica` in every group."""
+        if replica in self._by_replica:
+            return
 
-    def _copies(self) -> list[Any]:
+        def create() -> Any:
+            devices = self._groups[dispatch_context().worker_index].devices
+            with tf.device(devices[min(replica, len(devices) - 1)]):
+                return self._var_creator()
+
+        self._by_replica[replica] = self._coordinator._create_per_worker_variables(create)
+
+    def _copy_at_call_time(self, replica: int) -> tuple[Any, _HandleSpec]:
+        """TensorFlow's closure that finds the handle when a group runs the function, and the handle's type."""
+
+        def closure() -> Any:
+            dispatched = dispatch_context()
+            if dispatched is None:
+                return self._coordinator_instance.handle  # Only traced.
+            return dispatched.maybe_get_remote_value(self._by_replica[replica]._values[dispatched.worker_index]).handle
+
+        return closure, _HandleSpec(value=self._coordinator_instance.handle)
+
+    def _copies(self) -> Iterator[Any]:
         """The workers' variables, as far as they exist; not those of workers that are gone."""
-        if self._per_worker_vars is None:
-            return []
-        remotes = self._per_worker_vars._values
-        return [
-            remote._values for remote in remotes if wait_until_ready(remote, CREATION_SECONDS) and remote._values is not None
-        ]
+        for copies in self._by_replica.values():
+            for remote in copies._values:
+                if wait_until_ready(remote, CREATION_SECONDS) and remote._values is not None:
+                    yield remote._values
 
     def value(self) -> Any:
-        """The value as a tensor: a worker's own inside its function, the sum over all when eager."""
+        """The value as a tensor: a replica's own inside its function, the sum over all when eager."""
         if not tf.executing_eagerly():
             return super().value()
+        if self.known_sum is not None:
+            return self.known_sum
         total = tf.convert_to_tensor(self._coordinator_instance)
         for copy in self._copies():
             try:
@@ -94,9 +121,10 @@ class WorkerLocalVariable(PerWorkerVariable):
         return self.value().numpy()
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Inside a function assigns the worker's own; on the chief makes `value` the sum."""
+        """Inside a function assigns the replica's own; on the chief makes `value` the sum."""
         if not tf.executing_eagerly():
             return super().assign(value, use_locking, name, read_value)
+        self.known_sum = None
         for copy in self._copies():
             try:
                 copy.assign(tf.zeros_like(copy))

@@ -1,0 +1,157 @@
+"""A model's step as functions that worker groups run: traced once for groups that look alike, with one replica per worker."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies import parameter_exchange
+from tfdist.strategies import replica as replicas
+from tfdist.strategies._private import regroup
+from tfdist.strategies.parts import Layout, examples_of
+from tfdist.strategies.server_variables import ServerVariable, unwrapped
+from tfdist.strategies.worker_groups import WorkerGroup
+
+_tracing = threading.RLock()
+
+
+class GroupStep:
+    """`step` of `model` for every worker group.
+
+    Args:
+        strategy: the ParameterServer strategy.
+        model: the Keras model.
+        step: its train_step, test_step or predict_step.
+        on_replica: what a replica gives, of the outputs of its step.
+        collect: what the function gives, of a list of what the replicas gave and a list of their shares of the examples
+            (float32 scalars, or None for a single one). For several steps at once a float64 vector.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        model: Any,
+        step: Callable[..., Any],
+        on_replica: Callable[[Any], Any],
+        collect: Callable[[list[Any], list[Any]], Any],
+    ) -> None:
+        _refuse_what_cannot_run(model)
+        self._strategy = strategy
+        self._model = model
+        self._step = model._autoconvert_optionals(step)
+        self._on_replica = on_replica
+        self._collect = collect
+        self._functions: dict[tuple[tuple[str, ...], bool], Any] = {}
+        self._traced: dict[Any, list[Any]] = {}
+
+    def prepare(self, batches: list[Any]) -> Callable[[int], Any]:
+        """The function that a group runs on `batches`, one step each: takes the number of the group.
+
+        Args:
+            batches: nested tensors, of equal shapes where they are several.
+        """
+        several = len(batches) > 1
+        data = tf.nest.map_structure(lambda *values: tf.stack(values), *batches) if several else batches[0]
+        signature = _signature(data)
+        traced = self._traced.get((several, signature))
+        if traced is None:
+            examples = _rows_of(batches[0])
+            traced = [self._trace(group, data, several, examples) for group in self._strategy.worker_groups]
+            self._traced[several, signature] = traced
+        return lambda group: traced[group](data)
+
+    def _trace(self, group: WorkerGroup, data: Any, several: bool, examples: int | None) -> Any:
+        # A batch with fewer examples than the group has workers is computed by the first alone.
+        width = len(group.devices) if examples is None or examples >= len(group.devices) else 1
+        devices = group.traced_devices[:width]
+        with _tracing:
+            key = (devices, several)
+            if key not in self._functions:
+                self._functions[key] = tf.function(
+                    lambda batch: self._run(devices, batch, several), reduce_retracing=True, autograph=False
+                )
+            with tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
+                return self._functions[key].get_concrete_function(data)
+
+    def _run(self, devices: tuple[str, ...], data: Any, several: bool) -> Any:
+        """In the function: one step, or one for each entry of the first dimension of `data`; the outputs of the last."""
+        if not several:
+            return self._one_step(devices, data)
+        count = tf.shape(tf.nest.flatten(data)[0])[0]
+
+        def body(number: tf.Tensor, before: Any) -> Any:
+            del before
+            return number + 1, self._one_step(devices, tf.nest.map_structure(lambda value: value[number], data))
+
+        begin = (tf.constant(0), tf.zeros([0], tf.float64))
+        shapes = (tf.TensorShape([]), tf.TensorShape([None]))
+        return tf.while_loop(lambda number, _: number < count, body, begin, shapes, parallel_iterations=1)[1]
+
+    def _one_step(self, devices: tuple[str, ...], data: Any) -> Any:
+        strategy = self._strategy
+        layout = Layout(len(devices), range(len(devices)))
+        shares: list[Any] = [None]
+        batch = data
+        if len(devices) > 1:
+            parts = layout.split(data)
+            batch = regroup(tuple(parts["parts"]))
+            whole = tf.cast(parts["examples"], tf.float32)
+            shares = [tf.cast(examples_of(part), tf.float32) / whole for part in parts["parts"]]
+        with parameter_exchange.tracing_step():
+            joined = parameter_exchange.join(_read_by_each_step(self._model))
+
+            def on_replica(part: Any) -> Any:
+                index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+                with (
+                    parameter_exchange.replica_step(joined, devices[index]),
+                    replicas.entered(replicas.Replica(strategy, index, shares[index])),
+                ):
+                    return self._on_replica(self._step(part))
+
+            outputs = strategy.run(on_replica, args=(batch,))
+        # Of several replicas' outputs TensorFlow makes one whose leaves have a value for each.
+        by_replica = [
+            tf.nest.map_structure(lambda leaf, r=r: strategy.extended.local_replicas(leaf)[r], outputs)
+            for r in range(len(devices))
+        ]
+        return self._collect(by_replica, shares)
+
+
+def _refuse_what_cannot_run(model: Any) -> None:
+    if model.run_eagerly:
+        raise ValueError(
+            "run_eagerly=True cannot work under parameter_server: a worker runs compiled functions only. "
+            "Leave run_eagerly away, or debug in one process (--tier BASIC)."
+        )
+    if model.jit_compile is True:
+        raise ValueError(
+            "jit_compile=True cannot work under parameter_server: XLA has no access to variables of another task. "
+            "Leave jit_compile at 'auto'."
+        )
+
+
+def _read_by_each_step(model: Any) -> list[Any]:
+    """The variables on ps tasks that a step reads: the model's, and the optimizer's numbers (learning rate, iterations)."""
+    candidates = [*model.variables]
+    optimizer = getattr(model, "optimizer", None)
+    for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        candidates += [variable for variable in getattr(owner, "variables", []) if variable.shape.rank == 0]
+    found = {id(v): v for v in (unwrapped(getattr(c, "_value", None)) for c in candidates)}
+    return [variable for variable in found.values() if isinstance(variable, ServerVariable)]
+
+
+def _signature(data: Any) -> Any:
+    flat = tf.nest.flatten(data)
+    key: list[Any] = [tf.nest.map_structure(lambda _: 0, data) if not isinstance(data, tf.Tensor) else 0]
+    for value in flat:
+        key.append((value.shape, value.dtype) if isinstance(value, tf.Tensor) else tf.type_spec_from_value(value))
+    return repr(key)
+
+
+def _rows_of(batch: Any) -> int | None:
+    """The number of examples of a batch on the chief; None where it is not known without looking."""
+    for value in tf.nest.flatten(batch):
+        if isinstance(value, tf.Tensor) and value.shape.rank:
+            return value.shape[0]
+    return None
