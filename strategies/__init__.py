@@ -83,4 +83,3 @@ def _not_from_tensorflow(record: logging.LogRecord) -> bool:
 def _not_raised_anyway(record: logging.LogRecord) -> bool:
     # The coordinator logs an error of a step twice, with pages of stack, and then raises it.
     return not str(record.msg).startswith((" /job:worker/task:%d encountered", "Start cancelling closures"))
-

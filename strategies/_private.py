@@ -88,9 +88,7 @@ register_tensor_conversion: Any = _need(
 record_operation: Any = _need("tensorflow.python.eager.record", tf.__version__, "record_operation")
 stop_recording: Any = _need("tensorflow.python.eager.record", tf.__version__, "stop_recording")
 variable_accessed: Any = _need("tensorflow.python.ops.resource_variable_ops", tf.__version__, "variable_accessed")
-ControlFlowFuncGraph: Any = _need(
-    "tensorflow.python.ops.control_flow_v2_func_graphs", tf.__version__, "ControlFlowFuncGraph"
-)
+ControlFlowFuncGraph: Any = _need("tensorflow.python.ops.control_flow_v2_func_graphs", tf.__version__, "ControlFlowFuncGraph")
 
 # Keras' optimizer on TensorFlow: server_optimizer.py sends its gradients joined and updates shards where they are.
 TFOptimizer: Any = _need("keras.src.backend.tensorflow.optimizer", keras.__version__, "TFOptimizer")

@@ -9,9 +9,13 @@ import tensorflow as tf
 from tfdist.strategies import parameter_exchange
 from tfdist.strategies import replica as replicas
 from tfdist.strategies._private import regroup
+from tfdist.strategies.one_message import can_pack, pack, unpack
 from tfdist.strategies.parts import Layout, examples_of
 from tfdist.strategies.server_variables import ServerVariable, unwrapped
 from tfdist.strategies.worker_groups import WorkerGroup
+
+SENT = tf.TensorSpec([None], tf.float64)
+"""What the chief sends along with a batch."""
 
 _tracing = threading.RLock()
 
@@ -23,9 +27,10 @@ class GroupStep:
         strategy: the ParameterServer strategy.
         model: the Keras model.
         step: its train_step, test_step or predict_step.
-        on_replica: what a replica gives, of the outputs of its step.
-        collect: what the function gives, of a list of what the replicas gave and a list of their shares of the examples
-            (float32 scalars, or None for a single one). For several steps at once a float64 vector.
+        on_replica: what a replica gives, of the outputs of its step. For several steps at once a float64 vector.
+        after: what a replica gives after the last step, in a call of its own.
+        collect: what the function gives: takes what the replicas gave of the last step, what they gave after it, their shares of
+            the examples of the last step (float32 scalars, or None for a single one), and what the chief has sent.
     """
 
     def __init__(
@@ -34,64 +39,96 @@ class GroupStep:
         model: Any,
         step: Callable[..., Any],
         on_replica: Callable[[Any], Any],
-        collect: Callable[[list[Any], list[Any]], Any],
+        after: Callable[[], Any],
+        collect: Callable[[list[Any], list[Any], list[Any], Any], Any],
     ) -> None:
         _refuse_what_cannot_run(model)
         self._strategy = strategy
         self._model = model
         self._step = model._autoconvert_optionals(step)
         self._on_replica = on_replica
+        self._after = after
         self._collect = collect
         self._functions: dict[tuple[tuple[str, ...], bool], Any] = {}
+        self._packed: dict[Any, tuple[list[tf.TensorShape], Any]] = {}
         self._traced: dict[Any, list[Any]] = {}
 
-    def prepare(self, batches: list[Any]) -> Callable[[int], Any]:
-        """The function that a group runs on `batches`, one step each: takes the number of the group.
+    def prepare(self, batches: list[Any]) -> Callable[[int, Any], Any]:
+        """The function that a group runs on `batches`, one step each: takes the number of the group and an array for `collect`.
 
         Args:
             batches: nested tensors, of equal shapes where they are several.
         """
         several = len(batches) > 1
         data = tf.nest.map_structure(lambda *values: tf.stack(values), *batches) if several else batches[0]
-        signature = _signature(data)
-        traced = self._traced.get((several, signature))
+        flat = tf.nest.flatten(data)
+        packed = can_pack(flat)
+        signature = (several, packed, tuple(_type_of(value) for value in flat), str(tf.nest.map_structure(lambda _: 0, data)))
+        traced = self._traced.get(signature)
         if traced is None:
             examples = _rows_of(batches[0])
-            traced = [self._trace(group, data, several, examples) for group in self._strategy.worker_groups]
-            self._traced[several, signature] = traced
-        return lambda group: traced[group](data)
+            traced = [self._trace(group, data, several, packed, examples) for group in self._strategy.worker_groups]
+            self._traced[signature] = traced
+        if packed:
+            return lambda group, sent: traced[group](pack([*flat, tf.constant(sent)]))
+        return lambda group, sent: traced[group](data, tf.constant(sent))
 
-    def _trace(self, group: WorkerGroup, data: Any, several: bool, examples: int | None) -> Any:
+    def _trace(self, group: WorkerGroup, data: Any, several: bool, packed: bool, examples: int | None) -> Any:
         # A batch with fewer examples than the group has workers is computed by the first alone.
         width = len(group.devices) if examples is None or examples >= len(group.devices) else 1
         devices = group.traced_devices[:width]
-        with _tracing:
+        with _tracing, tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
+            if packed:
+                return self._trace_packed(devices, data, several)
             key = (devices, several)
             if key not in self._functions:
                 self._functions[key] = tf.function(
-                    lambda batch: self._run(devices, batch, several), reduce_retracing=True, autograph=False
+                    lambda batch, sent: self._run(devices, batch, several, sent), reduce_retracing=True, autograph=False
                 )
-            with tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
-                return self._functions[key].get_concrete_function(data)
+            return self._functions[key].get_concrete_function(data, SENT)
 
-    def _run(self, devices: tuple[str, ...], data: Any, several: bool) -> Any:
-        """In the function: one step, or one for each entry of the first dimension of `data`; the outputs of the last."""
-        if not several:
-            return self._one_step(devices, data)
-        count = tf.shape(tf.nest.flatten(data)[0])[0]
+    def _trace_packed(self, devices: tuple[str, ...], data: Any, several: bool) -> Any:
+        """The function for batches that come as bytes: one for all that differ in some dimensions only."""
+        flat = tf.nest.flatten(data)
+        key = (devices, several, tuple((v.dtype, v.shape.rank) for v in flat), str(tf.nest.map_structure(lambda _: 0, data)))
+        shapes = [value.shape for value in flat]
+        known, function = self._packed.get(key, (shapes, None))
+        general = [a.most_specific_compatible_shape(b) for a, b in zip(known, shapes, strict=True)]
+        if function is None or any(str(a) != str(b) for a, b in zip(known, general, strict=True)):
+            specs = [tf.TensorSpec(shape, value.dtype) for shape, value in zip(general, flat, strict=True)]
 
-        def body(number: tf.Tensor, before: Any) -> Any:
-            del before
-            return number + 1, self._one_step(devices, tf.nest.map_structure(lambda value: value[number], data))
+            def from_bytes(message: Any) -> Any:
+                values = unpack(message, [*specs, SENT])
+                return self._run(devices, tf.nest.pack_sequence_as(data, values[:-1]), several, values[-1])
 
-        begin = (tf.constant(0), tf.zeros([0], tf.float64))
-        shapes = (tf.TensorShape([]), tf.TensorShape([None]))
-        return tf.while_loop(lambda number, _: number < count, body, begin, shapes, parallel_iterations=1)[1]
+            function = tf.function(from_bytes, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.uint8))
+            self._packed[key] = (general, function)
+        return function
 
-    def _one_step(self, devices: tuple[str, ...], data: Any) -> Any:
+    def _run(self, devices: tuple[str, ...], data: Any, several: bool, sent: Any) -> Any:
+        """In the function: one step, or one for each entry of the first dimension of `data`; what `collect` makes of them."""
+        if several:
+            count = tf.shape(tf.nest.flatten(data)[0])[0]
+            width = len(devices)
+
+            def body(number: tf.Tensor, before: Any, shares: Any) -> Any:
+                del before, shares
+                outputs, shares = self._one_step(devices, tf.nest.map_structure(lambda value: value[number], data))
+                return number + 1, outputs, shares
+
+            begin = (tf.constant(0), [tf.zeros([0], tf.float64)] * width, [tf.constant(0.0)] * width)
+            shapes = (tf.TensorShape([]), [tf.TensorShape([None])] * width, [tf.TensorShape([])] * width)
+            _, outputs, shares = tf.while_loop(lambda number, *_: number < count, body, begin, shapes, parallel_iterations=1)
+        else:
+            outputs, shares = self._one_step(devices, data)
+        after = self._by_replica(devices, self._strategy.run(self._after))
+        return self._collect(outputs, after, shares, sent)
+
+    def _one_step(self, devices: tuple[str, ...], data: Any) -> tuple[list[Any], list[Any]]:
+        """What each replica gave, and its share of the examples."""
         strategy = self._strategy
         layout = Layout(len(devices), range(len(devices)))
-        shares: list[Any] = [None]
+        shares: list[Any] = [tf.constant(1.0)]
         batch = data
         if len(devices) > 1:
             parts = layout.split(data)
@@ -103,19 +140,19 @@ class GroupStep:
 
             def on_replica(part: Any) -> Any:
                 index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+                share = shares[index] if len(devices) > 1 else None
                 with (
                     parameter_exchange.replica_step(joined, devices[index]),
-                    replicas.entered(replicas.Replica(strategy, index, shares[index])),
+                    replicas.entered(replicas.Replica(strategy, index, share)),
                 ):
                     return self._on_replica(self._step(part))
 
-            outputs = strategy.run(on_replica, args=(batch,))
-        # Of several replicas' outputs TensorFlow makes one whose leaves have a value for each.
-        by_replica = [
-            tf.nest.map_structure(lambda leaf, r=r: strategy.extended.local_replicas(leaf)[r], outputs)
-            for r in range(len(devices))
-        ]
-        return self._collect(by_replica, shares)
+            return self._by_replica(devices, strategy.run(on_replica, args=(batch,))), shares
+
+    def _by_replica(self, devices: tuple[str, ...], outputs: Any) -> list[Any]:
+        """Of several replicas' outputs TensorFlow makes one whose leaves have a value for each; this takes them apart."""
+        extended = self._strategy.extended
+        return [tf.nest.map_structure(lambda v, r=r: extended.local_replicas(v)[r], outputs) for r in range(len(devices))]
 
 
 def _refuse_what_cannot_run(model: Any) -> None:
@@ -141,12 +178,11 @@ def _read_by_each_step(model: Any) -> list[Any]:
     return [variable for variable in found.values() if isinstance(variable, ServerVariable)]
 
 
-def _signature(data: Any) -> Any:
-    flat = tf.nest.flatten(data)
-    key: list[Any] = [tf.nest.map_structure(lambda _: 0, data) if not isinstance(data, tf.Tensor) else 0]
-    for value in flat:
-        key.append((value.shape, value.dtype) if isinstance(value, tf.Tensor) else tf.type_spec_from_value(value))
-    return repr(key)
+def _type_of(value: Any) -> Any:
+    """What a value has to have in common with another to be passed to the same traced function."""
+    if isinstance(value, tf.Tensor):
+        return value.dtype, tuple(value.shape)
+    return None if value is None else tf.type_spec_from_value(value)
 
 
 def _rows_of(batch: Any) -> int | None:

@@ -1,5 +1,6 @@
 """What Keras calls as `train_function` and `test_function` under a ParameterServer strategy."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 from tfdist.strategies._private import StatelessScope
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep
-from tfdist.strategies.steps_under_way import CHIEF, Execution, StepsUnderWay
+from tfdist.strategies.steps_under_way import Execution, StepsUnderWay
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
 MOST_METRIC_VALUES = 65536
@@ -19,50 +20,62 @@ MOST_METRIC_VALUES = 65536
 class KerasSteps:
     """Gives each group the next `steps_per_execution` batches as soon as it is free; returns once per execution that is done.
 
-    The logs are those of all steps done so far in this epoch, over all workers. A `train_step` whose logs are other than the
-    model's metrics gets what it returned.
+    The logs are those of all steps of this epoch over all workers, as far as they were done when the group began. A
+    `train_step` whose logs are other than the model's metrics gets what it returned.
     """
 
     def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: StepsUnderWay) -> None:
         self._model = model
         self._under_way = under_way
         self._metrics: list[Any] = []  # Keras variables of the metrics, in the order in which a step sends them.
-        self._log_shapes: dict[str, tuple[int, ...]] = {}
-        self._step = GroupStep(strategy, model, step, self._on_replica, self._collect)
-        self._result_of_metrics: Any = None
-        self._states: dict[int, Any] = {}
+        self._size = 0  # Numbers that these hold.
+        self._log_structure: Any = None
+        self._log_shapes: list[tuple[int, ...]] = []
+        self._step = GroupStep(strategy, model, step, self._logs_on_replica, self._metrics_on_replica, self._collect)
+        self._states: dict[int, Any] = {}  # The metrics of each group, float64 vectors.
+        self._sum: Any = np.zeros([0])
         self.logs: Any = None
 
     # In the function that a group runs.
 
-    def _on_replica(self, outputs: Any) -> tuple[Any, Any]:
-        """The metrics' variables and the logs of one replica, each as a float64 vector."""
-        model = self._model
-        metrics = {id(v): v for metric in model.metrics for v in metric.variables}
-        worker_local = all(isinstance(v._value, WorkerLocalVariable) for v in metrics.values())
-        size = sum(v.shape.num_elements() for v in metrics.values())
-        is_logs_of_metrics = isinstance(outputs, dict) and outputs.keys() == model.get_metrics_result().keys()
-        states: list[Any] = []
-        self._metrics = []
-        if worker_local and size <= MOST_METRIC_VALUES and is_logs_of_metrics and model.metrics:
-            self._metrics = list(metrics.values())
-            states = [tf.convert_to_tensor(variable) for variable in self._metrics]
-            outputs = {}
-        elif not isinstance(outputs, dict):
-            outputs = {"loss": outputs}
-        flat = tf.nest.flatten(outputs)
-        self._log_structure = outputs
-        self._log_shapes = [tuple(tf.convert_to_tensor(value).shape) for value in flat]
-        return _vector(states), _vector(flat)
+    def _logs_on_replica(self, outputs: Any) -> Any:
+        """The logs of one replica as a float64 vector; empty where they are those of the metrics, which are sent instead."""
+        self._metrics = self._metrics_behind(outputs)
+        self._size = sum(variable.shape.num_elements() for variable in self._metrics)
+        return _vector([]) if self._metrics else self._flat_logs(outputs if isinstance(outputs, dict) else {"loss": outputs})
 
-    @staticmethod
-    def _collect(replicas: list[Any], shares: list[Any]) -> Any:
-        """The sum of the replicas' metrics and the mean of their logs, one after the other."""
-        states, logs = zip(*replicas, strict=True)
-        if len(replicas) == 1:
-            return tf.concat([states[0], logs[0]], axis=0)
-        mean = tf.add_n([value * tf.cast(share, tf.float64) for value, share in zip(logs, shares, strict=True)])
-        return tf.concat([tf.add_n(list(states)), mean], axis=0)
+    def _metrics_on_replica(self) -> Any:
+        """The metrics' variables of one replica as a float64 vector."""
+        return _vector([tf.convert_to_tensor(variable) for variable in self._metrics])
+
+    def _metrics_behind(self, outputs: Any) -> list[Any]:
+        """The variables of the model's metrics, where these are what the step returned and small enough to send."""
+        found = {id(variable): variable for metric in self._model.metrics for variable in metric.variables}
+        variables = list(found.values())
+        if not isinstance(outputs, dict) or outputs.keys() != self._model.get_metrics_result().keys():
+            return []
+        if not all(isinstance(variable._value, WorkerLocalVariable) for variable in variables):
+            return []
+        return variables if sum(variable.shape.num_elements() for variable in variables) <= MOST_METRIC_VALUES else []
+
+    def _collect(self, logs: list[Any], states: list[Any], shares: list[Any], sent: Any) -> Any:
+        """The sum of the replicas' metrics, then the logs. `sent` is the sum of the metrics of all other groups."""
+        if not self._metrics:  # The logs of a step of the user's own: their mean over the examples.
+            return tf.add_n([v * tf.cast(share, tf.float64) for v, share in zip(logs, shares, strict=True)])
+        state = tf.add_n(states)
+        everywhere = tf.split(state + sent, [variable.shape.num_elements() for variable in self._metrics])
+        values = [
+            (variable, tf.cast(tf.reshape(value, variable.shape), variable.dtype))
+            for variable, value in zip(self._metrics, everywhere, strict=True)
+        ]
+        with StatelessScope(state_mapping=values):
+            return tf.concat([state, self._flat_logs(self._model.get_metrics_result())], axis=0)
+
+    def _flat_logs(self, logs: Any) -> Any:
+        flat = [tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
+        self._log_structure = tf.nest.map_structure(lambda _: 0, logs)
+        self._log_shapes = [tuple(value.shape) for value in flat]
+        return _vector(flat)
 
     # On the chief.
 
@@ -89,6 +102,7 @@ class KerasSteps:
         """Before metrics start anew: ends what is under way and forgets what it gave."""
         self._under_way.settle()
         self._states.clear()
+        self._sum = np.zeros([self._size])
         self.logs = None
 
     def finish(self) -> Any:
@@ -97,49 +111,42 @@ class KerasSteps:
             self._done(done)
         if self._states and self._metrics:
             # Keras reads each metric now: the sums are known already.
-            for variable, value in zip(self._metrics, self._sums(), strict=True):
+            sums = _cut(self._sum, [tuple(variable.shape) for variable in self._metrics])
+            for variable, value in zip(self._metrics, sums, strict=True):
                 variable._value.known_sum = tf.constant(value, variable._value.dtype)
         return self.logs
 
     def _schedule(self, batches: list[Any]) -> Execution:
         calls = [self._step.prepare(run) for run in _runs_of_equal_shapes(batches)]
-        for variable in self._metrics:
-            variable._value.known_sum = None
+        if not self._states:
+            self._sum = np.zeros([self._size])
+            for variable in self._metrics:
+                variable._value.known_sum = None
 
         def run(group: int) -> Any:
+            others = self._sum - self._states.get(group, 0.0)
             for call in calls:
-                output = call(group)
+                output = call(group, others)
             return output
 
         return self._under_way.schedule(run)
 
     def _done(self, execution: Execution) -> Any:
-        vector = execution.result.numpy()
-        size = sum(variable.shape.num_elements() for variable in self._metrics)
-        self._states[execution.group] = vector[:size]
-        if self._metrics:
-            if self._result_of_metrics is None:
-                self._result_of_metrics = tf.function(self._results, autograph=False)
-            with tf.device(CHIEF):
-                self.logs = self._result_of_metrics([tf.constant(v, w.dtype) for v, w in zip(self._sums(), self._metrics)])
-        else:
-            pieces = np.split(vector, np.cumsum([int(np.prod(shape)) for shape in self._log_shapes])[:-1])
-            values = [piece.reshape(shape) for piece, shape in zip(pieces, self._log_shapes, strict=True)]
-            self.logs = tf.nest.pack_sequence_as(self._log_structure, values)
+        state = execution.result[: self._size]
+        self._sum = self._sum - self._states.get(execution.group, 0.0) + state
+        self._states[execution.group] = state
+        self.logs = tf.nest.pack_sequence_as(self._log_structure, _cut(execution.result[self._size :], self._log_shapes))
         return self.logs
 
-    def _sums(self) -> list[Any]:
-        """The values of the metrics' variables, over all groups."""
-        total = np.sum(list(self._states.values()), axis=0)
-        sizes = [variable.shape.num_elements() for variable in self._metrics]
-        return [
-            piece.reshape(variable.shape)
-            for piece, variable in zip(np.split(total, np.cumsum(sizes)[:-1]), self._metrics, strict=True)
-        ]
 
-    def _results(self, values: list[Any]) -> Any:
-        with StatelessScope(state_mapping=list(zip(self._metrics, values, strict=True))):
-            return self._model.get_metrics_result()
+def _cut(vector: Any, shapes: list[tuple[int, ...]]) -> list[Any]:
+    """The values of these shapes that follow each other in `vector`; single numbers as Python's."""
+    values, begin = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        values.append(float(vector[begin]) if shape == () else vector[begin : begin + size].reshape(shape))
+        begin += size
+    return values
 
 
 def _vector(values: list[Any]) -> Any:

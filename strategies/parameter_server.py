@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
@@ -128,22 +129,23 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
                 f"the optimizer of {model.name} was made outside the strategy's scope; make it, and call compile, "
                 "inside `with strategy.scope():`"
             )
+        server_optimizer.begin_averages(model.optimizer)
         steps = KerasSteps(self, model, step, self._tfdist_steps)
         self._tfdist_step_functions.add(steps)
         return steps
 
     def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `keras_trainer.StepProvider`."""
-        step = GroupStep(self, model, model.predict_step, lambda outputs: outputs, _joined_outputs)
+        step = GroupStep(self, model, model.predict_step, lambda outputs: outputs, lambda: (), _joined_outputs)
         steps = self._tfdist_steps
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # predict_on_batch
-                return steps.result_of(steps.schedule(step.prepare([tf.nest.map_structure(_tensor, batch)])))
+                return steps.result_of(steps.schedule(_alone(step.prepare([tf.nest.map_structure(_tensor, batch)]))))
             # Keras wants the outputs one by one and in order; the groups compute the next ones meanwhile.
             for ahead in (batch, *batch.feed.peek(steps.limit)):
                 if ahead.result is None:
-                    ahead.result = steps.schedule(step.prepare([ahead.values]))
+                    ahead.result = steps.schedule(_alone(step.prepare([ahead.values])))
             return steps.result_of(batch.result)
 
         def predict(batches: list[Any]) -> Any:
@@ -167,8 +169,12 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
             steps.begin()
 
 
-def _joined_outputs(replicas: list[Any], shares: list[Any]) -> Any:
-    del shares
+def _alone(call: Callable[[int, Any], Any]) -> Callable[[int], Any]:
+    """A prepared function that needs nothing from the chief but its batch."""
+    return lambda group: call(group, np.zeros([0]))
+
+
+def _joined_outputs(replicas: list[Any], *_: Any) -> Any:
     return replicas[0] if len(replicas) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *replicas)
 
 

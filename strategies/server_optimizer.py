@@ -56,8 +56,46 @@ def install() -> None:
         "_backend_increment_gradient_accumulators",
     ):
         setattr(TFOptimizer, name, _by_element(getattr(TFOptimizer, name)))
+    TFOptimizer._update_model_variables_moving_average = _averages_on_servers(
+        TFOptimizer._update_model_variables_moving_average
+    )
     _make_additions_atomic()
     _look_up_rows_on_servers()
+
+
+def begin_averages(optimizer: Any) -> None:
+    """Lets the moving averages of weights (`use_ema`) begin at the weights, before the first step.
+
+    Keras lets them begin at the first step, which it knows by `iterations`: of several groups each may miss it.
+    """
+    for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+        if getattr(owner, "use_ema", False) and owner.built and int(owner.iterations.numpy()) == 0:
+            for variable, average in zip(owner._trainable_variables, owner._model_variables_moving_average, strict=True):
+                if average is not None:
+                    average.assign(variable)
+
+
+def _averages_on_servers(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Computes each moving average on the ps that holds it."""
+
+    @functools.wraps(method)
+    def update_averages(self: Any, trainable_variables: Any) -> None:
+        extended = getattr(self._distribution_strategy, "extended", None)
+        if not isinstance(extended, ServerExtended):
+            method(self, trainable_variables)
+            return
+        begun = tf.cast(self.iterations != 0, tf.float32)
+        with extended.updates_by_element(True):
+            for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
+                if self.use_ema and average is not None:
+                    momentum = tf.cast(begun * self.ema_momentum, variable.dtype)
+                    extended.update(average._value, _average, args=(variable._value, momentum), group=False)
+
+    return update_averages
+
+
+def _average(average: Any, variable: Any, momentum: Any) -> None:
+    average.assign(momentum * average + (1 - momentum) * variable)
 
 
 def _by_element(method: Callable[..., Any]) -> Callable[..., Any]:

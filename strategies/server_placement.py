@@ -17,7 +17,7 @@ from tfdist.strategies._private import (
     UpdateContext,
     call_for_each_replica,
 )
-from tfdist.strategies.server_variables import SharedByReplicas, ServerVariable, ShardedVariable, shard_scope, unwrapped
+from tfdist.strategies.server_variables import ServerVariable, ShardedVariable, SharedByReplicas, shard_scope, unwrapped
 from tfdist.strategies.worker_groups import WorkerGroup
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
@@ -67,9 +67,7 @@ class ServerExtended(ParameterServerExtended):
         if replicas == 1:
             return [tensors[0] for tensors in values]
         dense = [i for i, tensors in enumerate(values) if not any(isinstance(t, tf.IndexedSlices) for t in tensors)]
-        sums = dict(
-            zip(dense, parameter_exchange.add_up([values[i] for i in dense], self._tfdist_tracing), strict=True)
-        )
+        sums = dict(zip(dense, parameter_exchange.add_up([values[i] for i in dense], self._tfdist_tracing), strict=True))
         with tf.device(self._tfdist_tracing[0]):
             for i, tensors in enumerate(values):
                 if i not in sums:

@@ -69,7 +69,8 @@ class StepsUnderWay:
         def run() -> None:
             try:
                 group = dispatch_context().worker_index
-                result = tf.nest.map_structure(_on_chief, function(group), expand_composites=True)
+                # Copied to this process, so that it stays when the worker is gone.
+                result = tf.nest.map_structure(_to_numpy, function(group))
             except BaseException:
                 events.put(None)  # The coordinator decides whether this is an error or a worker that was lost.
                 raise
@@ -161,7 +162,5 @@ class StepsUnderWay:
         return last_alive
 
 
-def _on_chief(value: Any) -> Any:
-    """A tensor copied to this process, so that it stays when the worker is gone."""
-    with tf.device(CHIEF):
-        return tf.identity(value) if tf.is_tensor(value) else value
+def _to_numpy(value: Any) -> Any:
+    return value.numpy() if isinstance(value, tf.Tensor) else value
