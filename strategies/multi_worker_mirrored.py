@@ -15,9 +15,10 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies import keras_optimizer, keras_trainer, random_state
+from tfdist.strategies._private import MultiWorkerMirroredExtended
 from tfdist.strategies.devices import local_devices
 from tfdist.strategies.parts import Layout
-from tfdist.strategies.startup import StartTimeoutError, wait_for_tasks, waiting_for
+from tfdist.strategies.startup import StartTimeoutError, is_listening, wait_for_tasks, waiting_for
 from tfdist.strategies.together import StepsTogether
 
 WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
@@ -62,45 +63,47 @@ class MultiWorkerMirrored(StepsTogether, tf.distribute.MultiWorkerMirroredStrate
     """`tf.distribute.MultiWorkerMirroredStrategy` with step functions for Keras."""
 
     def __init__(self, cluster: Cluster, me: Task) -> None:
-        devices = local_devices(me)
         tasks = cluster.training_tasks
-        super().__init__(
-            _Resolver(
-                tf.train.ClusterSpec(cluster.cluster_spec()),
-                task_type=me.job,
-                task_id=me.index,
-                rpc_layer=cluster.protocol,
-                num_accelerators={devices[0].partition(":")[0]: len(devices)},
-            )
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster.cluster_spec()), task_type=me.job, task_id=me.index, rpc_layer=cluster.protocol
         )
-        first = [task.name for task in tasks].index(me.name) * me.slots
+        # By default TensorFlow packs all gradients of one `all_reduce` into one collective, whatever their number; the option
+        # bytes_per_pack would make several of them.
+        options = tf.distribute.experimental.CommunicationOptions()
+        # What MultiWorkerMirroredStrategy.__init__ does, with this task's own devices.
+        tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, local_devices(me)))
+        first = tasks.index(me) * me.slots
         self._prepare(Layout(len(tasks) * me.slots, range(first, first + me.slots)))
-        self.shows_progress = me.name == tasks[0].name
+        self.shows_progress = me is tasks[0]
 
     def keras_callbacks(self, callbacks: list[Any]) -> list[Any]:
         """See `keras_trainer`: on the chief all, elsewhere those that do more than write files."""
         return callbacks if self.shows_progress else [each for each in callbacks if not isinstance(each, WRITERS)]
 
 
-class _Resolver(tf.distribute.cluster_resolver.SimpleClusterResolver):
-    """Tells TensorFlow the number of replicas; its own resolver counts GPUs only, and that by starting the runtime."""
+class _Extended(MultiWorkerMirroredExtended):
+    """TensorFlow's implementation, which by itself takes all GPUs of the machine, or one CPU device."""
+
+    def __init__(self, strategy: MultiWorkerMirrored, resolver: Any, options: Any, devices: list[str]) -> None:
+        self._tfdist_devices = devices
+        super().__init__(strategy, cluster_resolver=resolver, communication_options=options)
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        del cluster_resolver
+        names = tuple(f"{worker_device}/device:{device}" for device in self._tfdist_devices)
+        return names, self._tfdist_devices[0].partition(":")[0]
 
 
 def _watch_start(me: Task, tasks: tuple[Task, ...], start_timeout: float, created: threading.Event) -> None:
     """Ends the process when the strategy is not there in time."""
+    others = [task for task in tasks if task is not me]
     begin = time.monotonic()
-
-    def tell(sentence: str) -> None:
-        if not created.is_set():
-            print(f"tfdist: {me.name} is {sentence}", file=sys.stderr, flush=True)
-
-    others = [task for task in tasks if task.name != me.name]
     try:
-        wait_for_tasks(others, start_timeout, tell)
+        wait_for_tasks(others, start_timeout, lambda told: print(f"tfdist: {me.name} is {told}", file=sys.stderr, flush=True))
         if created.wait(max(0.0, begin + start_timeout - time.monotonic())):
             return
-        wait_for_tasks(others, 0.0, tell)
-        reason = f"gave up after {start_timeout:.0f} s: {waiting_for(others)} answer, and TensorFlow did not connect to all of them"
+        gone = [task for task in others if not is_listening(task)]
+        reason = f"gave up after {start_timeout:.0f} s: TensorFlow did not connect to {waiting_for(gone or others)}"
     except StartTimeoutError as error:
         reason = str(error)
     if not created.is_set():
