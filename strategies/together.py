@@ -16,7 +16,7 @@ from tfdist.strategies import keras_optimizer
 from tfdist.strategies._private import TensorFlowTrainer
 from tfdist.strategies.keras_trainer import check_optimizer
 from tfdist.strategies.parts import Layout, PartsDataset, PartsIterator, at_least_one, examples_of, per_replica
-from tfdist.strategies.replica import Replica, current, entered
+from tfdist.strategies.replica import Replica, SparseInLoopError, current, entered
 
 
 class StepsTogether:
@@ -117,7 +117,7 @@ class _Steps:
         self._strategy = strategy
         self._layout = strategy.tfdist_layout
         self._model = model
-        self._gives_metrics = _gives_metrics(model, step)
+        self._gives_metrics = self._loops = _gives_metrics(model, step)
         self._step = _compiled(model, model._autoconvert_optionals(step))
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id
         self._functions: dict[Any, Any] = {}
@@ -125,12 +125,15 @@ class _Steps:
     def __call__(self, iterator: Any) -> Any:
         """Runs the next batches of `iterator`; returns logs; raises StopIteration where it has none."""
         many = self._model.steps_per_execution
-        if many > 1 and self._gives_metrics and not self._model.run_eagerly and isinstance(iterator, PartsIterator):
-            if not iterator.ahead:
+        loops = many > 1 and self._loops and not self._model.run_eagerly
+        if loops and isinstance(iterator, PartsIterator) and not iterator.ahead:
+            try:
                 done, logs = self._function("loop", iterator.element_spec)(iterator.elements, many)
                 if int(done) == 0:
                     raise StopIteration
                 return logs
+            except SparseInLoopError:  # While tracing: no batch has been taken yet.
+                self._loops = False
         logs = None
         for _ in range(many if isinstance(iterator, PartsIterator | tf.distribute.DistributedIterator) else 1):
             try:
@@ -185,7 +188,7 @@ class _Steps:
         def body(done: Any, optional: Any, _: Any) -> Any:
             element = optional.get_value()
             shares = self._shares(element["examples"])
-            self._run(element["parts"], shares, small=True)
+            self._run(element["parts"], shares, small=True, looping=True)
             following = tf.cond(done + 1 < limit, elements.get_next_as_optional, lambda: optional)
             return done + 1, following, shares
 
@@ -212,15 +215,15 @@ class _Steps:
         sizes = [size + tf.cast(replica < longer, tf.int32) for replica in self._layout.local]
         return [tf.cast(tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)), tf.float32) for n in sizes]
 
-    def _run(self, parts: Sequence[Any], shares: list[tf.Tensor], small: bool) -> Any:
+    def _run(self, parts: Sequence[Any], shares: list[tf.Tensor], small: bool, looping: bool = False) -> Any:
         return self._strategy.run(
-            lambda part, share: self._on_replica(part, share, small), args=(per_replica(parts), per_replica(shares))
+            lambda part, share: self._on_replica(part, share, small, looping), args=(per_replica(parts), per_replica(shares))
         )
 
-    def _on_replica(self, part: Any, share: Any, small: bool) -> Any:
+    def _on_replica(self, part: Any, share: Any, small: bool, looping: bool = False) -> Any:
         """One replica's step. Where the batch may be too small for every replica, one without examples computes one of zeros,
         which counts for nothing: its share is 0, and its metrics are put back."""
-        with entered(Replica(self._strategy, self._strategy.local_index(), share)) as replica:
+        with entered(Replica(self._strategy, self._strategy.local_index(), share, looping=looping)) as replica:
             if not small:
                 logs = self._step(part)
             else:
