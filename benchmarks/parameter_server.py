@@ -1,8 +1,8 @@
-"""Steps per second of `fit` under parameter_server against a ClusterCoordinator loop written by hand, on the same kind of cluster.
+"""Steps per second of `fit` under parameter_server against a ClusterCoordinator loop written by hand, on like clusters.
 
     python benchmarks/parameter_server.py [--seconds 8] [--rounds 3]
 
-Each figure is a job of its own (1 chief, 2 workers, 1 or 2 ps); the two programs take turns, and the median of the rounds counts.
+Each figure is a job of its own (1 chief, 2 workers, 1 or 2 ps); the programs take turns, and the median of the rounds counts.
 The hand-written loop is TensorFlow's own recipe: tf.distribute.ParameterServerStrategy, a dataset on each worker, one
 `schedule` per step (or per 20 steps), no metrics but the loss.
 """
@@ -116,7 +116,7 @@ def by_hand(name, steps, seconds):
         x, y = batch
         with tf.GradientTape() as tape:
             loss = loss_of(y, model(x, training=True))
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
         return loss
 
     @tf.function

@@ -4,33 +4,14 @@ The chief iterates the dataset itself, so anything that `fit` accepts works (num
 functions, none of which could be rebuilt on another machine), and an epoch is exactly one pass whatever the workers' speeds.
 """
 
-import functools
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies._private import DistributedDataset, TFEpochIterator
 
-
-def install() -> None:
-    """Lets a `FedDataset` know `steps_per_epoch`, so that no batch of the next epoch is given out in this one."""
-    if getattr(TFEpochIterator, "_tfdist_installed", False):
-        return
-    TFEpochIterator._tfdist_installed = True
-    init = TFEpochIterator.__init__
-
-    @functools.wraps(init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        if isinstance(self._distributed_dataset, FedDataset):
-            self._distributed_dataset.steps_per_epoch = self.steps_per_epoch
-
-    TFEpochIterator.__init__ = __init__
-
-
-class Batch(tf.distribute.DistributedValues):
+class Batch:
     """One batch on the chief, still to be sent to a worker.
 
     Attributes:
@@ -70,10 +51,6 @@ class Feed(Iterator[Batch]):
         if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
             self._taken = 0
 
-    def give_back(self, batch: Batch) -> None:
-        """Puts the batch that was just taken back, to be the next again."""
-        self._ahead.appendleft(batch)
-
     def peek(self, count: int) -> list[Batch]:
         """The next `count` batches without taking them; fewer where the dataset ends."""
         while len(self._ahead) < count:
@@ -96,37 +73,30 @@ class Feed(Iterator[Batch]):
         return batch
 
 
-class FedDataset(DistributedDataset):
-    """What `experimental_distribute_dataset` gives under ParameterServer.
+class FedDataset:
+    """What Keras iterates under a strategy whose workers are elsewhere: it yields `Batch`es.
 
-    Passed to `ClusterCoordinator.create_per_worker_dataset` it is what TensorFlow made. Iterated on the chief, which TensorFlow
-    refuses, it yields `Batch`es.
+    Attributes:
+        steps_per_epoch: how many batches Keras takes for one epoch; None where it takes all.
+        is_empty: whether no iteration has yielded a batch yet.
     """
 
-    _fed_dataset: tf.data.Dataset
-    _unused_feed: Feed | None
-    is_empty: bool
-    """Whether no iteration has yielded a batch yet."""
-    steps_per_epoch: int | None
-    """How many batches Keras takes for one epoch; None where it takes all."""
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self.steps_per_epoch: int | None = None
+        self.is_empty = True
+        self._dataset = dataset
+        self._unused_feed: Feed | None = None
 
-    @classmethod
-    def over(cls, distributed: Any, dataset: tf.data.Dataset) -> "FedDataset":
-        """Makes `distributed`, TensorFlow's own distributed form of `dataset`, one that can also be iterated."""
-        fed: FedDataset = cls.__new__(cls)
-        fed.__dict__.update(distributed.__dict__)
-        fed._fed_dataset = dataset
-        fed._unused_feed = None
-        fed.is_empty = True
-        fed.steps_per_epoch = None
-        return fed
-
-    def __iter__(self) -> Any:
-        if tf.inside_function():
-            return super().__iter__()
-        feed, self._unused_feed = self._unused_feed or Feed(self._fed_dataset, self), None
+    def __iter__(self) -> Feed:
+        feed, self._unused_feed = self._unused_feed or Feed(self._dataset, self), None
         return feed
 
-    def reuse(self, feed: Feed) -> None:
-        """Makes `feed`, of which nothing was used, the next iteration: a generator could not be started again."""
-        self._unused_feed = feed
+    def example(self) -> Any:
+        """The tensors of the first batch, which stays the first: a generator could not be started again.
+
+        Raises:
+            ValueError: where there is none.
+        """
+        self._unused_feed = iter(self)
+        (batch,) = self._unused_feed.peek(1)
+        return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, batch.values)

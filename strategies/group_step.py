@@ -29,8 +29,8 @@ class GroupStep:
         step: its train_step, test_step or predict_step.
         on_replica: what a replica gives, of the outputs of its step. For several steps at once a float64 vector.
         after: what a replica gives after the last step, in a call of its own.
-        collect: what the function gives: takes what the replicas gave of the last step, what they gave after it, their shares of
-            the examples of the last step (float32 scalars, or None for a single one), and what the chief has sent.
+        collect: what the function gives: takes what the replicas gave of the last step, what they gave after it, their shares
+            of the examples of the last step (float32 scalars), and what the chief has sent.
     """
 
     def __init__(

@@ -72,7 +72,10 @@ def _ids_of_counters(optimizer: Any) -> set[int]:
 
 def add_up(gradients: list[Any]) -> list[Any]:
     """The sum over all replicas of each tensor or IndexedSlices; None stays None. One collective per dtype of dense tensors."""
-    context = tf.distribute.get_replica_context()
+    context, replica = tf.distribute.get_replica_context(), replicas.current()
+    if replica is not None and replica.looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        # Their length differs from step to step, and a collective in a loop has one shape.
+        raise replicas.SparseInLoopError
     sums = list(gradients)
     kinds: dict[Any, list[int]] = {}
     for index, gradient in enumerate(gradients):

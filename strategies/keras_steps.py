@@ -132,10 +132,11 @@ class KerasSteps:
         return self._under_way.schedule(run)
 
     def _done(self, execution: Execution) -> Any:
-        state = execution.result[: self._size]
+        vector = execution.result.numpy()
+        state = vector[: self._size]
         self._sum = self._sum - self._states.get(execution.group, 0.0) + state
         self._states[execution.group] = state
-        self.logs = tf.nest.pack_sequence_as(self._log_structure, _cut(execution.result[self._size :], self._log_shapes))
+        self.logs = tf.nest.pack_sequence_as(self._log_structure, _cut(vector[self._size :], self._log_shapes))
         return self.logs
 
 

@@ -38,7 +38,7 @@ class _Step:
 
     def replica(self) -> _Replica | None:
         here = self.replicas.get(threading.get_ident())
-        # The common part of the replicas, `merge_call`, is traced in the main thread: what the first has fetched is good for it.
+        # What replicas do together, `merge_call`, is traced in the main thread: what the first has fetched is good for it.
         return here or next(iter(self.replicas.values()), None)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies import ending, feed, keras_optimizer, keras_trainer, server_optimizer
+from tfdist.strategies import ending, keras_optimizer, keras_trainer, server_optimizer
 from tfdist.strategies._private import (
     ClusterDeviceFilters,
     connect_to_cluster,
@@ -51,7 +51,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     # Before the strategy exists: should connecting fail, the servers still learn that this chief is gone.
     atexit.register(_tell_end, servers, os.getpid())
     strategy = ParameterServer(cluster)
-    for hookup in (keras_trainer, keras_optimizer, server_optimizer, feed):
+    for hookup in (keras_trainer, keras_optimizer, server_optimizer):
         hookup.install()
     return strategy
 
@@ -109,26 +109,17 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         )
         tf.config.list_logical_devices()  # Connects now.
 
-    def experimental_distribute_dataset(self, dataset: Any, options: Any = None) -> Any:
-        """TensorFlow's distributed dataset, which can also be iterated on the chief, as Keras does (see `FedDataset`)."""
-        distributed = super().experimental_distribute_dataset(dataset, options)
-        return distributed if tf.inside_function() else FedDataset.over(distributed, dataset)
+    def keras_dataset(self, dataset: Any) -> FedDataset:
+        """See `keras_trainer.StepProvider`: the chief reads the data."""
+        return FedDataset(dataset)
 
-    def reduce(self, reduce_op: Any, value: Any, axis: Any = None) -> Any:
-        """TensorFlow's `reduce`; a whole `Batch`, which Keras reduces to learn the shapes for a model, is its own value."""
-        if not isinstance(value, Batch):
-            return super().reduce(reduce_op, value, axis)
-        value.feed.give_back(value)
-        value.feed.owner.reuse(value.feed)
-        return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, value.values)
+    def example_batch(self, dataset: FedDataset) -> Any:
+        """See `keras_trainer.StepProvider`."""
+        return dataset.example()
 
     def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         """See `keras_trainer.StepProvider`. Raises ValueError for an optimizer that was made outside the scope."""
-        if getattr(model.optimizer, "_distribution_strategy", self) is not self:
-            raise ValueError(
-                f"the optimizer of {model.name} was made outside the strategy's scope; make it, and call compile, "
-                "inside `with strategy.scope():`"
-            )
+        keras_trainer.check_optimizer(model, self)
         server_optimizer.begin_averages(model.optimizer)
         steps = KerasSteps(self, model, step, self._tfdist_steps)
         self._tfdist_step_functions.add(steps)

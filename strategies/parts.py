@@ -6,6 +6,7 @@ epoch is one pass over the dataset, whatever it is made of and whether or not it
 """
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,7 +33,7 @@ class Layout:
             batch: nested tensors with examples along their first dimension; scalars and None are given to every replica.
 
         Returns:
-            `parts`, a list with one batch per replica of this task, and `examples`, the size of the whole batch, int32.
+            `parts`, a tuple with one batch per replica of this task, and `examples`, the size of the whole batch, int32.
         """
         examples = _examples(batch)
         size, longer = examples // self.replicas, examples % self.replicas
@@ -43,7 +44,7 @@ class Layout:
         def part(replica: int) -> Any:
             return tf.nest.map_structure(lambda v: _rows(v, begin(replica), begin(replica + 1)), batch)
 
-        return {"parts": [part(replica) for replica in self.local], "examples": examples}
+        return {"parts": tuple(part(replica) for replica in self.local), "examples": examples}
 
 
 def _has_rows(value: Any) -> bool:
@@ -76,7 +77,12 @@ class PartsDataset(tf.distribute.DistributedDataset):
 
     def __init__(self, dataset: tf.data.Dataset, layout: Layout) -> None:
         self._dataset = dataset
-        self._split = dataset.map(layout.split).prefetch(tf.data.AUTOTUNE)
+
+        @tf.autograph.experimental.do_not_convert
+        def split(*batch: Any) -> Any:  # `map` gives the components of a tuple one by one.
+            return layout.split(batch if isinstance(dataset.element_spec, tuple) else batch[0])
+
+        self._split = dataset.map(split).prefetch(tf.data.AUTOTUNE)
         self._unused: PartsIterator | None = None
 
     def __iter__(self) -> "PartsIterator":
@@ -119,7 +125,7 @@ class PartsIterator:
         return self
 
     def __next__(self) -> Any:
-        return regroup(tuple(self.take()["parts"]))
+        return per_replica(self.take()["parts"])
 
     def take(self) -> Any:
         """The next element as `Layout.split` made it. Raises StopIteration at the end."""
@@ -132,6 +138,11 @@ class PartsIterator:
         except StopIteration:
             raise ValueError("the dataset has no batches; there is nothing to learn the shapes of the model from") from None
         return self.ahead[0]
+
+
+def per_replica(parts: Sequence[Any]) -> Any:
+    """One batch per replica of this task as one batch of TensorFlow's `PerReplica` values; None stays None."""
+    return tf.nest.map_structure(lambda *v: None if v[0] is None else regroup(v, always_wrap=True), *parts)
 
 
 def at_least_one(part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Keras' optimizers on variables that ps tasks hold: gradients sent joined, shards updated where they are, rows looked up there.
+"""Keras' optimizers on variables that ps tasks hold: gradients sent joined, shards updated in place, rows looked up there.
 
 Like keras_trainer.py this replaces methods at run time, each of which goes on to Keras' own for any other strategy.
 """

@@ -4,6 +4,7 @@ Servers get nearly equal loads: a variable goes to the ps that holds the fewest 
 """
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -127,7 +128,7 @@ class ServerExtended(ParameterServerExtended):
                 return self._create_part(next_creator, home, kwargs)
             name = kwargs.get("name") or "Variable"
             parts = []
-            for number, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+            for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
                 part = {**kwargs, "initial_value": value[begin:end], "name": f"{name}/part_{number}"}
                 part.pop("shape", None)
                 parts.append(self._create_part(next_creator, number, part))
@@ -163,7 +164,7 @@ class ServerExtended(ParameterServerExtended):
     # Updating variables.
 
     def _use_merge_call(self) -> bool:
-        """Not once the gradients of a step are added up: the rest of the update may stand in a `cond`, where nothing can meet."""
+        """Not once the gradients of a step are added up: the rest of an update may stand in a `cond`, where none can meet."""
         replica = replicas.current()
         return replica is None or not replica.reduced
 

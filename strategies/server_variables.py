@@ -6,6 +6,7 @@ travel (`sparse_read`).
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -246,7 +247,7 @@ class ShardedVariable(BaseResourceVariable):
                 shape = tf.constant(part.shape.as_list(), value.indices.dtype)
                 pieces.append(tf.IndexedSlices(tf.gather(value.values, chosen), local, shape))
             return pieces
-        return [value[begin:end] for begin, end in zip(self.offsets, self.offsets[1:], strict=False)]
+        return [value[begin:end] for begin, end in itertools.pairwise(self.offsets)]
 
     def _write(self, method: str, value: Any) -> "ShardedVariable":
         parameter_exchange.forget(self)

@@ -70,7 +70,7 @@ class StepsUnderWay:
             try:
                 group = dispatch_context().worker_index
                 # Copied to this process, so that it stays when the worker is gone.
-                result = tf.nest.map_structure(_to_numpy, function(group))
+                result = tf.nest.map_structure(_to_chief, function(group), expand_composites=True)
             except BaseException:
                 events.put(None)  # The coordinator decides whether this is an error or a worker that was lost.
                 raise
@@ -130,7 +130,7 @@ class StepsUnderWay:
             _log.warning("a step of the training before this one failed", exc_info=True)
 
     def drop(self) -> None:
-        """After an error: forgets all executions and the coordinator's copy of the error, so that another `fit` starts clean."""
+        """After an error: forgets all executions and the coordinator's copy of the error; another `fit` starts clean."""
         self._open.clear()
         try:
             self._coordinator.done()
@@ -162,5 +162,6 @@ class StepsUnderWay:
         return last_alive
 
 
-def _to_numpy(value: Any) -> Any:
-    return value.numpy() if isinstance(value, tf.Tensor) else value
+def _to_chief(value: Any) -> Any:
+    with tf.device(CHIEF):
+        return tf.identity(value) if isinstance(value, tf.Tensor) else value

@@ -20,8 +20,8 @@ class WorkerGroup:
     Attributes:
         number: its place among the groups, from 0.
         devices: the device of each of its replicas, in full.
-        traced_devices: the devices that its functions are traced for: without the task where all are in one, so that groups that
-            look alike inside share their functions.
+        traced_devices: the devices that its functions are traced for: without the task where all are in one, so that groups
+            that look alike inside share their functions.
         tasks: the indices of the worker tasks that it spans, its leader's first.
     """
 
