@@ -304,13 +304,10 @@ class ShardedVariable(BaseResourceVariable):
         object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self._name)
 
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
-        del options, kwargs
-        with tf.init_scope():
-            copy = tf.Variable(self.value(), trainable=self.trainable, name=self._name)
-        object_map[self] = copy
-        for part in self.parts:
-            tensor_map[part.handle] = copy.handle
-        return [copy.handle]
+        raise NotImplementedError(
+            f"{self._name} is split over {len(self.parts)} ps tasks, and a SavedModel cannot hold such a variable; save the model "
+            "as .keras, load it in a program without a cluster, and export it there"
+        )
 
     def __repr__(self) -> str:
         return f"<ShardedVariable {self._name!r} shape={self._shape} dtype={self.dtype.name} in {len(self.parts)} shards>"
