@@ -155,9 +155,7 @@ class Supervisor:
         if not self._awaited:
             return False
         ended = self._outcome.exits  # A program that ends well without ever listening had nothing to share.
-        self._awaited = [
-            task for task in self._awaited if ended.get(task.name) != 0 and not is_listening(task, timeout=0.2)
-        ]
+        self._awaited = [task for task in self._awaited if ended.get(task.name) != 0 and not is_listening(task, timeout=0.2)]
         waited = time.monotonic() - self._started
         if self._awaited and waited > self._start_timeout:
             return Failure(

@@ -1,7 +1,7 @@
 """Keras' step functions for strategies whose replicas step together: Mirrored and MultiWorkerMirrored.
 
-A step runs on every replica with its part of the batch (parts.py); gradients are added up before the update (keras_optimizer.py).
-Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce brings them together: the
+A step runs on every replica with its part of the batch (parts.py); gradients are added up before the update
+(keras_optimizer.py). Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce brings them together: the
 logs that callbacks see are exact and equal on every task, and reading them sends nothing.
 """
 
@@ -79,7 +79,7 @@ class StepsTogether:
         return predict
 
     def final_logs(self, model: Any, logs: Any) -> Any:
-        """See `keras_trainer`: the logs of the last execution are those of the epoch; reading metrics again would be collective."""
+        """See `keras_trainer`: the last execution's logs are those of the epoch; reading metrics again would be collective."""
         return logs
 
     def local_index(self) -> int:
@@ -213,7 +213,9 @@ class _Steps:
         """The share of each of this task's replicas in a batch, as `Layout.split` cuts it."""
         size, longer = examples // self._layout.replicas, examples % self._layout.replicas
         sizes = [size + tf.cast(replica < longer, tf.int32) for replica in self._layout.local]
-        return [tf.cast(tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)), tf.float32) for n in sizes]
+        return [
+            tf.cast(tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)), tf.float32) for n in sizes
+        ]
 
     def _run(self, parts: Sequence[Any], shares: list[tf.Tensor], small: bool, looping: bool = False) -> Any:
         return self._strategy.run(

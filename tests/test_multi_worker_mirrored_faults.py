@@ -52,7 +52,9 @@ def test_the_task_whose_program_fails_is_named_and_not_those_that_lose_it(launch
 
 
 def test_a_task_that_ended_early_is_named_beside_the_one_that_missed_it(launched):
-    job = launched("    import sys\n    if me['index'] == 1: sys.exit(0)\n    import tfdist\n    tfdist.strategy(start_timeout=8)")
+    job = launched(
+        "    import sys\n    if me['index'] == 1: sys.exit(0)\n    import tfdist\n    tfdist.strategy(start_timeout=8)"
+    )
     assert job.wait() == 1
     assert "worker:0 failed first: it exited with 1; worker:1 had ended with 0 before" in job.output
     assert "gave up after 8 s: no answer from worker:1 (" in job.output

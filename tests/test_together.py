@@ -14,7 +14,13 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAM = str(Path(__file__).parent / "programs" / "together.py")
-FEW = ("adam", "last_batch_smaller_than_the_number_of_replicas", "all_of_these", "embedding", "callbacks_see_the_same_everywhere")
+FEW = (
+    "adam",
+    "last_batch_smaller_than_the_number_of_replicas",
+    "all_of_these",
+    "embedding",
+    "callbacks_see_the_same_everywhere",
+)
 TASKS = {"mirrored": 1, "multi_worker_mirrored": 2, "multi_worker_mirrored, two replicas each": 2}
 N = 250
 ONCE = [N, N * (N - 1) / 2, (N - 1) * N * (2 * N - 1) / 6]
