@@ -2,9 +2,9 @@
 
 Under TensorFlow's own strategies Keras 3 clips each replica's gradients before they are added up, cannot accumulate
 gradients or overwrite weights by their averages (`merge_call` inside `cond`), and takes the mean of the replicas' means, which
-is not the mean over the examples where the last batch does not divide. Inside a step function of tfdist (`replica.current()`) gradients are
-added up first, so that the rest of the update is the same on every replica, and losses are weighted by each replica's share of
-the examples. Everywhere else Keras' own code runs.
+is not the mean over the examples where the last batch does not divide. Inside a step function of tfdist (`replica.current()`)
+gradients are added up first, so that the rest of the update is the same on every replica, and losses are weighted by each
+replica's share of the examples. Everywhere else Keras' own code runs.
 """
 
 import functools

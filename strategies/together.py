@@ -1,8 +1,8 @@
 """Keras' step functions for strategies whose replicas step together: Mirrored and MultiWorkerMirrored.
 
 A step runs on every replica with its part of the batch (parts.py); gradients are added up before the update
-(keras_optimizer.py). Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce brings them together: the
-logs that callbacks see are exact and equal on every task, and reading them sends nothing.
+(keras_optimizer.py). Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce
+brings them together: the logs that callbacks see are exact and equal on every task, and reading them sends nothing.
 """
 
 import contextlib

@@ -1,5 +1,7 @@
 """The table that chooses the strategy, row by row, and what forcing a strategy may and may not do."""
 
+import dataclasses
+
 import pytest
 
 from tfdist import read
