@@ -68,7 +68,7 @@ def wait_for_tasks(tasks: Sequence[Task], timeout: float, tell: Callable[[str], 
 def meet(me: Task, tasks: Sequence[Task], timeout: float, tell: Callable[[str], None]) -> None:
     """Returns when every task of `tasks` is here: has called this too, or listens already for another reason.
 
-    While it waits it accepts connections at the address of `me`, and stops when it returns. A task sees each of the others once.
+    While it waits it accepts connections at the address of `me`, and stops when it returns.
 
     Raises:
         StartTimeoutError: as `wait_for_tasks`, or when `me` cannot listen at its own address.

@@ -1,8 +1,8 @@
 """Keras' step functions for strategies whose replicas step together: Mirrored and MultiWorkerMirrored.
 
-A step runs on every replica with its part of the batch (parts.py); gradients are added up before the update (keras_optimizer.py).
-Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce brings them together: the
-logs that callbacks see are exact and equal on every task, and reading them sends nothing.
+A step runs on every replica with its part of the batch (parts.py); gradients are added up before the update
+(keras_optimizer.py). Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce
+brings them together: the logs that callbacks see are exact and equal on every task, and reading them sends nothing.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class StepsTogether:
         return predict
 
     def final_logs(self, model: Any, logs: Any) -> Any:
-        """See `keras_trainer`: the logs of the last execution are those of the epoch; reading metrics again would be collective."""
+        """See `keras_trainer`: the last execution's logs are those of the epoch; reading metrics again would be collective."""
         return logs
 
     def local_index(self) -> int:
