@@ -14,9 +14,6 @@ from tfdist.strategies.parts import Layout, examples_of
 from tfdist.strategies.server_variables import ServerVariable, unwrapped
 from tfdist.strategies.worker_groups import WorkerGroup
 
-SENT = tf.TensorSpec([None], tf.float64)
-"""What the chief sends along with a batch."""
-
 _tracing = threading.RLock()
 
 
@@ -30,7 +27,7 @@ class GroupStep:
         on_replica: what a replica gives, of the outputs of its step. For several steps at once a float64 vector.
         after: what a replica gives after the last step, in a call of its own.
         collect: what the function gives: takes what the replicas gave of the last step, what they gave after it, their shares
-            of the examples of the last step (float32 scalars), and what the chief has sent.
+            of the examples of the last step (float32 scalars).
     """
 
     def __init__(
@@ -40,7 +37,7 @@ class GroupStep:
         step: Callable[..., Any],
         on_replica: Callable[[Any], Any],
         after: Callable[[], Any],
-        collect: Callable[[list[Any], list[Any], list[Any], Any], Any],
+        collect: Callable[[list[Any], list[Any], list[Any]], Any],
     ) -> None:
         _refuse_what_cannot_run(model)
         self._strategy = strategy
@@ -53,8 +50,8 @@ class GroupStep:
         self._packed: dict[Any, tuple[list[tf.TensorShape], Any]] = {}
         self._traced: dict[Any, list[Any]] = {}
 
-    def prepare(self, batches: list[Any]) -> Callable[[int, Any], Any]:
-        """The function that a group runs on `batches`, one step each: takes the number of the group and an array for `collect`.
+    def prepare(self, batches: list[Any]) -> Callable[[int], Any]:
+        """The function that a group runs on `batches`, one step each: takes the number of the group.
 
         Args:
             batches: nested tensors, of equal shapes where they are several.
@@ -70,8 +67,8 @@ class GroupStep:
             traced = [self._trace(group, data, several, packed, examples) for group in self._strategy.worker_groups]
             self._traced[signature] = traced
         if packed:
-            return lambda group, sent: traced[group](pack([*flat, tf.constant(sent)]))
-        return lambda group, sent: traced[group](data, tf.constant(sent))
+            return lambda group: traced[group](pack(flat))
+        return lambda group: traced[group](data)
 
     def _trace(self, group: WorkerGroup, data: Any, several: bool, packed: bool, examples: int | None) -> Any:
         # A batch with fewer examples than the group has workers is computed by the first alone.
@@ -83,9 +80,9 @@ class GroupStep:
             key = (devices, several)
             if key not in self._functions:
                 self._functions[key] = tf.function(
-                    lambda batch, sent: self._run(devices, batch, several, sent), reduce_retracing=True, autograph=False
+                    lambda batch: self._run(devices, batch, several), reduce_retracing=True, autograph=False
                 )
-            return self._functions[key].get_concrete_function(data, SENT)
+            return self._functions[key].get_concrete_function(data)
 
     def _trace_packed(self, devices: tuple[str, ...], data: Any, several: bool) -> Any:
         """The function for batches that come as bytes: one for all that differ in some dimensions only."""
@@ -98,14 +95,13 @@ class GroupStep:
             specs = [tf.TensorSpec(shape, value.dtype) for shape, value in zip(general, flat, strict=True)]
 
             def from_bytes(message: Any) -> Any:
-                values = unpack(message, [*specs, SENT])
-                return self._run(devices, tf.nest.pack_sequence_as(data, values[:-1]), several, values[-1])
+                return self._run(devices, tf.nest.pack_sequence_as(data, unpack(message, specs)), several)
 
             function = tf.function(from_bytes, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.uint8))
             self._packed[key] = (general, function)
         return function
 
-    def _run(self, devices: tuple[str, ...], data: Any, several: bool, sent: Any) -> Any:
+    def _run(self, devices: tuple[str, ...], data: Any, several: bool) -> Any:
         """In the function: one step, or one for each entry of the first dimension of `data`; what `collect` makes of them."""
         if several:
             count = tf.shape(tf.nest.flatten(data)[0])[0]
@@ -122,7 +118,7 @@ class GroupStep:
         else:
             outputs, shares = self._one_step(devices, data)
         after = self._by_replica(devices, self._strategy.run(self._after))
-        return self._collect(outputs, after, shares, sent)
+        return self._collect(outputs, after, shares)
 
     def _one_step(self, devices: tuple[str, ...], data: Any) -> tuple[list[Any], list[Any]]:
         """What each replica gave, and its share of the examples."""

@@ -1,16 +1,18 @@
 """What Keras calls as `train_function` and `test_function` under a ParameterServer strategy."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies._private import StatelessScope
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep
-from tfdist.strategies.steps_under_way import Execution, StepsUnderWay
+from tfdist.strategies.steps_under_way import CHIEF, Execution, StepsUnderWay
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
 MOST_METRIC_VALUES = 65536
@@ -20,8 +22,8 @@ MOST_METRIC_VALUES = 65536
 class KerasSteps:
     """Gives each group the next `steps_per_execution` batches as soon as it is free; returns once per execution that is done.
 
-    The logs are those of all steps of this epoch over all workers, as far as they were done when the group began. A
-    `train_step` whose logs are other than the model's metrics gets what it returned.
+    The logs are the metrics over all steps of this epoch that are done, on all workers. A `train_step` whose logs are other
+    than the model's metrics gets what it returned.
     """
 
     def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: StepsUnderWay) -> None:
@@ -34,6 +36,8 @@ class KerasSteps:
         self._step = GroupStep(strategy, model, step, self._logs_on_replica, self._metrics_on_replica, self._collect)
         self._states: dict[int, Any] = {}  # The metrics of each group, float64 vectors.
         self._sum: Any = np.zeros([0])
+        self._means: list[tuple[int, int] | None] = []  # For each log where total and count of a mean are; None for others.
+        self._result_of_metrics: Any = None
         self.logs: Any = None
 
     # In the function that a group runs.
@@ -58,18 +62,30 @@ class KerasSteps:
             return []
         return variables if sum(variable.shape.num_elements() for variable in variables) <= MOST_METRIC_VALUES else []
 
-    def _collect(self, logs: list[Any], states: list[Any], shares: list[Any], sent: Any) -> Any:
-        """The sum of the replicas' metrics, then the logs. `sent` is the sum of the metrics of all other groups."""
-        if not self._metrics:  # The logs of a step of the user's own: their mean over the examples.
+    def _collect(self, logs: list[Any], states: list[Any], shares: list[Any]) -> Any:
+        """The sum of the replicas' metrics; for a step with logs of its own their mean over the examples."""
+        if not self._metrics:
             return tf.add_n([v * tf.cast(share, tf.float64) for v, share in zip(logs, shares, strict=True)])
-        state = tf.add_n(states)
-        everywhere = tf.split(state + sent, [variable.shape.num_elements() for variable in self._metrics])
-        values = [
-            (variable, tf.cast(tf.reshape(value, variable.shape), variable.dtype))
-            for variable, value in zip(self._metrics, everywhere, strict=True)
-        ]
-        with StatelessScope(state_mapping=values):
-            return tf.concat([state, self._flat_logs(self._model.get_metrics_result())], axis=0)
+        self._result_of_metrics = None  # Traced for the metrics as they were before.
+        total = tf.add_n(states)
+        self._results(total)  # For the names of the logs; TensorFlow leaves out what nobody uses.
+        return total
+
+    def _results(self, total: Any) -> Any:
+        """The logs as one float64 vector, of the values of the metrics' variables as another; notes which are means."""
+        places, values, begin = {}, [], 0
+        for variable in self._metrics:
+            size = variable.shape.num_elements()
+            piece = tf.reshape(total[begin : begin + size], variable.shape)
+            values.append((variable, tf.cast(piece, variable.dtype)))
+            places[id(variable)] = begin
+            begin += size
+        with StatelessScope(state_mapping=values), _noting_means(self._model) as means:
+            logs = self._model.get_metrics_result()
+        flat = self._flat_logs(logs)
+        found = [means.get(id(value)) for value in tf.nest.flatten(logs)]
+        self._means = [mean and (places[id(mean.total)], places[id(mean.count)]) for mean in found]
+        return flat
 
     def _flat_logs(self, logs: Any) -> Any:
         flat = [tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
@@ -124,20 +140,55 @@ class KerasSteps:
                 variable._value.known_sum = None
 
         def run(group: int) -> Any:
-            others = self._sum - self._states.get(group, 0.0)
             for call in calls:
-                output = call(group, others)
+                output = call(group)
             return output
 
         return self._under_way.schedule(run)
 
     def _done(self, execution: Execution) -> Any:
         vector = execution.result.numpy()
-        state = vector[: self._size]
-        self._sum = self._sum - self._states.get(execution.group, 0.0) + state
-        self._states[execution.group] = state
-        self.logs = tf.nest.pack_sequence_as(self._log_structure, _cut(vector[self._size :], self._log_shapes))
+        if self._metrics:
+            self._sum = self._sum - self._states.get(execution.group, 0.0) + vector
+            self._states[execution.group] = vector
+            vector = self._logs_of_metrics()
+        self.logs = tf.nest.pack_sequence_as(self._log_structure, _cut(vector, self._log_shapes))
         return self.logs
+
+    def _logs_of_metrics(self) -> Any:
+        if None not in self._means:  # A call of TensorFlow for every step would cost more than all else that the chief does.
+            pairs = [(self._sum[total], self._sum[count]) for total, count in self._means]
+            return [total / count if count else 0.0 for total, count in pairs]
+        if self._result_of_metrics is None:
+            self._result_of_metrics = tf.function(self._results, autograph=False)
+        with tf.device(CHIEF):
+            return self._result_of_metrics(tf.constant(self._sum)).numpy()
+
+
+@contextlib.contextmanager
+def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
+    """Inside it, results of `model`'s metrics that are `keras.metrics.Mean`s, which most are, are noted: id -> metric."""
+    leaves = [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
+    means = [leaf for leaf in leaves if type(leaf).result is keras.metrics.Mean.result]
+    noted: dict[int, Any] = {}
+    kept = []  # An id is another's when its value is gone.
+
+    def noting(metric: Any) -> Callable[[], Any]:
+        def result() -> Any:
+            value = type(metric).result(metric)
+            noted[id(value)] = metric
+            kept.append(value)
+            return value
+
+        return result
+
+    for metric in means:
+        metric.__dict__["result"] = noting(metric)
+    try:
+        yield noted
+    finally:
+        for metric in means:
+            del metric.__dict__["result"]
 
 
 def _cut(vector: Any, shapes: list[tuple[int, ...]]) -> list[Any]:

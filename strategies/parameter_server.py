@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
@@ -132,11 +131,11 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # predict_on_batch
-                return steps.result_of(steps.schedule(_alone(step.prepare([tf.nest.map_structure(_tensor, batch)]))))
+                return steps.result_of(steps.schedule(step.prepare([tf.nest.map_structure(_tensor, batch)])))
             # Keras wants the outputs one by one and in order; the groups compute the next ones meanwhile.
             for ahead in (batch, *batch.feed.peek(steps.limit)):
                 if ahead.result is None:
-                    ahead.result = steps.schedule(_alone(step.prepare([ahead.values])))
+                    ahead.result = steps.schedule(step.prepare([ahead.values]))
             return steps.result_of(batch.result)
 
         def predict(batches: list[Any]) -> Any:
@@ -158,11 +157,6 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         self._tfdist_steps.settle()
         for steps in self._tfdist_step_functions:
             steps.begin()
-
-
-def _alone(call: Callable[[int, Any], Any]) -> Callable[[int], Any]:
-    """A prepared function that needs nothing from the chief but its batch."""
-    return lambda group: call(group, np.zeros([0]))
 
 
 def _joined_outputs(replicas: list[Any], *_: Any) -> Any:

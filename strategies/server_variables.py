@@ -305,7 +305,7 @@ class ShardedVariable(BaseResourceVariable):
 
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(
-            f"{self._name} is split over {len(self.parts)} ps tasks, and a SavedModel cannot hold such a variable; save the model "
+            f"{self._name} is split over {len(self.parts)} ps tasks, and a SavedModel cannot hold that; save the model "
             "as .keras, load it in a program without a cluster, and export it there"
         )
 
