@@ -24,6 +24,7 @@ DEFAULT_START_TIMEOUT = 300.0
 
 _log = logging.getLogger("tfdist")
 _active: "list[tuple[Cluster, tf.distribute.Strategy]]" = []
+_described: list[Cluster] = []
 
 
 def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.distribute.Strategy":
@@ -52,6 +53,7 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
     choice = choose(cluster)
     if _active:
         return _again(cluster)
+    _described[:] = [cluster]
 
     from tfdist import strategies
 
@@ -100,6 +102,11 @@ def _this_cluster(cfg: Any) -> Cluster:
     return dataclasses.replace(
         described, tasks=tuple(tasks), task=here.task, strategy=here.strategy or described.strategy, protocol=here.protocol
     )
+
+
+def this_cluster() -> Cluster:
+    """The cluster that was given to `strategy` in this process, else that of TF_CONFIG, else one task."""
+    return _described[0] if _described else _this_cluster(None)
 
 
 def _is_chief_too(cluster: Cluster) -> bool:
