@@ -48,6 +48,11 @@ for _name, _arguments in {
             f"it was tried with Keras {TRIED['keras']}"
         )
 
+# How `fit` parts `validation_split` from its data: the evaluator has to evaluate the same part.
+train_validation_split: Any = _need(
+    "keras.src.trainers.data_adapters.array_slicing", keras.__version__, "train_validation_split"
+)
+
 # The class of what ParameterServerStrategy.experimental_distribute_dataset returns: the batches that `fit` reads are a
 # subclass of it, so that ClusterCoordinator.create_per_worker_dataset still takes it.
 DistributedDataset: Any = _need("tensorflow.python.distribute.input_lib", tf.__version__, "DistributedDataset")
