@@ -277,7 +277,7 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
 
 
 def _name_evaluation_folder(cluster: Cluster, log_dir: Path) -> None:
-    """Tells every task where chief and evaluator meet, whatever the program describes, and clears away what an earlier job says."""
+    """Tells every task where chief and evaluator meet, and clears away what the chief of an earlier job has said there."""
     job_dir = cluster.job_dir if cluster.job_dir and "://" not in cluster.job_dir else None
     folder = EvaluationFolder(os.environ.get(VARIABLE) or job_dir or log_dir)
     os.environ[VARIABLE] = str(folder.base)

@@ -36,6 +36,7 @@ class Evaluators:
         self._all = {task.name: _Evaluator(task) for task in tasks}
         self._start = start
         self._say = say
+        self._stopped = False
 
     @property
     def names(self) -> set[str]:
@@ -60,9 +61,9 @@ class Evaluators:
     def exited(self, name: str, code: int, how: str) -> None:
         """Takes notice that one has ended; plans its restart unless it has finished or failed too often."""
         evaluator = self._all[name]
-        if code == 0 or evaluator.restarts == MAX_RESTARTS:
+        if code == 0 or self._stopped or evaluator.restarts == MAX_RESTARTS:
             evaluator.ended = True
-            if code:
+            if code and not self._stopped:
                 self._say(f"{name} has failed {MAX_RESTARTS + 1} times, at last {how}; the training goes on without it")
             return
         evaluator.restart_at = time.monotonic() + FIRST_DELAY_SECONDS * 2**evaluator.restarts
@@ -78,5 +79,6 @@ class Evaluators:
 
     def stop(self) -> None:
         """From now on none is started again."""
+        self._stopped = True
         for evaluator in self._all.values():
             evaluator.restart_at = None

@@ -1,13 +1,13 @@
 """The folder in which the chief and the evaluator meet: they share files and no connection, so neither can hold up the other.
 
     BASE/tfdist_checkpoints/training.json                 which run of the program, whether it runs; touched every 5 s
-    BASE/tfdist_checkpoints/fit_1/fit.json                the first call of `fit`: its run, first and last epoch, whether it ended
+    BASE/tfdist_checkpoints/fit_1/fit.json                of the first call of `fit`: run, epochs, whether it ended
     BASE/tfdist_checkpoints/fit_1/epoch_00003.weights.h5  weights and optimizer after 3 epochs
     BASE/tfdist_checkpoints/fit_1/final.weights.h5        the same when that `fit` returned
     BASE/evaluator/state.json                             what the evaluator has evaluated, and with what result
 
-BASE is the variable TFDIST_EVALUATOR_DIR, which the launcher sets, else the job_dir of the cluster. Every file appears complete: it
-is written under another name in the same folder and renamed.
+BASE is the variable TFDIST_EVALUATOR_DIR, which the launcher sets, else the job_dir of the cluster. Every file appears
+complete: it is written under another name in the same folder and renamed.
 """
 
 import json
@@ -118,7 +118,8 @@ class EvaluationFolder:
 
     def fit(self, fit: int) -> dict[str, Any] | None:
         """What the chief last said about that call."""
-        return read_json(self._fit(fit) / "fit.json")
+        content: dict[str, Any] | None = read_json(self._fit(fit) / "fit.json")
+        return content
 
     # Checkpoints.
 

@@ -255,7 +255,7 @@ class _Evaluations:
         self._state.add(checkpoint, strategy._tfdist_training.run, iterations, logs, bests)
 
     def _write(self, epoch: int, iterations: int | None, logs: dict[str, float]) -> None:
-        """Under the names and steps that Keras' TensorBoard callback gives to validation, so that the curves share their plots."""
+        """With the names and steps that Keras' TensorBoard callback gives to validation, so that the curves share their plots."""
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._board)
         with self._writer.as_default():
@@ -272,7 +272,7 @@ class _Evaluations:
 
 
 def _write_scalar(tag: str, value: float, step: int) -> None:
-    """What `tf.summary.scalar` writes. That function is in the package tensorboard, without which TensorFlow may be installed."""
+    """What `tf.summary.scalar` writes, which needs the package tensorboard; TensorFlow itself does not."""
     scalars = tf.compat.v1.SummaryMetadata.PluginData(plugin_name="scalars")
     tf.summary.write(tag, tf.constant(value), step, tf.compat.v1.SummaryMetadata(plugin_data=scalars))
 

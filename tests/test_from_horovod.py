@@ -66,7 +66,9 @@ def test_every_command_line_describes_as_many_ranks(tmp_path):
     assert len(rows) == PAGE.read_text().count("| `horovodrun")
     for horovod, line in rows:
         count = int(re.search(r"-np (\d+)", horovod)[1])
-        (tmp_path / "train.py").write_text(f"import tfdist; assert tfdist.size() == {count}, tfdist.size(); assert tfdist.rank() == 0")
+        (tmp_path / "train.py").write_text(
+            f"import tfdist; assert tfdist.size() == {count}, tfdist.size(); assert tfdist.rank() == 0"
+        )
         if line.startswith("TF_CONFIG="):
             variable, _, command = line.partition("' ")
             config = variable.removeprefix("TF_CONFIG='")
@@ -75,7 +77,9 @@ def test_every_command_line_describes_as_many_ranks(tmp_path):
             environment, command = os.environ, line.replace("train.py", "--dry_run train.py")
         words = shlex.split(command)
         assert words[0] == "python"
-        run = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        run = subprocess.run(
+            [sys.executable, *words[1:]], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
         assert run.returncode == 0, run.stderr
         if "TF_CONFIG=" in run.stdout:
             assert len(re.findall(r"^(?:chief|worker):\d", run.stdout, re.MULTILINE)) == count

@@ -18,8 +18,8 @@ _SERVED = ("parameter_server", "hogwild")
 def role() -> str:
     """The job of this process: `chief`, `worker`, `ps` or `evaluator`.
 
-    Worker 0 of a cluster that has ps tasks and no chief runs the chief's program, and its role is `chief`. Without ps it stays a
-    `worker`, as TensorFlow has it, and `is_chief()` is true.
+    Worker 0 of a cluster that has ps tasks and no chief runs the chief's program, and its role is `chief`. Without ps it
+    stays a `worker`, as TensorFlow has it, and `is_chief()` is true.
 
     Raises:
         ClusterError: for a bad TF_CONFIG; so do all functions here.

@@ -1,8 +1,8 @@
 """What this process is in the cluster, and what `tfdist.strategy` therefore does in it.
 
-The same program runs on every task. On the chief (or the only task) and on an evaluator `strategy` returns; on a task that only serves it runs a
-server until the chief has finished and ends the process. In a plain program, without launcher and TF_CONFIG, it starts the
-serving tasks on this machine and the process is the chief.
+The same program runs on every task. On the chief (or the only task) and on an evaluator `strategy` returns; on a task that
+only serves it runs a server until the chief has finished and ends the process. In a plain program, without launcher and
+TF_CONFIG, it starts the serving tasks on this machine and the process is the chief.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
     """Returns the `tf.distribute.Strategy` that the description means, on the task that runs the training program.
 
     On an `evaluator` it returns one under which `fit` evaluates the chief's checkpoints instead of training, until the chief's
-    `fit` has returned. On a `ps` or `worker` of a ParameterServer cluster it does not return: it serves until the chief has finished and exits
-    with 0 (with 75 when the chief failed or is gone). Call it before anything else uses TensorFlow.
+    `fit` has returned. On a `ps` or `worker` of a ParameterServer cluster it does not return: it serves until the chief has
+    finished and exits with 0 (with 75 when the chief failed or is gone). Call it before anything else uses TensorFlow.
 
     Args:
         cfg: a `Cluster`, anything that `tfdist.read` takes (a tier name, a path, text, a dict), or absl FLAGS after
