@@ -255,7 +255,7 @@ class _Evaluations:
         self._state.add(checkpoint, strategy._tfdist_training.run, iterations, logs, bests)
 
     def _write(self, epoch: int, iterations: int | None, logs: dict[str, float]) -> None:
-        """With the names and steps that Keras' TensorBoard callback gives to validation, so that the curves share their plots."""
+        """As Keras' TensorBoard callback does for validation, tag for tag and step for step, so that the curves share plots."""
         if self._writer is None:
             self._writer = tf.summary.create_file_writer(self._board)
         with self._writer.as_default():
