@@ -8,6 +8,8 @@ import time
 import pytest
 from test_by_hand import free_ports
 
+from tfdist.strategies import MODULES
+
 pytestmark = pytest.mark.cluster
 
 PROGRAM = """
@@ -126,6 +128,16 @@ def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster
     assert job.left() == {}
 
 
+@pytest.mark.skipif("multi_worker_mirrored" not in MODULES, reason="multi_worker_mirrored is not built yet")
+def test_two_workers_without_ps_and_chief_have_an_evaluator_too(start, program, tmp_path, read_json):
+    (tmp_path / "two.json").write_text('{"cluster": {"worker": ["a:1", "b:1"]}}')
+    job = start("-m", "tfdist.launch", "--cluster", "two.json", "--local", "--evaluator", "--log_dir", "logs", program())
+    assert job.wait(250) == 0, job.output
+    worker, evaluator = read_json("worker.json"), read_json("evaluator.json")
+    assert evaluator["history"]["val_loss"] == pytest.approx(worker["history"]["val_loss"], rel=1e-4)
+    assert [entry["epoch"] for entry in state(tmp_path / "logs")] == [1, 2, 3, 4, 5]
+
+
 def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, program, tmp_path, read_json):
     arguments = ["--tier", "BASIC", "--evaluator", "--job_dir", "job", "--summary", "s.json", program(seconds=2)]
     job = start("-m", "tfdist.launch", *arguments)
@@ -138,6 +150,10 @@ def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, pro
     assert evaluator["epochs"] == [0, 1, 2, 3, 4]
     assert evaluator["history"]["val_loss"] == pytest.approx(chief["history"]["val_loss"], rel=1e-5)
     assert evaluator["tested"] == 3
+    # Its ModelCheckpoint went on with the best value from before.
+    assert json.loads((tmp_path / "job/evaluator/state.json").read_text())["best"] == {
+        "1": [min(evaluator["history"]["val_loss"])]
+    }
     summary = read_json("s.json")
     assert summary["tasks"][-1]["restarts"] == 1 and summary["exit_code"] == 0
     assert "evaluator:0 finished, started again 1 times" in job.output
