@@ -64,7 +64,7 @@ def lines(summary: dict[str, Any]) -> list[str]:
 
 def _evaluator_line(task: dict[str, Any]) -> str:
     ended = "finished" if task["exit_code"] == 0 else "did not finish; what it has evaluated is kept"
-    again = f", started again {task['restarts']} times" if task["restarts"] else ""
+    again = f", started again {task['restarts']} time{'s' * (task['restarts'] > 1)}" if task["restarts"] else ""
     return f"  evaluator {task['task']} {ended}{again}"
 
 

@@ -198,8 +198,8 @@ class _Evaluations:
         callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
         own = strategy._tfdist_own
-        # Keras' own callbacks steer the training and keep its files. The program's own see each evaluation as such.
-        self._callbacks = [callback for callback in callbacks if not type(callback).__module__.startswith("keras.")]
+        # `evaluate` calls their on_test_… only, in which none of Keras' writes files but TensorBoard, as if for the chief.
+        self._callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.TensorBoard)]
         self._exports = [c for c in callbacks if isinstance(c, keras.callbacks.ModelCheckpoint) and _exports_best(c)]
         for position, callback in enumerate(self._exports):
             name = os.path.basename(callback.filepath)
