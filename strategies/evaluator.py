@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -53,7 +54,7 @@ class Evaluator(tf.distribute.OneDeviceStrategy):
 
     def tfdist_may_write(self, path: Any) -> bool:
         """Whether `path` is in the evaluator's own folder; what the program saves elsewhere is the chief's."""
-        return self._tfdist_own in (self._tfdist_own.cwd() / os.fspath(path)).parents
+        return not isinstance(path, str | os.PathLike) or self._tfdist_own in Path(path).absolute().parents
 
     def tfdist_fit(self, model: Any, arguments: dict[str, Any]) -> keras.callbacks.History:
         """Evaluates each checkpoint of this call of `fit` until the chief's call has returned.
@@ -72,11 +73,8 @@ class Evaluator(tf.distribute.OneDeviceStrategy):
         """
         self._tfdist_fits += 1
         fit = self._tfdist_fits
-        history = keras.callbacks.History()
-        history.set_model(model)
-        history.on_train_begin()
         validation = _validation(arguments)
-        evaluations = _Evaluations(self, model, fit, validation, arguments, history)
+        evaluations = _Evaluations(self, model, fit, validation, arguments)
         if validation is None:
             _log.warning("%s: fit has no validation data, so nothing is evaluated; it waits for the weights", self.tfdist_name)
         told: set[int] = set()
@@ -98,7 +96,7 @@ class Evaluator(tf.distribute.OneDeviceStrategy):
         final = self._tfdist_folder.final(fit)
         if final is not None and evaluations.build():
             model.load_weights(final)
-        return history
+        return evaluations.history()
 
     def _tfdist_tell_missed(self, fit: int, told: set[int]) -> None:
         missed = [epoch for epoch in self._tfdist_training.missed(fit) if epoch not in told]
@@ -185,13 +183,12 @@ def _validation(arguments: dict[str, Any]) -> dict[str, Any] | None:
 class _Evaluations:
     """One call of `fit` on the evaluator."""
 
-    def __init__(
-        self, strategy: Evaluator, model: Any, fit: int, validation: Any, arguments: dict[str, Any], history: Any
-    ) -> None:
+    def __init__(self, strategy: Evaluator, model: Any, fit: int, validation: Any, arguments: dict[str, Any]) -> None:
         self._strategy = strategy
         self._model = model
         self._validation = validation
-        self._history = history
+        self._fit = fit
+        self._has_bests = False
         self._verbose = arguments["verbose"] not in (0, False)
         self._state: EvaluatorState = strategy._tfdist_state
         callbacks = arguments["callbacks"]
@@ -207,13 +204,9 @@ class _Evaluations:
             callback.filepath = str(own / (f"{position}-{name}" if name in earlier else name))
             callback.save_freq = "epoch"
             callback.set_model(model)
-            best = self._state.best(fit, position)
-            callback.best = callback.best if best is None else best
         boards = [callback.log_dir for callback in callbacks if isinstance(callback, keras.callbacks.TensorBoard)]
         self._board = os.path.join(boards[0], own.name) if boards else str(own)
         self._writer: Any = None
-        for entry in self._state.evaluated(fit):
-            history.on_epoch_end(entry["epoch"] - 1, {f"val_{name}": value for name, value in entry["logs"].items()})
 
     def build(self) -> bool:
         """Makes the variables of model and optimizer, which a file can only be loaded into when they exist."""
@@ -244,7 +237,12 @@ class _Evaluations:
         epoch = checkpoint.epoch - 1  # As Keras counts.
         self._write(epoch, iterations, logs)
         named = {f"val_{name}": value for name, value in logs.items()}
-        self._history.on_epoch_end(epoch, named)
+        run = strategy._tfdist_training.run
+        if not self._has_bests:
+            self._has_bests = True
+            for position, callback in enumerate(self._exports):
+                best = self._state.best(self._fit, position, run)
+                callback.best = callback.best if best is None else best
         for callback in self._exports:
             callback.on_epoch_begin(epoch)
             callback.on_epoch_end(epoch, named)
@@ -252,7 +250,16 @@ class _Evaluations:
             told = ", ".join(f"{name} {value:.4f}" for name, value in named.items())
             print(f"epoch {checkpoint.epoch}: {told}", flush=True)
         bests = [None if callback.best is None else float(callback.best) for callback in self._exports]
-        self._state.add(checkpoint, strategy._tfdist_training.run, iterations, logs, bests)
+        self._state.add(checkpoint, run, iterations, logs, bests)
+
+    def history(self) -> keras.callbacks.History:
+        """What `fit` returns: everything that was evaluated in this job, also before this process was started."""
+        history = keras.callbacks.History()
+        history.set_model(self._model)
+        history.on_train_begin()
+        for entry in self._state.evaluated(self._fit, self._strategy._tfdist_training.run):
+            history.on_epoch_end(entry["epoch"] - 1, {f"val_{name}": value for name, value in entry["logs"].items()})
+        return history
 
     def _write(self, epoch: int, iterations: int | None, logs: dict[str, float]) -> None:
         """As Keras' TensorBoard callback does for validation, tag for tag and step for step, so that the curves share plots."""

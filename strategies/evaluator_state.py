@@ -32,14 +32,23 @@ class EvaluatorState:
         done = {(entry["fit"], entry["epoch"], entry["written_ns"]) for entry in self._content["evaluated"]}
         return [c for c in checkpoints if (c.fit, c.epoch, c.written_ns) not in done]
 
-    def evaluated(self, fit: int, run: str | None = None) -> list[dict[str, Any]]:
-        """What was evaluated of a call of `fit` (of one run of the chief's program): `epoch`, `iterations`, `logs` and more."""
-        return [e for e in self._content["evaluated"] if e["fit"] == fit and run in (None, e["run"])]
+    def evaluated(self, fit: int, run: str | None) -> list[dict[str, Any]]:
+        """What was evaluated of a call of `fit` in this job, whose present run is `run`: `epoch`, `logs`, `run` and more.
 
-    def best(self, fit: int, position: int) -> float | None:
-        """The best value that the ModelCheckpoint number `position` of that call of `fit` had seen."""
-        bests = self._content["best"].get(str(fit), [])
-        return bests[position] if position < len(bests) else None
+        A job may have several runs, when the chief was lost and started again. A run that was seen to its end was another job.
+        """
+        return [e for e in self._content["evaluated"] if e["fit"] == fit and self._is_of_this_job(e["run"], run)]
+
+    def best(self, fit: int, position: int, run: str | None) -> float | None:
+        """The best value that the ModelCheckpoint number `position` of that call of `fit` had seen in this job."""
+        best = self._content["best"].get(str(fit))
+        if best is None or not self._is_of_this_job(best["run"], run) or position >= len(best["values"]):
+            return None
+        value: float | None = best["values"][position]
+        return value
+
+    def _is_of_this_job(self, run: str | None, present: str | None) -> bool:
+        return run == present or run != self.done
 
     def add(
         self, checkpoint: Checkpoint, run: str | None, iterations: int | None, logs: dict[str, float], bests: list[float | None]
@@ -55,7 +64,7 @@ class EvaluatorState:
                 "logs": logs,
             }
         )
-        self._content["best"][str(checkpoint.fit)] = bests
+        self._content["best"][str(checkpoint.fit)] = {"run": run, "values": bests}
         write_json(self._path, self._content)
 
     @property
@@ -125,7 +134,7 @@ class Training:
         state = self._folder.fit(fit) or {}
         if state.get("run") != self.run or state.get("last") is None:
             return []
-        have = {entry["epoch"] for entry in self._state.evaluated(fit, self.run)}
+        have = {entry["epoch"] for entry in self._state.evaluated(fit, self.run) if entry["run"] == self.run}
         have |= {checkpoint.epoch for checkpoint in self._folder.checkpoints(fit)}
         return [epoch for epoch in range(state["first"], state["last"] + 1) if epoch not in have]
 

@@ -151,9 +151,8 @@ def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, pro
     assert evaluator["history"]["val_loss"] == pytest.approx(chief["history"]["val_loss"], rel=1e-5)
     assert evaluator["tested"] == 3
     # Its ModelCheckpoint went on with the best value from before.
-    assert json.loads((tmp_path / "job/evaluator/state.json").read_text())["best"] == {
-        "1": [min(evaluator["history"]["val_loss"])]
-    }
+    best = json.loads((tmp_path / "job/evaluator/state.json").read_text())["best"]["1"]
+    assert best["values"] == [min(evaluator["history"]["val_loss"])]
     summary = read_json("s.json")
     assert summary["tasks"][-1]["restarts"] == 1 and summary["exit_code"] == 0
     assert "evaluator:0 finished, started again 1 time" in job.output
@@ -217,6 +216,7 @@ def test_training_that_ended_while_the_evaluator_was_away_and_a_second_job_in_th
     epochs = [entry["epoch"] for entry in state(tmp_path / "job")]
     assert epochs[:5] == [4, 5, 6, 7, 8] and epochs[-1] == 8 and len(epochs) >= 10
     assert read_json("evaluator.json")["evaluate"] == pytest.approx(read_json("chief.json")["evaluate"], rel=1e-5)
+    assert read_json("evaluator.json")["epochs"] == [epoch - 1 for epoch in epochs[5:]], "the history is that of the second job"
 
 
 def test_an_evaluator_that_only_its_own_tf_config_names_announces_itself_in_the_folder(start, program, tmp_path, read_json):
@@ -263,6 +263,33 @@ def test_by_hand_the_evaluator_of_a_chief_that_fails_evaluates_what_is_left_and_
     assert waiting.wait(100) == 75, waiting.output
     assert f"evaluator:0 ends: {reason}" in waiting.output
     assert [entry["epoch"] for entry in state(tmp_path / "job")] == [1]
+
+
+LOST = (
+    PROGRAM.replace(
+        "on_epoch_end(self, epoch, logs=None): time.sleep({seconds})",
+        "on_epoch_end(self, epoch, logs=None):\n            time.sleep(1)\n"
+        "            if epoch == 3 and not os.path.exists('lost'):\n                open('lost', 'w').close()\n"
+        "                os.kill(os.getpid(), 9)",
+    )
+    .replace("        sees,\n", "")
+    .replace("keras.callbacks.CSVLogger", "keras.callbacks.BackupAndRestore('backup'), sees, keras.callbacks.CSVLogger")
+    .replace("Sequential([", "Sequential([keras.Input((4,)), ")
+)
+
+
+def test_a_chief_that_is_lost_and_started_again_keeps_its_evaluator(start, program, tmp_path, read_json):
+    chief, evaluator = by_hand(extension={"job_dir": "job"})
+    path = program(body=LOST)
+    waiting = start(path, environment=evaluator)
+    assert start(path, environment=chief).wait(100) == -9
+    job = start(path, environment=chief)
+    assert job.wait(100) == 0, job.output
+    assert waiting.wait(100) == 0, waiting.output
+    assert [entry["epoch"] for entry in state(tmp_path / "job")] == [1, 2, 3, 5]  # Epoch 4 was in the backup, not handed on.
+    assert len({entry["run"] for entry in state(tmp_path / "job")}) == 2
+    assert read_json("evaluator.json")["epochs"] == [0, 1, 2, 4]
+    assert read_json("evaluator.json")["evaluate"] == pytest.approx(read_json("chief.json")["evaluate"], rel=1e-5)
 
 
 def test_without_a_folder_the_evaluator_says_what_is_missing_and_the_chief_trains(start, program):
