@@ -281,7 +281,10 @@ def _name_evaluation_folder(cluster: Cluster, log_dir: Path) -> None:
     job_dir = cluster.job_dir if cluster.job_dir and "://" not in cluster.job_dir else None
     folder = EvaluationFolder(os.environ.get(VARIABLE) or job_dir or log_dir)
     os.environ[VARIABLE] = str(folder.base)
-    folder.forget_training()
+    try:
+        folder.forget_training()
+    except OSError as error:
+        raise UsageError(f"{folder.base}, where chief and evaluator are to meet: {error}") from error
 
 
 def _say_all(say: Callable[[str], None], lines: list[str]) -> None:

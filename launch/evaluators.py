@@ -19,6 +19,7 @@ class _Evaluator:
     task: Task
     restarts: int = 0
     restart_at: float | None = None
+    how_it_ended: str = ""
     ended: bool = False
 
 
@@ -67,7 +68,7 @@ class Evaluators:
                 self._say(f"{name} has failed {MAX_RESTARTS + 1} times, at last {how}; the training goes on without it")
             return
         evaluator.restart_at = time.monotonic() + FIRST_DELAY_SECONDS * 2**evaluator.restarts
-        self._say(f"{name} has ended early: {how}; the training goes on, and it is started again")
+        evaluator.how_it_ended = how
 
     def tick(self) -> None:
         """Starts those again whose time has come."""
@@ -75,6 +76,9 @@ class Evaluators:
             if evaluator.restart_at is not None and time.monotonic() >= evaluator.restart_at:
                 evaluator.restart_at = None
                 evaluator.restarts += 1
+                # Told only now: one that ended because the chief's program failed has not "ended early".
+                name, how = evaluator.task.name, evaluator.how_it_ended
+                self._say(f"{name} has ended early: {how}; the training goes on, and it is started again")
                 self._start(evaluator.task)
 
     def stop(self) -> None:

@@ -117,10 +117,22 @@ def create(cluster: Cluster, task: Task, start_timeout: float) -> Evaluator:
         ClusterError: where no folder is named in which it could meet the chief.
     """
     EvaluationFolder.of(cluster)
-    os.nice(NICENESS)  # Before TensorFlow starts its threads, which inherit it.
+    _give_way()  # Before TensorFlow starts its threads, which inherit it.
     strategy = Evaluator(cluster, task, start_timeout)
     _install(strategy)
     return strategy
+
+
+def _give_way() -> None:
+    os.nice(NICENESS)
+    if os.getsid(0) != os.getpid():
+        return
+    # Where Linux groups processes by session (sched(7), "The autogroup feature"), as desktops and many servers do, niceness
+    # counts inside a session only; the launcher gives each task a session of its own.
+    try:
+        Path("/proc/self/autogroup").write_text(str(NICENESS), encoding="ascii")
+    except OSError:
+        pass  # This kernel does not group.
 
 
 def _install(strategy: Evaluator) -> None:
