@@ -87,10 +87,10 @@ class Supervisor:
         self._all = {task.name: task for task in cluster.training_tasks}
         self._training = {name for name, task in self._all.items() if task.job not in serving}
         self._awaited: list[Task] = list(self._all.values()) if serving else []
-        self._evaluators = evaluators.Evaluators(cluster.job("evaluator"), self._start, terminal.say)
         self._outputs: dict[str, TaskOutput] = {}
         self._outcome = Outcome(None, 0.0)
         self._suspect: tuple[float, Failure] | None = None  # (when to believe it, it)
+        self._evaluators = evaluators.Evaluators(cluster.job("evaluator"), self._start, terminal.say)
         self._asked_to_end: list[int] = []
         self._begin = time.monotonic()
         self._started = self._told = self._begin
