@@ -48,7 +48,17 @@ def main(_: list[str]) -> None:
     verbose = "auto" if sys.stdout.isatty() else 2
     # Smaller steps in the second half quieten what asynchronous workers do to each other.
     slower = keras.callbacks.LearningRateScheduler(lambda epoch: FLAGS.learning_rate * 0.9 ** max(0, epoch - FLAGS.epochs // 2))
-    model.fit(x_train, y_train, batch_size=FLAGS.batch_size, epochs=FLAGS.epochs, verbose=verbose, callbacks=[slower])
+    # An evaluator (--evaluator) evaluates every epoch; the chief leaves that to it, and evaluates at the end.
+    held_out = (x_test, y_test) if tfdist.role() == "evaluator" else None
+    model.fit(
+        x_train,
+        y_train,
+        batch_size=FLAGS.batch_size,
+        epochs=FLAGS.epochs,
+        validation_data=held_out,
+        verbose=verbose,
+        callbacks=[slower],
+    )
     loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
     print(f"held-out digits: accuracy {accuracy:.4f}, loss {loss:.4f}")
     if FLAGS.job_dir:

@@ -16,6 +16,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
@@ -29,6 +30,7 @@ from tfdist.errors import ClusterError, nearest
 from tfdist.flags import cluster_from_flags, define_flags, describes
 from tfdist.launch.ports import is_local
 from tfdist.roles import tf_config_json
+from tfdist.strategies.evaluation_folder import VARIABLE, EvaluationFolder
 
 EXAMPLE = "tfdist.examples.digits"
 
@@ -166,7 +168,7 @@ def _on_this_machine(cluster: Cluster) -> Cluster:
 
 
 def _check_hosts(cluster: Cluster) -> None:
-    for task in cluster.training_tasks:
+    for task in cluster.tasks:
         if not is_local(task.host):
             raise cluster.source.error(
                 f"{task.name} is on {task.host}, and this command starts tasks on this machine only; start the program there "
@@ -237,8 +239,6 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
     from tfdist.launch.ports import HeldPorts
     from tfdist.launch.supervisor import Supervisor, new_log_dir
 
-    for task in cluster.job("evaluator"):
-        print(f"tfdist: {task.name} is not started: this version has no evaluator role; the chief evaluates", file=sys.stderr)
     if note := strategies.tpu_note(cluster):
         print(f"tfdist: {note}", file=sys.stderr)
     ports = HeldPorts()
@@ -247,7 +247,9 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
         log_dir = new_log_dir(FLAGS.log_dir or None)
     except OSError as error:
         raise UsageError(f"--log_dir: {error}") from error
-    terminal = Terminal([task.name for task in cluster.training_tasks], verbose=FLAGS.verbose)
+    if cluster.job("evaluator"):
+        _name_evaluation_folder(cluster, log_dir)
+    terminal = Terminal([task.name for task in cluster.tasks], verbose=FLAGS.verbose)
     terminal.say(f"{cluster.describe()} on this machine; {choice.strategy}: {choice.rule}")
     terminal.say(f"logs in {log_dir}")
     with open(log_dir / "fork_server.log", "wb") as log:
@@ -272,6 +274,17 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
         path = next(log_dir / task.log_name for task in cluster.tasks if task.name == name)
         _say_all(terminal.say, [f"the last lines of {path}:", *("  " + line for line in supervisor.last_lines(name))])
     return outcome.failure.exit_code
+
+
+def _name_evaluation_folder(cluster: Cluster, log_dir: Path) -> None:
+    """Tells every task where chief and evaluator meet, and clears away what the chief of an earlier job has said there."""
+    job_dir = cluster.job_dir if cluster.job_dir and "://" not in cluster.job_dir else None
+    folder = EvaluationFolder(os.environ.get(VARIABLE) or job_dir or log_dir)
+    os.environ[VARIABLE] = str(folder.base)
+    try:
+        folder.forget_training()
+    except OSError as error:
+        raise UsageError(f"{folder.base}, where chief and evaluator are to meet: {error}") from error
 
 
 def _say_all(say: Callable[[str], None], lines: list[str]) -> None:

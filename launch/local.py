@@ -129,6 +129,10 @@ def task_environment(cluster: Cluster, choice: Choice, task: Task) -> dict[str, 
     """
     environment = {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}
     serving = serving_jobs(choice.strategy)
+    if task.job == "evaluator":
+        # It must not slow the training down: one thread to compute with, and no GPU, of whose memory TensorFlow takes all.
+        environment |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
+        return {name: value for name, value in environment.items() if name == "TF_CONFIG" or name not in os.environ}
     computing = [t for t in cluster.training_tasks if t.job == "worker" or not serving]
     if len(cluster.training_tasks) > 1:
         cores = os.cpu_count() or 1

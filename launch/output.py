@@ -105,7 +105,7 @@ class Terminal:
 class TaskOutput:
     """The pipe (or pseudo-terminal) of one task, its file, and its last lines."""
 
-    def __init__(self, task: str, path: Path, terminal: Terminal, use_terminal: bool) -> None:
+    def __init__(self, task: str, path: Path, terminal: Terminal, use_terminal: bool, append: bool = False) -> None:
         """Opens them.
 
         Args:
@@ -113,13 +113,16 @@ class TaskOutput:
             path: the file for everything the task prints.
             terminal: where it is shown.
             use_terminal: whether the task gets a pseudo-terminal, so that its progress bar stays on one line.
+            append: whether the file goes on, because the task has been started before.
         """
         self.task = task
         self.path = path
         self.last: deque[str] = deque(maxlen=20)
         self._terminal = terminal
         self._lines = Lines()
-        self._file: IO[str] | None = open(path, "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+        self._file: IO[str] | None = open(  # noqa: SIM115
+            path, "a" if append else "w", encoding="utf-8", errors="replace", buffering=1
+        )
         if use_terminal:
             self._read_end, self.write_end = os.openpty()
             size = shutil.get_terminal_size()

@@ -29,8 +29,9 @@ def make(cluster: Cluster, choice: Choice, outcome: Outcome, log_dir: Path) -> d
                 "address": task.address,
                 "exit_code": outcome.exits.get(task.name),
                 "log": str(log_dir / task.log_name),
+                **({"restarts": outcome.restarts.get(task.name, 0)} if task.job == "evaluator" else {}),
             }
-            for task in cluster.training_tasks
+            for task in cluster.tasks
         ],
         "wall_seconds": round(outcome.seconds, 3),
         "steps": report.get("steps"),
@@ -56,8 +57,15 @@ def lines(summary: dict[str, Any]) -> list[str]:
     metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, int | float)]
     if metrics:
         told.append("  metrics   " + ", ".join(metrics))
+    told += [_evaluator_line(task) for task in summary["tasks"] if "restarts" in task]
     told.append(f"  logs      {summary['log_dir']}")
     return told
+
+
+def _evaluator_line(task: dict[str, Any]) -> str:
+    ended = "finished" if task["exit_code"] == 0 else "did not finish; what it has evaluated is kept"
+    again = f", started again {task['restarts']} time{'s' * (task['restarts'] > 1)}" if task["restarts"] else ""
+    return f"  evaluator {task['task']} {ended}{again}"
 
 
 def write(summary: dict[str, Any], path: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster, Task
+from tfdist.launch import evaluators
 from tfdist.launch.local import Exited, LocalTasks, Lost, Ready, task_environment
 from tfdist.launch.output import TaskOutput, Terminal
 from tfdist.strategies import serving_jobs
@@ -46,6 +47,8 @@ class Outcome:
     seconds: float
     exits: dict[str, int] = field(default_factory=dict)
     """Task name -> exit code, minus the signal's number where a signal ended it; tasks that were ended are included."""
+    restarts: dict[str, int] = field(default_factory=dict)
+    """Evaluator's name -> how often it was started again."""
 
 
 class Supervisor:
@@ -88,6 +91,7 @@ class Supervisor:
         self._outputs: dict[str, TaskOutput] = {}
         self._outcome = Outcome(None, 0.0)
         self._suspect: tuple[float, Failure] | None = None  # (when to believe it, it)
+        self._evaluators = evaluators.Evaluators(cluster.job("evaluator"), self._start, terminal.say)
         self._asked_to_end: list[int] = []
         self._begin = time.monotonic()
         self._started = self._told = self._begin
@@ -108,6 +112,7 @@ class Supervisor:
             for output in self._outputs.values():
                 output.close()
             restore()
+        self._outcome.restarts = self._evaluators.restarts
         return self._outcome
 
     def last_lines(self, task: str) -> list[str]:
@@ -122,6 +127,7 @@ class Supervisor:
         while deadline is None or time.monotonic() < deadline:
             for key, _ in self._selector.select(TICK_SECONDS):
                 key.data()
+            self._evaluators.tick()
             answer = verdict()
             if isinstance(answer, Failure):
                 return answer
@@ -174,12 +180,17 @@ class Supervisor:
             self._started = self._told = time.monotonic()
             for task in self._all.values():
                 self._start(task)
+            self._evaluators.start()
         elif isinstance(event, Exited):
             self._outcome.exits[event.task] = event.code
-            self._judge(event)
+            if event.task in self._evaluators.names:
+                self._evaluators.exited(event.task, event.code, _how(event.code))
+            else:
+                self._judge(event)
         elif isinstance(event, Lost):
             self._selector.unregister(self._tasks)
-            for name in self._all:
+            self._evaluators.stop()
+            for name in self._all.keys() | self._evaluators.names:
                 self._outcome.exits.setdefault(name, -signal.SIGKILL)
             self._suspect = (
                 0.0,
@@ -188,7 +199,15 @@ class Supervisor:
 
     def _start(self, task: Task) -> None:
         shows_progress = self._terminal.is_tty and task.name in self._training
-        output = TaskOutput(task.name, self._log_dir / task.log_name, self._terminal, shows_progress)
+        earlier = self._outputs.pop(task.name, None)
+        if earlier is not None:
+            self._outcome.exits.pop(task.name, None)
+            if earlier.fileno() in self._selector.get_map():
+                self._selector.unregister(earlier)
+            earlier.close()
+        output = TaskOutput(
+            task.name, self._log_dir / task.log_name, self._terminal, shows_progress, append=earlier is not None
+        )
         environment = task_environment(self._cluster, self._choice, task)
         if task.name in self._training:
             environment["TFDIST_REPORT"] = str(self._log_dir / "report.json") if task.name == self._reporter() else ""
@@ -233,15 +252,28 @@ class Supervisor:
         """Lets servers end by themselves after success; else asks every task to end, and kills what does not."""
         if self._outcome.failure is None:
             self._await_end(self._all.keys(), GRACE_SECONDS)
+            self._await_evaluators()
+        self._evaluators.stop()
         # Those that train first: their connections to the servers then close in order, not in pages of errors. A program that
         # is interrupted may want to save: Python turns SIGINT into KeyboardInterrupt.
         interrupted = self._asked_to_end[:1] == [signal.SIGINT]
         self._tasks.signal(self._training - self._outcome.exits.keys(), signal.SIGINT if interrupted else signal.SIGTERM)
+        self._tasks.signal(self._evaluators.names - self._outcome.exits.keys(), signal.SIGTERM)
         self._await_end(self._training, GRACE_SECONDS)
         self._tasks.signal(self._all.keys() - self._training - self._outcome.exits.keys(), signal.SIGTERM)
         self._await_end(self._all.keys() - self._training, SERVER_GRACE_SECONDS)
-        self._tasks.signal(self._all.keys() - self._outcome.exits.keys(), signal.SIGKILL)
-        self._await_end(self._all.keys(), 1.0)
+        everything = self._all.keys() | self._evaluators.names
+        self._tasks.signal(everything - self._outcome.exits.keys(), signal.SIGKILL)
+        self._await_end(everything, 1.0)
+
+    def _await_evaluators(self) -> None:
+        """After success: lets evaluators finish the checkpoints that are left."""
+        if not self._evaluators.running:
+            return
+        names = ", ".join(self._evaluators.running)
+        self._terminal.say(f"the training is done; waiting for {names}, at most {evaluators.GRACE_SECONDS:.0f} s")
+        asked = len(self._asked_to_end)
+        self._loop(lambda: not self._evaluators.running or len(self._asked_to_end) > asked, evaluators.GRACE_SECONDS)
 
     def _await_end(self, names: Set[str], limit: float) -> None:
         """Waits until these tasks have ended, for at most `limit` seconds or until another signal asks to hurry."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster
+from tfdist.errors import ClusterError
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -42,8 +43,6 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
             "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, and this "
             f"cluster has some ({cluster.describe()}); describe it without ps, or choose parameter_server"
         )
-    if any(task.job == "evaluator" for task in cluster.tasks) and cluster.task and cluster.task[0] == "evaluator":
-        return "this process is an evaluator, a role that this version of tfdist does not have yet"
     return None
 
 
@@ -68,6 +67,31 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     return strategy
+
+
+def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.Strategy":
+    """Creates the strategy of this process, an evaluator task of `cluster`, under which `fit` evaluates."""
+    from tfdist.strategies import evaluator
+
+    quiet_tensorflow()
+    assert cluster.task is not None
+    return evaluator.create(cluster, cluster.find(*cluster.task), start_timeout)
+
+
+def write_for_evaluator(strategy: "tf.distribute.Strategy", cluster: Cluster) -> None:
+    """Makes the chief's `fit` write checkpoints for the evaluator, where there is one and a folder in which they can meet."""
+    from tfdist.strategies.evaluation_folder import EvaluationFolder
+
+    expected = bool(cluster.job("evaluator"))
+    try:
+        folder = EvaluationFolder.of(cluster)
+    except ClusterError as error:
+        if expected:
+            logging.getLogger("tfdist").warning("the training goes on without its evaluator: %s", error)
+        return
+    from tfdist.strategies import checkpoints_for_evaluator
+
+    checkpoints_for_evaluator.install(strategy, folder, expected)
 
 
 def quiet_tensorflow() -> None:

@@ -48,6 +48,11 @@ for _name, _arguments in {
             f"it was tried with Keras {TRIED['keras']}"
         )
 
+# How `fit` parts `validation_split` from its data: the evaluator has to evaluate the same part.
+train_validation_split: Any = _need(
+    "keras.src.trainers.data_adapters.array_slicing", keras.__version__, "train_validation_split"
+)
+
 # A variable with one copy per worker; worker_local.py adds what Keras' metrics need.
 PerWorkerVariable: Any = _need("tensorflow.python.distribute.ps_values", tf.__version__, "PerWorkerVariable")
 PerWorkerVariableSpec: Any = _need("tensorflow.python.distribute.ps_values", tf.__version__, "PerWorkerVariableSpec")

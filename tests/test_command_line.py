@@ -109,6 +109,18 @@ def test_a_process_that_tf_config_makes_a_task_is_told_to_run_the_program_itself
     assert "this process is worker:1" in got.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--tier", "STANDARD_1"], ["--tier", "BASIC"], ["--cluster", "job.conf"], ["--cluster", "tf.json"]]
+)
+def test_evaluator_adds_one_to_any_description_unless_it_has_one(launch, tmp_path, arguments):
+    (tmp_path / "job.conf").write_text("cluster { nworker_groups: 3 nserver_groups: 1 server_worker_separate: true }")
+    (tmp_path / "tf.json").write_text('{"cluster": {"worker": ["a:1", "b:1"], "evaluator": ["c:1"]}}')
+    got = launch(*arguments, "--evaluator", "--dry_run")
+    assert got.returncode == 0, got.stderr
+    assert "1 evaluator" in got.stdout.splitlines()[0]
+    assert got.stdout.count('"task": {"type": "evaluator", "index": 0}') == 1
+
+
 def test_flags_with_dashes_as_gcloud_writes_them_mean_the_same(launch):
     got = launch(
         "--tier",

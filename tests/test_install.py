@@ -45,7 +45,8 @@ def test_a_copy_holds_the_whole_package(tmp_path):
 def test_the_public_names_are_these():
     import tfdist
 
-    assert sorted(tfdist.__all__) == ["Cluster", "ClusterError", "Task", "define_flags", "read", "strategy"]
+    ranks = ["is_chief", "local_rank", "local_size", "rank", "role", "size"]
+    assert sorted(tfdist.__all__) == sorted(["Cluster", "ClusterError", "Task", "define_flags", "read", "strategy", *ranks])
     assert all(hasattr(tfdist, name) for name in tfdist.__all__)
 
 

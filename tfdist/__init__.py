@@ -15,7 +15,26 @@ from tfdist.cluster import Task as Task
 from tfdist.dialects import read as read
 from tfdist.errors import ClusterError as ClusterError
 from tfdist.flags import define_flags as define_flags
+from tfdist.ranks import is_chief as is_chief
+from tfdist.ranks import local_rank as local_rank
+from tfdist.ranks import local_size as local_size
+from tfdist.ranks import rank as rank
+from tfdist.ranks import role as role
+from tfdist.ranks import size as size
 from tfdist.roles import strategy as strategy
 from tfdist.version import __version__ as __version__
 
-__all__ = ["Cluster", "ClusterError", "Task", "define_flags", "read", "strategy"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "Task",
+    "define_flags",
+    "is_chief",
+    "local_rank",
+    "local_size",
+    "rank",
+    "read",
+    "role",
+    "size",
+    "strategy",
+]

@@ -6,7 +6,7 @@ from typing import Any
 from absl import flags
 
 from tfdist.choice import STRATEGIES
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
 from tfdist.dialects import from_environment, read
 from tfdist.errors import Source
 
@@ -37,6 +37,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_string("hostfile", None, "SINGA hostfile: one host a line, dealt out to the processes in turn.", **define)
     for name, help_text in CLOUDML_FLAGS.items():
         flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)
+    flags.DEFINE_bool("evaluator", False, "Add an evaluator task to the cluster, whatever describes it.", **define)
     flags.DEFINE_string("strategy", None, f"Strategy to use instead of the one chosen: {', '.join(STRATEGIES)}.", **define)
     flags.DEFINE_string("job_dir", None, "Folder for what the job writes; the launcher hands it on to the program.", **define)
     flags.DEFINE_float(
@@ -61,7 +62,7 @@ def describes(flag_values: flags.FlagValues) -> bool:
 def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | None:
     """Reads the cluster that the flags describe, else that of TF_CONFIG; None where there is neither.
 
-    `--strategy` and `--job_dir` apply to whichever it is.
+    `--strategy`, `--evaluator` and `--job_dir` apply to whichever it is.
 
     Raises:
         ClusterError: when the description is bad.
@@ -76,4 +77,6 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | None:
         cluster = from_environment(overrides)
     if cluster is not None and flag_values.strategy is not None:
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
+    if cluster is not None and flag_values.evaluator and not cluster.job("evaluator"):
+        cluster = dataclasses.replace(cluster, tasks=(*cluster.tasks, Task("evaluator", 0)))
     return cluster

@@ -1,8 +1,8 @@
 """What this process is in the cluster, and what `tfdist.strategy` therefore does in it.
 
-The same program runs on every task. On a task that trains `strategy` returns; on a task that only serves it runs a
-server until the chief has finished and ends the process. In a plain program, without launcher and TF_CONFIG, it starts the
-serving tasks on this machine and the process is the chief.
+The same program runs on every task. On a task that trains and on an evaluator `strategy` returns; on a task that only serves
+it runs a server until the chief has finished and ends the process. In a plain program, without launcher and TF_CONFIG, it
+starts the serving tasks on this machine and the process is the chief.
 """
 
 import dataclasses
@@ -24,13 +24,15 @@ DEFAULT_START_TIMEOUT = 300.0
 
 _log = logging.getLogger("tfdist")
 _active: "list[tuple[Cluster, tf.distribute.Strategy]]" = []
+_described: list[Cluster] = []
 
 
 def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.distribute.Strategy":
     """Returns the `tf.distribute.Strategy` that the description means, on the task that runs the training program.
 
-    On a `ps` or `worker` of a ParameterServer cluster it does not return: it serves until the chief has finished and exits
-    with 0 (with 75 when the chief failed or is gone). Call it before anything else uses TensorFlow.
+    On an `evaluator` it returns one under which `fit` evaluates the chief's checkpoints instead of training, until the chief's
+    `fit` has returned. On a `ps` or `worker` of a ParameterServer cluster it does not return: it serves until the chief has
+    finished and exits with 0 (with 75 when the chief failed or is gone). Call it before anything else uses TensorFlow.
 
     Args:
         cfg: a `Cluster`, anything that `tfdist.read` takes (a tier name, a path, text, a dict), or absl FLAGS after
@@ -49,11 +51,16 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
             flag_values.job_dir = cfg.job_dir  # Given to the launcher, it is the program's too.
     start_timeout = DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout
     cluster = _this_cluster(cfg)
-    choice = choose(cluster)
     if _active:
         return _again(cluster)
+    _described[:] = [cluster]
 
     from tfdist import strategies
+
+    if cluster.task and cluster.task[0] == "evaluator":
+        _active.append((cluster, strategies.create_evaluator(cluster, start_timeout)))
+        return _active[0][1]
+    choice = choose(cluster)
 
     reason = strategies.refusal(cluster, choice)
     if reason:
@@ -72,7 +79,11 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
     elif serving and cluster.task and cluster.task[0] == "worker":
         _log.warning("the cluster has no chief; this process, %s:%d, is the chief too", *cluster.task)
         cluster = _start_here(cluster, [cluster.find(*cluster.task)])
+    if cluster.task is None and cluster.job("evaluator"):
+        _log.warning("a plain program starts no evaluator; this one trains without (python -m tfdist.launch starts it)")
     created = strategies.create(cluster.addressed(), choice, start_timeout)
+    if described.task is not None and (serving or described.task[0] == "chief" or _is_chief_too(described)):
+        strategies.write_for_evaluator(created, cluster)
     if serving or len(cluster.training_tasks) > 1:  # TensorFlow's runtime is connected to one cluster.
         _active.append((described, created))
     return created
@@ -85,7 +96,9 @@ def _this_cluster(cfg: Any) -> Cluster:
         return here or Cluster((Task("chief", 0),), source=Source("python", "no description"))
     described = read(cfg)
     if here is None or here.task is None or here.partial:
-        return described if here is None or here.task is None else here
+        if here is None or here.task is None:
+            return described
+        return dataclasses.replace(here, job_dir=here.job_dir or described.job_dir)
     theirs, ours = (Counter(task.job for task in c.training_tasks) for c in (prepared(described), here))
     if theirs != ours and Counter(task.job for task in described.training_tasks) != ours:
         raise described.source.error(
@@ -98,12 +111,22 @@ def _this_cluster(cfg: Any) -> Cluster:
         width, gpus = slots.get(task.name, (task.slots, task.gpus))
         tasks.append(dataclasses.replace(task, slots=width, gpus=gpus))
     return dataclasses.replace(
-        described, tasks=tuple(tasks), task=here.task, strategy=here.strategy or described.strategy, protocol=here.protocol
+        described,
+        tasks=tuple(tasks),
+        task=here.task,
+        strategy=here.strategy or described.strategy,
+        protocol=here.protocol,
+        job_dir=described.job_dir or here.job_dir,
     )
 
 
+def this_cluster() -> Cluster:
+    """The cluster that was given to `strategy` in this process, else that of TF_CONFIG, else one task."""
+    return _described[0] if _described else _this_cluster(None)
+
+
 def _is_chief_too(cluster: Cluster) -> bool:
-    """Whether this is worker 0 of a cluster without chief, beside which the chief runs."""
+    """Whether this is worker 0 of a cluster without chief."""
     return cluster.task == ("worker", 0) and not cluster.job("chief") and not cluster.partial
 
 
