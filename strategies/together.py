@@ -37,6 +37,7 @@ class StepsTogether:
         merges = self.extended._use_merge_call
         # In a compiled step replicas meet in collectives only, which unlike merge_call may stand in a `cond`.
         self.extended._use_merge_call = lambda: merges() and (tf.executing_eagerly() or not self._tfdist_tracing)
+        self.extended._replica_ctx_all_reduce = _outside_xla(self.extended._replica_ctx_all_reduce)
 
     def keras_dataset(self, dataset: Any) -> Any:
         """What Keras iterates: this task's parts of every batch, or TensorFlow's shards where the user has set FILE or OFF."""
@@ -305,6 +306,19 @@ def _compiled(model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         return logs
 
     return compiled
+
+
+def _outside_xla(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        replica = current()
+        if replica is not None and replica.waiting is not None:
+            raise ValueError(
+                "jit_compile=True cannot work where the step itself adds up values over the replicas, as "
+                "BatchNormalization(synchronized=True) does: XLA cannot compile that; leave jit_compile at 'auto'"
+            )
+        return all_reduce(*args, **kwargs)
+
+    return checked
 
 
 def _gives_metrics(model: Any, step: Callable[..., Any]) -> bool:

@@ -348,6 +348,9 @@ def what_cannot_work_says_so(strategy):
     with strategy.scope():
         models = {"outside": regression(outside), "two_updates": TwoUpdates()}
         models["two_updates"].compile("sgd", "mse", jit_compile=True)
+        normalization = keras.layers.BatchNormalization(synchronized=True)
+        models["synchronized"] = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])
+        models["synchronized"].compile("sgd", "mse", jit_compile=True)
     for name, model in models.items():
         try:
             model.fit(X, Y, epochs=1, verbose=0)
