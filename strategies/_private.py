@@ -66,8 +66,8 @@ in_stateless_scope: Any = _need("keras.src.backend", keras.__version__, "in_stat
 # Whether a SavedModel is being written, when variables stand for the chief's copy.
 is_saving: Any = _need("tensorflow.python.saved_model.save_context", tf.__version__, "in_save_context")
 
-# Where Keras writes a model and its weights, and where TensorFlow writes a checkpoint; saving.py makes them atomic. Keras' public
-# functions call these, and everything that saves (ModelCheckpoint, CheckpointManager, ...) goes through them.
+# Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel; saving.py makes them atomic.
+# Everything that saves goes through these. (`tf.saved_model.save` itself cannot be wrapped: exporting a model imports it anew.)
 saving_lib: Any = _need("keras.src.saving.saving_lib", keras.__version__)
 legacy_h5_format: Any = _need("keras.src.legacy.saving.legacy_h5_format", keras.__version__)
 file_utils: Any = _need("keras.src.utils.file_utils", keras.__version__)

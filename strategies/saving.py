@@ -1,9 +1,9 @@
 """Files of a training: written by the chief alone, and whole or not at all.
 
 Keras writes straight to the final name, on every task that runs the program. A process killed in the middle leaves half a file
-there, and two tasks that share a folder spoil each other's. `install()` makes every save of this process, Keras' and TensorFlow's,
-go to a temporary name beside the final one, which then takes its place in one step. On a task that is not the chief a save only
-takes part in reading the variables. The files themselves are Keras' and TensorFlow's own, for any strategy and without tfdist.
+there, and two tasks that share a folder spoil each other's. `install()` makes every save of this process, by Keras or
+TensorFlow, go to a temporary name beside the final one, which then takes its place in one step. On a task that is not the chief
+a save only takes part in reading the variables. The files themselves are Keras' and TensorFlow's own, for any strategy and without tfdist.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ from tfdist.strategies._private import (
 _PROGRESS = "tfdist_training"  # The attribute of a backup's weights that holds its epoch and batch, as JSON.
 
 _is_chief = True
+_takes_part = False  # Whether a task that is not the chief is inside `whole`: a SavedModel holds a checkpoint.
 _io_device: str | None = None  # Where TensorFlow's checkpoints are written; None: on the task of each variable.
 
 
@@ -57,10 +58,10 @@ def install(strategy: tf.distribute.Strategy) -> None:
 def whole(path: str, make_folder: bool = False) -> Iterator[str]:
     """Gives a temporary path for what is to be saved as `path`; at the end, without an exception, puts it there.
 
-    The temporary path has the same last part, in a hidden folder `.NAME.part` beside `path`, which a killed process leaves behind
-    and the next save of the same name removes. Whatever files the block makes there are moved, the one named as `path` last. A
-    folder that was at `path` is moved away just before: a process killed right then leaves it complete in `.NAME.part/old`. On a
-    task that is not the chief nothing is kept.
+    The temporary path has the same last part, in a hidden folder `.NAME.part` beside `path`, which a killed process leaves
+    behind and the next save of the same name removes. Whatever files the block makes there are moved, the one named as `path`
+    last. A folder that was at `path` is moved away just before: a process killed right then leaves it complete in
+    `.NAME.part/old`. On a task that is not the chief nothing is kept.
 
     Args:
         path: of a file or folder on a file system of this machine.
@@ -69,11 +70,16 @@ def whole(path: str, make_folder: bool = False) -> Iterator[str]:
     Raises:
         FileNotFoundError: when the folder that `path` is in does not exist.
     """
+    global _takes_part
     final = os.path.realpath(path)
     folder, name = os.path.split(final)
     if not _is_chief:
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as part:
-            yield os.path.join(part, name)
+        _takes_part, before = True, _takes_part
+        try:
+            with tempfile.TemporaryDirectory(prefix="tfdist-") as part:
+                yield os.path.join(part, name)
+        finally:
+            _takes_part = before
         return
     if make_folder:
         os.makedirs(folder, exist_ok=True)
@@ -155,8 +161,8 @@ def _install_in_keras() -> None:
 def _install_in_backup_and_restore() -> None:
     """Makes a backup one step, and the chief's backup that of every task.
 
-    Keras writes weights and epoch to two files; killed between the two, it would resume with the weights of one epoch at another.
-    So the file of weights holds the epoch too, and that one counts; the other is written for Keras without tfdist.
+    Keras writes weights and epoch to two files; killed between the two, it would resume with the weights of one epoch at
+    another. So the file of weights holds the epoch too, and that one counts; the other is written for Keras without tfdist.
     """
     callback = keras.callbacks.BackupAndRestore
     on_train_begin, on_train_end, load_model = callback.on_train_begin, callback.on_train_end, callback._load_model
@@ -179,7 +185,8 @@ def _install_in_backup_and_restore() -> None:
 
     @functools.wraps(load_model)
     def _load_model(self: Any) -> None:
-        load_model(self)
+        with self.model.distribute_strategy.scope():  # It may have to make the optimizer's variables.
+            load_model(self)
         if os.path.exists(self._weights_path):
             with h5py.File(self._weights_path) as file:
                 if _PROGRESS in file.attrs:
@@ -239,11 +246,12 @@ def _install_in_tensorflow() -> None:
     @functools.wraps(save)
     def _save(self: Any, file_prefix: Any, checkpoint_number: Any = None, session: Any = None, options: Any = None) -> Any:
         options = _on_chief(options, tf.train.CheckpointOptions)
-        if _is_chief:
+        if _is_chief or _takes_part:
             return save(self, file_prefix, checkpoint_number, session, options)
         with whole(os.path.basename(str(file_prefix))) as partial:
             written = save(self, partial, checkpoint_number, session, options)
-        return str(file_prefix) + str(written).removeprefix(partial)  # With its number: what the chief's is called.
+        written = written.numpy().decode() if isinstance(written, tf.Tensor) else written
+        return str(file_prefix) + written.removeprefix(partial)  # With its number: what the chief's is called.
 
     @functools.wraps(restore)
     def _restore(self: Any, save_path: Any, options: Any = None) -> Any:
