@@ -2,8 +2,9 @@
 
 Keras writes straight to the final name, on every task that runs the program. A process killed in the middle leaves half a file
 there, and two tasks that share a folder spoil each other's. `install()` makes every save of this process, by Keras or
-TensorFlow, go to a temporary name beside the final one, which then takes its place in one step. On a task that is not the chief
-a save only takes part in reading the variables. The files themselves are Keras' and TensorFlow's own, for any strategy and without tfdist.
+TensorFlow, go to a temporary name beside the final one, which then takes its place in one step. On a task that is not the
+chief a save only takes part in reading the variables. The files themselves are Keras' and TensorFlow's own, for any strategy
+and without tfdist.
 """
 
 import contextlib
@@ -109,7 +110,6 @@ def from_chief(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
     Goes through the strategy's own collectives as 32-bit words: the chief's first replica gives the content, all others zeros.
     """
 
-    @tf.function
     def sum_of(words: tf.Tensor) -> tf.Tensor:
         def add() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
@@ -118,10 +118,11 @@ def from_chief(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
 
         return strategy.experimental_local_results(strategy.run(add))[0]
 
-    size = int(sum_of(tf.constant([len(content) if _is_chief else 0]))[0])
+    total = tf.function(sum_of)
+    size = int(total(tf.constant([len(content) if _is_chief else 0]))[0])
     padded = (content if _is_chief else b"").ljust(-(-size // 4) * 4, b"\0")
-    words = sum_of(tf.constant(np.frombuffer(padded, np.int32))) if size else tf.zeros([0], tf.int32)
-    return words.numpy().tobytes()[:size]
+    words = total(tf.constant(np.frombuffer(padded, np.int32))) if size else tf.zeros([0], tf.int32)
+    return bytes(words.numpy().tobytes()[:size])
 
 
 def _is_here(path: Any) -> bool:
