@@ -189,7 +189,7 @@ class Supervisor:
         output = TaskOutput(task.name, self._log_dir / task.log_name, self._terminal, shows_progress)
         environment = task_environment(self._cluster, self._choice, task)
         if task.name == self._reporter():
-            environment["TFDIST_REPORT"] = str(self._log_dir / "report.json")
+            environment["TFDIST_REPORT"] = str(self._log_dir.absolute() / "report.json")  # The program may change its folder.
         self._tasks.start(task.name, self._program, environment, output.write_end, output.write_end)
         output.started()
         self._outputs[task.name] = output
