@@ -188,8 +188,9 @@ class Supervisor:
         shows_progress = self._terminal.is_tty and task.name in self._training
         output = TaskOutput(task.name, self._log_dir / task.log_name, self._terminal, shows_progress)
         environment = task_environment(self._cluster, self._choice, task)
-        if task.name == self._reporter():
-            environment["TFDIST_REPORT"] = str(self._log_dir.absolute() / "report.json")  # The program may change its folder.
+        if task.name in self._training:
+            report = str(self._log_dir.absolute() / "report.json")  # The program may change its folder.
+            environment["TFDIST_REPORT"] = report if task.name == self._reporter() else ""
         self._tasks.start(task.name, self._program, environment, output.write_end, output.write_end)
         output.started()
         self._outputs[task.name] = output

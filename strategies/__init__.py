@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MODULES = {
     "default": "tfdist.strategies.default",
     "mirrored": "tfdist.strategies.mirrored",
+    "multi_worker_mirrored": "tfdist.strategies.multi_worker_mirrored",
     "parameter_server": "tfdist.strategies.parameter_server",
 }
 """Strategy name -> module. A strategy that is chosen and is not here is not built yet."""
@@ -36,6 +37,11 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
     """Why `cluster` cannot be trained yet under `choice`, as a sentence; None where it can."""
     if choice.strategy not in MODULES:
         return f"the description means {choice.strategy} ({choice.rule}), which this version of tfdist cannot train with yet"
+    if choice.strategy == "multi_worker_mirrored" and cluster.job("ps"):
+        return (
+            "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, and this "
+            f"cluster has some ({cluster.describe()}); describe it without ps, or choose parameter_server"
+        )
     if choice.strategy == "parameter_server" and choice.synchronous_groups and not _in_one_gpu_task(cluster):
         widest = max(len(group) for group in cluster.worker_groups)
         return (
@@ -54,7 +60,7 @@ def tpu_note(cluster: Cluster) -> str | None:
 
 
 def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distribute.Strategy":
-    """Creates the strategy on the task that runs the user's program (a chief, or the only task).
+    """Creates the strategy on a task that runs the user's program: a chief, the only task, or each of those that train together.
 
     Args:
         cluster: the prepared and addressed cluster.

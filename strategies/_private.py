@@ -63,6 +63,31 @@ CachingVariable: Any = _need("tensorflow.python.distribute.ps_values", tf.__vers
 KerasVariable: Any = _need("keras.src.backend.tensorflow.core", keras.__version__, "Variable")
 in_stateless_scope: Any = _need("keras.src.backend", keras.__version__, "in_stateless_scope")
 
+# What strategies whose replicas step together build on: values per replica, and Keras' places where replicas meet.
+regroup: Any = _need("tensorflow.python.distribute.distribute_utils", tf.__version__, "regroup")
+MultiWorkerMirroredExtended: Any = _need(
+    "tensorflow.python.distribute.collective_all_reduce_strategy", tf.__version__, "CollectiveAllReduceExtended"
+)
+TFEpochIterator: Any = _need("keras.src.backend.tensorflow.trainer", keras.__version__, "TFEpochIterator")
+TFOptimizer: Any = _need("keras.src.backend.tensorflow.optimizer", keras.__version__, "TFOptimizer")
+MultiOptimizer: Any = _need("keras.src.optimizers.multi_optimizer", keras.__version__, "MultiOptimizer")
+LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
+keras_loss_module: Any = _need("keras.src.losses", keras.__version__, "loss")
+for _owner, _name in (
+    (TFOptimizer, "_all_reduce_sum_gradients"),
+    (KerasVariable, "_direct_assign"),
+    (keras_loss_module, "scale_loss_for_distribution"),
+    (keras_loss_module, "unscale_loss_for_distribution"),
+    (TensorFlowTrainer, "_maybe_symbolic_build"),
+):
+    if not hasattr(_owner, _name):
+        raise UnsupportedVersionError(
+            f"Keras {keras.__version__} has no {_name}, which tfdist needs; it was tried with Keras {TRIED['keras']}"
+        )
+
+# TensorFlow's seed as the user has set it, or None.
+global_seed: Any = _need("tensorflow.python.eager.context", tf.__version__, "global_seed")
+
 # Whether a SavedModel is being written, when variables stand for the chief's copy.
 is_saving: Any = _need("tensorflow.python.saved_model.save_context", tf.__version__, "in_save_context")
 

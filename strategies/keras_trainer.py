@@ -1,27 +1,29 @@
 """The one place where Keras and the strategies meet.
 
-Keras 3 builds its train, test and predict functions for a strategy that runs them where they are called. Under a strategy whose
-workers are elsewhere the strategy has to give these functions itself. `install()` makes Keras' trainer ask it, for models
-made under such a strategy's scope only; every other model is trained by Keras' own code. No file of Keras is changed.
+Keras 3 builds its train, test and predict functions for strategies that run in one process, and some of them fail even there.
+`install()` makes Keras' trainer ask the strategy for what it does better itself, for models made under such a strategy's scope
+only; every other model is trained by Keras' own code. No file of Keras is changed.
 """
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from types import SimpleNamespace
+from typing import Any, Protocol
 
+import keras
 import tensorflow as tf
 
-from tfdist.strategies._private import CachingVariable, KerasVariable, TensorFlowTrainer, in_stateless_scope
+from tfdist.strategies._private import CachingVariable, KerasVariable, TensorFlowTrainer, TFEpochIterator, in_stateless_scope
 
 Logs = Any
 
 _log = logging.getLogger("tfdist")
 
 
-@runtime_checkable
 class StepProvider(Protocol):
-    """What a strategy offers in order to run Keras' steps on workers that are elsewhere."""
+    """What a strategy may offer to Keras' trainer. Each method is optional: what a strategy has not, Keras does itself."""
 
     def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
         """Returns the function that Keras calls with an iterator: runs `steps_per_execution` steps, returns logs."""
@@ -32,8 +34,32 @@ class StepProvider(Protocol):
     def finish_steps(self, model: Any, logs: Logs) -> Logs:
         """Waits for the steps under way at the end of an epoch or evaluation; returns the logs of the last one."""
 
+    def final_logs(self, model: Any, logs: Logs) -> Logs:
+        """Returns the logs of a whole epoch or evaluation, given those of its last step; else Keras reads the metrics."""
+
     def settle(self) -> None:
         """Waits for the steps under way before metrics start anew; what they give is not wanted any more."""
+
+    def keras_dataset(self, dataset: Any) -> Any:
+        """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`."""
+
+    def example_batch(self, dataset: Any) -> Any:
+        """Returns nested tensors or specs with the shapes of a batch, given what `keras_dataset` returned."""
+
+    def keras_callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """Returns those of the user's callbacks that run in this task."""
+
+    shows_progress: bool
+    """Whether this task shows Keras' progress bar; where it is missing, it does."""
+
+
+def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raises ValueError when the optimizer of `model` was made outside the scope of `strategy`."""
+    if getattr(model.optimizer, "_distribution_strategy", strategy) is not strategy:
+        raise ValueError(
+            f"the optimizer of {model.name} was made outside the strategy's scope; make it, and call compile, "
+            "inside `with strategy.scope():`"
+        )
 
 
 def install() -> None:
@@ -48,33 +74,31 @@ def install() -> None:
 
     @functools.wraps(make_function)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        strategy = self.distribute_strategy
-        if isinstance(strategy, StepProvider):
-            return strategy.make_step_function(self, step_function)
+        if make := getattr(self.distribute_strategy, "make_step_function", None):
+            return make(self, step_function)
         if self._distribute_strategy is None:
             _log.warning("%s was made outside the strategy's scope and trains in this process alone", self.name)
         return make_function(self, step_function)
 
     @functools.wraps(make_predict_function)
     def _make_predict_function(self: Any, force: bool = False) -> None:
-        strategy = self.distribute_strategy
-        if not isinstance(strategy, StepProvider):
+        make = getattr(self.distribute_strategy, "make_predict_function", None)
+        if make is None:
             make_predict_function(self, force)
         elif self.predict_function is None or force:
-            self.predict_function = strategy.make_predict_function(self)
+            self.predict_function = make(self)
 
     @functools.wraps(result_or_logs)
     def _get_metrics_result_or_logs(self: Any, logs: Logs) -> Logs:
-        strategy = self.distribute_strategy
-        if isinstance(strategy, StepProvider):
-            logs = strategy.finish_steps(self, logs)
-        return result_or_logs(self, logs)
+        if finish := getattr(self.distribute_strategy, "finish_steps", None):
+            logs = finish(self, logs)
+        final = getattr(self.distribute_strategy, "final_logs", None)
+        return final(self, logs) if final and logs else result_or_logs(self, logs)
 
     @functools.wraps(reset_metrics)
     def _reset_metrics(self: Any) -> None:
-        strategy = self.distribute_strategy
-        if isinstance(strategy, StepProvider):
-            strategy.settle()
+        if settle := getattr(self.distribute_strategy, "settle", None):
+            settle()
         reset_metrics(self)
 
     TensorFlowTrainer._make_function = _make_function
@@ -82,6 +106,48 @@ def install() -> None:
     TensorFlowTrainer.make_predict_function = _make_predict_function
     TensorFlowTrainer._get_metrics_result_or_logs = _get_metrics_result_or_logs
     _make_additions_atomic()
+    _ask_for_data()
+    _ask_for_callbacks()
+
+
+def _ask_for_data() -> None:
+    """Lets a strategy give what Keras iterates, and what it learns the shapes of a model from."""
+    init, symbolic_build = TFEpochIterator.__init__, TensorFlowTrainer._maybe_symbolic_build
+
+    @functools.wraps(init)
+    def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        give = getattr(distribute_strategy, "keras_dataset", None)
+        # Keras asks its argument for nothing but this.
+        giver = SimpleNamespace(experimental_distribute_dataset=give) if give else distribute_strategy
+        init(self, giver, *args, **kwargs)
+        self._distribute_strategy = distribute_strategy
+
+    @functools.wraps(symbolic_build)
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        example = getattr(self._distribute_strategy, "example_batch", None)
+        if example and iterator is not None:
+            iterator, data_batch = None, example(iterator._distributed_dataset)
+        symbolic_build(self, iterator, data_batch)
+
+    TFEpochIterator.__init__ = __init__
+    TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
+
+
+def _ask_for_callbacks() -> None:
+    """Lets a strategy leave out callbacks, and the progress bar, in a task where they have no place."""
+    init = keras.callbacks.CallbackList.__init__
+
+    @functools.wraps(init)
+    def __init__(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        arguments = inspect.signature(init).bind(self, callbacks, *args, **kwargs)
+        strategy = getattr(arguments.arguments.get("model"), "distribute_strategy", None)
+        if choose := getattr(strategy, "keras_callbacks", None):
+            arguments.arguments["callbacks"] = choose(tf.nest.flatten(callbacks) if callbacks else [])
+        if not getattr(strategy, "shows_progress", True):
+            arguments.arguments["add_progbar"] = False
+        init(*arguments.args, **arguments.kwargs)
+
+    keras.callbacks.CallbackList.__init__ = __init__
 
 
 def _make_additions_atomic() -> None:

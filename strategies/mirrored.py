@@ -1,42 +1,31 @@
-"""One task, several devices: TensorFlow's MirroredStrategy, one replica per slot."""
-
-import logging
+"""One task, several devices: TensorFlow's MirroredStrategy, one replica per slot, under which all of Keras 3 works."""
 
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.errors import ClusterError
+from tfdist.strategies import keras_optimizer, keras_trainer
+from tfdist.strategies.devices import local_devices
+from tfdist.strategies.parts import Layout
+from tfdist.strategies.together import StepsTogether
 
 
-def create(cluster: Cluster, start_timeout: float) -> tf.distribute.Strategy:
-    """Returns a MirroredStrategy over as many devices as the task has slots.
+class Mirrored(StepsTogether, tf.distribute.MirroredStrategy):
+    """`tf.distribute.MirroredStrategy` with step functions for Keras."""
 
-    GPUs are taken where the task asks for them and this machine has enough; else the replicas are logical CPU devices, so that
-    the global batch is split as the description says, and a warning tells so.
+    def __init__(self, devices: list[str]) -> None:
+        super().__init__(devices)
+        self._prepare(Layout(len(devices), range(len(devices))))
+
+
+def create(cluster: Cluster, start_timeout: float) -> Mirrored:
+    """Returns the strategy over as many devices as the task has slots.
 
     Raises:
         ClusterError: when TensorFlow has already started with fewer logical CPU devices.
     """
     del start_timeout
     (task,) = cluster.training_tasks
-    if task.gpus:
-        gpus = tf.config.list_physical_devices("GPU")  # Listing logical ones would start TensorFlow's runtime.
-        if len(gpus) >= task.slots:
-            return tf.distribute.MirroredStrategy([f"GPU:{number}" for number in range(task.slots)])
-        logging.getLogger("tfdist").warning(
-            "%s asks for %d GPUs, and TensorFlow finds %d on this machine; its %d replicas share the CPU",
-            task.name,
-            task.gpus,
-            len(gpus),
-            task.slots,
-        )
-    cpus = tf.config.list_physical_devices("CPU")
-    try:
-        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * task.slots)
-    except (RuntimeError, ValueError) as cause:
-        if len(tf.config.list_logical_devices("CPU")) < task.slots:
-            raise ClusterError(
-                f"{task.name} has {task.slots} slots on the CPU, and TensorFlow has already started with fewer; "
-                "call tfdist.strategy before anything else uses TensorFlow"
-            ) from cause
-    return tf.distribute.MirroredStrategy([f"CPU:{number}" for number in range(task.slots)])
+    strategy = Mirrored(local_devices(task))
+    keras_trainer.install()
+    keras_optimizer.install()
+    return strategy

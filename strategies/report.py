@@ -1,6 +1,7 @@
 """What the launcher's summary says about the training: steps, examples, metrics; written by the chief to a file.
 
-Nothing of this happens unless the launcher asks for it with TFDIST_REPORT, the path of that file.
+Nothing of this happens unless the launcher asks for it with TFDIST_REPORT: the path of that file, or nothing on the tasks that
+train together with the one that writes it.
 """
 
 import contextlib
@@ -51,10 +52,14 @@ class _Count(keras.callbacks.Callback):
 
 
 def install() -> None:
-    """Makes `fit` and `evaluate` of every Keras model write the report, when the launcher has asked for it."""
-    path = os.environ.pop("TFDIST_REPORT", None)
-    if path is None:
+    """Makes `fit` and `evaluate` of every Keras model write the report, when the launcher has asked for it.
+
+    Under the launcher every task counts, but only the one that has TFDIST_REPORT writes: where several tasks train together,
+    a metric can be read by all of them or none.
+    """
+    if "TFDIST_REPORT" not in os.environ:
         return
+    path = os.environ.pop("TFDIST_REPORT")
     fit, evaluate = TensorFlowTrainer.fit, TensorFlowTrainer.evaluate
 
     @functools.wraps(fit)
@@ -106,6 +111,8 @@ def _plain(value: Any) -> Any:
 
 
 def _write(path: str) -> None:
+    if not path:
+        return
     partial = f"{path}.part"
     with open(partial, "w", encoding="utf-8") as file:
         json.dump(_report, file)

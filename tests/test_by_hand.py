@@ -159,7 +159,7 @@ def test_a_second_description_in_the_same_process_is_refused(start, script, smal
     """)
     )
     assert job.wait() == 1
-    assert "this process is already the chief of 1 chief, 2 workers, 1 ps" in job.output
+    assert "this process already trains on 1 chief, 2 workers, 1 ps" in job.output
 
 
 def test_without_any_description_the_program_trains_in_this_process(start, script):

@@ -1,6 +1,6 @@
 """What this process is in the cluster, and what `tfdist.strategy` therefore does in it.
 
-The same program runs on every task. On the chief (or the only task) `strategy` returns; on a task that only serves it runs a
+The same program runs on every task. On a task that trains `strategy` returns; on a task that only serves it runs a
 server until the chief has finished and ends the process. In a plain program, without launcher and TF_CONFIG, it starts the
 serving tasks on this machine and the process is the chief.
 """
@@ -73,7 +73,7 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
         _log.warning("the cluster has no chief; this process, %s:%d, is the chief too", *cluster.task)
         cluster = _start_here(cluster, [cluster.find(*cluster.task)])
     created = strategies.create(cluster.addressed(), choice, start_timeout)
-    if serving:  # A process can be the chief of one cluster only: TensorFlow's runtime is connected to it.
+    if serving or len(cluster.training_tasks) > 1:  # TensorFlow's runtime is connected to one cluster.
         _active.append((described, created))
     return created
 
@@ -112,8 +112,8 @@ def _again(cluster: Cluster) -> "tf.distribute.Strategy":
     if cluster == described:
         return created
     raise cluster.source.error(
-        f"this process is already the chief of {described.describe()} ({described.source.name}); "
-        "a process can lead one cluster: start another program for this one"
+        f"this process already trains on {described.describe()} ({described.source.name}); "
+        "a process can belong to one cluster: start another program for this one"
     )
 
 

@@ -49,7 +49,7 @@ COLUMNS = [
     ),
     Column(
         "multi_worker_mirrored", "multi_worker_mirrored: 1 chief, 1 worker", '{"trainingInput": {"scaleTier": "CUSTOM", '
-        '"masterType": "standard", "workerType": "standard", "workerCount": 1}}', SYNCHRONOUS, others=("worker-0",), built=False,
+        '"masterType": "standard", "workerType": "standard", "workerCount": 1}}', SYNCHRONOUS, others=("worker-0",),
     ),
     Column("parameter_server", "parameter_server, asynchronous: 1 chief, 3 workers, 2 ps", _cloudml(3, 2), ASYNCHRONOUS, late=6),
     Column(

@@ -1,0 +1,111 @@
+"""Several tasks that all train, without ps: TensorFlow's MultiWorkerMirroredStrategy, under which all of Keras 3 works.
+
+Every chief and worker runs the whole program. Each keeps a copy of the model and steps together with the others on its part
+of every batch; gradients are added up by a ring of collectives, all of one step in one round.
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster import Cluster, Task
+from tfdist.strategies import keras_optimizer, keras_trainer, random_state
+from tfdist.strategies._private import MultiWorkerMirroredExtended
+from tfdist.strategies.devices import local_devices
+from tfdist.strategies.parts import Layout
+from tfdist.strategies.startup import StartTimeoutError, is_listening, wait_for_tasks, waiting_for
+from tfdist.strategies.together import StepsTogether
+
+WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+"""Callbacks that write files and act on nothing else: they run on the chief only."""
+
+
+def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
+    """Waits for the other tasks and returns the strategy.
+
+    TensorFlow waits for them for ever and in C++, where nothing can be raised. So where one is missing after `start_timeout`
+    seconds, this names it on standard error and ends the process with exit code 1.
+
+    Raises:
+        ClusterError: when this process is no task of the cluster, or its tasks have different numbers of slots.
+    """
+    tasks = cluster.training_tasks
+    if cluster.task is None:
+        raise cluster.source.error(
+            f"under multi_worker_mirrored every task trains, and this process is none of {cluster.describe()}; run the program "
+            "on every task: `python -m tfdist.launch` with this description does, or start it with each task's TF_CONFIG"
+        )
+    if len({task.slots for task in tasks}) > 1:
+        widths = ", ".join(f"{task.name} {task.slots}" for task in tasks)
+        raise cluster.source.error(
+            f"under multi_worker_mirrored every task has as many slots as the others, and here they differ: {widths}"
+        )
+    me = cluster.find(*cluster.task)
+    created = threading.Event()
+    watch = threading.Thread(target=_watch_start, args=(me, tasks, start_timeout, created), daemon=True)
+    watch.start()
+    try:
+        strategy = MultiWorkerMirrored(cluster, me)
+        random_state.share(strategy)
+    finally:
+        created.set()
+    keras_trainer.install()
+    keras_optimizer.install()
+    return strategy
+
+
+class MultiWorkerMirrored(StepsTogether, tf.distribute.MultiWorkerMirroredStrategy):
+    """`tf.distribute.MultiWorkerMirroredStrategy` with step functions for Keras."""
+
+    def __init__(self, cluster: Cluster, me: Task) -> None:
+        tasks = cluster.training_tasks
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster.cluster_spec()), task_type=me.job, task_id=me.index, rpc_layer=cluster.protocol
+        )
+        # By default TensorFlow packs all gradients of one `all_reduce` into one collective, whatever their number; the option
+        # bytes_per_pack would make several of them.
+        options = tf.distribute.experimental.CommunicationOptions()
+        # What MultiWorkerMirroredStrategy.__init__ does, with this task's own devices.
+        tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, local_devices(me)))
+        first = tasks.index(me) * me.slots
+        self._prepare(Layout(len(tasks) * me.slots, range(first, first + me.slots)))
+        self.shows_progress = me is tasks[0]
+
+    def keras_callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """See `keras_trainer`: on the chief all, elsewhere those that do more than write files."""
+        return callbacks if self.shows_progress else [each for each in callbacks if not isinstance(each, WRITERS)]
+
+
+class _Extended(MultiWorkerMirroredExtended):
+    """TensorFlow's implementation, which by itself takes all GPUs of the machine, or one CPU device."""
+
+    def __init__(self, strategy: MultiWorkerMirrored, resolver: Any, options: Any, devices: list[str]) -> None:
+        self._tfdist_devices = devices
+        super().__init__(strategy, cluster_resolver=resolver, communication_options=options)
+
+    def _initialize_local_devices(self, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        del cluster_resolver
+        names = tuple(f"{worker_device}/device:{device}" for device in self._tfdist_devices)
+        return names, self._tfdist_devices[0].partition(":")[0]
+
+
+def _watch_start(me: Task, tasks: tuple[Task, ...], start_timeout: float, created: threading.Event) -> None:
+    """Ends the process when the strategy is not there in time."""
+    others = [task for task in tasks if task is not me]
+    begin = time.monotonic()
+    try:
+        wait_for_tasks(others, start_timeout, lambda told: print(f"tfdist: {me.name} is {told}", file=sys.stderr, flush=True))
+        if created.wait(max(0.0, begin + start_timeout - time.monotonic())):
+            return
+        gone = [task for task in others if not is_listening(task)]
+        reason = f"gave up after {start_timeout:.0f} s: TensorFlow did not connect to {waiting_for(gone or others)}"
+    except StartTimeoutError as error:
+        reason = str(error)
+    if not created.is_set():
+        print(f"tfdist: {me.name} {reason}", file=sys.stderr, flush=True)
+        os._exit(1)
