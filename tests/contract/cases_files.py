@@ -5,6 +5,7 @@ import os
 import keras
 import numpy as np
 import tensorflow as tf
+
 from contract.common import X, Y, case, fit, regression, trained
 
 FILES = "../files"

@@ -110,7 +110,9 @@ def check_seen(history, epochs, prefix="", ids=IDS):
     """Raises AssertionError unless each epoch has seen each example once."""
     expected = {"count": len(ids), "ids": ids.sum(dtype="float64"), "squares": (ids.astype("float64") ** 2).sum()}
     for name, value in expected.items():
-        assert history[prefix + name] == [value] * epochs, f"{prefix}{name}: {history[prefix + name]}, not {epochs} times {value}"
+        assert history[prefix + name] == [value] * epochs, (
+            f"{prefix}{name}: {history[prefix + name]}, not {epochs} times {value}"
+        )
 
 
 def once(model, history, epochs, **seen):
@@ -131,3 +133,8 @@ def error_of(function):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def is_distributed(strategy):
+    """Whether it is not TensorFlow's default strategy, which knows no scope."""
+    return strategy.extended.__class__.__name__ != "_DefaultDistributionExtended"

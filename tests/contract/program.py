@@ -3,6 +3,7 @@
 With folders as arguments it loads what other columns have written there instead.
 """
 
+import importlib
 import json
 import os
 import sys
@@ -15,7 +16,9 @@ task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "chief
 own = f"{task['type']}-{task['index']}"
 strategy = tfdist.strategy()
 
-from contract import cases_callbacks, cases_compile, cases_data, cases_files, cases_models  # noqa: E402, F401
+for name in ("data", "models", "compile", "callbacks", "files", "errors"):  # Errors last: nothing may follow one everywhere.
+    importlib.import_module(f"contract.cases_{name}")
+from contract import cases_files  # noqa: E402
 from contract.common import CASES  # noqa: E402
 
 os.makedirs(own, exist_ok=True)
@@ -28,7 +31,7 @@ def run(rows, function):
         got = function(strategy)
         results = {rows[0]: got} if len(rows) == 1 else got
     except Exception as error:
-        results = dict.fromkeys(rows, {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
+        results = {row: {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()} for row in rows}
     print(f"{time.monotonic() - begin:5.1f} s {' '.join(rows)}", "error" if "error" in results[rows[0]] else "", flush=True)
     return results
 

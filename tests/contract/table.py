@@ -27,7 +27,8 @@ class Column:
     source: str
     kind: str
     late: int = 0
-    others: tuple[str, ...] = ()  # Tasks beside the chief that run the program too.
+    chief: str = "chief-0"  # The task whose files and results count.
+    others: tuple[str, ...] = ()  # Those that run the program too.
     built: bool = True
 
 
@@ -45,7 +46,7 @@ COLUMNS = [
     Column(
         "mirrored", "mirrored: 1 task of 2 replicas",
         "cluster { nworker_groups: 1 nserver_groups: 1 nworkers_per_group: 2 nworkers_per_procs: 2 server_worker_separate: false }",
-        SYNCHRONOUS,
+        SYNCHRONOUS, chief="worker-0",
     ),
     Column(
         "multi_worker_mirrored", "multi_worker_mirrored: 1 chief, 1 worker", '{"trainingInput": {"scaleTier": "CUSTOM", '
@@ -102,7 +103,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("py_dataset", "`PyDataset`", near=0.1),
         Row("infinite_dataset", "infinite dataset with `steps_per_epoch`", near=0.1),
         Row("batches_with_none", "batches with `None` for the weights", near=0.1),
-        Row("empty_dataset", "an empty dataset: an error that says so"),
+        Row("empty_dataset", "an empty dataset: no step, or an error that says so"),
         Row("steps_per_execution", "`steps_per_execution`", near=0.1),
         Row("validation_split", "`validation_split`", near=0.1),
         Row("validation_data", "`validation_data`", near=0.1),
@@ -219,9 +220,15 @@ def page() -> str:
         for row in rows:
             lines.append(f"| {row.title} | " + " | ".join(cell(row, column) for column in columns) + " |")
             notes.update({message: None for name, message in row.refused.items() if name in {c.name for c in columns}})
-    lines += ["", "Files that one column has written are loaded by each other, and by Keras without tfdist, with equal predictions."]
+    lines += [
+        "",
+        "Files that one column has written are loaded by each other, and by Keras without tfdist, with equal predictions.",
+    ]
     lines += ["", "The errors:", "", *(f"* {message}" for message in notes)]
-    lines += ["", "Made from `tests/contract/table.py` by `python tests/contract/table.py`; the cells are `tests/test_contract.py`."]
+    lines += [
+        "",
+        "Made from `tests/contract/table.py` by `python tests/contract/table.py`; the cells are `tests/test_contract.py`.",
+    ]
     return "\n".join(lines) + "\n"
 
 
