@@ -34,7 +34,7 @@ def callbacks(strategy):
         def on_train_batch_end(self, batch, logs=None):
             batches.append((batch, sorted(logs), float(logs["loss"])))
 
-    rates = [0.02, 0.02, -0.1, -0.1]  # So the second epoch is the best, and the fourth the last.
+    rates = [0.005, 0.005, -0.005, -0.005]  # So the second epoch is the best, and the fourth the last.
     model = plain(strategy)
     kept = [
         keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True),
@@ -113,7 +113,7 @@ def backup_and_restore(strategy):
                 raise KeyboardInterrupt
 
     def made():
-        return regression(strategy, lambda: keras.optimizers.Adam(0.01))
+        return regression(strategy, lambda: keras.optimizers.Adam(0.002))
 
     try:
         fit(made(), X, Y, epochs=4, callbacks=[keras.callbacks.BackupAndRestore("backup"), Interrupt()])
@@ -135,7 +135,10 @@ def reduce_lr_on_plateau(strategy):
     model = plain(strategy)
     reduce = keras.callbacks.ReduceLROnPlateau(monitor="loss", factor=0.5, patience=1, min_delta=1e6)
     history = fit(model, X, Y, batch_size=50, epochs=4, callbacks=[reduce])
-    return {"exact": {}, "near": {"rates": history["learning_rate"], "at the end": float(model.optimizer.learning_rate.numpy())}}
+    return {
+        "exact": {},
+        "near": {"rates": history["learning_rate"], "at the end": float(model.optimizer.learning_rate.numpy())},
+    }
 
 
 @case("terminate_on_nan")

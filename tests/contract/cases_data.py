@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from contract.common import IDS, LABELS, NUMBERED, N, X, case, compiled, counting, error_of, fit, once, trained
+from contract.common import IDS, LABELS, NUMBERED, RATE, N, X, case, compiled, counting, error_of, fit, once, trained
 
 
 @case("numpy_arrays")
@@ -94,7 +94,7 @@ def steps_per_execution(strategy):
     from contract.common import Seen, loss_without_number, two_layers
 
     model = compiled(
-        strategy, two_layers, lambda: keras.optimizers.SGD(0.05), loss_without_number, [Seen], steps_per_execution=3
+        strategy, two_layers, lambda: keras.optimizers.SGD(RATE), loss_without_number, [Seen], steps_per_execution=3
     )
     return once(model, fit(model, X, NUMBERED, batch_size=32, epochs=2), 2)
 
@@ -127,7 +127,7 @@ def weights(strategy):
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
 
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model = compiled(strategy, build, lambda: keras.optimizers.SGD(0.05), loss, weighted_metrics=["accuracy"])
+    model = compiled(strategy, build, lambda: keras.optimizers.SGD(RATE), loss, weighted_metrics=["accuracy"])
     start = model.get_weights()
     classes = fit(model, X, LABELS, epochs=2, class_weight={0: 0.25, 1: 2.0})
     model.set_weights(start)

@@ -12,7 +12,7 @@ FILES = "../files"
 
 
 def adam():
-    return keras.optimizers.Adam(0.01)
+    return keras.optimizers.Adam(0.002)
 
 
 def wait_for_chief(model):

@@ -4,11 +4,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from contract.common import IDS, LABELS, NUMBERED, N, X, Y, case, check_seen, compiled, counting, fit, plain, trained
+from contract.common import IDS, LABELS, NUMBERED, RATE, N, X, Y, case, check_seen, compiled, counting, fit, plain, trained
 
 
 def sgd():
-    return keras.optimizers.SGD(0.05)
+    return keras.optimizers.SGD(RATE)
 
 
 @case("evaluate", "predict")

@@ -7,6 +7,7 @@ import numpy as np
 
 CASES = {}
 
+RATE = 0.005  # So small that a gradient which is some steps old is nearly the same.
 N = 250  # Not divisible by the batch size.
 IDS = np.arange(N, dtype="float32")
 X = np.stack([IDS / N, np.sin(IDS), np.cos(IDS), np.ones(N)], axis=1).astype("float32")
@@ -61,14 +62,14 @@ def two_layers():
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
 
 
-def regression(strategy, optimizer=lambda: keras.optimizers.SGD(0.05), **arguments):
+def regression(strategy, optimizer=lambda: keras.optimizers.SGD(RATE), **arguments):
     return compiled(strategy, two_layers, optimizer, "mse", ["mae"], **arguments)
 
 
 @functools.lru_cache
 def _kept(strategy, kind):
     if kind == "counting":
-        model = compiled(strategy, two_layers, lambda: keras.optimizers.SGD(0.05), loss_without_number, [Seen])
+        model = compiled(strategy, two_layers, lambda: keras.optimizers.SGD(RATE), loss_without_number, [Seen])
     else:
         model = regression(strategy)
     return model, model.get_weights()
@@ -89,7 +90,7 @@ def plain(strategy):
 def as_new(model, weights):
     keras.utils.set_random_seed(3)
     model.set_weights(weights)
-    model.optimizer.learning_rate = 0.05
+    model.optimizer.learning_rate = RATE
     model.optimizer.iterations.assign(0)
     model.stop_training = False
     return model
