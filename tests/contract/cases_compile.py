@@ -79,17 +79,17 @@ def learning_rate_schedule(strategy):
 
 @case("clipnorm")
 def clipnorm(strategy):
-    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.05, clipnorm=0.5))[1]
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.01, clipnorm=0.5))[1]
 
 
 @case("clipvalue")
 def clipvalue(strategy):
-    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.05, clipvalue=0.3))[1]
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.01, clipvalue=0.3))[1]
 
 
 @case("global_clipnorm")
 def global_clipnorm(strategy):
-    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.5))[1]
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.01, global_clipnorm=0.5))[1]
 
 
 @case("ema")

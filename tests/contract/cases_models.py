@@ -11,6 +11,10 @@ def sgd():
     return keras.optimizers.SGD(RATE)
 
 
+def slow():
+    return keras.optimizers.SGD(RATE / 5)
+
+
 @case("evaluate", "predict")
 def evaluate_and_predict(strategy):
     model = plain(strategy)
@@ -94,7 +98,7 @@ def functional(strategy):
         outputs = {"first": keras.layers.Dense(1, name="first")(both), "second": keras.layers.Dense(1, name="second")(both)}
         return keras.Model({"a": a, "b": b}, outputs)
 
-    model = compiled(strategy, build, sgd, {"first": "mse", "second": "mae"})
+    model = compiled(strategy, build, slow, {"first": "mse", "second": "mae"})
     history = fit(model, {"a": X, "b": -X}, {"first": Y, "second": -Y}, epochs=2)
     shapes = {name: list(value.shape) for name, value in model.predict({"a": X, "b": -X}, verbose=0).items()}
     result = trained(model, history)
@@ -126,7 +130,7 @@ def subclassed(strategy):
                     metric.update_state(y, y_pred)
             return {metric.name: metric.result() for metric in self.metrics}
 
-    model, own = (compiled(strategy, build, sgd, "mse", ["mae"]) for build in (Model, Own))
+    model, own = (compiled(strategy, build, slow, "mse", ["mae"]) for build in (Model, Own))
     results = {
         "subclassed": trained(model, fit(model, X, Y, epochs=2)),
         "custom_train_step": trained(own, fit(own, X, Y, epochs=2)),
