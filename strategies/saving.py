@@ -167,11 +167,18 @@ def _install_in_backup_and_restore() -> None:
     """
     callback = keras.callbacks.BackupAndRestore
     on_train_begin, on_train_end, load_model = callback.on_train_begin, callback.on_train_end, callback._load_model
+    save_model = callback._save_model
 
-    @functools.wraps(callback._save_model)
+    @functools.wraps(save_model)
     def _save_model(self: Any) -> None:
         if not _is_here(self.backup_dir):
-            raise ValueError(f"BackupAndRestore needs a folder that this machine can reach as a path, not {self.backup_dir}")
+            if isinstance(self.model.distribute_strategy, tf.distribute.MultiWorkerMirroredStrategy):
+                raise ValueError(
+                    f"BackupAndRestore under multi_worker_mirrored needs a backup_dir on a file system of the chief, not "
+                    f"{self.backup_dir}"
+                )
+            save_model(self)
+            return
         progress = json.dumps({"epoch": self._current_epoch, "batch": self._last_batch_seen})
         if self.double_checkpoint and _is_chief and os.path.exists(self._weights_path):
             shutil.copy(self._weights_path, self._prev_weights_path)

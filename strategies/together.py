@@ -210,7 +210,9 @@ class _Steps:
         """The share of each of this task's replicas in a batch, as `Layout.split` cuts it."""
         size, longer = examples // self._layout.replicas, examples % self._layout.replicas
         sizes = [size + tf.cast(replica < longer, tf.int32) for replica in self._layout.local]
-        return [tf.cast(tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)), tf.float32) for n in sizes]
+        return [
+            tf.cast(tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)), tf.float32) for n in sizes
+        ]
 
     def _run(self, parts: Sequence[Any], shares: list[tf.Tensor], small: bool) -> Any:
         return self._strategy.run(

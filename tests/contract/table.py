@@ -160,7 +160,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("early_stopping", "EarlyStopping, `restore_best_weights`", near=0.15),
         Row("model_checkpoint", "ModelCheckpoint, `save_best_only`", near=0.15),
         Row("backup_and_restore", "BackupAndRestore", near=0.15),
-        Row("tensorboard", "TensorBoard"),
+        Row("tensorboard", "TensorBoard (the package `tensorboard` has to be installed)"),
         Row("csv_logger", "CSVLogger"),
         Row("learning_rate_scheduler", "LearningRateScheduler", near=FLOAT),
         Row("reduce_lr_on_plateau", "ReduceLROnPlateau", near=FLOAT),
