@@ -133,6 +133,19 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
                 logs, steps.logs = steps.logs, None
         return logs
 
+    def final_logs(self, model: Any, logs: Any) -> Any:
+        """See `keras_trainer`: what is a metric of the model is read from all workers.
+
+        Keras does so where a step returns exactly its metrics. An own `train_step` may return others too, or nest them, and its
+        last logs know only what one worker has counted.
+        """
+        if not isinstance(logs, dict):
+            return logs
+        flat: dict[str, Any] = {}
+        for name, value in logs.items():
+            flat.update(value if isinstance(value, dict) else {name: value})
+        return {name: value for name, value in (flat | model.get_metrics_result()).items() if name in flat}
+
     def settle(self) -> None:
         """See `keras_trainer.StepProvider`."""
         self._tfdist_steps.settle()
