@@ -18,7 +18,8 @@ Y = X[:, :1] - X[:, 1:2]
 
 def made():
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    norm = keras.layers.BatchNormalization(synchronized=True)  # Over the whole batch, also where replicas share it.
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), norm, keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
     return model
 """
@@ -220,9 +221,9 @@ print(json.dumps({"loss": history["loss"], "iterations": int(model.optimizer.ite
     for task in ("chief", *(job for job, files in elsewhere.items() if files)):
         of_task = read_json(f"of-{task}/out.json")
         assert of_task["epochs"] == [3, 4], task
-        assert of_task["loss"] == pytest.approx(alone["loss"][3:], rel=1e-4), task
+        assert of_task["loss"] == pytest.approx(alone["loss"][3:], rel=1e-3), task
         assert of_task["iterations"] == alone["iterations"] == 15, task
     for prediction in alone["predictions"]:
-        np.testing.assert_allclose(got["prediction"], prediction, atol=1e-4)
+        np.testing.assert_allclose(got["prediction"], prediction, atol=1e-3)
     for job, files in elsewhere.items():
         assert sorted(path.name for path in (tmp_path / f"of-{job}").iterdir()) == files
