@@ -83,7 +83,8 @@ class Supervisor:
         serving = serving_jobs(choice.strategy)
         self._all = {task.name: task for task in cluster.training_tasks}
         self._training = {name for name, task in self._all.items() if task.job not in serving}
-        self._awaited: list[Task] = list(self._all.values()) if serving else []
+        # One task alone, and tasks that train without others, need not listen.
+        self._awaited: list[Task] = list(self._all.values()) if len(self._all) > 1 else []
         self._outputs: dict[str, TaskOutput] = {}
         self._outcome = Outcome(None, 0.0)
         self._suspect: tuple[float, Failure] | None = None  # (when to believe it, it)
@@ -153,7 +154,8 @@ class Supervisor:
             return False
         if not self._awaited:
             return False
-        self._awaited = [task for task in self._awaited if not is_listening(task, timeout=0.2)]
+        ended = self._outcome.exits  # A program that ends well without ever listening had nothing to share.
+        self._awaited = [task for task in self._awaited if ended.get(task.name) != 0 and not is_listening(task, timeout=0.2)]
         waited = time.monotonic() - self._started
         if self._awaited and waited > self._start_timeout:
             return Failure(
@@ -219,7 +221,10 @@ class Supervisor:
             reason = f"{event.task} ended by itself while the chief was still running"
             suspect = (now + SETTLE_SECONDS, Failure(reason, event.code or 1, event.task))
         else:
-            suspect = (now, Failure(f"{event.task} failed first: {_how(event.code)}", _exit_code(event.code), event.task))
+            early = [name for name, code in self._outcome.exits.items() if code == 0 and name in self._training]
+            before = f"; {', '.join(early)} had ended with 0 before" if early else ""
+            reason = f"{event.task} failed first: {_how(event.code)}{before}"
+            suspect = (now, Failure(reason, _exit_code(event.code), event.task))
         if self._suspect is None or suspect[0] < self._suspect[0]:
             self._suspect = suspect
 

@@ -60,7 +60,7 @@ def tpu_note(cluster: Cluster) -> str | None:
 
 
 def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distribute.Strategy":
-    """Creates the strategy on a task that runs the user's program: a chief, the only task, or each of those that train together.
+    """Creates the strategy on a task that runs the user's program: chief, only task, or each of those that train together.
 
     Args:
         cluster: the prepared and addressed cluster.

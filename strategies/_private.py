@@ -79,10 +79,14 @@ for _owner, _name in (
     (keras_loss_module, "scale_loss_for_distribution"),
     (keras_loss_module, "unscale_loss_for_distribution"),
     (TensorFlowTrainer, "_maybe_symbolic_build"),
+    (MultiWorkerMirroredExtended, "_use_merge_call"),
+    (MultiWorkerMirroredExtended, "_replica_ctx_all_reduce"),
+    (MultiWorkerMirroredExtended, "_initialize_local_devices"),
 ):
     if not hasattr(_owner, _name):
         raise UnsupportedVersionError(
-            f"Keras {keras.__version__} has no {_name}, which tfdist needs; it was tried with Keras {TRIED['keras']}"
+            f"TensorFlow {tf.__version__} or Keras {keras.__version__} has no {_name}, which tfdist needs; "
+            f"it was tried with TensorFlow {TRIED['tensorflow']} and Keras {TRIED['keras']}"
         )
 
 # TensorFlow's seed as the user has set it, or None.

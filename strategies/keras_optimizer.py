@@ -1,10 +1,10 @@
 """Keras' optimizers and losses where the replicas of a step update together.
 
-Under TensorFlow's own strategies Keras 3 clips each replica's gradients before they are added up, cannot accumulate gradients
-or overwrite weights by their averages (`merge_call` inside `cond`), and takes the mean of the replicas' means, which is not the
-mean over the examples where the last batch does not divide. Inside a step function of tfdist (`replica.current()`) gradients are
-added up first, so that the rest of the update is the same on every replica, and losses are weighted by each replica's share of
-the examples. Everywhere else Keras' own code runs.
+Under TensorFlow's own strategies Keras 3 clips each replica's gradients before they are added up, cannot accumulate
+gradients or overwrite weights by their averages (`merge_call` inside `cond`), and takes the mean of the replicas' means, which
+is not the mean over the examples where the last batch does not divide. Inside a step function of tfdist (`replica.current()`)
+gradients are added up first, so that the rest of the update is the same on every replica, and losses are weighted by each
+replica's share of the examples. Everywhere else Keras' own code runs.
 """
 
 import functools
@@ -48,8 +48,8 @@ def _apply_reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
         if replica.waiting is not None:
             if replica.waiting:
                 raise ValueError(
-                    "jit_compile=True compiles the gradients of a step and updates after it, so one step can have one update, and "
-                    "this train_step applies gradients twice; leave jit_compile at 'auto'"
+                    "jit_compile=True compiles the gradients of a step and updates after it, so one step can have one update, "
+                    "and this train_step applies gradients twice; leave jit_compile at 'auto'"
                 )
             replica.waiting.append((self, list(grads), trainable_variables))
             return None
@@ -72,7 +72,10 @@ def _ids_of_counters(optimizer: Any) -> set[int]:
 
 def add_up(gradients: list[Any]) -> list[Any]:
     """The sum over all replicas of each tensor or IndexedSlices; None stays None. One collective per dtype of dense tensors."""
-    context = tf.distribute.get_replica_context()
+    context, replica = tf.distribute.get_replica_context(), replicas.current()
+    if replica is not None and replica.looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        # Their length differs from step to step, and a collective in a loop has one shape.
+        raise replicas.SparseInLoopError
     sums = list(gradients)
     kinds: dict[Any, list[int]] = {}
     for index, gradient in enumerate(gradients):

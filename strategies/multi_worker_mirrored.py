@@ -4,10 +4,11 @@ Every chief and worker runs the whole program. Each keeps a copy of the model an
 of every batch; gradients are added up by a ring of collectives, all of one step in one round.
 """
 
-import os
+import contextlib
+import faulthandler
+import logging
 import sys
-import threading
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,20 +19,22 @@ from tfdist.strategies import keras_optimizer, keras_trainer, random_state
 from tfdist.strategies._private import MultiWorkerMirroredExtended
 from tfdist.strategies.devices import local_devices
 from tfdist.strategies.parts import Layout
-from tfdist.strategies.startup import StartTimeoutError, is_listening, wait_for_tasks, waiting_for
+from tfdist.strategies.startup import meet
 from tfdist.strategies.together import StepsTogether
 
 WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 """Callbacks that write files and act on nothing else: they run on the chief only."""
 
+_log = logging.getLogger("tfdist")
+
 
 def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
     """Waits for the other tasks and returns the strategy.
 
-    TensorFlow waits for them for ever and in C++, where nothing can be raised. So where one is missing after `start_timeout`
-    seconds, this names it on standard error and ends the process with exit code 1.
+    TensorFlow would wait for them for ever, in C++, and not say for whom; so all meet first, without it.
 
     Raises:
+        StartTimeoutError: naming the tasks that did not come within `start_timeout` seconds.
         ClusterError: when this process is no task of the cluster, or its tasks have different numbers of slots.
     """
     tasks = cluster.training_tasks
@@ -46,14 +49,10 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
             f"under multi_worker_mirrored every task has as many slots as the others, and here they differ: {widths}"
         )
     me = cluster.find(*cluster.task)
-    created = threading.Event()
-    watch = threading.Thread(target=_watch_start, args=(me, tasks, start_timeout, created), daemon=True)
-    watch.start()
-    try:
+    meet(me, tasks, start_timeout, _log.warning)
+    with _bounded(start_timeout):
         strategy = MultiWorkerMirrored(cluster, me)
         random_state.share(strategy)
-    finally:
-        created.set()
     keras_trainer.install()
     keras_optimizer.install()
     return strategy
@@ -94,18 +93,14 @@ class _Extended(MultiWorkerMirroredExtended):
         return names, self._tfdist_devices[0].partition(":")[0]
 
 
-def _watch_start(me: Task, tasks: tuple[Task, ...], start_timeout: float, created: threading.Event) -> None:
-    """Ends the process when the strategy is not there in time."""
-    others = [task for task in tasks if task is not me]
-    begin = time.monotonic()
+@contextlib.contextmanager
+def _bounded(seconds: float) -> Iterator[None]:
+    """Ends the process with a traceback and exit code 1 when the block takes longer.
+
+    While TensorFlow connects to tasks that are gone again, no other thread of Python runs: only faulthandler's timer does.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
     try:
-        wait_for_tasks(others, start_timeout, lambda told: print(f"tfdist: {me.name} is {told}", file=sys.stderr, flush=True))
-        if created.wait(max(0.0, begin + start_timeout - time.monotonic())):
-            return
-        gone = [task for task in others if not is_listening(task)]
-        reason = f"gave up after {start_timeout:.0f} s: TensorFlow did not connect to {waiting_for(gone or others)}"
-    except StartTimeoutError as error:
-        reason = str(error)
-    if not created.is_set():
-        print(f"tfdist: {me.name} {reason}", file=sys.stderr, flush=True)
-        os._exit(1)
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()

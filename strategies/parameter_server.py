@@ -139,12 +139,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         Keras does so where a step returns exactly its metrics. An own `train_step` may return others too, or nest them, and its
         last logs know only what one worker has counted.
         """
-        if not isinstance(logs, dict):
-            return logs
-        flat: dict[str, Any] = {}
-        for name, value in logs.items():
-            flat.update(value if isinstance(value, dict) else {name: value})
-        return {name: value for name, value in (flat | model.get_metrics_result()).items() if name in flat}
+        return keras_trainer.with_metrics(logs, model.get_metrics_result())
 
     def settle(self) -> None:
         """See `keras_trainer.StepProvider`."""

@@ -1,7 +1,7 @@
 """Batches of which every replica takes its own part: the input of strategies whose replicas step together.
 
-Every task reads the same dataset in the same order and cuts each batch, which is the global one, into as many parts as there are
-replicas, as equal as they can be: of 10 examples 4 replicas take 3, 3, 2 and 2, of 3 examples the fourth takes none. So an
+Every task reads the same dataset in the same order and cuts each batch, which is the global one, into as many parts as there
+are replicas, as equal as they can be: of 10 examples 4 replicas take 3, 3, 2 and 2, of 3 examples the fourth takes none. So an
 epoch is one pass over the dataset, whatever it is made of and whether or not its size divides.
 """
 
@@ -78,11 +78,10 @@ class PartsDataset(tf.distribute.DistributedDataset):
     def __init__(self, dataset: tf.data.Dataset, layout: Layout) -> None:
         self._dataset = dataset
 
-        @tf.autograph.experimental.do_not_convert
         def split(*batch: Any) -> Any:  # `map` gives the components of a tuple one by one.
             return layout.split(batch if isinstance(dataset.element_spec, tuple) else batch[0])
 
-        self._split = dataset.map(split).prefetch(tf.data.AUTOTUNE)
+        self._split = dataset.map(tf.autograph.experimental.do_not_convert(split)).prefetch(tf.data.AUTOTUNE)
         self._unused: PartsIterator | None = None
 
     def __iter__(self) -> "PartsIterator":

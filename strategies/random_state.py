@@ -28,7 +28,7 @@ def share(strategy: tf.distribute.Strategy) -> None:
     received = _broadcast(strategy, np.concatenate([[seed, position], keys.astype(np.int64), np.array(words, np.int64)]))
     seed, position, keys, words = received[0], received[1], received[2 : 2 + len(keys)], received[2 + len(keys) :]
     random.setstate((version, tuple(int(word) for word in words), gauss_next))
-    np.random.set_state((str(kind), keys.astype(np.uint32), int(position), has_gauss, cached_gaussian))
+    np.random.set_state((str(kind), keys.astype(np.uint32), int(position), int(has_gauss), float(cached_gaussian)))
     if own_seed is None:
         tf.random.set_seed(int(seed))
 

@@ -12,6 +12,10 @@ from typing import Any
 import tensorflow as tf
 
 
+class SparseInLoopError(Exception):
+    """A step in a loop has sparse gradients, which cannot be added up there: never reaches the user."""
+
+
 @dataclass
 class Replica:
     """One replica in one step.
@@ -23,6 +27,7 @@ class Replica:
         assigned: variables that the step assigned, by id.
         reduced: whether gradients have been added up over the replicas already.
         waiting: where updates wait for the end of compiled code as (optimizer, gradients, variables); None outside of it.
+        looping: whether the step is traced as the body of a loop.
         same: ids of variables that get the same value on every replica, so that nothing has to be sent.
     """
 
@@ -32,6 +37,7 @@ class Replica:
     assigned: dict[int, Any] = field(default_factory=dict)
     reduced: bool = False
     waiting: list[Any] | None = None
+    looping: bool = False
     same: set[int] = field(default_factory=set)
 
 

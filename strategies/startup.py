@@ -3,9 +3,10 @@
 TensorFlow itself waits without a limit and does not say for whom (keras and tensorflow issues, e.g. tensorflow#46931).
 """
 
+import contextlib
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tfdist.cluster import Task
 
@@ -62,3 +63,32 @@ def wait_for_tasks(tasks: Sequence[Task], timeout: float, tell: Callable[[str], 
             told = now
             tell(f"waiting {now - start:.0f} s for {waiting_for(missing)}")
         time.sleep(POLL_SECONDS)
+
+
+def meet(me: Task, tasks: Sequence[Task], timeout: float, tell: Callable[[str], None]) -> None:
+    """Returns when every task of `tasks` is here: has called this too, or listens already for another reason.
+
+    While it waits it accepts connections at the address of `me`, and stops when it returns.
+
+    Raises:
+        StartTimeoutError: as `wait_for_tasks`, or when `me` cannot listen at its own address.
+    """
+    with _listening(me):
+        wait_for_tasks([task for task in tasks if task is not me], timeout, tell)
+
+
+@contextlib.contextmanager
+def _listening(me: Task) -> Iterator[None]:
+    both = socket.has_dualstack_ipv6()
+    listener = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
+    with listener:
+        if both:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # The launcher may hold the port.
+        try:
+            listener.bind(("", me.port))
+            listener.listen(socket.SOMAXCONN)  # The kernel accepts; nothing is said on these connections.
+        except OSError as cause:
+            raise StartTimeoutError(f"{me.name} cannot listen at {me.address}: {cause.strerror}") from cause
+        yield

@@ -1,8 +1,8 @@
 """Keras' step functions for strategies whose replicas step together: Mirrored and MultiWorkerMirrored.
 
-A step runs on every replica with its part of the batch (parts.py); gradients are added up before the update (keras_optimizer.py).
-Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce brings them together: the
-logs that callbacks see are exact and equal on every task, and reading them sends nothing.
+A step runs on every replica with its part of the batch (parts.py); gradients are added up before the update
+(keras_optimizer.py). Metrics are kept by each replica. After each execution, of `steps_per_execution` steps, one all-reduce
+brings them together: the logs that callbacks see are exact and equal on every task, and reading them sends nothing.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from tfdist.strategies import keras_optimizer
 from tfdist.strategies._private import TensorFlowTrainer
 from tfdist.strategies.keras_trainer import check_optimizer
 from tfdist.strategies.parts import Layout, PartsDataset, PartsIterator, at_least_one, examples_of, per_replica
-from tfdist.strategies.replica import Replica, current, entered
+from tfdist.strategies.replica import Replica, SparseInLoopError, current, entered
 
 
 class StepsTogether:
@@ -37,6 +37,7 @@ class StepsTogether:
         merges = self.extended._use_merge_call
         # In a compiled step replicas meet in collectives only, which unlike merge_call may stand in a `cond`.
         self.extended._use_merge_call = lambda: merges() and (tf.executing_eagerly() or not self._tfdist_tracing)
+        self.extended._replica_ctx_all_reduce = _outside_xla(self.extended._replica_ctx_all_reduce)
 
     def keras_dataset(self, dataset: Any) -> Any:
         """What Keras iterates: this task's parts of every batch, or TensorFlow's shards where the user has set FILE or OFF."""
@@ -79,7 +80,7 @@ class StepsTogether:
         return predict
 
     def final_logs(self, model: Any, logs: Any) -> Any:
-        """See `keras_trainer`: the logs of the last execution are those of the epoch; reading metrics again would be collective."""
+        """See `keras_trainer`: the last execution's logs are those of the epoch; reading metrics again would be collective."""
         return logs
 
     def local_index(self) -> int:
@@ -117,7 +118,7 @@ class _Steps:
         self._strategy = strategy
         self._layout = strategy.tfdist_layout
         self._model = model
-        self._gives_metrics = _gives_metrics(model, step)
+        self._gives_metrics = self._loops = _gives_metrics(model, step)
         self._step = _compiled(model, model._autoconvert_optionals(step))
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id
         self._functions: dict[Any, Any] = {}
@@ -125,12 +126,15 @@ class _Steps:
     def __call__(self, iterator: Any) -> Any:
         """Runs the next batches of `iterator`; returns logs; raises StopIteration where it has none."""
         many = self._model.steps_per_execution
-        if many > 1 and self._gives_metrics and not self._model.run_eagerly and isinstance(iterator, PartsIterator):
-            if not iterator.ahead:
+        loops = many > 1 and self._loops and not self._model.run_eagerly
+        if loops and isinstance(iterator, PartsIterator) and not iterator.ahead:
+            try:
                 done, logs = self._function("loop", iterator.element_spec)(iterator.elements, many)
                 if int(done) == 0:
                     raise StopIteration
                 return logs
+            except SparseInLoopError:  # While tracing: no batch has been taken yet.
+                self._loops = False
         logs = None
         for _ in range(many if isinstance(iterator, PartsIterator | tf.distribute.DistributedIterator) else 1):
             try:
@@ -185,7 +189,7 @@ class _Steps:
         def body(done: Any, optional: Any, _: Any) -> Any:
             element = optional.get_value()
             shares = self._shares(element["examples"])
-            self._run(element["parts"], shares, small=True)
+            self._run(element["parts"], shares, small=True, looping=True)
             following = tf.cond(done + 1 < limit, elements.get_next_as_optional, lambda: optional)
             return done + 1, following, shares
 
@@ -214,15 +218,15 @@ class _Steps:
             tf.cast(tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)), tf.float32) for n in sizes
         ]
 
-    def _run(self, parts: Sequence[Any], shares: list[tf.Tensor], small: bool) -> Any:
+    def _run(self, parts: Sequence[Any], shares: list[tf.Tensor], small: bool, looping: bool = False) -> Any:
         return self._strategy.run(
-            lambda part, share: self._on_replica(part, share, small), args=(per_replica(parts), per_replica(shares))
+            lambda part, share: self._on_replica(part, share, small, looping), args=(per_replica(parts), per_replica(shares))
         )
 
-    def _on_replica(self, part: Any, share: Any, small: bool) -> Any:
+    def _on_replica(self, part: Any, share: Any, small: bool, looping: bool = False) -> Any:
         """One replica's step. Where the batch may be too small for every replica, one without examples computes one of zeros,
         which counts for nothing: its share is 0, and its metrics are put back."""
-        with entered(Replica(self._strategy, self._strategy.local_index(), share)) as replica:
+        with entered(Replica(self._strategy, self._strategy.local_index(), share, looping=looping)) as replica:
             if not small:
                 logs = self._step(part)
             else:
@@ -242,7 +246,8 @@ class _Steps:
             result = self._model.get_metrics_result()
         if self._gives_metrics or (isinstance(logs, dict) and logs.keys() == result.keys()):
             return result
-        return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], state_and_logs)
+        logs = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], state_and_logs)
+        return keras_trainer.with_metrics(logs, result)  # An own step may return metrics nested, or beside others.
 
     def _add_up_on_replica(self, share: Any, logs: Any, metrics: list[Any]) -> Any:
         replicas, index = self._layout.replicas, self._strategy.local_index()
@@ -302,6 +307,19 @@ def _compiled(model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         return logs
 
     return compiled
+
+
+def _outside_xla(all_reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        replica = current()
+        if replica is not None and replica.waiting is not None:
+            raise ValueError(
+                "jit_compile=True cannot work where the step itself adds up values over the replicas, as "
+                "BatchNormalization(synchronized=True) does: XLA cannot compile that; leave jit_compile at 'auto'"
+            )
+        return all_reduce(*args, **kwargs)
+
+    return checked
 
 
 def _gives_metrics(model: Any, step: Callable[..., Any]) -> bool:

@@ -1,5 +1,7 @@
 """The table that chooses the strategy, row by row, and what forcing a strategy may and may not do."""
 
+import dataclasses
+
 import pytest
 
 from tfdist import read
@@ -66,7 +68,6 @@ def test_every_rule_is_reached_by_some_description():
 @pytest.mark.parametrize(
     ("description", "reason"),
     [
-        (tf_config(worker=2), "multi_worker_mirrored"),
         (singa(3, 3, 1, 1, "false"), "hogwild"),
         (singa(1, 1, 3, 2, "true"), "worker groups of 3 that step together"),
         (singa(2, 1, 2, 2, "true"), "worker groups of 2 that step together"),
@@ -77,10 +78,17 @@ def test_what_is_not_built_yet_is_refused_with_the_reason(description, reason):
     assert reason in refusal(cluster, choose(cluster))
 
 
-@pytest.mark.parametrize("description", ["BASIC", "BASIC_GPU", "STANDARD_1", "PREMIUM_1", singa(3, 1, 1, 2, "true")])
+@pytest.mark.parametrize(
+    "description", ["BASIC", "BASIC_GPU", "STANDARD_1", "PREMIUM_1", tf_config(worker=2), singa(3, 1, 1, 2, "true")]
+)
 def test_what_is_built_is_not_refused(description):
     cluster = read(description)
     assert refusal(cluster, choose(cluster)) is None
+
+
+def test_multi_worker_mirrored_has_nothing_for_ps_tasks_to_do():
+    cluster = dataclasses.replace(read("STANDARD_1"), strategy="multi_worker_mirrored")
+    assert "describe it without ps, or choose parameter_server" in refusal(cluster, choose(cluster))
 
 
 def forced(description, name):

@@ -1,0 +1,384 @@
+"""Runs on every task of a cluster whose replicas step together; writes what it saw to together-RANK.json.
+
+`together.py [SLOTS] [CASE ...]`: with SLOTS the program is the only task of a cluster, with that many replicas. Cases that compare with one
+process return `one` (the first task only) and `ours`, each a dict of numbers and lists.
+"""
+
+import contextlib
+import json
+import random
+import sys
+import traceback
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.cluster import Cluster, Task
+from tfdist.errors import Source
+
+CASES = {}
+N = 250  # not divisible by the batch size
+IDS = np.arange(N, dtype="float32")
+X = np.stack([IDS / N, np.sin(IDS), np.cos(IDS), np.ones(N)], axis=1).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+LABELS = (np.sin(IDS) > 0).astype("int32")
+optimizers = keras.optimizers
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def compared(function):
+    """A case that trains under the scope it is given, first none and then the strategy's."""
+
+    def run(strategy):
+        results = {}
+        if strategy.first:  # Only this task does: the others wait for it at their first collective.
+            keras.utils.set_random_seed(1)
+            results["one"] = function(contextlib.nullcontext)
+        keras.utils.set_random_seed(1)
+        results["ours"] = function(strategy.scope)
+        return results
+
+    CASES[function.__name__] = run
+    return function
+
+
+def regression(optimizer, **arguments):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", metrics=["mae"], **arguments)
+    return model
+
+
+def all_of(model, batch_size, **arguments):
+    """Three epochs with validation, an evaluation and a prediction."""
+    record = model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0, validation_data=(X[:61], Y[:61]), **arguments).history
+    return {
+        **record,
+        "evaluate": model.evaluate(X[:50], Y[:50], verbose=0, batch_size=7),
+        "predict": model.predict(X[:50], verbose=0, batch_size=7)[:, 0].tolist(),
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+    }
+
+
+def trains_alike(name, optimizer, batch_size=32, **arguments):
+    def function(scope):
+        with scope():
+            model = regression(optimizer(), **arguments)
+        return all_of(model, batch_size)
+
+    function.__name__ = name
+    compared(function)
+
+
+class Seen(keras.metrics.Metric):
+    """Sums over the examples seen: how many, their numbers, the squares of their numbers."""
+
+    def __init__(self, name="seen", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable(shape=(3,), initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ids = keras.ops.round(keras.ops.cast(y_true[:, -1], "float32"))
+        sums = [keras.ops.sum(keras.ops.ones_like(ids)), keras.ops.sum(ids), keras.ops.sum(ids * ids)]
+        self.total.assign(self.total + keras.ops.stack(sums))
+
+    def result(self):
+        return {"count": self.total[0], "ids": self.total[1], "squares": self.total[2]}
+
+
+class Shuffled(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        rows = slice(index * 25, index * 25 + 25)
+        return X[rows], IDS[rows, None]
+
+
+@case
+def each_example_once_with_no_seed_set(strategy):  # the first case: later ones set seeds
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    dataset = tf.data.Dataset.from_tensor_slices((X, IDS[:, None])).shuffle(N)
+    sources = {
+        "numpy": {"x": X, "y": IDS[:, None], "batch_size": 32},
+        "dataset": {"x": dataset.batch(32)},
+        "of_unknown_size": {"x": dataset.filter(lambda x, y: True).batch(32)},
+        "infinite": {"x": dataset.repeat().batch(25), "steps_per_epoch": 10},
+        "py_dataset": {"x": Shuffled(workers=2), "shuffle": True},
+        "generator": {"x": ((X[i : i + 50], IDS[i : i + 50, None]) for i in range(0, N, 50)), "epochs": 1},
+    }
+    results = {"weights": [w.ravel().tolist() for w in model.get_weights()]}
+    for name, source in sources.items():
+        for steps in (1, 5):
+            if name == "generator" and steps == 5:
+                continue
+            with strategy.scope():
+                model.compile(optimizers.SGD(0.0), "mse", metrics=[Seen()], steps_per_execution=steps)
+            record = model.fit(**{"epochs": 2, "verbose": 0, **source}).history
+            results[f"{name} {steps}"] = [record["count"], record["ids"], record["squares"]]
+    results["random"] = [random.random(), float(np.random.rand()), float(tf.random.uniform(()))]
+    return results
+
+
+trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9))
+trains_alike("adam", lambda: optimizers.Adam(0.01))
+trains_alike("steps_per_execution", lambda: optimizers.Adam(0.01), steps_per_execution=5)
+trains_alike("last_batch_smaller_than_the_number_of_replicas", lambda: optimizers.Adam(0.01), batch_size=83)
+trains_alike("the_same_with_steps_per_execution", lambda: optimizers.Adam(0.01), batch_size=83, steps_per_execution=3)
+trains_alike("jit_compile", lambda: optimizers.Adam(0.01), jit_compile=True)
+trains_alike("run_eagerly", lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2), batch_size=100, run_eagerly=True)
+trains_alike("ema_overwrite_frequency", lambda: optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3))
+trains_alike("gradient_accumulation_steps", lambda: optimizers.Adam(0.05, gradient_accumulation_steps=3))
+trains_alike(
+    "all_of_these",
+    lambda: optimizers.Adam(0.05, gradient_accumulation_steps=3, use_ema=True, ema_overwrite_frequency=2),
+    steps_per_execution=4,
+    jit_compile=True,
+)
+trains_alike("clipping_by_the_norm_of_all_gradients", lambda: optimizers.SGD(0.05, global_clipnorm=0.1))
+trains_alike(
+    "loss_scaling",
+    lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01, gradient_accumulation_steps=2)),
+    steps_per_execution=3,
+)
+
+
+@compared
+def regularizers_and_weights_of_classes(scope):
+    with scope():
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Dense(8, kernel_regularizer="l2"), keras.layers.Dense(2, activation="softmax")]
+        )
+        model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
+    record = model.fit(X, LABELS, batch_size=33, epochs=3, verbose=0, class_weight={0: 1.0, 1: 3.0}).history
+    return {**record, "weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+@compared
+def loss_that_is_a_sum(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(optimizers.SGD(0.001), keras.losses.MeanSquaredError(reduction="sum"))
+    model.fit(X, Y, batch_size=33, epochs=2, verbose=0)
+    return {"weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+@compared
+def embedding(scope):
+    results = {}
+    ids = (np.arange(N * 3).reshape(N, 3) * 7) % 50
+    for steps in (1, 3):
+        with scope():
+            model = keras.Sequential(
+                [keras.Input((3,), dtype="int32"), keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
+            )
+            model.compile(optimizers.Adam(0.01), "mse", steps_per_execution=steps)
+        results[f"loss {steps}"] = model.fit(ids, Y, batch_size=33, epochs=2, verbose=0, shuffle=False).history["loss"]
+    return results
+
+
+@compared
+def on_batch_functions(scope):
+    with scope():
+        model = regression(optimizers.Adam(0.01))
+    losses = [model.train_on_batch(X[i : i + 5], Y[i : i + 5])[0] for i in range(0, 50, 5)]
+    return {
+        "train": losses,
+        "test": model.test_on_batch(X[:7], Y[:7]),
+        "predict": model.predict_on_batch(X[:7])[:, 0].tolist(),
+        "one_example": model.predict_on_batch(X[:1])[:, 0].tolist(),
+    }
+
+
+@keras.saving.register_keras_serializable()
+class OwnStep(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"largest": tf.reduce_max(tf.abs(y)) * 0 + 7.0, "share": tf.cast(tf.shape(x)[0], tf.float32)}
+
+
+@compared
+def own_train_step(scope):
+    with scope():
+        model = OwnStep()
+        model.compile(optimizers.SGD(0.1), "mse", steps_per_execution=2)
+    record = model.fit(X, Y, batch_size=32, epochs=2, verbose=0).history
+    return {"largest": record["largest"], "weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+@compared
+def inputs_and_outputs_by_name(scope):
+    with scope():
+        a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
+        hidden = keras.layers.Dense(4)(keras.layers.Concatenate()([a, b]))
+        model = keras.Model(
+            {"a": a, "b": b},
+            {"value": keras.layers.Dense(1, name="value")(hidden), "positive": keras.layers.Dense(1)(hidden) > 0},
+        )
+        model.compile("sgd", {"value": "mse", "positive": None})
+    data = {"a": X[:, :2], "b": X[:, 2:]}
+    record = model.fit(data, {"value": Y}, batch_size=32, epochs=2, verbose=0).history
+    got = model.predict(data, batch_size=60, verbose=0)
+    return {**record, "value": got["value"][:, 0].tolist(), "positive": got["positive"][:, 0].astype(int).tolist()}
+
+
+@compared
+def many_small_variables(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4, activation="tanh") for _ in range(80))])
+        model.compile("sgd", "mse")
+    return {"loss": model.fit(X, X, batch_size=50, epochs=2, verbose=0).history["loss"]}
+
+
+@case
+def moving_averages_are_the_same_everywhere(strategy):
+    results = {}
+    for steps, size in ((1, 32), (4, 83)):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            layer = keras.layers.BatchNormalization()
+            model = keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(1)])
+            model.compile("sgd", "mse", steps_per_execution=steps)
+        model.fit(X, Y, batch_size=size, epochs=2, verbose=0)
+        each = [
+            [float(v[1]) for v in strategy.experimental_local_results(w.value)]
+            for w in (layer.moving_mean, layer.moving_variance)
+        ]
+        results[f"of each {steps}"] = each
+        results[f"evaluate {steps}"] = model.evaluate(X, Y, verbose=0)
+    return results
+
+
+@case
+def callbacks_see_the_same_everywhere(strategy):
+    seen = []
+
+    class See(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            seen.append([batch, logs["loss"]])
+
+    with strategy.scope():
+        model = regression(optimizers.SGD(0.5))
+    record = model.fit(
+        X,
+        Y,
+        epochs=20,
+        verbose=2,
+        validation_split=0.2,
+        callbacks=[
+            See(),
+            keras.callbacks.CSVLogger("log.csv", append=True),
+            keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True),
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.05 * 10.0**-epoch),
+        ],
+    )
+    writers = keras.callbacks.CallbackList([keras.callbacks.TensorBoard("board")], model=model).callbacks
+    return {
+        "seen": seen,
+        "epochs": len(record.epoch),
+        "writers": [type(each).__name__ for each in writers],
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+    }
+
+
+@case
+def sharding_that_the_user_has_set(strategy):
+    results = {}
+    for policy in ("OFF", "DATA"):
+        options = tf.data.Options()
+        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile(optimizers.SGD(0.0), "mse", metrics=[Seen()])
+        dataset = tf.data.Dataset.from_tensor_slices((X[:240], IDS[:240, None])).batch(24).with_options(options)
+        results[policy] = model.fit(dataset, epochs=1, verbose=0).history["count"]
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    results["distributed"] = model.fit(distributed, epochs=1, verbose=0).history["count"]
+    return results
+
+
+@case
+def custom_training_loop(strategy):
+    with strategy.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = optimizers.SGD(0.1)
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x) - y)) / 32
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def global_step(batch):
+        return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+    dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(32))
+    return {"losses": [float(global_step(batch)) for batch in dataset]}
+
+
+@case
+def what_cannot_work_says_so(strategy):
+    messages = {}
+
+    class TwoUpdates(OwnStep):
+        def train_step(self, data):
+            super().train_step(data)
+            return super().train_step(data)
+
+    outside = optimizers.SGD()
+    with strategy.scope():
+        models = {"outside": regression(outside), "two_updates": TwoUpdates()}
+        models["two_updates"].compile("sgd", "mse", jit_compile=True)
+        normalization = keras.layers.BatchNormalization(synchronized=True)
+        models["synchronized"] = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])
+        models["synchronized"].compile("sgd", "mse", jit_compile=True)
+    for name, model in models.items():
+        try:
+            model.fit(X, Y, epochs=1, verbose=0)
+        except Exception as error:
+            messages[name] = str(error)
+    return messages
+
+
+def main():
+    arguments = sys.argv[1:]
+    if arguments and arguments[0].isdigit():
+        task = Task("chief", 0, slots=int(arguments.pop(0)))
+        strategy = tfdist.strategy(Cluster((task,), source=Source("python", "a test")))
+    else:
+        strategy = tfdist.strategy()
+    rank = strategy.tfdist_layout.local.start
+    strategy.first = rank == 0
+    results = {"replicas": strategy.num_replicas_in_sync}
+    for name, function in CASES.items():
+        if arguments and name not in arguments:
+            continue
+        try:
+            results[name] = function(strategy)
+        except Exception:
+            results[name] = {"error": traceback.format_exc()}
+        print(name, "error" if "error" in results[name] else "ok", flush=True)
+    with open(f"together-{rank}.json", "w") as file:
+        json.dump(results, file)
+
+
+main()

@@ -1,0 +1,90 @@
+"""What happens to tasks that train together when one of them is missing, fails, or is asked to end."""
+
+import json
+import os
+import signal
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+TWO_WORKERS = "cluster { nworker_groups: 1 nworkers_per_group: 2 nworkers_per_procs: 1 }"
+TRAINS_FOR_EVER = """
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    class Tell(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch == 1: print("training runs", flush=True)
+            if epoch == 20 and FAILS and me["index"] == 1: raise KeyError("a mistake of the user")
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=1000000, verbose=0, callbacks=[Tell()])
+"""
+
+
+@pytest.fixture
+def launched(start, script, tmp_path):
+    """Starts a program on two workers under the launcher."""
+
+    def launch(body, *flags):
+        (tmp_path / "two.conf").write_text(TWO_WORKERS)
+        return start("-m", "tfdist.launch", "--cluster", "two.conf", *flags, script(body))
+
+    return launch
+
+
+def test_a_killed_worker_ends_the_job_and_is_named(launched):
+    job = launched("    FAILS = False" + TRAINS_FOR_EVER)
+    job.wait_for("training runs")
+    os.kill(job.pid_of("worker:1"), signal.SIGKILL)
+    assert job.wait(20) == 128 + signal.SIGKILL
+    assert "tfdist: worker:1 failed first: it was killed by SIGKILL" in job.output
+    assert job.left() == {}
+
+
+def test_the_task_whose_program_fails_is_named_and_not_those_that_lose_it(launched):
+    job = launched("    FAILS = True" + TRAINS_FOR_EVER)
+    assert job.wait() == 1
+    assert "tfdist: worker:1 failed first: it exited with 1" in job.output
+    assert "KeyError: 'a mistake of the user'" in job.output.rpartition("the last lines of")[2]
+    assert job.left() == {}
+
+
+def test_a_task_that_ended_early_is_named_beside_the_one_that_missed_it(launched):
+    job = launched(
+        "    import sys\n    if me['index'] == 1: sys.exit(0)\n    import tfdist\n    tfdist.strategy(start_timeout=8)"
+    )
+    assert job.wait() == 1
+    assert "worker:0 failed first: it exited with 1; worker:1 had ended with 0 before" in job.output
+    assert "gave up after 8 s: no answer from worker:1 (" in job.output
+
+
+def test_a_signal_to_the_launcher_ends_tasks_that_tensorflow_makes_deaf_to_it(launched):
+    job = launched("    FAILS = False" + TRAINS_FOR_EVER)
+    job.wait_for("training runs")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 128 + signal.SIGTERM
+    assert job.left() == {}
+
+
+def test_the_launcher_names_a_task_that_does_not_come_up(launched):
+    body = "    import time, tfdist\n    if me['index'] == 1: time.sleep(600)\n    tfdist.strategy()"
+    job = launched(body, "--start_timeout", "40")
+    assert job.wait() == 1
+    assert "s (--start_timeout): worker:1 (" in job.output or "no answer from worker:1 (" in job.output
+    assert job.left() == {}
+
+
+def test_without_a_launcher_a_missing_task_is_named_and_the_process_ends(start, script):
+    addresses = [f"localhost:{port}" for port in (27191, 27192)]
+    config = json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": 0}})
+    job = start(script("    import tfdist\n    tfdist.strategy(start_timeout=5)"), environment={"TF_CONFIG": config})
+    assert job.wait() == 1
+    assert f"gave up after 5 s: no answer from worker:1 ({addresses[1]})" in job.output
+
+
+def test_a_process_that_is_no_task_is_told_to_run_the_program_on_all(start, script):
+    job = start(script("    import tfdist\n    tfdist.strategy('cluster { nworkers_per_group: 2 nworkers_per_procs: 1 }')"))
+    assert job.wait() == 1
+    assert "every task trains, and this process is none of 2 workers; run the program on every task" in job.output
