@@ -210,7 +210,8 @@ class Supervisor:
         )
         environment = task_environment(self._cluster, self._choice, task)
         if task.name in self._training:
-            environment["TFDIST_REPORT"] = str(self._log_dir / "report.json") if task.name == self._reporter() else ""
+            report = str(self._log_dir.absolute() / "report.json")  # The program may change its folder.
+            environment["TFDIST_REPORT"] = report if task.name == self._reporter() else ""
         self._tasks.start(task.name, self._program, environment, output.write_end, output.write_end)
         output.started()
         self._outputs[task.name] = output

@@ -60,12 +60,13 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         choice: what `tfdist.choice.choose` said.
         start_timeout: seconds to wait for the other tasks.
     """
-    from tfdist.strategies import report
+    from tfdist.strategies import report, saving
 
     quiet_tensorflow()
     report.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
+    saving.install(strategy)
     return strategy
 
 

@@ -131,6 +131,43 @@ global_seed: Any = _need("tensorflow.python.eager.context", tf.__version__, "glo
 # Whether a SavedModel is being written, when variables stand for the chief's copy.
 is_saving: Any = _need("tensorflow.python.saved_model.save_context", tf.__version__, "in_save_context")
 
+# Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel; saving.py makes them atomic.
+# Everything that saves goes through these. (`tf.saved_model.save` itself cannot be wrapped: exporting a model imports it anew.)
+saving_lib: Any = _need("keras.src.saving.saving_lib", keras.__version__)
+legacy_h5_format: Any = _need("keras.src.legacy.saving.legacy_h5_format", keras.__version__)
+file_utils: Any = _need("keras.src.utils.file_utils", keras.__version__)
+TrackableSaver: Any = _need("tensorflow.python.checkpoint.checkpoint", tf.__version__, "TrackableSaver")
+checkpoint_management: Any = _need("tensorflow.python.checkpoint.checkpoint_management", tf.__version__)
+saved_model_save: Any = _need("tensorflow.python.saved_model.save", tf.__version__)
+for _module, _path, _arguments in (
+    ("keras.src.saving.saving_lib", ("save_model",), ["model", "filepath", "weights_format", "zipped"]),
+    ("keras.src.saving.saving_lib", ("save_weights_only",), ["model", "filepath", "max_shard_size", "objects_to_skip"]),
+    (
+        "keras.src.legacy.saving.legacy_h5_format",
+        ("save_model_to_hdf5",),
+        ["model", "filepath", "overwrite", "include_optimizer"],
+    ),
+    ("keras.src.callbacks.backup_and_restore", ("BackupAndRestore", "_save_model"), ["self"]),
+    ("keras.src.callbacks.backup_and_restore", ("BackupAndRestore", "_load_model"), ["self"]),
+    (
+        "tensorflow.python.checkpoint.checkpoint",
+        ("TrackableSaver", "save"),
+        ["self", "file_prefix", "checkpoint_number", "session", "options"],
+    ),
+    ("tensorflow.python.checkpoint.checkpoint", ("TrackableSaver", "restore"), ["self", "save_path", "options"]),
+    ("tensorflow.python.checkpoint.checkpoint_management", ("_delete_file_if_exists",), ["filespec"]),
+    (
+        "tensorflow.python.saved_model.save",
+        ("save_and_return_nodes",),
+        ["obj", "export_dir", "signatures", "options", "experimental_skip_checkpoint"],
+    ),
+):
+    _version = keras.__version__ if _module.startswith("keras") else tf.__version__
+    if list(inspect.signature(_need(_module, _version, *_path)).parameters) != _arguments:
+        raise UnsupportedVersionError(
+            f"{_module.partition('.')[0]} {_version} has another {'.'.join(_path)} than tfdist knows; it was tried with {TRIED}"
+        )
+
 # TensorFlow's count of the uses of each function in its runtime; the last use that ends removes it there, by a remote call.
 _function_uses: Any = _need(
     "tensorflow.python.eager.polymorphic_function.atomic_function", tf.__version__, "RUNTIME_FUNCTION_REFS"

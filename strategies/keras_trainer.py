@@ -56,6 +56,16 @@ class StepProvider(Protocol):
     """Whether this task shows Keras' progress bar; where it is missing, it does."""
 
 
+def with_metrics(logs: Logs, metrics: dict[str, Any]) -> Logs:
+    """`logs` of a step, flat, with the values of `metrics` for those names in them that are metrics of the model."""
+    if not isinstance(logs, dict):
+        return logs
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return {name: metrics.get(name, value) for name, value in flat.items()}
+
+
 def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Raises ValueError when the optimizer of `model` was made outside the scope of `strategy`."""
     if getattr(model.optimizer, "_distribution_strategy", strategy) is not strategy:

@@ -152,6 +152,14 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         self._tfdist_steps.finish()
         return logs
 
+    def final_logs(self, model: Any, logs: Any) -> Any:
+        """See `keras_trainer`: what is a metric of the model is read from all workers.
+
+        Keras does so where a step returns exactly its metrics. An own `train_step` may return others too, or nest them, and its
+        last logs know only what one worker has counted.
+        """
+        return keras_trainer.with_metrics(logs, model.get_metrics_result())
+
     def settle(self) -> None:
         """See `keras_trainer.StepProvider`."""
         self._tfdist_steps.settle()

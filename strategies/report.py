@@ -106,7 +106,9 @@ def _with_count(callbacks: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A number, or nested lists of numbers for a metric with several values, as JSON can hold them."""
+    """A number, or nested lists or dicts of numbers for a metric with several values, as JSON can hold them."""
+    if isinstance(value, dict):  # An own train_step that returns a metric's dict.
+        return {name: _plain(each) for name, each in value.items()}
     return np.asarray(value).tolist()
 
 

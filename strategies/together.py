@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.strategies import keras_optimizer
 from tfdist.strategies._private import TensorFlowTrainer
-from tfdist.strategies.keras_trainer import check_optimizer
+from tfdist.strategies.keras_trainer import check_optimizer, with_metrics
 from tfdist.strategies.parts import Layout, PartsDataset, PartsIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.replica import Replica, SparseInLoopError, current, entered
 
@@ -246,7 +246,8 @@ class _Steps:
             result = self._model.get_metrics_result()
         if self._gives_metrics or (isinstance(logs, dict) and logs.keys() == result.keys()):
             return result
-        return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], state_and_logs)
+        logs = tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], state_and_logs)
+        return with_metrics(logs, result)  # An own step may return metrics nested, or beside others.
 
     def _add_up_on_replica(self, share: Any, logs: Any, metrics: list[Any]) -> Any:
         replicas, index = self._layout.replicas, self._strategy.local_index()

@@ -1,0 +1,164 @@
+"""What `compile` takes: optimizers and their options, precision, metrics, how steps are run."""
+
+import keras
+import numpy as np
+
+from contract.common import (
+    LABELS,
+    RATE,
+    X,
+    Y,
+    case,
+    compiled,
+    error_of,
+    fit,
+    is_distributed,
+    regression,
+    steps,
+    trained,
+    two_layers,
+)
+
+NAMES = [
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Adafactor",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "Lamb",
+    "Muon",
+    "ScheduleFreeAdamW",
+    "MultiOptimizer",
+]
+
+
+def optimizer(name):
+    if name != "MultiOptimizer":
+        return getattr(keras.optimizers, name)(1e-3)
+    parts = {"dense.*kernel": keras.optimizers.Adam(1e-3)}
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(1e-3), parts))
+
+
+@case("optimizers")
+def optimizers(strategy):
+    stock = {
+        name
+        for name, value in vars(keras.optimizers).items()
+        if isinstance(value, type) and issubclass(value, keras.optimizers.Optimizer)
+    }
+    assert stock - {"Optimizer", "LossScaleOptimizer"} == set(NAMES), stock  # The latter is what mixed_precision uses.
+    result = {"exact": {}, "near": {}}
+    for name in NAMES:
+        model = compiled(strategy, two_layers, lambda name=name: optimizer(name), "mse")
+        result["near"][name] = fit(model, X, Y, epochs=2)["loss"]
+        result["exact"][name] = steps(model)
+    # In one process Keras itself trains with it otherwise than with run_eagerly=True; ours are the numbers of the latter.
+    assert all(np.isfinite(result["near"].pop("ScheduleFreeAdamW")))
+    return result
+
+
+def with_optimizer(strategy, optimizer, **arguments):
+    model = regression(strategy, optimizer, **arguments)
+    result = trained(model, fit(model, X, Y, epochs=2))
+    return model, result
+
+
+@case("learning_rate_schedule")
+def learning_rate_schedule(strategy):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.02, 4, 0.5)
+    model, result = with_optimizer(strategy, lambda: keras.optimizers.SGD(schedule, momentum=0.5))
+    assert np.isclose(float(model.optimizer.learning_rate), 0.02 * 0.5**4, rtol=1e-4)
+    return result
+
+
+@case("clipnorm")
+def clipnorm(strategy):
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.01, clipnorm=0.5))[1]
+
+
+@case("clipvalue")
+def clipvalue(strategy):
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.01, clipvalue=0.3))[1]
+
+
+@case("global_clipnorm")
+def global_clipnorm(strategy):
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.01, global_clipnorm=0.5))[1]
+
+
+@case("ema")
+def ema(strategy):
+    model, result = with_optimizer(
+        strategy, lambda: keras.optimizers.SGD(RATE, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
+    )
+    result["near"]["evaluate"] = model.evaluate(X, Y, verbose=0, return_dict=True)
+    return result
+
+
+@case("gradient_accumulation")
+def gradient_accumulation(strategy):
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=4))[1]
+
+
+@case("mixed_precision")
+def mixed_precision(strategy):
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = regression(strategy)
+        result = trained(model, fit(model, X, Y / 10, epochs=2))  # So small that no step is left out for an overflow.
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert model.optimizer.name == "loss_scale_optimizer", model.optimizer.name
+    return result
+
+
+@case("jit_compile")
+def jit_compile(strategy):
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(RATE), jit_compile=True)[1]
+
+
+@case("run_eagerly")
+def run_eagerly(strategy):
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(RATE), run_eagerly=True)[1]
+
+
+@case("metrics")
+def metrics(strategy):
+    def build():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
+
+    def several():
+        return keras.metrics.F1Score(average=None, name="f1")
+
+    with strategy.scope():
+        made = ["accuracy", keras.metrics.AUC(name="auc"), several()]
+    model = compiled(strategy, build, lambda: keras.optimizers.SGD(RATE), "categorical_crossentropy", made)
+    labels = keras.utils.to_categorical(LABELS, 2)
+    history = fit(model, X, labels, epochs=2, validation_data=(X[:60], labels[:60]))
+    result = trained(model, history)
+    assert np.shape(history["f1"]) == np.shape(history["val_f1"]) == (2, 2)
+    return result
+
+
+@case("optimizer_outside_the_scope")
+def optimizer_outside_the_scope(strategy):
+    optimizer = keras.optimizers.SGD()
+    model = compiled(strategy, two_layers, optimizer, "mse")
+    message = error_of(lambda: fit(model, X, Y, epochs=1))
+    if is_distributed(strategy):
+        assert "was made outside the strategy's scope; make it, and call compile, inside" in message, message
+    return {"exact": {}}
+
+
+@case("model_outside_the_scope")
+def model_outside_the_scope(strategy):
+    keras.utils.set_random_seed(3)
+    model = two_layers()
+    model.compile("sgd", "mse")
+    return trained(model, fit(model, X, Y, epochs=1))

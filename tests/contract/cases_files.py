@@ -1,0 +1,72 @@
+"""Files: written by the chief into the folder that all tasks share, loaded by every task."""
+
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from contract.common import X, Y, case, fit, regression, trained
+
+FILES = "../files"
+
+
+def adam():
+    return keras.optimizers.Adam(0.002)
+
+
+def wait_for_chief(model):
+    """A fit goes through only when every task has come here, so has saved what it has to save."""
+    fit(model, X, Y, epochs=1)
+
+
+@case("keras_file", "weights_file", "tensorflow_checkpoint", "exported")
+def saving(strategy):
+    model, other = regression(strategy, adam), regression(strategy, adam)
+    fit(model, X, Y, epochs=1)
+    prediction = model.predict(X, verbose=0)
+    os.makedirs(FILES, exist_ok=True)
+    model.save(f"{FILES}/model.keras")
+    model.save_weights(f"{FILES}/model.weights.h5")
+    model.export(f"{FILES}/exported", verbose=False)
+    checkpoint = tf.train.Checkpoint(model=model)
+    manager = tf.train.CheckpointManager(checkpoint, f"{FILES}/checkpoints", max_to_keep=1)
+    manager.save()
+    manager.save()
+    model.save("own.keras")  # In the folder of this task.
+    np.save(f"{FILES}/prediction-{os.getpid()}.npy", prediction)
+    os.replace(f"{FILES}/prediction-{os.getpid()}.npy", f"{FILES}/prediction.npy")
+    wait_for_chief(other)
+
+    with strategy.scope():
+        loaded = keras.saving.load_model(f"{FILES}/model.keras")
+    assert np.allclose(loaded.predict(X, verbose=0), prediction, atol=1e-5)
+    after = fit(loaded, X, Y, epochs=1)
+    other.load_weights(f"{FILES}/model.weights.h5")
+    assert np.allclose(other.predict(X, verbose=0), prediction, atol=1e-5)
+    other.set_weights([weight + 1 for weight in other.get_weights()])
+    assert not np.allclose(other.predict(X, verbose=0), prediction, atol=1e-5)
+    checkpoint = tf.train.Checkpoint(model=other)
+    checkpoint.restore(tf.train.latest_checkpoint(f"{FILES}/checkpoints")).assert_existing_objects_matched()
+    assert np.allclose(other.predict(X, verbose=0), prediction, atol=1e-5)
+    exported = tf.saved_model.load(f"{FILES}/exported")
+    assert np.allclose(exported.serve(X), prediction, atol=1e-5)
+    return {
+        "keras_file": trained(loaded, after) | {"chief": {"files": [name for name in os.listdir() if name.startswith("own")]}},
+        "weights_file": {"exact": {}},
+        "tensorflow_checkpoint": {"exact": {"latest": os.path.basename(manager.latest_checkpoint)}},
+        "exported": {"exact": {}},
+    }
+
+
+def differences(strategy, folder):
+    """How far predictions are from those of the one who wrote the files in `folder`, for each kind of file."""
+    prediction = np.load(f"{folder}/prediction.npy")
+    with strategy.scope():
+        models = {"model.keras": keras.saving.load_model(f"{folder}/model.keras")}
+    for name in ("model.weights.h5", "checkpoints"):
+        models[name] = regression(strategy, adam)
+    models["model.weights.h5"].load_weights(f"{folder}/model.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=models["checkpoints"])
+    checkpoint.restore(tf.train.latest_checkpoint(f"{folder}/checkpoints")).expect_partial()
+    return {name: float(np.abs(model.predict(X, verbose=0) - prediction).max()) for name, model in models.items()}

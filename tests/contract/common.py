@@ -1,0 +1,141 @@
+"""What the cases share: numbered examples, tiny models, and the table of the cases themselves."""
+
+import functools
+
+import keras
+import numpy as np
+
+CASES = {}
+
+RATE = 0.005  # So small that a gradient which is some steps old is nearly the same.
+N = 250  # Not divisible by the batch size.
+IDS = np.arange(N, dtype="float32")
+X = np.stack([IDS / N, np.sin(IDS), np.cos(IDS), np.ones(N)], axis=1).astype("float32")
+Y = (2 * X[:, :1] - X[:, 1:2]).astype("float32")
+LABELS = (np.sin(IDS) > 0).astype("int32")
+NUMBERED = np.concatenate([Y, IDS[:, None]], axis=1)  # A target and the number of its example.
+
+
+def case(*rows):
+    """Declares the function that gives the results of these rows: that of one, or a dict of several by name."""
+
+    def declare(function):
+        CASES[rows] = function
+        return function
+
+    return declare
+
+
+@keras.saving.register_keras_serializable()
+class Seen(keras.metrics.Metric):
+    """Sums over the examples seen: how many, their numbers, the squares of their numbers."""
+
+    def __init__(self, name="seen", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.total = self.add_variable(shape=(3,), initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        ids = keras.ops.round(keras.ops.cast(y_true[:, -1], "float32"))
+        sums = [keras.ops.sum(keras.ops.ones_like(ids)), keras.ops.sum(ids), keras.ops.sum(ids * ids)]
+        self.total.assign(self.total + keras.ops.stack(sums))
+
+    def result(self):
+        return {"count": self.total[0], "ids": self.total[1], "squares": self.total[2]}
+
+
+@keras.saving.register_keras_serializable()
+def loss_without_number(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true[:, :1] - y_pred), axis=-1)
+
+
+def compiled(strategy, build, optimizer, loss, metrics=(), **arguments):
+    """A model, made and compiled inside the scope; `build`, `optimizer` and `metrics` are functions where they make objects."""
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model = build()
+        made = [metric() if isinstance(metric, type) else metric for metric in metrics]
+        model.compile(optimizer() if callable(optimizer) else optimizer, loss, metrics=made, **arguments)
+    return model
+
+
+def two_layers():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+
+
+def regression(strategy, optimizer=lambda: keras.optimizers.SGD(RATE), **arguments):
+    return compiled(strategy, two_layers, optimizer, "mse", ["mae"], **arguments)
+
+
+@functools.lru_cache
+def _kept(strategy, kind):
+    if kind == "counting":
+        model = compiled(strategy, two_layers, lambda: keras.optimizers.SGD(RATE), loss_without_number, [Seen])
+    else:
+        model = regression(strategy)
+    return model, model.get_weights()
+
+
+def counting(strategy):
+    """A model that counts its examples, as if it were new: compiled once for many cases."""
+    model, weights = _kept(strategy, "counting")
+    return as_new(model, weights)
+
+
+def plain(strategy):
+    """The same with mse and mae."""
+    model, weights = _kept(strategy, "plain")
+    return as_new(model, weights)
+
+
+def as_new(model, weights):
+    keras.utils.set_random_seed(3)
+    model.set_weights(weights)
+    model.optimizer.learning_rate = RATE
+    model.optimizer.iterations.assign(0)
+    model.stop_training = False
+    return model
+
+
+def fit(model, *args, **kwargs):
+    """Fits without a shuffle; returns the history as numbers."""
+    kwargs = {"verbose": 0, "shuffle": False} | kwargs
+    record = model.fit(*args, **kwargs).history
+    return {name: np.asarray(values, "float64").tolist() for name, values in record.items()}
+
+
+def steps(model):
+    return int(model.optimizer.iterations.numpy())
+
+
+def check_seen(history, epochs, prefix="", ids=IDS):
+    """Raises AssertionError unless each epoch has seen each example once."""
+    expected = {"count": len(ids), "ids": ids.sum(dtype="float64"), "squares": (ids.astype("float64") ** 2).sum()}
+    for name, value in expected.items():
+        assert history[prefix + name] == [value] * epochs, (
+            f"{prefix}{name}: {history[prefix + name]}, not {epochs} times {value}"
+        )
+
+
+def once(model, history, epochs, **seen):
+    """The result of a case that must see each example once per epoch."""
+    check_seen(history, epochs, **seen)
+    return {"exact": {"steps": steps(model), "epochs": len(history["loss"])}, "near": {"loss": history["loss"]}}
+
+
+def trained(model, history):
+    """The result of a case whose history counts."""
+    return {"exact": {"steps": steps(model), "names": sorted(history)}, "near": history}
+
+
+def error_of(function):
+    """The type and text of the error that `function` raises; "no error" where it does not."""
+    try:
+        function()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def is_distributed(strategy):
+    """Whether it is not TensorFlow's default strategy, which knows no scope."""
+    return strategy.extended.__class__.__name__ != "_DefaultDistributionExtended"

@@ -1,0 +1,48 @@
+"""Runs on every task of a column's cluster: all cases, in a folder of the task's own, results to its results.json.
+
+With folders as arguments it loads what other columns have written there instead.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+
+import tfdist
+
+task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "chief", "index": 0})
+own = f"{task['type']}-{task['index']}"
+strategy = tfdist.strategy()
+
+for name in ("data", "models", "compile", "callbacks", "files", "errors"):  # Errors last: nothing may follow one everywhere.
+    importlib.import_module(f"contract.cases_{name}")
+from contract import cases_files  # noqa: E402
+from contract.common import CASES  # noqa: E402
+
+os.makedirs(own, exist_ok=True)
+os.chdir(own)
+
+
+def run(rows, function):
+    begin = time.monotonic()
+    try:
+        got = function(strategy)
+        results = {rows[0]: got} if len(rows) == 1 else got
+    except Exception as error:
+        results = {row: {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()} for row in rows}
+    print(f"{time.monotonic() - begin:5.1f} s {' '.join(rows)}", "error" if "error" in results[rows[0]] else "", flush=True)
+    return results
+
+
+if sys.argv[1:]:
+    results = {folder: cases_files.differences(strategy, folder) for folder in sys.argv[1:]}
+    name = "loaded.json"
+else:
+    only, results, name = os.environ.get("CONTRACT_ROWS", "").split(), {}, "results.json"
+    for rows, function in CASES.items():
+        if not only or set(only) & set(rows):
+            results.update(run(rows, function))
+with open(name, "w") as file:
+    json.dump(results, file)

@@ -1,0 +1,263 @@
+"""The Keras contract as a table: rows are features of Keras, columns are strategies.
+
+A row is one case of cases_*.py (or a part of one). Every column runs all cases on a real cluster; test_contract.py compares each
+cell with the column `default`, which is one process. docs/contract.md is made from this table:
+
+    python tests/contract/table.py
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "contract.md"
+
+REFERENCE, SYNCHRONOUS, ASYNCHRONOUS = "reference", "synchronous", "asynchronous"
+
+FLOAT = 2e-4
+"""Relative tolerance of equal: float32 sums in another order, after some dozens of steps."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A strategy on a cluster: `source` is what `--cluster` reads; `late` how many steps may be under way when one is seen."""
+
+    name: str
+    title: str
+    source: str
+    kind: str
+    late: int = 0
+    chief: str = "chief-0"  # The task whose files and results count.
+    others: tuple[str, ...] = ()  # Those that run the program too.
+    built: bool = True
+
+
+def _cloudml(workers: int, servers: int) -> str:
+    """A CloudML description: JSON is YAML."""
+    return (
+        '{"trainingInput": {"scaleTier": "CUSTOM", "masterType": "standard", "workerType": "standard", '
+        f'"workerCount": {workers}, "parameterServerType": "standard", "parameterServerCount": {servers}}}}}'
+    )
+
+
+# fmt: off
+COLUMNS = [
+    Column("default", "one process", '{"trainingInput": {"scaleTier": "BASIC"}}', REFERENCE),
+    Column(
+        "mirrored", "mirrored: 1 task of 2 replicas",
+        "cluster { nworker_groups: 1 nserver_groups: 1 nworkers_per_group: 2 nworkers_per_procs: 2 server_worker_separate: false }",
+        SYNCHRONOUS, chief="worker-0",
+    ),
+    Column(
+        "multi_worker_mirrored", "multi_worker_mirrored: 1 chief, 1 worker", '{"trainingInput": {"scaleTier": "CUSTOM", '
+        '"masterType": "standard", "workerType": "standard", "workerCount": 1}}', SYNCHRONOUS, others=("worker-0",),
+    ),
+    Column("parameter_server", "parameter_server, asynchronous: 1 chief, 3 workers, 2 ps", _cloudml(3, 2), ASYNCHRONOUS, late=6),
+    Column(
+        "sandblaster", "parameter_server, one synchronous group of 2 workers, 2 ps",
+        "cluster { nworker_groups: 1 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }",
+        SYNCHRONOUS, late=2, built=False,
+    ),
+    Column(
+        "downpour", "parameter_server, 2 asynchronous groups of 2 workers, 2 ps",
+        "cluster { nworker_groups: 2 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }",
+        ASYNCHRONOUS, late=4, built=False,
+    ),
+]
+# fmt: on
+
+ON_SERVERS = ("parameter_server", "sandblaster", "downpour")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A feature and how its numbers compare with those of one process.
+
+    Attributes:
+        name: of the result that a case gives.
+        title: in the documentation.
+        near: relative tolerance of its floating-point numbers where groups are asynchronous; None: it has none.
+        replicas: the same where the strategy is synchronous but each replica sees its part of the batch only.
+        refused: column name -> what its error says.
+    """
+
+    name: str
+    title: str
+    near: float | None = None
+    replicas: float = FLOAT
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def _refused_on_servers(message: str) -> dict[str, str]:
+    return dict.fromkeys(ON_SERVERS, message)
+
+
+# fmt: off
+GROUPS: dict[str, list[Row]] = {
+    "Data: every example once per epoch": [
+        Row("numpy_arrays", "numpy arrays", near=0.15),
+        Row("finite_dataset", "`tf.data`, shuffled", near=0.15),
+        Row("dataset_of_unknown_size", "`tf.data` of unknown size", near=0.15),
+        Row("uneven_last_batch", "a last batch that the replicas cannot share evenly", near=0.15),
+        Row("generator", "generator", near=0.15),
+        Row("py_dataset", "`PyDataset`", near=0.15),
+        Row("infinite_dataset", "infinite dataset with `steps_per_epoch`", near=0.15),
+        Row("batches_with_none", "batches with `None` for the weights", near=0.15),
+        Row("empty_dataset", "an empty dataset: no step, or an error that says so"),
+        Row("steps_per_execution", "`steps_per_execution`", near=0.15),
+        Row("validation_split", "`validation_split`", near=0.15),
+        Row("validation_data", "`validation_data`", near=0.15),
+        Row("class_weight", "`class_weight`", near=0.15),
+        Row("sample_weight", "`sample_weight`, `weighted_metrics`", near=0.15),
+    ],
+    "Functions of a model": [
+        Row("evaluate", "`evaluate`", near=FLOAT),
+        Row("predict", "`predict`: arrays, datasets, `steps`, in order", near=FLOAT),
+        Row("on_batch", "`train_on_batch`, `test_on_batch`, `predict_on_batch`", near=FLOAT),
+        Row("evaluation_inside_a_fit", "`evaluate` in a callback of `fit`", near=FLOAT),
+        Row("error_in_a_step", "an error in a step reaches the program, and the next `fit` works"),
+        Row("after_an_interrupted_fit", "`fit` after an interrupted `fit`"),
+    ],
+    "Models": [
+        Row("functional", "functional, several inputs and outputs", near=0.15),
+        Row("subclassed", "subclassed", near=0.15),
+        Row("custom_train_step", "own `train_step`", near=0.15),
+        Row("embedding", "embeddings", near=0.15),
+        Row("batch_normalization", "BatchNormalization (each replica normalises its own part of the batch)", near=0.15, replicas=0.15),
+        Row("synchronized_batch_normalization", "BatchNormalization(synchronized=True)", near=0.15),
+        Row("dropout", "Dropout (each replica draws its own)", near=0.15, replicas=0.15),
+        Row("recurrent", "recurrent layers", near=0.15),
+        Row("added_losses", "`add_loss`, regularizers", near=0.15),
+    ],
+    "compile": [
+        Row("optimizers", "every stock optimizer", near=0.15),
+        Row("learning_rate_schedule", "learning-rate schedules", near=0.15),
+        Row("clipnorm", "`clipnorm`", near=0.15),
+        Row("clipvalue", "`clipvalue`", near=0.15),
+        Row("global_clipnorm", "`global_clipnorm`", near=0.15),
+        Row("ema", "`use_ema`, `ema_overwrite_frequency`", near=0.15),
+        Row("gradient_accumulation", "`gradient_accumulation_steps`", near=0.15),
+        Row("mixed_precision", "mixed precision", near=0.15, replicas=0.02),
+        Row(
+            "jit_compile", "`jit_compile=True`", near=0.15,
+            refused=_refused_on_servers("jit_compile=True cannot work under parameter_server: XLA has no access to variables of another task. "
+                                        "Leave jit_compile at 'auto'."),
+        ),
+        Row(
+            "run_eagerly", "`run_eagerly=True`", near=0.15,
+            refused=_refused_on_servers("run_eagerly=True cannot work under parameter_server: a worker runs compiled functions only. "
+                                        "Leave run_eagerly away, or debug in one process (--tier BASIC)."),
+        ),
+        Row("metrics", "metrics: accuracy, AUC, one with several values", near=0.15),
+        Row("optimizer_outside_the_scope", "an optimizer made outside the scope: an error that says so"),
+        Row("model_outside_the_scope", "a model made outside the scope trains in its process alone, with a warning", near=FLOAT),
+    ],
+    "Callbacks": [
+        Row("history", "`History`", near=0.15),
+        Row("batch_logs", "logs of batches"),
+        Row("progress_bar", "progress bar, on the chief only"),
+        Row("stop_training", "`stop_training` in the middle of an epoch"),
+        Row("early_stopping", "EarlyStopping, `restore_best_weights`", near=0.15),
+        Row("model_checkpoint", "ModelCheckpoint, `save_best_only`", near=0.15),
+        Row("backup_and_restore", "BackupAndRestore", near=0.15),
+        Row("tensorboard", "TensorBoard (the package `tensorboard` has to be installed)"),
+        Row("csv_logger", "CSVLogger"),
+        Row("learning_rate_scheduler", "LearningRateScheduler", near=FLOAT),
+        Row("reduce_lr_on_plateau", "ReduceLROnPlateau", near=FLOAT),
+        Row("terminate_on_nan", "TerminateOnNaN"),
+        Row("lambda_callback", "LambdaCallback"),
+    ],
+    "Files": [
+        Row("keras_file", "`.keras`: save, load in the scope, train on", near=0.15),
+        Row("weights_file", "`save_weights`, `load_weights`", near=FLOAT),
+        Row("tensorflow_checkpoint", "`tf.train.Checkpoint`, `CheckpointManager`", near=FLOAT),
+        Row("exported", "`export` as a SavedModel", near=FLOAT),
+    ],
+}
+# fmt: on
+
+ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
+
+
+def tolerance(row: Row, column: Column) -> float:
+    """Relative tolerance of the floating-point numbers of a cell."""
+    if column.kind != ASYNCHRONOUS:
+        return row.replicas
+    assert row.near is not None, f"{row.name} has numbers that differ between asynchronous runs, and no tolerance for them"
+    return row.near
+
+
+def cell(row: Row, column: Column) -> str:
+    """What the documentation says of a cell."""
+    if not column.built:
+        return "not built yet"
+    if column.name in row.refused:
+        return "refused"
+    if column.kind == ASYNCHRONOUS and row.near is not None and row.near != FLOAT:
+        return f"within {row.near:.0%}"
+    return f"within {row.replicas:.0%}" if column.kind == SYNCHRONOUS and row.replicas != FLOAT else "equal"
+
+
+def page() -> str:
+    """The text of docs/contract.md."""
+    columns = [column for column in COLUMNS if column.kind != REFERENCE and column.built]
+    lines = [
+        "# What Keras does under each strategy",
+        "",
+        "Each cell is a test on real processes, compared with the same program in one process.",
+        "",
+        f"* **equal**: all counts are the same, and losses, metrics and predictions to a relative {FLOAT:g} (sums in another order).",
+        "* **within**: all counts are the same, and losses and metrics to this tolerance: asynchronous workers, or replicas that",
+        "  each see a part of the batch, do not take the same steps twice.",
+        "* **refused**: an error, which says what to do instead.",
+        "",
+        "| | " + " | ".join(column.title for column in columns) + " |",
+        "|---|" + "---|" * len(columns),
+    ]
+    notes: dict[str, None] = {}
+    for title, rows in GROUPS.items():
+        lines.append(f"| **{title}** |" + " |" * len(columns))
+        for row in rows:
+            lines.append(f"| {row.title} | " + " | ".join(cell(row, column) for column in columns) + " |")
+            notes.update({message: None for name, message in row.refused.items() if name in {c.name for c in columns}})
+    lines += [
+        "",
+        "Files that one column has written are loaded by each other, and by Keras without tfdist, with equal predictions.",
+    ]
+    lines += ["", "The errors:", "", *(f"* {message}" for message in notes)]
+    lines += [
+        "",
+        "Made from `tests/contract/table.py` by `python tests/contract/table.py`; the cells are `tests/test_contract.py`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
+    """What is wrong with a cell's result; `got` and `expected` are results of a case as JSON, in these parts:
+
+    `exact` is the same in every column, `near` to the cell's tolerance, `late` counts steps that were under way already.
+    """
+    wrong = [
+        f"{name}: {got['exact'].get(name)} is not {value}"
+        for name, value in expected.get("exact", {}).items()
+        if got["exact"].get(name) != value
+    ]
+    for name, value in expected.get("near", {}).items():
+        relative = tolerance(row, column)
+        pairs = list(zip(_numbers(got["near"][name]), _numbers(value), strict=True))
+        if any(not abs(a - b) <= relative * abs(b) + 1e-5 for a, b in pairs):
+            wrong.append(f"{name}: {got['near'][name]} is not within {relative:g} of {value}")
+    for name, late in got.get("late", {}).items():
+        if not 0 <= late <= column.late:
+            wrong.append(f"{name}: {late} steps late, not at most {column.late}")
+    return wrong
+
+
+def _numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        return [number for key in sorted(value) for number in _numbers(value[key])]
+    return [number for item in value for number in _numbers(item)] if isinstance(value, list) else [float(value)]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,229 @@
+"""Files are the chief's alone and whole, whenever the process is killed; a backup resumes where it was made."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+MODEL = """
+import json, os, signal, sys
+import keras, numpy as np, tensorflow as tf
+
+X = np.random.default_rng(1).normal(size=(96, 4)).astype("float32")
+Y = X[:, :1] - X[:, 1:2]
+
+def made():
+    keras.utils.set_random_seed(3)
+    norm = keras.layers.BatchNormalization(synchronized=True)  # Over the whole batch, also where replicas share it.
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), norm, keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    return model
+"""
+
+
+def without_tfdist(folder, code):
+    """Runs `code` with plain Keras, after MODEL; returns what it prints as JSON."""
+    end = "\nassert not any(name.startswith('tfdist') for name in sys.modules)"
+    got = subprocess.run([sys.executable, "-c", MODEL + code + end], cwd=folder, capture_output=True, text=True, timeout=200)
+    assert got.returncode == 0, got.stderr
+    return json.loads(got.stdout.splitlines()[-1])
+
+
+KILLED = """
+import tfdist
+from keras.src.saving import saving_lib
+from tensorflow.python.lib.io import file_io
+
+@keras.saving.register_keras_serializable()
+class Kills(keras.layers.Layer):
+    def build(self, shape):
+        self.value = self.add_weight(shape=(3,))
+    def call(self, x):
+        return x + keras.ops.sum(self.value)
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        if getattr(self, "kill", False):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+SAVES = {
+    "a.keras": lambda model: model.save("a.keras"),
+    "a.weights.h5": lambda model: model.save_weights("a.weights.h5"),
+    "folder": lambda model: model.save("folder", zipped=False),
+    "exported": lambda model: model.export("exported", verbose=False),
+}
+
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def child(name):
+    untouched = saving_lib.save_model
+    with tfdist.strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Kills(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    assert untouched.__module__ == "keras.src.saving.saving_lib"  # A process without a strategy of ours is left alone.
+    SAVES[name](model)
+    np.save(name + ".npy", model.predict(X, verbose=0))
+    model.set_weights([w + 1 for w in model.get_weights()])
+    model.layers[1].kill = True
+    if name == "exported":  # No layer has a word in this: die where the variables are written and the graph is not.
+        file_io.atomic_write_string_to_file = die
+    SAVES[name](model)
+
+for name in SAVES:
+    pid = os.fork()
+    if not pid:
+        try:
+            child(name)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL, name
+
+files = sorted(os.listdir())
+print("left by the killed:", [name for name in files if name.endswith(".part")])
+model = tfdist.strategy() and keras.saving.load_model("a.keras")
+model.save("a.keras")
+print("left after the next save:", [name for name in sorted(os.listdir()) if name.endswith(".part")])
+"""
+
+
+def test_a_process_killed_in_the_middle_of_a_save_leaves_the_old_file_whole(start, script, tmp_path):
+    job = start(script(MODEL + KILLED))
+    assert job.wait(120) == 0, job.output
+    assert "left by the killed: ['.a.keras.part', '.a.weights.h5.part', '.exported.part', '.folder.part']" in job.output
+    assert "left after the next save: ['.a.weights.h5.part', '.exported.part', '.folder.part']" in job.output
+    differences = without_tfdist(
+        tmp_path,
+        """
+@keras.saving.register_keras_serializable()
+class Kills(keras.layers.Layer):
+    def build(self, shape):
+        self.value = self.add_weight(shape=(3,))
+    def call(self, x):
+        return x + keras.ops.sum(self.value)
+weights = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Kills(), keras.layers.Dense(1)])
+weights.load_weights("a.weights.h5")
+exported = tf.saved_model.load("exported")
+predictions = {
+    "a.keras": keras.saving.load_model("a.keras").predict(X, verbose=0),
+    "a.weights.h5": weights.predict(X, verbose=0),
+    "folder": keras.saving.load_model("folder").predict(X, verbose=0),
+    "exported": exported.serve(X).numpy(),
+}
+print(json.dumps({name: float(abs(value - np.load(name + ".npy")).max()) for name, value in predictions.items()}))
+""",
+    )
+    assert differences == pytest.approx(dict.fromkeys(differences, 0.0), abs=1e-5) and len(differences) == 4
+
+
+def test_a_backup_whose_two_files_differ_resumes_at_the_epoch_of_its_weights(start, script, read_json):
+    job = start(
+        script(
+            MODEL
+            + """
+import tfdist
+
+class Interrupt(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+strategy = tfdist.strategy()
+with strategy.scope():
+    model = made()
+    whole = made()
+expected = whole.fit(X, Y, epochs=5, shuffle=False, verbose=0).history
+try:
+    model.fit(X, Y, epochs=5, shuffle=False, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("backup"), Interrupt()])
+except KeyboardInterrupt:
+    pass
+files = sorted(os.listdir("backup"))
+stood = json.load(open("backup/training_metadata.json"))
+json.dump({"epoch": 1, "batch": 0}, open("backup/training_metadata.json", "w"))  # As if killed between the two.
+with strategy.scope():
+    model = made()
+got = model.fit(X, Y, epochs=5, shuffle=False, verbose=0, callbacks=[keras.callbacks.BackupAndRestore("backup")]).history
+json.dump({"files": files, "stood": stood, "expected": expected["loss"][3:], "got": got["loss"], "left": os.path.exists("backup")}, open("out.json", "w"))
+"""
+        )
+    )
+    assert job.wait(200) == 0, job.output
+    out = read_json("out.json")
+    assert out["files"] == ["latest.weights.h5", "training_metadata.json"]
+    assert out["stood"] == {"epoch": 3, "batch": 0}
+    assert out["got"] == pytest.approx(out["expected"], rel=1e-5)
+    assert not out["left"]
+
+
+RESUMES = """
+import tfdist
+os.makedirs("of-" + me.get("type", "chief"), exist_ok=True)
+os.chdir("of-" + me.get("type", "chief"))  # No task sees the files of another.
+
+class Die(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 3 and not os.path.exists("died"):
+            open("died", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+strategy = tfdist.strategy()
+with strategy.scope():
+    model = made()
+backup = keras.callbacks.BackupAndRestore("backup")
+history = model.fit(X, Y, epochs=5, shuffle=False, verbose=0, callbacks=[backup, Die()])
+model.save("model.keras")
+tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "checkpoints", max_to_keep=1).save()
+model.export("exported", verbose=False)
+out = {"epochs": history.epoch, "loss": history.history["loss"], "iterations": int(model.optimizer.iterations.numpy())}
+json.dump(out | {"prediction": model.predict(X, verbose=0).tolist()}, open("out.json", "w"))
+"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("servers", "elsewhere"),
+    [
+        # With one worker parameter_server trains as one process does, bit for bit.
+        pytest.param(2, {"worker": [], "ps": []}, id="parameter_server"),
+        # Here the worker trains too; the backup of the chief is all that there is.
+        pytest.param(0, {"worker": ["died", "out.json"]}, id="multi_worker_mirrored"),
+    ],
+)
+def test_a_job_whose_chief_was_killed_goes_on_at_its_epoch_and_all_files_are_the_chiefs(
+    start, script, read_json, tmp_path, servers, elsewhere
+):
+    config = {"scaleTier": "CUSTOM", "masterType": "standard", "workerType": "standard", "workerCount": 1}
+    config |= {"parameterServerType": "standard", "parameterServerCount": servers} if servers else {}
+    (tmp_path / "cluster.json").write_text(json.dumps({"trainingInput": config}))
+    program = script(MODEL + RESUMES)
+    first = start("-m", "tfdist.launch", "--cluster", "cluster.json", program)
+    assert first.wait(200) != 0
+    assert "chief:0" in first.output
+    second = start("-m", "tfdist.launch", "--cluster", "cluster.json", program)
+    assert second.wait(200) == 0, second.output
+    got = read_json("of-chief/out.json")
+    alone = without_tfdist(
+        tmp_path / "of-chief",
+        """
+model = made()
+history = model.fit(X, Y, epochs=5, shuffle=False, verbose=0).history
+restored = made()
+tf.train.Checkpoint(model=restored).restore(tf.train.latest_checkpoint("checkpoints")).expect_partial()
+predictions = [m.predict(X, verbose=0).tolist() for m in (model, keras.saving.load_model("model.keras"), restored)]
+exported = tf.saved_model.load("exported")
+predictions.append(exported.serve(X).numpy().tolist())
+print(json.dumps({"loss": history["loss"], "iterations": int(model.optimizer.iterations.numpy()), "predictions": predictions}))
+""",
+    )
+    for task in ("chief", *(job for job, files in elsewhere.items() if files)):
+        of_task = read_json(f"of-{task}/out.json")
+        assert of_task["epochs"] == [3, 4], task
+        assert of_task["loss"] == pytest.approx(alone["loss"][3:], rel=1e-3), task
+        assert of_task["iterations"] == alone["iterations"] == 15, task
+    for prediction in alone["predictions"]:
+        np.testing.assert_allclose(got["prediction"], prediction, atol=1e-3)
+    for job, files in elsewhere.items():
+        assert sorted(path.name for path in (tmp_path / f"of-{job}").iterdir()) == files
