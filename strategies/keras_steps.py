@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies import keras_trainer
 from tfdist.strategies._private import StatelessScope
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep
@@ -22,8 +23,8 @@ MOST_METRIC_VALUES = 65536
 class KerasSteps:
     """Gives each group the next `steps_per_execution` batches as soon as it is free; returns once per execution that is done.
 
-    The logs are the metrics over all steps of this epoch that are done, on all workers. A `train_step` whose logs are other
-    than the model's metrics gets what it returned.
+    The logs are the metrics over all steps of this epoch that are done, on all workers. What else a `train_step` of the user's
+    own returns is that of the step which was done last.
     """
 
     def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: StepsUnderWay) -> None:
@@ -31,8 +32,8 @@ class KerasSteps:
         self._under_way = under_way
         self._metrics: list[Any] = []  # Keras variables of the metrics, in the order in which a step sends them.
         self._size = 0  # Numbers that these hold.
-        self._log_structure: Any = None
-        self._log_shapes: list[tuple[int, ...]] = []
+        self._own = _Form()  # What the step returns beside metrics.
+        self._results_form = _Form()
         self._step = GroupStep(strategy, model, step, self._logs_on_replica, self._metrics_on_replica, self._collect)
         self._states: dict[int, Any] = {}  # The metrics of each group, float64 vectors.
         self._sum: Any = np.zeros([0])
@@ -43,33 +44,33 @@ class KerasSteps:
     # In the function that a group runs.
 
     def _logs_on_replica(self, outputs: Any) -> Any:
-        """The logs of one replica as a float64 vector; empty where they are those of the metrics, which are sent instead."""
-        self._metrics = self._metrics_behind(outputs)
+        """What a step returned, as a float64 vector; empty where that is the metrics, which are sent instead."""
+        self._metrics = self._metrics_to_send()
         self._size = sum(variable.shape.num_elements() for variable in self._metrics)
-        return _vector([]) if self._metrics else self._flat_logs(outputs if isinstance(outputs, dict) else {"loss": outputs})
+        outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
+        known = self._metrics and outputs.keys() == self._model.get_metrics_result().keys()
+        return self._own.flat({} if known else outputs)
 
     def _metrics_on_replica(self) -> Any:
         """The metrics' variables of one replica as a float64 vector."""
         return _vector([tf.convert_to_tensor(variable) for variable in self._metrics])
 
-    def _metrics_behind(self, outputs: Any) -> list[Any]:
-        """The variables of the model's metrics, where these are what the step returned and small enough to send."""
+    def _metrics_to_send(self) -> list[Any]:
+        """The variables of the model's metrics, where they are small enough to be sent after each step."""
         found = {id(variable): variable for metric in self._model.metrics for variable in metric.variables}
         variables = list(found.values())
-        if not isinstance(outputs, dict) or outputs.keys() != self._model.get_metrics_result().keys():
-            return []
         if not all(isinstance(variable._value, WorkerLocalVariable) for variable in variables):
             return []
         return variables if sum(variable.shape.num_elements() for variable in variables) <= MOST_METRIC_VALUES else []
 
     def _collect(self, logs: list[Any], states: list[Any], shares: list[Any]) -> Any:
-        """The sum of the replicas' metrics; for a step with logs of its own their mean over the examples."""
-        if not self._metrics:
-            return tf.add_n([v * tf.cast(share, tf.float64) for v, share in zip(logs, shares, strict=True)])
+        """The sum of the replicas' metrics, then the mean over the examples of what else they returned."""
         self._result_of_metrics = None  # Traced for the metrics as they were before.
         total = tf.add_n(states)
-        self._results(total)  # For the names of the logs; TensorFlow leaves out what nobody uses.
-        return total
+        if self._metrics:
+            self._results(total)  # For the names of the logs; TensorFlow leaves out what nobody uses.
+        own = tf.add_n([value * tf.cast(share, tf.float64) for value, share in zip(logs, shares, strict=True)])
+        return tf.concat([total, own], axis=0)
 
     def _results(self, total: Any) -> Any:
         """The logs as one float64 vector, of the values of the metrics' variables as another; notes which are means."""
@@ -82,16 +83,10 @@ class KerasSteps:
             begin += size
         with StatelessScope(state_mapping=values), _noting_means(self._model) as means:
             logs = self._model.get_metrics_result()
-        flat = self._flat_logs(logs)
+        flat = self._results_form.flat(logs)
         found = [means.get(id(value)) for value in tf.nest.flatten(logs)]
         self._means = [mean and (places[id(mean.total)], places[id(mean.count)]) for mean in found]
         return flat
-
-    def _flat_logs(self, logs: Any) -> Any:
-        flat = [tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
-        self._log_structure = tf.nest.map_structure(lambda _: 0, logs)
-        self._log_shapes = [tuple(value.shape) for value in flat]
-        return _vector(flat)
 
     # On the chief.
 
@@ -148,12 +143,15 @@ class KerasSteps:
 
     def _done(self, execution: Execution) -> Any:
         vector = execution.result.numpy()
+        state = vector[: self._size]
+        logs = self._own.of(vector[self._size :])
         if self._metrics:
-            self._sum = self._sum - self._states.get(execution.group, 0.0) + vector
-            self._states[execution.group] = vector
-            vector = self._logs_of_metrics()
-        self.logs = tf.nest.pack_sequence_as(self._log_structure, _cut(vector, self._log_shapes))
-        return self.logs
+            self._sum = self._sum - self._states.get(execution.group, 0.0) + state
+            self._states[execution.group] = state
+            metrics = self._results_form.of(self._logs_of_metrics())
+            logs = keras_trainer.with_metrics(logs, metrics) if logs else metrics
+        self.logs = logs
+        return logs
 
     def _logs_of_metrics(self) -> Any:
         if None not in self._means:  # A call of TensorFlow for every step would cost more than all else that the chief does.
@@ -189,6 +187,25 @@ def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
     finally:
         for metric in means:
             del metric.__dict__["result"]
+
+
+class _Form:
+    """The names and shapes of logs, which travel as a vector."""
+
+    def __init__(self) -> None:
+        self._structure: Any = {}
+        self._shapes: list[tuple[int, ...]] = []
+
+    def flat(self, logs: Any) -> Any:
+        """Nested logs as a float64 vector, in a function; notes their form."""
+        values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
+        self._structure = tf.nest.map_structure(lambda _: 0, logs)
+        self._shapes = [tuple(value.shape) for value in values]
+        return _vector(values)
+
+    def of(self, vector: Any) -> Any:
+        """The logs that such a vector holds."""
+        return tf.nest.pack_sequence_as(self._structure, _cut(vector, self._shapes))
 
 
 def _cut(vector: Any, shapes: list[tuple[int, ...]]) -> list[Any]:

@@ -56,12 +56,12 @@ COLUMNS = [
     Column(
         "sandblaster", "parameter_server, one synchronous group of 2 workers, 2 ps",
         "cluster { nworker_groups: 1 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }",
-        SYNCHRONOUS, late=2, built=False,
+        SYNCHRONOUS,
     ),
     Column(
         "downpour", "parameter_server, 2 asynchronous groups of 2 workers, 2 ps",
         "cluster { nworker_groups: 2 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }",
-        ASYNCHRONOUS, late=4, built=False,
+        ASYNCHRONOUS, late=4,
     ),
 ]
 # fmt: on
