@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
+from tfdist.strategies import keras_trainer
 from tfdist.strategies._private import TensorFlowTrainer, train_validation_split
 from tfdist.strategies.evaluation_folder import EvaluationFolder
 from tfdist.strategies.evaluator_state import EvaluatorState, Training
@@ -51,6 +52,10 @@ class Evaluator(tf.distribute.OneDeviceStrategy):
     def tfdist_has(self, model: Any) -> bool:
         """Whether the chief trains `model` under the cluster's strategy, and this process therefore only evaluates it."""
         return model.distribute_strategy is self or (self._tfdist_takes_all and model._distribute_strategy is None)
+
+    def keras_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """See `keras_trainer.StepProvider`: the dataset itself. With TensorFlow's distributed one the end was seen to crash."""
+        return dataset
 
     def tfdist_may_write(self, path: Any) -> bool:
         """Whether `path` is in the evaluator's own folder; what the program saves elsewhere is the chief's."""
@@ -119,6 +124,7 @@ def create(cluster: Cluster, task: Task, start_timeout: float) -> Evaluator:
     EvaluationFolder.of(cluster)
     _give_way()  # Before TensorFlow starts its threads, which inherit it.
     strategy = Evaluator(cluster, task, start_timeout)
+    keras_trainer.install()
     _install(strategy)
     return strategy
 

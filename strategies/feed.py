@@ -31,8 +31,8 @@ class Feed(Iterator[Batch]):
 
     def __init__(self, dataset: tf.data.Dataset, owner: "FedDataset") -> None:
         self.owner = owner
-        self._dataset = dataset
-        self._iterator: Iterator[Any] | None = None
+        # Made now although it may not be used, as Keras does it: a shuffled dataset is in another order for each that is made.
+        self._iterator = iter(dataset.prefetch(tf.data.AUTOTUNE))
         self._ahead: deque[Batch] = deque()
         self._taken = 0
 
@@ -61,8 +61,6 @@ class Feed(Iterator[Batch]):
         return list(self._ahead)[:count]
 
     def _read(self) -> Batch:
-        if self._iterator is None:  # Keras makes one iterator more than it has epochs: do not start reading for it.
-            self._iterator = iter(self._dataset.prefetch(tf.data.AUTOTUNE))
         try:
             batch = Batch(next(self._iterator), self)
         except StopIteration:
@@ -78,11 +76,13 @@ class FedDataset:
 
     Attributes:
         steps_per_epoch: how many batches Keras takes for one epoch; None where it takes all.
+        element_spec: as that of the dataset.
         is_empty: whether no iteration has yielded a batch yet.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         self.steps_per_epoch: int | None = None
+        self.element_spec = dataset.element_spec
         self.is_empty = True
         self._dataset = dataset
         self._unused_feed: Feed | None = None

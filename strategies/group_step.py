@@ -50,11 +50,13 @@ class GroupStep:
         self._packed: dict[Any, tuple[list[tf.TensorShape], Any]] = {}
         self._traced: dict[Any, list[Any]] = {}
 
-    def prepare(self, batches: list[Any]) -> Callable[[int], Any]:
+    def prepare(self, batches: list[Any], element_spec: Any = None) -> Callable[[int], Any]:
         """The function that a group runs on `batches`, one step each: takes the number of the group.
 
         Args:
             batches: nested tensors, of equal shapes where they are several.
+            element_spec: the specification of the dataset that they are from, which says which dimensions differ between
+                batches; without it they are traced for the shapes that they have.
         """
         several = len(batches) > 1
         data = tf.nest.map_structure(lambda *values: tf.stack(values), *batches) if several else batches[0]
@@ -64,19 +66,22 @@ class GroupStep:
         traced = self._traced.get(signature)
         if traced is None:
             examples = _rows_of(batches[0])
-            traced = [self._trace(group, data, several, packed, examples) for group in self._strategy.worker_groups]
+            shapes = _shapes(flat, element_spec, several)
+            traced = [self._trace(group, data, shapes, several, packed, examples) for group in self._strategy.worker_groups]
             self._traced[signature] = traced
         if packed:
             return lambda group: traced[group](pack(flat))
         return lambda group: traced[group](data)
 
-    def _trace(self, group: WorkerGroup, data: Any, several: bool, packed: bool, examples: int | None) -> Any:
+    def _trace(
+        self, group: WorkerGroup, data: Any, shapes: list[Any], several: bool, packed: bool, examples: int | None
+    ) -> Any:
         # A batch with fewer examples than the group has workers is computed by the first alone.
         width = len(group.devices) if examples is None or examples >= len(group.devices) else 1
         devices = group.traced_devices[:width]
         with _tracing, tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
             if packed:
-                return self._trace_packed(devices, data, several)
+                return self._trace_packed(devices, data, shapes, several)
             key = (devices, several)
             if key not in self._functions:
                 self._functions[key] = tf.function(
@@ -84,11 +89,10 @@ class GroupStep:
                 )
             return self._functions[key].get_concrete_function(data)
 
-    def _trace_packed(self, devices: tuple[str, ...], data: Any, several: bool) -> Any:
+    def _trace_packed(self, devices: tuple[str, ...], data: Any, shapes: list[Any], several: bool) -> Any:
         """The function for batches that come as bytes: one for all that differ in some dimensions only."""
         flat = tf.nest.flatten(data)
         key = (devices, several, tuple((v.dtype, v.shape.rank) for v in flat), str(tf.nest.map_structure(lambda _: 0, data)))
-        shapes = [value.shape for value in flat]
         known, function = self._packed.get(key, (shapes, None))
         general = [a.most_specific_compatible_shape(b) for a, b in zip(known, shapes, strict=True)]
         if function is None or any(str(a) != str(b) for a, b in zip(known, general, strict=True)):
@@ -172,6 +176,17 @@ def _read_by_each_step(model: Any) -> list[Any]:
         candidates += [variable for variable in getattr(owner, "variables", []) if variable.shape.rank == 0]
     found = {id(v): v for v in (unwrapped(getattr(c, "_value", None)) for c in candidates)}
     return [variable for variable in found.values() if isinstance(variable, ServerVariable)]
+
+
+def _shapes(flat: list[Any], element_spec: Any, several: bool) -> list[Any]:
+    """The shapes to trace for: those of the dataset where they fit, else those of the values."""
+    own = [getattr(value, "shape", None) for value in flat]
+    specs = tf.nest.flatten(element_spec)
+    if len(specs) != len(flat) or not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
+        return own
+    given = [tf.TensorShape([None]).concatenate(spec.shape) if several else spec.shape for spec in specs]
+    fit = all(shape.is_compatible_with(value) for shape, value in zip(given, own, strict=True))
+    return given if fit else own
 
 
 def _type_of(value: Any) -> Any:

@@ -103,7 +103,7 @@ class KerasSteps:
             batches = iterator.take(self._model.steps_per_execution)
             if not batches:
                 break
-            self._schedule(batches)
+            self._schedule(batches, iterator.owner.element_spec)
         done = self._under_way.wait_for_any()
         if done is None:
             raise StopIteration
@@ -127,8 +127,8 @@ class KerasSteps:
                 variable._value.known_sum = tf.constant(value, variable._value.dtype)
         return self.logs
 
-    def _schedule(self, batches: list[Any]) -> Execution:
-        calls = [self._step.prepare(run) for run in _runs_of_equal_shapes(batches)]
+    def _schedule(self, batches: list[Any], element_spec: Any = None) -> Execution:
+        calls = [self._step.prepare(run, element_spec) for run in _runs_of_equal_shapes(batches)]
         if not self._states:
             self._sum = np.zeros([self._size])
             for variable in self._metrics:

@@ -135,7 +135,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
             # Keras wants the outputs one by one and in order; the groups compute the next ones meanwhile.
             for ahead in (batch, *batch.feed.peek(steps.limit)):
                 if ahead.result is None:
-                    ahead.result = steps.schedule(step.prepare([ahead.values]))
+                    ahead.result = steps.schedule(step.prepare([ahead.values], ahead.feed.owner.element_spec))
             return steps.result_of(batch.result)
 
         def predict(batches: list[Any]) -> Any:

@@ -47,7 +47,9 @@ def install() -> None:
             return
         pairs = [(extended._select_single_value(gradient), variable) for gradient, variable in grads_and_vars]
         with extended.updates_by_element(type(self) in BY_ELEMENT):
-            update_step(self, distribution, parameter_exchange.to_servers(pairs), learning_rate)
+            for device, there in extended.by_server(parameter_exchange.to_servers(pairs)):
+                with extended.alone_on(device, [gradient for gradient, _ in there]):
+                    update_step(self, distribution, there, learning_rate)
 
     TFOptimizer._distributed_tf_update_step = _distributed_tf_update_step
     for name in (

@@ -5,6 +5,7 @@ Servers get nearly equal loads: a variable goes to the ps that holds the fewest 
 
 import contextlib
 import itertools
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class ServerExtended(ParameterServerExtended):
         alike = {group.traced_devices for group in groups}
         # What a function that the user schedules by hand is traced for: None where that depends on the group that runs it.
         self._tfdist_usual = alike.pop() if len(alike) == 1 and len(groups[0].tasks) == 1 else None
+        self._tfdist_groups = len(groups)
         self._tfdist_tracing: tuple[str, ...] | None = None
         super().__init__(strategy, resolver, None)
         self._tfdist_bytes = [0] * self._num_ps
@@ -181,6 +183,35 @@ class ServerExtended(ParameterServerExtended):
             yield
         finally:
             self._tfdist_by_element = outer
+
+    @staticmethod
+    def by_server(gradients_and_variables: Sequence[tuple[Any, Any]]) -> list[tuple[str, list[tuple[Any, Any]]]]:
+        """The pairs by the device of their variables, that of the first shard where there are several."""
+        servers: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
+        for gradient, variable in gradients_and_variables:
+            servers[unwrapped(variable).device].append((gradient, variable))
+        return list(servers.items())
+
+    @contextlib.contextmanager
+    def alone_on(self, device: str, gradients: Sequence[Any]) -> Iterator[None]:
+        """Around the updates of variables on a ps with `gradients`: there, no other group updates meanwhile.
+
+        Keras' optimizers read and write in several operations. Of two updates at once one could be lost, or mix with the other:
+        Ftrl was seen to jump away.
+        """
+        if self._tfdist_groups == 1 or tf.executing_eagerly():
+            yield
+            return
+        graph = tf.compat.v1.get_default_graph()
+        arrived = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+        with tf.device(device), tf.control_dependencies(arrived):
+            lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name="tfdist_update"))
+        begin = len(graph.get_operations())
+        with tf.control_dependencies([lock]):
+            yield
+        written = [op for op in graph.get_operations()[begin:] if "Assign" in op.type or "Resource" in op.type]
+        with tf.device(device), tf.control_dependencies(written):
+            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)
