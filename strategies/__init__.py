@@ -72,11 +72,13 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
 
 def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.Strategy":
     """Creates the strategy of this process, an evaluator task of `cluster`, under which `fit` evaluates."""
-    from tfdist.strategies import evaluator
+    from tfdist.strategies import evaluator, saving
 
     quiet_tensorflow()
     assert cluster.task is not None
-    return evaluator.create(cluster, cluster.find(*cluster.task), start_timeout)
+    strategy = evaluator.create(cluster, cluster.find(*cluster.task), start_timeout)
+    saving.install(strategy)
+    return strategy
 
 
 def write_for_evaluator(strategy: "tf.distribute.Strategy", cluster: Cluster) -> None:

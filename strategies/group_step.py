@@ -200,5 +200,5 @@ def _rows_of(batch: Any) -> int | None:
     """The number of examples of a batch on the chief; None where it is not known without looking."""
     for value in tf.nest.flatten(batch):
         if isinstance(value, tf.Tensor) and value.shape.rank:
-            return value.shape[0]
+            return int(value.shape[0])
     return None

@@ -154,8 +154,9 @@ class KerasSteps:
         return logs
 
     def _logs_of_metrics(self) -> Any:
-        if None not in self._means:  # A call of TensorFlow for every step would cost more than all else that the chief does.
-            pairs = [(self._sum[total], self._sum[count]) for total, count in self._means]
+        means = [pair for pair in self._means if pair is not None]
+        if len(means) == len(self._means):  # A call of TensorFlow for every step would cost more than all else on the chief.
+            pairs = [(self._sum[total], self._sum[count]) for total, count in means]
             return [total / count if count else 0.0 for total, count in pairs]
         if self._result_of_metrics is None:
             self._result_of_metrics = tf.function(self._results, autograph=False)

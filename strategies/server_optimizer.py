@@ -70,6 +70,7 @@ def begin_averages(optimizer: Any) -> None:
 
     Keras lets them begin at the first step, which it knows by `iterations`: of several groups each may miss it.
     """
+    owner: Any
     for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
         if getattr(owner, "use_ema", False) and owner.built and int(owner.iterations.numpy()) == 0:
             for variable, average in zip(owner._trainable_variables, owner._model_variables_moving_average, strict=True):
