@@ -13,7 +13,7 @@ from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.startup import is_listening, waiting_for
 
 WORKERS_GONE_SECONDS = 60.0
-"""After this long without any worker, training fails: TensorFlow's coordinator would wait for one for ever."""
+"""After this long without any complete group, training fails: TensorFlow's coordinator would wait for ever."""
 
 UNDER_WAY_PER_GROUP = 2
 """One step that a group computes and one that waits for it: enough to keep it busy, few enough to stop soon."""
@@ -25,7 +25,7 @@ _log = logging.getLogger("tfdist")
 
 
 class WorkersGoneError(RuntimeError):
-    """Every worker of the cluster stopped answering while steps were under way."""
+    """Of every worker group some worker stopped answering while steps were under way."""
 
 
 class Execution:
@@ -90,7 +90,7 @@ class StepsUnderWay:
         """Waits until one more execution is done and returns it; None where none is open.
 
         Raises:
-            WorkersGoneError: when no worker has answered for a minute.
+            WorkersGoneError: when no worker group has been complete for a minute.
             Exception: what a function raised on a worker.
         """
         last_alive = time.monotonic()
@@ -151,13 +151,14 @@ class StepsUnderWay:
 
     def _check_workers(self, last_alive: float) -> float:
         now = time.monotonic()
-        if any(is_listening(task) for task in self._workers):
+        gone = {task.index for task in self._workers if not is_listening(task)}
+        if any(gone.isdisjoint(group.tasks) for group in self._coordinator.strategy.worker_groups):
             return now
         if now - last_alive > WORKERS_GONE_SECONDS:
             self._open.clear()
             raise WorkersGoneError(
-                f"no worker has answered for {WORKERS_GONE_SECONDS:.0f} s: {waiting_for(self._workers)}; "
-                "training cannot go on without one"
+                f"no worker group has been complete for {WORKERS_GONE_SECONDS:.0f} s, there is no answer from "
+                f"{waiting_for(task for task in self._workers if task.index in gone)}; training cannot go on without one"
             )
         return last_alive
 

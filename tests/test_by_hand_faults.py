@@ -1,5 +1,6 @@
 """Tasks that were started by hand and die: nobody waits for ever. (Waiting times are shortened inside the programs.)"""
 
+import json
 import os
 import signal
 import time
@@ -15,8 +16,8 @@ TRAINS = """
     serve.CHIEF_POLL_SECONDS, serve.CHIEF_GONE_SECONDS = 0.5, 3.0
     with tfdist.strategy().scope():
         import keras, numpy as np
-        from tfdist.strategies import parameter_server
-        parameter_server.WORKERS_GONE_SECONDS = 6.0
+        from tfdist.strategies import steps_under_way
+        steps_under_way.WORKERS_GONE_SECONDS, steps_under_way.POLL_SECONDS = 6.0, 1.0
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     class Tell(keras.callbacks.Callback):
@@ -29,9 +30,15 @@ TRAINS = """
 
 @pytest.fixture
 def cluster(start, script):
-    def start_all(epochs, **jobs):
+    def start_all(epochs, groups=None, **jobs):
         program = script(TRAINS.format(epochs=epochs))
-        started = {task: start(program, environment=env) for task, env in configs(**jobs).items()}
+        environments = configs(**jobs)
+        if groups:
+            for environment in environments.values():
+                config = json.loads(environment["TF_CONFIG"]) | {"tfdist": {"worker_groups": groups}}
+                environment["TF_CONFIG"] = json.dumps(config)
+        started = {task: start(program, environment=env) for task, env in environments.items()}
+        start_all.again = lambda task: start(program, environment=environments[task])
         started["chief", 0].wait_for("epoch 2")
         return started
 
@@ -42,7 +49,9 @@ def test_without_any_worker_training_fails_and_names_the_workers(cluster):
     jobs = cluster(1000000, chief=1, worker=1, ps=1)
     os.kill(jobs["worker", 0].process.pid, signal.SIGKILL)
     assert jobs["chief", 0].wait(90) == 1
-    assert "WorkersGoneError: no worker has answered for 6 s: worker:0 (localhost:" in jobs["chief", 0].output
+    assert "WorkersGoneError: no worker group has been complete for 6 s, there is no answer from worker:0 (localhost:" in (
+        jobs["chief", 0].output
+    )
     assert jobs["ps", 0].wait(30) == 75
 
 
@@ -52,6 +61,23 @@ def test_one_of_two_workers_that_dies_is_done_without(cluster):
     jobs["chief", 0].wait_for("finished")
     assert jobs["chief", 0].wait(60) == 0
     assert jobs["ps", 0].wait(30) == 0
+
+
+def test_a_group_of_which_a_worker_dies_names_it(cluster):
+    jobs = cluster(1000000, groups=[[0, 1]], chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    assert jobs["chief", 0].wait(90) == 1
+    assert "complete for 6 s, there is no answer from worker:1 (localhost:" in jobs["chief", 0].output
+
+
+def test_a_group_goes_on_when_its_worker_is_back(cluster):
+    jobs = cluster(150, groups=[[0, 1]], chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    jobs["worker", 1].wait(10)
+    again = cluster.again(("worker", 1))
+    assert jobs["chief", 0].wait(120) == 0
+    assert "finished" in jobs["chief", 0].output
+    assert again.wait(30) == 0
 
 
 def test_a_ps_that_dies_ends_the_training_with_an_error(cluster):

@@ -1,4 +1,4 @@
-"""parameter_server with worker groups: groups that step together equal one process, groups do not wait for each other."""
+"""parameter_server with worker groups and large variables. What Keras does under them is a column each of test_contract.py."""
 
 import json
 import subprocess
@@ -13,17 +13,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).parent / "programs" / "server_groups.py"
 CASES = [
     "momentum",
-    "steps_together",
-    "clipped",
-    "averaged",
-    "accumulated",
     "shards",
     "shards_averaged",
     "shards_as_a_whole",
     "rows_looked_up",
     "shards_read_in_a_loop",
 ]
-ONE_PROCESS_OF_TWO = ["momentum", "steps_together", "shards", "rows_looked_up"]
+ONE_PROCESS_OF_TWO = ["momentum", "rows_looked_up"]
 
 
 def run(folder, cluster, only=()):
@@ -63,9 +59,7 @@ def sandblaster_in_one_process(tmp_path_factory):
 @pytest.fixture(scope="module")
 def downpour(tmp_path_factory):
     cluster = "nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true"
-    return run(
-        tmp_path_factory.mktemp("downpour"), cluster, ["momentum", "averaged", "rows_looked_up", "callbacks", "best_weights"]
-    )
+    return run(tmp_path_factory.mktemp("downpour"), cluster, ["momentum", "rows_looked_up", "callbacks", "best_weights"])
 
 
 def assert_equal(got, expected):
@@ -124,7 +118,7 @@ def test_early_stopping_restores_the_best_weights(request, cluster):
 
 
 def test_asynchronous_groups_learn(downpour, alone):
-    for case in ("momentum", "averaged", "rows_looked_up"):
+    for case in ("momentum", "rows_looked_up"):
         loss, reference = downpour[case]["history"]["loss"], alone[case]["history"]["loss"]
         assert loss[-1] < loss[0], case
         assert loss[-1] < reference[0], case

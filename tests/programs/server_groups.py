@@ -38,10 +38,6 @@ def recurrent():
 
 CASES = {
     "momentum": (small, lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1),
-    "steps_together": (small, lambda: keras.optimizers.Adam(0.01), 4),
-    "clipped": (small, lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1), 1),
-    "averaged": (small, lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1, use_ema=True, ema_overwrite_frequency=3), 1),
-    "accumulated": (small, lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), 1),
     "shards": (large, lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1),
     "shards_averaged": (large, lambda: keras.optimizers.AdamW(0.01, use_ema=True, ema_overwrite_frequency=3), 2),
     "shards_as_a_whole": (large, lambda: keras.optimizers.Lamb(0.01), 1),
@@ -80,7 +76,7 @@ def train(strategy, layers_of, optimizer_of, steps):
         inputs[:EXAMPLES],
         LABELS[:EXAMPLES],
         batch_size=32,
-        epochs=3,
+        epochs=2,
         shuffle=False,
         verbose=0,
         validation_data=(inputs[EXAMPLES : EXAMPLES + 5], LABELS[EXAMPLES : EXAMPLES + 5]),
