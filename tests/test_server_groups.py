@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).parent / "programs" / "server_groups.py"
 CASES = [
     "momentum",
+    "adam",
     "shards",
     "shards_averaged",
     "shards_as_a_whole",
