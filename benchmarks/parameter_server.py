@@ -62,18 +62,16 @@ def by_fit(name, steps, seconds):
     class Clock(keras.callbacks.Callback):
         done = 0
         begin = None
-        cpu = 0.0
 
         def on_train_batch_end(self, batch, logs=None):
             now = time.monotonic()
             if self.begin is None:
                 if now > start + 3:
-                    self.begin, self.cpu = now, time.process_time()
+                    self.begin = now
             else:
                 self.done += steps
                 if now > self.begin + seconds:
                     self.rate = self.done / (now - self.begin)
-                    print("CPU", 1000 * (time.process_time() - self.cpu) / self.done)
                     self.model.stop_training = True
 
     with tfdist.strategy().scope():
@@ -136,12 +134,10 @@ def by_hand(name, steps, seconds):
         now = time.monotonic()
         if begin is None:
             begin = now if now > start + 3 else None
-            cpu = time.process_time()
         else:
             done += count * steps
             if now > begin + seconds:
                 break
-    print("CPU", 1000 * (time.process_time() - cpu) / done)
     ending.tell(servers, ending.FINISHED)
     return done / (now - begin)
 
