@@ -9,6 +9,7 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROGRAM = Path(__file__).parent / "programs" / "tensorflow_conformance.py"
+OWN_LOOP = PROGRAM.parent / "own_loop.py"
 THEIRS = 'tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])'
 OURS = """
 import tfdist
@@ -42,3 +43,25 @@ def test_keras_own_tests(tmp_path, name):
     assert THEIRS in source
     (tmp_path / name).write_text(OURS + source.replace(THEIRS, "ours()"))
     assert " passed" in passed(["-m", "pytest", "-q", "-p", "no:cacheprovider", name], tmp_path)
+
+
+def singa(folder, groups, together):
+    """A SINGA cluster with 2 ps."""
+    (folder / "job.conf").write_text(
+        f"cluster {{ nworker_groups: {groups} nworkers_per_group: {together} nserver_groups: 1 nservers_per_group: 2 "
+        "server_worker_separate: true }"
+    )
+    return "job.conf"
+
+
+def test_a_loop_of_ones_own_with_the_cluster_coordinator(start, tmp_path):
+    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 2, 1), str(OWN_LOOP))
+    assert job.wait(200) == 0, job.output
+    assert "accuracy 1.00" in job.output
+    assert "iterations 121 <ShardedVariable" in job.output
+
+
+def test_a_loop_of_ones_own_is_refused_where_a_group_spans_tasks(start, tmp_path):
+    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 1, 2), str(OWN_LOOP))
+    assert job.wait(200) == 1
+    assert "strategy.run cannot be traced by hand where the workers of a group are in several tasks" in job.output

@@ -1,0 +1,54 @@
+"""A training loop of one's own with TensorFlow's ClusterCoordinator, which knows nothing of tfdist but the strategy's line."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+strategy = tfdist.strategy()
+coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    inputs = keras.Input((3,), dtype="int32")
+    hidden = keras.layers.Embedding(40000, 8)(inputs)  # Split over two ps.
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(hidden)))
+    optimizer = keras.optimizers.RMSprop(0.05)
+    accuracy = keras.metrics.BinaryAccuracy()
+loss_of = keras.losses.BinaryCrossentropy(reduction=None)
+
+
+def dataset(context):
+    generator = np.random.default_rng(context.input_pipeline_id)
+    x = generator.integers(0, 40000, size=(320, 3)).astype("int32")
+    x[::2, 0] = 7
+    y = (x[:, :1] == 7).astype("float32")
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(32).repeat()
+
+
+@tf.function
+def on_worker():
+    return strategy.distribute_datasets_from_function(dataset)
+
+
+@tf.function
+def step(iterator):
+    def on_replica(x, y):
+        with tf.GradientTape() as tape:
+            prediction = model(x, training=True)
+            loss = tf.nn.compute_average_loss(loss_of(y, prediction))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        accuracy.update_state(y, prediction)
+        return loss
+
+    return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(on_replica, args=next(iterator)), axis=None)
+
+
+iterator = iter(coordinator.create_per_worker_dataset(on_worker))
+for _ in range(3):
+    accuracy.reset_state()
+    for _ in range(40):
+        coordinator.schedule(step, args=(iterator,))
+    coordinator.join()
+print(f"accuracy {float(accuracy.result()):.2f}, loss {coordinator.schedule(step, args=(iterator,)).fetch():.3f}")
+print("iterations", int(optimizer.iterations.numpy()), repr(model.layers[1].embeddings._value)[:17])
