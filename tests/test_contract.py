@@ -76,13 +76,9 @@ def runs(tmp_path_factory):
 
 
 def columns(**only):
-    """The columns that are built, as parameters; those that are not are skipped by name."""
+    """The columns, as parameters."""
     return [
-        pytest.param(
-            column,
-            id=column.name,
-            marks=cluster + ([] if column.built else [pytest.mark.skip(reason=f"{column.name} is not built")]),
-        )
+        pytest.param(column, id=column.name, marks=cluster)
         for column in COLUMNS
         if column.kind != REFERENCE or only.get("reference")
     ]
@@ -112,13 +108,12 @@ def test_contract(runs, column, row):
 
 @pytest.mark.parametrize("column", columns(reference=True))
 def test_files_of_every_column_load_in(runs, column):
-    others = [other for other in COLUMNS if other.built]
-    for other in others:
+    for other in COLUMNS:
         runs.of(other)
-    runs.start(column, *(str(runs.folder / other.name / "files") for other in others))
+    runs.start(column, *(str(runs.folder / other.name / "files") for other in COLUMNS))
     for task in (column.chief, *column.others):
         loaded = runs.read(column, task, "loaded.json")
-        assert len(loaded) == len(others) > 2
+        assert len(loaded) == len(COLUMNS)
         for folder, differences in loaded.items():
             assert sorted(differences) == ["checkpoints", "model.keras", "model.weights.h5"]
             assert max(differences.values()) < 1e-5, (folder, differences)
@@ -132,10 +127,9 @@ def test_files_of_every_column_load_without_tfdist(runs):
         "print(json.dumps([differences(tf.distribute.get_strategy(), folder) for folder in sys.argv[1:]]))\n"
         "assert not any(name.startswith('tfdist') for name in sys.modules)"
     )
-    built = [column for column in COLUMNS if column.built]
-    for column in built:
+    for column in COLUMNS:
         runs.of(column)
-    folders = [str(runs.folder / column.name / "files") for column in built]
+    folders = [str(runs.folder / column.name / "files") for column in COLUMNS]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     got = subprocess.run(
         [sys.executable, "-c", code, *folders], env=environment, capture_output=True, text=True, timeout=SECONDS

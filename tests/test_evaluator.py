@@ -8,7 +8,6 @@ import time
 import pytest
 from test_by_hand import free_ports
 
-from tfdist.strategies import MODULES
 
 pytestmark = pytest.mark.cluster
 
@@ -128,7 +127,6 @@ def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster
     assert job.left() == {}
 
 
-@pytest.mark.skipif("multi_worker_mirrored" not in MODULES, reason="multi_worker_mirrored is not built yet")
 def test_two_workers_without_ps_and_chief_have_an_evaluator_too(start, program, tmp_path, read_json):
     (tmp_path / "two.json").write_text('{"cluster": {"worker": ["a:1", "b:1"]}}')
     job = start("-m", "tfdist.launch", "--cluster", "two.json", "--local", "--evaluator", "--log_dir", "logs", program())

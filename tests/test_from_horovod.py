@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from programs import from_horovod
 
-from tfdist.strategies import MODULES
 
 pytestmark = pytest.mark.cluster
 
@@ -43,7 +42,6 @@ def test_the_recipe_trains_as_one_rank(start, small_cluster, tmp_path, cluster):
     assert (tmp_path / "model.keras").exists() and (tmp_path / "log.csv").read_text().count("\n") == 4
 
 
-@pytest.mark.skipif("multi_worker_mirrored" not in MODULES, reason="multi_worker_mirrored is not built yet")
 def test_the_recipe_trains_two_ranks_to_equal_weights_and_the_first_saves(start, tmp_path):
     command = next(right for left, right in command_lines() if "-np 2" in left)
     cluster = command.partition("tfdist.launch ")[2].partition(" train.py")[0]

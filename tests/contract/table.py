@@ -29,7 +29,6 @@ class Column:
     late: int = 0
     chief: str = "chief-0"  # The task whose files and results count.
     others: tuple[str, ...] = ()  # Those that run the program too.
-    built: bool = True
 
 
 def _cloudml(workers: int, servers: int) -> str:
@@ -189,8 +188,6 @@ def tolerance(row: Row, column: Column) -> float:
 
 def cell(row: Row, column: Column) -> str:
     """What the documentation says of a cell."""
-    if not column.built:
-        return "not built yet"
     if column.name in row.refused:
         return "refused"
     if column.kind == ASYNCHRONOUS and row.near is not None and row.near != FLOAT:
@@ -200,7 +197,7 @@ def cell(row: Row, column: Column) -> str:
 
 def page() -> str:
     """The text of docs/contract.md."""
-    columns = [column for column in COLUMNS if column.kind != REFERENCE and column.built]
+    columns = [column for column in COLUMNS if column.kind != REFERENCE]
     lines = [
         "# What Keras does under each strategy",
         "",
