@@ -8,7 +8,6 @@ import time
 import pytest
 from test_by_hand import free_ports
 
-
 pytestmark = pytest.mark.cluster
 
 PROGRAM = """

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from programs import from_horovod
 
-
 pytestmark = pytest.mark.cluster
 
 PAGE = Path(__file__).parent.parent / "docs" / "from_horovod.md"
