@@ -79,12 +79,10 @@ class Choice:
     Attributes:
         strategy: `default` or one of `STRATEGIES`.
         rule: why, in words.
-        synchronous_groups: whether workers of one group have to step together across devices.
     """
 
     strategy: str
     rule: str
-    synchronous_groups: bool
 
 
 def choose(cluster: Cluster) -> Choice:
@@ -93,12 +91,11 @@ def choose(cluster: Cluster) -> Choice:
     Raises:
         ClusterError: when the strategy that the user forces is unknown or the cluster cannot carry it.
     """
-    together = bool(cluster.job("ps")) and any(len(group) > 1 for group in cluster.worker_groups)
     if cluster.strategy is not None:
         _check_forced(cluster, cluster.strategy)
-        return Choice(cluster.strategy, f"--strategy {cluster.strategy}", together)
+        return Choice(cluster.strategy, f"--strategy {cluster.strategy}")
     rule = next(rule for rule in RULES if rule.fits(cluster))
-    return Choice(rule.strategy, f"{rule.description} ({rule.known_as})", together)
+    return Choice(rule.strategy, f"{rule.description} ({rule.known_as})")
 
 
 def prepared(cluster: Cluster) -> Cluster:
