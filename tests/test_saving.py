@@ -165,7 +165,7 @@ os.chdir("of-" + me.get("type", "chief"))  # No task sees the files of another.
 
 class Die(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 3 and not os.path.exists("died"):
+        if epoch == 3 and me.get("type") == "chief" and not os.path.exists("died"):
             open("died", "w").close()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -189,7 +189,7 @@ json.dump(out | {"prediction": model.predict(X, verbose=0).tolist()}, open("out.
         # With one worker parameter_server trains as one process does, bit for bit.
         pytest.param(2, {"worker": [], "ps": []}, id="parameter_server"),
         # Here the worker trains too; the backup of the chief is all that there is.
-        pytest.param(0, {"worker": ["died", "out.json"]}, id="multi_worker_mirrored"),
+        pytest.param(0, {"worker": ["out.json"]}, id="multi_worker_mirrored"),
     ],
 )
 def test_a_job_whose_chief_was_killed_goes_on_at_its_epoch_and_all_files_are_the_chiefs(
