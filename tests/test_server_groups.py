@@ -124,3 +124,22 @@ def test_asynchronous_groups_learn(downpour, alone):
         assert loss[-1] < loss[0], case
         assert loss[-1] < reference[0], case
         assert downpour[case]["iterations"] == alone[case]["iterations"]
+
+
+def test_what_two_servers_have_saved_loads_on_three_on_one_and_without_a_cluster(tmp_path):
+    program = str(PROGRAM.parent / "shards_files.py")
+
+    def run_on(servers, what):
+        command = [sys.executable, program, what]
+        if servers:
+            (tmp_path / "job.conf").write_text(f"cluster {{ nservers_per_group: {servers} server_worker_separate: true }}")
+            command = [sys.executable, "-m", "tfdist.launch", "--cluster", "job.conf", program, "--", what]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+
+    run_on(2, "save")
+    for servers in (3, 1, 0):
+        run_on(servers, "load")
+        got = json.loads((tmp_path / "loaded.json").read_text())
+        assert got["shards"] == max(1, servers)
+        assert got["steps"] == [8, 8]
+        assert max(got["differences"].values()) < 1e-6, got
