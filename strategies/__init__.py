@@ -10,7 +10,7 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from tfdist.choice import Choice
+from tfdist.choice import SERVED, Choice
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
 
@@ -25,7 +25,7 @@ MODULES = {
 }
 """Strategy name -> module. A strategy that is chosen and is not here is not built yet."""
 
-SERVING_JOBS = {"parameter_server": ("worker", "ps"), "hogwild": ("worker", "ps")}
+SERVING_JOBS = dict.fromkeys(SERVED, ("worker", "ps"))
 """Strategy name -> jobs whose tasks run a TensorFlow server instead of the user's training program."""
 
 

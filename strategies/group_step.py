@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from tfdist.strategies import parameter_exchange
 from tfdist.strategies import replica as replicas
-from tfdist.strategies._private import regroup
 from tfdist.strategies.one_message import can_pack, pack, unpack
-from tfdist.strategies.parts import Layout, examples_of
+from tfdist.strategies.parts import Layout, per_replica
 from tfdist.strategies.server_variables import ServerVariable, unwrapped
 from tfdist.strategies.worker_groups import WorkerGroup
 
@@ -132,19 +131,16 @@ class GroupStep:
         batch = data
         if len(devices) > 1:
             parts = layout.split(data)
-            batch = regroup(tuple(parts["parts"]))
-            whole = tf.cast(parts["examples"], tf.float32)
-            shares = [tf.cast(examples_of(part), tf.float32) / whole for part in parts["parts"]]
+            batch = per_replica(parts["parts"])
+            shares = layout.shares(parts["examples"])
         with parameter_exchange.tracing_step():
             joined = parameter_exchange.join(_read_by_each_step(self._model))
 
             def on_replica(part: Any) -> Any:
                 index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
                 share = shares[index] if len(devices) > 1 else None
-                with (
-                    parameter_exchange.replica_step(joined, devices[index]),
-                    replicas.entered(replicas.Replica(strategy, index, share)),
-                ):
+                parameter_exchange.begin_replica(joined, devices[index])
+                with replicas.entered(replicas.Replica(strategy, index, share)):
                     return self._on_replica(self._step(part))
 
             return self._by_replica(devices, strategy.run(on_replica, args=(batch,))), shares

@@ -13,6 +13,7 @@ from tfdist.strategies import keras_trainer
 from tfdist.strategies._private import StatelessScope
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep
+from tfdist.strategies.parts import as_tensors
 from tfdist.strategies.steps_under_way import CHIEF, Execution, StepsUnderWay
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
@@ -94,7 +95,7 @@ class KerasSteps:
         """Keeps the groups busy with batches of `iterator`; returns logs. Raises StopIteration when all of them are done."""
         if not isinstance(iterator, Feed):  # train_on_batch, test_on_batch: a generator of one batch
             self.begin()
-            execution = self._schedule([tf.nest.map_structure(_tensor, next(iterator))])
+            execution = self._schedule([as_tensors(next(iterator))])
             self._under_way.result_of(execution)
             return self._done(execution)
         if not len(self._under_way):
@@ -238,7 +239,3 @@ def _runs_of_equal_shapes(batches: list[Any]) -> list[list[Any]]:
             runs.append([batch])
         last = shapes
     return runs
-
-
-def _tensor(value: Any) -> Any:
-    return None if value is None else tf.convert_to_tensor(value)

@@ -87,27 +87,22 @@ def join(variables: Sequence[Any]) -> list[Joined]:
     joined = []
     for (device, _), members in groups.items():
         with tf.device(device), stop_recording():
-            flat = [tf.reshape(variable.get().read_value(), [-1]) for variable in members]
-            joined.append(Joined(members, tf.concat(flat, axis=0)))
+            joined.append(Joined(members, _joined([variable.get().read_value() for variable in members])))
     return joined
 
 
-@contextlib.contextmanager
-def replica_step(joined: Sequence[Joined], device: str) -> Iterator[None]:
-    """In the thread of a replica: variables are read from `joined`, fetched to `device`, until they are assigned."""
+def begin_replica(joined: Sequence[Joined], device: str) -> None:
+    """In the thread of a replica: variables are read from `joined`, fetched to `device`, until they are assigned.
+
+    Until the tracing of the step ends: what replicas have in common is traced while they wait, and they end at different times.
+    """
     assert _step is not None
     replica = _Replica(tf.compat.v1.get_default_graph(), device)
     for group in joined:
         with tf.device(device), stop_recording():
-            sizes = [variable.shape.num_elements() for variable in group.variables]
-            for variable, piece in zip(group.variables, tf.split(tf.identity(group.values), sizes), strict=True):
-                replica.values[id(variable)] = tf.reshape(piece, variable.shape)
+            pieces = _cut(tf.identity(group.values), [variable.shape for variable in group.variables])
+        replica.values.update({id(variable): piece for variable, piece in zip(group.variables, pieces, strict=True)})
     _step.replicas[threading.get_ident()] = replica
-    try:
-        yield
-    finally:
-        # Left there: what the replicas have in common is traced while they wait, and they end at different times.
-        pass
 
 
 def fetched(variable: Any) -> Any:
@@ -170,12 +165,11 @@ def to_servers(gradients_and_variables: Sequence[tuple[Any, Any]]) -> list[tuple
         if is_dense and isinstance(variable, ServerVariable) and _is_small(variable.shape, gradient.dtype):
             groups[variable.device, gradient.dtype].append(position)
     for (device, _), positions in groups.items():
-        together = tf.concat([tf.reshape(done[position][0], [-1]) for position in positions], axis=0)
+        together = _joined([done[position][0] for position in positions])
         with tf.device(device):
-            sizes = [done[position][1].shape.num_elements() for position in positions]
-            for position, piece in zip(positions, tf.split(tf.identity(together), sizes), strict=True):
-                variable = done[position][1]
-                done[position] = (tf.reshape(piece, variable.shape), variable)
+            pieces = _cut(tf.identity(together), [done[position][1].shape for position in positions])
+        for position, piece in zip(positions, pieces, strict=True):
+            done[position] = (piece, done[position][1])
     return done
 
 
@@ -198,12 +192,21 @@ def add_up(values: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[Any]
         parts = []
         for replica, device in enumerate(devices):
             with tf.device(device):
-                parts.append(tf.concat([tf.reshape(values[position][replica], [-1]) for position in positions], axis=0))
+                parts.append(_joined([values[position][replica] for position in positions]))
         with tf.device(devices[0]):
-            sizes = [values[position][0].shape.num_elements() for position in positions]
-            for position, piece in zip(positions, tf.split(tf.add_n(parts), sizes), strict=True):
-                sums[position] = tf.reshape(piece, values[position][0].shape)
+            pieces = _cut(tf.add_n(parts), [values[position][0].shape for position in positions])
+        for position, piece in zip(positions, pieces, strict=True):
+            sums[position] = piece
     return sums
+
+
+def _joined(tensors: Sequence[Any]) -> Any:
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+
+
+def _cut(joined: Any, shapes: Sequence[tf.TensorShape]) -> list[Any]:
+    pieces = tf.split(joined, [shape.num_elements() for shape in shapes])
+    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
 
 def _is_small(shape: tf.TensorShape, dtype: Any) -> bool:

@@ -27,6 +27,7 @@ from tfdist.strategies._private import (
 from tfdist.strategies.feed import Batch, FedDataset
 from tfdist.strategies.group_step import GroupStep
 from tfdist.strategies.keras_steps import KerasSteps
+from tfdist.strategies.parts import as_tensors, joined
 from tfdist.strategies.server_placement import ServerExtended
 from tfdist.strategies.startup import wait_for_tasks
 from tfdist.strategies.steps_under_way import StepsUnderWay
@@ -126,12 +127,14 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
 
     def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `keras_trainer.StepProvider`."""
-        step = GroupStep(self, model, model.predict_step, lambda outputs: outputs, lambda: (), _joined_outputs)
+        step = GroupStep(
+            self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: joined(outputs)
+        )
         steps = self._tfdist_steps
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # predict_on_batch
-                return steps.result_of(steps.schedule(step.prepare([tf.nest.map_structure(_tensor, batch)])))
+                return steps.result_of(steps.schedule(step.prepare([as_tensors(batch)])))
             # Keras wants the outputs one by one and in order; the groups compute the next ones meanwhile.
             for ahead in (batch, *batch.feed.peek(steps.limit)):
                 if ahead.result is None:
@@ -140,7 +143,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
 
         def predict(batches: list[Any]) -> Any:
             outputs = [predict_one(batch) for batch in batches]
-            return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)
+            return joined(outputs)
 
         return predict
 
@@ -165,11 +168,3 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         self._tfdist_steps.settle()
         for steps in self._tfdist_step_functions:
             steps.begin()
-
-
-def _joined_outputs(replicas: list[Any], *_: Any) -> Any:
-    return replicas[0] if len(replicas) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *replicas)
-
-
-def _tensor(value: Any) -> Any:
-    return None if value is None else tf.convert_to_tensor(value)

@@ -35,7 +35,7 @@ class Layout:
         Returns:
             `parts`, a tuple with one batch per replica of this task, and `examples`, the size of the whole batch, int32.
         """
-        examples = _examples(batch)
+        examples = examples_of(batch)
         size, longer = examples // self.replicas, examples % self.replicas
 
         def begin(replica: int) -> tf.Tensor:
@@ -46,12 +46,19 @@ class Layout:
 
         return {"parts": tuple(part(replica) for replica in self.local), "examples": examples}
 
+    def shares(self, examples: tf.Tensor) -> list[tf.Tensor]:
+        """The share of each replica of this task in a batch of so many examples, as `split` cuts it; float32, 0 of none."""
+        size, longer = examples // self.replicas, examples % self.replicas
+        sizes = [size + tf.cast(replica < longer, tf.int32) for replica in self.local]
+        return [tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)) for n in sizes]
+
 
 def _has_rows(value: Any) -> bool:
     return value is not None and not isinstance(value, tf.experimental.Optional) and value.shape.rank != 0
 
 
-def _examples(batch: Any) -> tf.Tensor:
+def examples_of(batch: Any) -> tf.Tensor:
+    """Number of examples of a batch, or of one replica's part, int32. Raises ValueError where no tensor has any dimension."""
     for value in tf.nest.flatten(batch):
         if _has_rows(value):
             if isinstance(value, tf.RaggedTensor):
@@ -164,6 +171,11 @@ def at_least_one(part: Any) -> Any:
     return tf.nest.map_structure(fill, part)
 
 
-def examples_of(part: Any) -> tf.Tensor:
-    """Number of examples of one replica's part, int32."""
-    return _examples(part)
+def as_tensors(batch: Any) -> Any:
+    """A batch of numpy arrays, lists or tensors as tensors; None stays None."""
+    return tf.nest.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
+
+
+def joined(outputs: Sequence[Any]) -> Any:
+    """Outputs for several batches or parts, one after the other."""
+    return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)

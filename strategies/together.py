@@ -15,7 +15,16 @@ import tensorflow as tf
 from tfdist.strategies import keras_optimizer
 from tfdist.strategies._private import TensorFlowTrainer
 from tfdist.strategies.keras_trainer import check_optimizer, with_metrics
-from tfdist.strategies.parts import Layout, PartsDataset, PartsIterator, at_least_one, examples_of, per_replica
+from tfdist.strategies.parts import (
+    Layout,
+    PartsDataset,
+    PartsIterator,
+    as_tensors,
+    at_least_one,
+    examples_of,
+    joined,
+    per_replica,
+)
 from tfdist.strategies.replica import Replica, SparseInLoopError, current, entered
 
 
@@ -75,7 +84,7 @@ class StepsTogether:
 
         def predict(batches: list[Any]) -> Any:
             outputs = [function(batch if _is_shared_out(batch) else self._share_out(batch)) for batch in batches]
-            return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)
+            return joined(outputs)
 
         return predict
 
@@ -98,7 +107,7 @@ class StepsTogether:
             self._tfdist_tracing -= 1
 
     def _share_out(self, batch: Any) -> Any:
-        return per_replica(self.tfdist_layout.split(_tensors(batch))["parts"])
+        return per_replica(self.tfdist_layout.split(as_tensors(batch))["parts"])
 
     def _concat(self, value: Any) -> Any:
         local = self.experimental_local_results(value)
@@ -153,7 +162,7 @@ class _Steps:
         batch = next(iterator)
         if _is_shared_out(batch):
             return self._function("distributed", None)(batch)
-        element = self._layout.split(_tensors(batch))  # train_on_batch, test_on_batch
+        element = self._layout.split(as_tensors(batch))  # train_on_batch, test_on_batch
         return self._function("small", None)(element)
 
     def _function(self, kind: str, spec: Any) -> Any:
@@ -176,7 +185,7 @@ class _Steps:
 
     def _step_of(self, element: Any, small: bool) -> Any:
         with self._strategy.traced():
-            shares = self._shares(element["examples"])
+            shares = self._layout.shares(element["examples"])
             logs = self._run(element["parts"], shares, small)
             return self._bring_together(per_replica(shares), logs)
 
@@ -188,7 +197,7 @@ class _Steps:
 
         def body(done: Any, optional: Any, _: Any) -> Any:
             element = optional.get_value()
-            shares = self._shares(element["examples"])
+            shares = self._layout.shares(element["examples"])
             self._run(element["parts"], shares, small=True, looping=True)
             following = tf.cond(done + 1 < limit, elements.get_next_as_optional, lambda: optional)
             return done + 1, following, shares
@@ -209,14 +218,6 @@ class _Steps:
             shares = self._strategy.run(share, args=(batch,))
             logs = self._strategy.run(lambda part, own: self._on_replica(part, own, small=True), args=(batch, shares))
             return self._bring_together(shares, logs)
-
-    def _shares(self, examples: tf.Tensor) -> list[tf.Tensor]:
-        """The share of each of this task's replicas in a batch, as `Layout.split` cuts it."""
-        size, longer = examples // self._layout.replicas, examples % self._layout.replicas
-        sizes = [size + tf.cast(replica < longer, tf.int32) for replica in self._layout.local]
-        return [
-            tf.cast(tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)), tf.float32) for n in sizes
-        ]
 
     def _run(self, parts: Sequence[Any], shares: list[tf.Tensor], small: bool, looping: bool = False) -> Any:
         return self._strategy.run(
@@ -330,8 +331,3 @@ def _gives_metrics(model: Any, step: Callable[..., Any]) -> bool:
 
 def _is_shared_out(batch: Any) -> bool:
     return any(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(batch))
-
-
-def _tensors(batch: Any) -> Any:
-    """A batch of numpy arrays, lists or tensors as tensors; None stays None."""
-    return tf.nest.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)

@@ -13,6 +13,9 @@ from tfdist.errors import nearest
 STRATEGIES = ("mirrored", "multi_worker_mirrored", "parameter_server", "hogwild")
 """The names that `--strategy` takes. (One task with one device uses TensorFlow's default strategy, which has no name.)"""
 
+SERVED = ("parameter_server", "hogwild")
+"""Strategies with ps tasks: their workers only serve, and the chief alone runs the training program."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -100,7 +103,7 @@ def choose(cluster: Cluster) -> Choice:
 
 def prepared(cluster: Cluster) -> Cluster:
     """The cluster as its strategy runs it: with a chief where the workers only serve (ParameterServer, Hogwild)."""
-    if choose(cluster).strategy in ("parameter_server", "hogwild") and not cluster.partial:
+    if choose(cluster).strategy in SERVED and not cluster.partial:
         return cluster.with_chief()
     return cluster
 
@@ -111,7 +114,7 @@ def _check_forced(cluster: Cluster, name: str) -> None:
         raise error(
             f"{name!r} is not a strategy; choose one of {', '.join(STRATEGIES)}{nearest(name, STRATEGIES)}", field="--strategy"
         )
-    if name in ("parameter_server", "hogwild") and not cluster.job("ps") and not cluster.partial:
+    if name in SERVED and not cluster.job("ps") and not cluster.partial:
         raise error(
             f"{name} keeps the parameters on ps tasks, and this cluster has none ({cluster.describe()}); "
             "describe ps tasks or choose multi_worker_mirrored",

@@ -7,12 +7,9 @@ The answers come from the description that `tfdist.strategy` uses: the one given
 none, when this process is the chief and the only task. They do not import TensorFlow, and may be asked for at any time.
 """
 
-from tfdist.choice import choose, prepared
+from tfdist.choice import SERVED, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.roles import this_cluster
-
-_SERVED = ("parameter_server", "hogwild")
-"""Strategies under which the chief alone runs the training program, as in `tfdist.strategies.SERVING_JOBS`."""
 
 
 def role() -> str:
@@ -50,7 +47,7 @@ def size() -> int:
     have several devices, `strategy.num_replicas_in_sync` counts these too.
     """
     cluster, _ = _here()
-    if choose(cluster).strategy not in _SERVED:
+    if choose(cluster).strategy not in SERVED:
         return max(1, len(_ranked(cluster)))
     owners = [worker.index for worker in cluster.job("worker") for _ in range(worker.slots)]
     return max((len({owners[number] for number in group}) for group in cluster.worker_groups), default=1)
@@ -86,7 +83,7 @@ def _ranked(cluster: Cluster) -> tuple[Task, ...]:
     """The tasks that run the training program, by rank."""
     if not cluster.training_tasks:
         return ()
-    workers = () if choose(cluster).strategy in _SERVED else cluster.job("worker")
+    workers = () if choose(cluster).strategy in SERVED else cluster.job("worker")
     return (*cluster.job("chief"), *workers)
 
 
