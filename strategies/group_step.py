@@ -29,6 +29,9 @@ class GroupStep:
             of the examples of the last step (float32 scalars).
     """
 
+    arguments: tuple[tf.TensorSpec, ...] = ()
+    """What the function takes beside a batch."""
+
     def __init__(
         self,
         strategy: Any,
@@ -45,67 +48,87 @@ class GroupStep:
         self._on_replica = on_replica
         self._after = after
         self._collect = collect
-        self._functions: dict[tuple[tuple[str, ...], bool], Any] = {}
+        self._functions: dict[Any, Any] = {}
         self._packed: dict[Any, tuple[list[tf.TensorShape], Any]] = {}
         self._traced: dict[Any, list[Any]] = {}
 
-    def prepare(self, batches: list[Any], element_spec: Any = None) -> Callable[[int], Any]:
-        """The function that a group runs on `batches`, one step each: takes the number of the group.
+    def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
+        """The function that a group runs on `batches`, one step each: takes the number of the group, then `arguments`.
 
         Args:
             batches: nested tensors, of equal shapes where they are several.
             element_spec: the specification of the dataset that they are from, which says which dimensions differ between
                 batches; without it they are traced for the shapes that they have.
+            variant: which of several functions, told to `_run`; hashable.
         """
         several = len(batches) > 1
         data = tf.nest.map_structure(lambda *values: tf.stack(values), *batches) if several else batches[0]
         flat = tf.nest.flatten(data)
         packed = can_pack(flat)
-        signature = (several, packed, tuple(_type_of(value) for value in flat), str(tf.nest.map_structure(lambda _: 0, data)))
+        signature = (variant, several, packed, tuple(_type_of(value) for value in flat), str(tf.nest.map_structure(lambda _: 0, data)))
         traced = self._traced.get(signature)
         if traced is None:
             examples = _rows_of(batches[0])
             shapes = _shapes(flat, element_spec, several)
-            traced = [self._trace(group, data, shapes, several, packed, examples) for group in self._strategy.worker_groups]
+            traced = [self._trace(group, variant, data, shapes, several, packed, examples) for group in self._strategy.worker_groups]
             self._traced[signature] = traced
         if packed:
-            return lambda group: traced[group](pack(flat))
-        return lambda group: traced[group](data)
+            return lambda group, *arguments: traced[group](pack(flat), *arguments)
+        return lambda group, *arguments: traced[group](data, *arguments)
+
+    def _variant_of(self, group: WorkerGroup, variant: Any) -> Any:
+        """What else the function depends on than the batch and what the group looks like inside."""
+        del group
+        return variant
 
     def _trace(
-        self, group: WorkerGroup, data: Any, shapes: list[Any], several: bool, packed: bool, examples: int | None
+        self,
+        group: WorkerGroup,
+        variant: Any,
+        data: Any,
+        shapes: list[Any],
+        several: bool,
+        packed: bool,
+        examples: int | None,
     ) -> Any:
         # A batch with fewer examples than the group has workers is computed by the first alone.
         width = len(group.devices) if examples is None or examples >= len(group.devices) else 1
         devices = group.traced_devices[:width]
+        variant = self._variant_of(group, variant)
         with _tracing, tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
             if packed:
-                return self._trace_packed(devices, data, shapes, several)
-            key = (devices, several)
+                return self._trace_packed(variant, devices, data, shapes, several)
+            key = (variant, devices, several)
             if key not in self._functions:
                 self._functions[key] = tf.function(
-                    lambda batch: self._run(devices, batch, several), reduce_retracing=True, autograph=False
+                    lambda batch, *arguments: self._run(variant, devices, batch, several, *arguments),
+                    reduce_retracing=True,
+                    autograph=False,
                 )
-            return self._functions[key].get_concrete_function(data)
+            return self._functions[key].get_concrete_function(data, *self.arguments)
 
-    def _trace_packed(self, devices: tuple[str, ...], data: Any, shapes: list[Any], several: bool) -> Any:
+    def _trace_packed(self, variant: Any, devices: tuple[str, ...], data: Any, shapes: list[Any], several: bool) -> Any:
         """The function for batches that come as bytes: one for all that differ in some dimensions only."""
         flat = tf.nest.flatten(data)
-        key = (devices, several, tuple((v.dtype, v.shape.rank) for v in flat), str(tf.nest.map_structure(lambda _: 0, data)))
+        structure = str(tf.nest.map_structure(lambda _: 0, data))
+        key = (variant, devices, several, tuple((v.dtype, v.shape.rank) for v in flat), structure)
         known, function = self._packed.get(key, (shapes, None))
         general = [a.most_specific_compatible_shape(b) for a, b in zip(known, shapes, strict=True)]
         if function is None or any(str(a) != str(b) for a, b in zip(known, general, strict=True)):
             specs = [tf.TensorSpec(shape, value.dtype) for shape, value in zip(general, flat, strict=True)]
 
-            def from_bytes(message: Any) -> Any:
-                return self._run(devices, tf.nest.pack_sequence_as(data, unpack(message, specs)), several)
+            def from_bytes(message: Any, *arguments: Any) -> Any:
+                batch = tf.nest.pack_sequence_as(data, unpack(message, specs))
+                return self._run(variant, devices, batch, several, *arguments)
 
-            function = tf.function(from_bytes, autograph=False).get_concrete_function(tf.TensorSpec([None], tf.uint8))
+            function = tf.function(from_bytes, autograph=False)
+            function = function.get_concrete_function(tf.TensorSpec([None], tf.uint8), *self.arguments)
             self._packed[key] = (general, function)
         return function
 
-    def _run(self, devices: tuple[str, ...], data: Any, several: bool) -> Any:
+    def _run(self, variant: Any, devices: tuple[str, ...], data: Any, several: bool) -> Any:
         """In the function: one step, or one for each entry of the first dimension of `data`; what `collect` makes of them."""
+        del variant
         if several:
             count = tf.shape(tf.nest.flatten(data)[0])[0]
             width = len(devices)

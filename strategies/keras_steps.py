@@ -35,12 +35,15 @@ class KerasSteps:
         self._size = 0  # Numbers that these hold.
         self._own = _Form()  # What the step returns beside metrics.
         self._results_form = _Form()
-        self._step = GroupStep(strategy, model, step, self._logs_on_replica, self._metrics_on_replica, self._collect)
+        self._step = self._make_step(strategy, model, step, self._logs_on_replica, self._metrics_on_replica, self._collect)
         self._states: dict[int, Any] = {}  # The metrics of each group, float64 vectors.
         self._sum: Any = np.zeros([0])
         self._means: list[tuple[int, int] | None] = []  # For each log where total and count of a mean are; None for others.
         self._result_of_metrics: Any = None
         self.logs: Any = None
+
+    def _make_step(self, *args: Any) -> GroupStep:
+        return GroupStep(*args)
 
     # In the function that a group runs.
 
@@ -129,26 +132,35 @@ class KerasSteps:
         return self.logs
 
     def _schedule(self, batches: list[Any], element_spec: Any = None) -> Execution:
-        calls = [self._step.prepare(run, element_spec) for run in _runs_of_equal_shapes(batches)]
+        calls = self._calls(batches, element_spec)
         if not self._states:
             self._sum = np.zeros([self._size])
             for variable in self._metrics:
                 variable._value.known_sum = None
 
         def run(group: int) -> Any:
-            for call in calls:
-                output = call(group)
-            return output
+            return self._outputs([call(group) for call, _ in calls])
 
         return self._under_way.schedule(run)
 
+    def _calls(self, batches: list[Any], element_spec: Any) -> list[tuple[Callable[[int], Any], int]]:
+        """The functions to call one after the other, with the number of steps of each."""
+        return [(self._step.prepare(run, element_spec), len(run)) for run in _runs_of_equal_shapes(batches)]
+
+    def _outputs(self, outputs: list[Any]) -> Any:
+        """What one execution gives, of what its calls gave."""
+        return outputs[-1]
+
     def _done(self, execution: Execution) -> Any:
-        vector = execution.result.numpy()
+        return self._note(execution.group, execution.result.numpy())
+
+    def _note(self, group: int, vector: Any) -> Any:
+        """Takes in what a group gave after a step; returns the logs over all groups."""
         state = vector[: self._size]
         logs = self._own.of(vector[self._size :])
         if self._metrics:
-            self._sum = self._sum - self._states.get(execution.group, 0.0) + state
-            self._states[execution.group] = state
+            self._sum = self._sum - self._states.get(group, 0.0) + state
+            self._states[group] = state
             metrics = self._results_form.of(self._logs_of_metrics())
             logs = keras_trainer.with_metrics(logs, metrics) if logs else metrics
         self.logs = logs

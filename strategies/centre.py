@@ -1,0 +1,148 @@
+"""Blocks: variables that travel together, joined to one vector, of which each ps task holds a slice.
+
+For a model's weights the slices are the centre. For what belongs to each group (an optimizer's slots) they hold what a group
+begins with that is new or was started anew.
+"""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.local_variable import Kind, LocalVariable
+from tfdist.strategies.named_variable import NamedVariable
+
+
+class Block:
+    """Variables of one dtype and kind.
+
+    Attributes:
+        variables: in the order in which their values follow each other in the vector.
+        kind: of all of them.
+        dtype: of all of them.
+        size: the number of values.
+        sizes: of the slices.
+        slices: for each server group its slices of the vector, one on each of its ps.
+        state: for each slice what the outer rule keeps beside it.
+        known: for each slice what each group knows of the centre, [groups, n]; empty without compression.
+        last: on each group's leader, the copy when its progress was last handed over, [size].
+        received: on each group's leader, the centre as it last came; only kept apart from `last` with compression.
+        seen: on each group's leader, what the outer rule remembers of each slice, [number of slices].
+        generation: goes up when the groups have to take over the slices' values.
+        version: goes up when `values` changes.
+        values: what the slices held when the chief last looked, as a vector; None while it has not looked.
+        dirty: groups with progress that the slices do not have.
+        changed: whether the chief has assigned variables that the slices do not have yet.
+    """
+
+    def __init__(self, variables: list[LocalVariable], servers: list[list[str]], rule: Any, groups: int, compressed: bool) -> None:
+        self.variables = variables
+        self.kind, self.dtype = variables[0].kind, variables[0].dtype
+        self.lengths = [variable.shape.num_elements() for variable in variables]
+        self.size = sum(self.lengths)
+        exchanged = self.kind is Kind.EXCHANGED
+        parts = min(self.size, min(len(devices) for devices in servers)) or 1
+        bounds = [self.size * number // parts for number in range(parts + 1)]
+        self.sizes = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+        self.slices = [
+            [NamedVariable("centre", self.dtype, [n], device) for n, device in zip(self.sizes, devices, strict=False)]
+            for devices in servers
+        ]
+        self.state = [[rule.state(each) if exchanged else {} for each in slices] for slices in self.slices]
+        self.known = [
+            [NamedVariable("known", self.dtype, [groups, *each.shape], each.device) for each in slices]
+            if exchanged and compressed
+            else []
+            for slices in self.slices
+        ]
+        self.last = NamedVariable("last", self.dtype, [self.size], "")
+        self.received = NamedVariable("received", self.dtype, [self.size], "")
+        self.seen = NamedVariable("seen", tf.int64, [parts], "")
+        self.generation = 0
+        self.version = 0
+        self.values: Any = None
+        self.dirty: set[int] = set()
+        self.changed = False
+        for variable in variables:
+            variable.block = self
+
+    # On the chief.
+
+    def begin(self) -> None:
+        """Gives what is kept beside the slices its first values, zeros."""
+        kept = [variable for states in self.state for state in states for name, variable in state.items() if name != "mutex"]
+        for variable in [*kept, *(known for slices in self.known for known in slices)]:
+            variable.assign(tf.zeros(variable.shape, variable.dtype))
+
+    def publish(self) -> None:
+        """Gives the slices the values that the variables have on the chief; the groups take them over before their next step."""
+        self.values = np.concatenate([self._value(variable).reshape(-1) for variable in self.variables])
+        for slices in self.slices:
+            begin = 0
+            for each in slices:
+                each.assign(tf.constant(self.values[begin : begin + each.shape[0]]))
+                begin += each.shape[0]
+        self.version += 1
+        for variable in self.variables:
+            variable.version = self.version
+        self.generation += 1
+        self.changed = False
+        self.dirty.clear()
+
+    def _value(self, variable: LocalVariable) -> Any:
+        if variable.version == self.version or self.values is None:
+            return variable.value_on_chief()
+        return self._cut(variable)
+
+    def _cut(self, variable: LocalVariable) -> Any:
+        begin = sum(self.lengths[: self.variables.index(variable)])
+        return self.values[begin : begin + variable.shape.num_elements()].reshape(variable.shape)
+
+    def set_values(self, values: Any) -> None:
+        """Notes a new vector of values, numpy [size]; the variables take theirs when somebody reads them."""
+        self.values = values
+        self.version += 1
+
+    def fetch(self) -> Any:
+        """The vector that the slices hold now; the mean over the server groups where they are several."""
+        copies = [np.concatenate([_on_chief(each.read()) for each in slices]) for slices in self.slices]
+        return copies[0] if len(copies) == 1 else np.mean(copies, axis=0, dtype=np.float64).astype(copies[0].dtype)
+
+    def bring(self, variable: LocalVariable) -> None:
+        """Gives the chief's variable the value that this block has for it."""
+        if variable.version != self.version:
+            variable.set_on_chief(self._cut(variable))
+            variable.version = self.version
+
+    # In functions.
+
+    def split(self, vector: Any) -> list[Any]:
+        """A vector of the whole block as those of the slices."""
+        return tf.split(vector, self.sizes)
+
+    def copies(self) -> Any:
+        """The group's own copies as a vector."""
+        with tf.device(self.leader):
+            return tf.concat([tf.reshape(self._read(variable), [-1]) for variable in self.variables], axis=0)
+
+    def set_copies(self, vector: Any, add: bool = False) -> None:
+        """Assigns the group's copies, or adds to them."""
+        with tf.device(self.leader):
+            for variable, value in zip(self.variables, tf.split(vector, self.lengths), strict=True):
+                value = tf.reshape(value, variable.shape)
+                operation = tf.raw_ops.AssignAddVariableOp if add else tf.raw_ops.AssignVariableOp
+                operation(resource=variable.copy.handle(self.leader), value=value)
+
+    def _read(self, variable: LocalVariable) -> Any:
+        value = tf.raw_ops.ReadVariableOp(resource=variable.copy.handle(self.leader), dtype=variable.dtype)
+        return tf.ensure_shape(value, variable.shape)
+
+    @property
+    def leader(self) -> str:
+        """The device of the group's copies."""
+        return str(self.variables[0]._strategy_of.extended.copies_device)
+
+
+def _on_chief(value: Any) -> Any:
+    with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+        return tf.identity(value).numpy()

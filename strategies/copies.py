@@ -1,0 +1,249 @@
+"""The groups' copies of all variables, as the chief manages them: who has what, who has progress, who has to begin anew."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies._private import dispatch_context, wait_until_ready
+from tfdist.strategies.centre import Block
+from tfdist.strategies.exchange import Exchange, take_over
+from tfdist.strategies.local_variable import Kind, LocalVariable
+from tfdist.strategies.outer import RULES, Control
+
+GROUP_SECONDS = 60.0
+"""How long the chief waits for a group that hands over its progress; then that is lost, as that of a worker which is gone."""
+
+_log = logging.getLogger("tfdist")
+
+
+class Copies:
+    """What the worker groups have.
+
+    Attributes:
+        blocks: all variables that functions of groups have used, in blocks.
+        rule: what the centre does with changes.
+    """
+
+    def __init__(self, strategy: Any, coordinator: Any) -> None:
+        self._strategy = strategy
+        self._options = strategy.synchronisation
+        self._groups = strategy.worker_groups
+        self.rule = RULES[self._options.outer](self._options, len(self._groups))
+        self.blocks: list[Block] = []
+        self._used: dict[LocalVariable, None] = {}
+        self._has: dict[tuple[int, Block], tuple[int, int]] = {}  # Generation and start of the group's copies.
+        self._starts = [0] * len(self._groups)
+        self._live = set(range(len(self._groups)))
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._lock = threading.RLock()
+        # TensorFlow makes it anew on a worker that was started anew: that is how the chief learns of it.
+        self._markers = coordinator._create_per_worker_variables(self._note_start)
+        self.under_way: Callable[[], int] = lambda: 0
+
+    def _note_start(self) -> Any:
+        group = dispatch_context().worker_index
+        self._starts[group] += 1
+        with tf.device(self._groups[group].devices[0]):
+            return tf.zeros([])
+
+    # Variables.
+
+    def note_use(self, variable: LocalVariable) -> None:
+        """Called where a function that is traced uses `variable`."""
+        self._used[variable] = None
+
+    @contextlib.contextmanager
+    def noting_use(self) -> Iterator[list[LocalVariable]]:
+        """Around the tracing of a function: gives, afterwards, the variables that it uses."""
+        outer, self._used = self._used, {}
+        used: list[LocalVariable] = []
+        try:
+            yield used
+        finally:
+            used += self._used
+            self._used = outer
+
+    def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, parts: int = 1) -> None:
+        """Puts variables that are in no block into blocks by kind and dtype, and gives their values to the ps.
+
+        Args:
+            variables: the variables.
+            kind: what they are; None leaves each as it was made.
+            parts: into how many blocks of about equal size those of one kind and dtype go.
+        """
+        new: dict[tuple[Kind, Any], list[LocalVariable]] = {}
+        for variable in variables:
+            if variable.block is None and variable.kind is not Kind.FROM_CHIEF:
+                variable.kind = kind or variable.kind
+                new.setdefault((variable.kind, variable.dtype), []).append(variable)
+        servers = [list(devices) for devices in self._strategy.server_devices]
+        for members in new.values():
+            for part in _parted(members, parts):
+                block = Block(part, servers, self.rule, len(self._groups), self._options.compression is not None)
+                block.begin()
+                block.publish()
+                self.blocks.append(block)
+
+    # Before a group runs a function, in its thread.
+
+    def prepare(self, group: int, blocks: Sequence[Block]) -> None:
+        """Lets the group take over what it has not: at its start, and when the chief has assigned variables."""
+        dispatched = dispatch_context()
+        if dispatched is not None:
+            dispatched.maybe_get_remote_value(self._markers._values[group])
+        self._live.add(group)
+        for block in blocks:
+            state = (block.generation, self._starts[group])
+            if self._has.get((group, block)) != state:
+                self._function("take_over", block, group)(tf.constant(self.control(group), tf.float64))
+                block.dirty.discard(group)
+                self._has[group, block] = state
+
+    def control(self, group: int, weight: float | None = None, step: int = 0) -> list[float]:
+        """What `Control.of` takes apart."""
+        live = max(1, len(self._live))
+        return [group, 1.0 / live if weight is None else weight, live, step]
+
+    def lost(self, group: int) -> None:
+        """The group has failed; its copies are gone, its share of the average is the others'."""
+        self._live.discard(group)
+        for key in [key for key in self._has if key[0] == group]:
+            del self._has[key]
+
+    def _function(self, what: str, block: Block, group: int) -> Callable[..., Any]:
+        """The function of this name, which groups that look alike share."""
+        strategy, at = self._strategy, self._groups[group]
+        servers = strategy.servers_of(group)
+        key = (what, block, at.traced_devices[:1], servers)
+        with self._lock:
+            if key not in self._functions:
+
+                def run(numbers: Any) -> Any:
+                    control = Control.of(numbers)
+                    if what == "take_over":
+                        take_over(block, servers, control.group, len(self._groups))
+                        return tf.constant(0)
+                    if block.kind is not Kind.EXCHANGED:
+                        return block.copies()
+                    exchange = Exchange(block, self.rule, servers, self._options.compression, control)
+                    exchange.begin()
+                    exchange.end()
+                    return tf.constant(0)
+
+                with tf.device(at.devices[0]), strategy.extended.tracing(at.traced_devices[:1]):
+                    function = tf.function(run, autograph=False)
+                    self._functions[key] = function.get_concrete_function(Control.SPEC)
+            function = self._functions[key]
+
+        def call(numbers: Any) -> Any:
+            with tf.device(at.devices[0]):
+                return function(numbers)
+
+        return call
+
+    # The chief's side.
+
+    def bring(self, variable: LocalVariable) -> None:
+        """Gives the chief's variable the value that it has in the cluster.
+
+        While steps are under way that is the centre as it is, and for what belongs to the groups what was read last; else the
+        groups first hand over their progress.
+        """
+        block = variable.block
+        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER) or block.changed:
+            if block is not None and variable.version == block.version:
+                return
+            if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
+                return
+        if block.dirty:
+            if not self.under_way():
+                self.collect([block])
+            elif block.kind is Kind.EXCHANGED:
+                block.set_values(block.fetch())
+        block.bring(variable)
+
+    @contextlib.contextmanager
+    def assigning(self, variable: LocalVariable) -> Iterator[None]:
+        """Around an assignment on the chief."""
+        self.bring(variable)
+        yield
+        if variable.block is not None:
+            variable.block.changed = True
+            variable.version = variable.block.version
+
+    def publish(self) -> None:
+        """Before steps are handed out: what the chief has assigned goes to the ps."""
+        for block in self.blocks:
+            if block.changed:
+                block.publish()
+
+    def count(self, variables: Sequence[LocalVariable], steps: int) -> None:
+        """Adds steps that are done to the chief's counters."""
+        for variable in variables:
+            variable.set_on_chief(variable.value_on_chief() + steps)
+
+    def collect(self, blocks: Sequence[Block]) -> None:
+        """Brings the groups' progress together: the chief knows it, and every group goes on from there.
+
+        Nothing may be under way. Groups that do not answer are left out.
+        """
+        for block in blocks:
+            if not block.dirty:
+                continue
+            answers = self._ask(block, sorted(block.dirty))
+            block.dirty.clear()
+            if block.kind is Kind.EXCHANGED:
+                block.set_values(block.fetch())
+                block.generation += 1
+            elif answers:
+                block.set_values(_one_of(list(answers.values()), answers.get(0)))
+
+    def _ask(self, block: Block, groups: Sequence[int]) -> dict[int, Any]:
+        """Lets the groups push their progress, or give their copies; what those gave that answered."""
+        answers: dict[int, Any] = {}
+
+        def ask(group: int) -> None:
+            try:
+                answer = self._function("hand_over", block, group)(tf.constant(self.control(group), tf.float64))
+                with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+                    answers[group] = tf.identity(answer).numpy()
+            except tf.errors.OpError as error:
+                _log.debug("group %d does not hand over its progress: %s", group, error)
+                self.lost(group)
+
+        threads = [threading.Thread(target=ask, args=(group,), daemon=True) for group in groups]
+        for thread in threads:
+            thread.start()
+        for group, thread in zip(groups, threads, strict=True):
+            thread.join(GROUP_SECONDS)
+            if thread.is_alive():
+                self.lost(group)
+        return dict(answers)
+
+
+def ready(remote: Any) -> bool:
+    """Whether a worker has made what belongs to it."""
+    return wait_until_ready(remote, GROUP_SECONDS)
+
+
+def _parted(variables: list[LocalVariable], parts: int) -> list[list[LocalVariable]]:
+    """Neighbours together, in at most `parts` lists of about the same number of values."""
+    sizes = [variable.shape.num_elements() for variable in variables]
+    total, done = sum(sizes) or 1, 0
+    lists: dict[int, list[LocalVariable]] = {}
+    for variable, size in zip(variables, sizes, strict=True):
+        lists.setdefault(min(parts - 1, (done + size // 2) * parts // total), []).append(variable)
+        done += size
+    return [members for members in lists.values() if members]
+
+
+def _one_of(vectors: list[Any], first: Any) -> Any:
+    """The mean where there is one, else the first group's."""
+    if np.issubdtype(vectors[0].dtype, np.floating):
+        return np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
+    return vectors[0] if first is None else first

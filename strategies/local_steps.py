@@ -1,0 +1,259 @@
+"""What Keras calls as `train_function` and `test_function` under Hogwild: groups train copies of their own, period by period.
+
+A group gets the batches of a whole sync period with one call. Its function begins the exchange with the centre, makes the local
+steps while that is under way, and takes the answer over at the end. It tells the logs of each step, so that Keras' callbacks
+see them as ever.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies._private import LearningRateSchedule, TFOptimizer
+from tfdist.strategies.centre import Block
+from tfdist.strategies.exchange import Exchange
+from tfdist.strategies.feed import Feed
+from tfdist.strategies.group_step import GroupStep
+from tfdist.strategies.keras_steps import KerasSteps
+from tfdist.strategies.local_variable import Kind, LocalVariable
+from tfdist.strategies.outer import Control
+from tfdist.strategies.server_variables import unwrapped
+from tfdist.strategies.worker_groups import WorkerGroup
+
+_step_number: Any = None
+"""In the step that is traced, its number over all groups."""
+
+
+def install() -> None:
+    """Lets learning-rate schedules follow the steps of all groups together. Calling it again does nothing."""
+    if getattr(TFOptimizer, "_tfdist_schedules_installed", False):
+        return
+    TFOptimizer._tfdist_schedules_installed = True
+    current = TFOptimizer._get_current_learning_rate
+
+    def _get_current_learning_rate(self: Any) -> Any:
+        if _step_number is not None and isinstance(self._learning_rate, LearningRateSchedule):
+            return self._learning_rate(_step_number)
+        return current(self)
+
+    TFOptimizer._get_current_learning_rate = _get_current_learning_rate
+
+
+@contextlib.contextmanager
+def _numbered(step: Any) -> Iterator[None]:
+    global _step_number
+    outer, _step_number = _step_number, step
+    try:
+        yield
+    finally:
+        _step_number = outer
+
+
+class LocalStep(GroupStep):
+    """A step of a model on the groups' own copies.
+
+    Args:
+        args: as `GroupStep`'s.
+        trains: whether it changes the copies.
+        gives_each: whether the function gives what `collect` makes of each step, stacked; else of its only one.
+    """
+
+    arguments = (Control.SPEC,)
+
+    def __init__(self, *args: Any, trains: bool = False, gives_each: bool = False) -> None:
+        super().__init__(*args)
+        self._trains = trains
+        self._gives_each = gives_each
+        self._copies = self._strategy.copies
+        self._blocks: dict[Block, None] = {}
+        self._exchanged: list[Block] = []
+        self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
+        self._turns = [0] * len(self._strategy.worker_groups)
+        self.counters: dict[LocalVariable, None] = {}
+
+    def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
+        """As `GroupStep.prepare`; what it returns takes the number of the group, then that of the first step."""
+        del variant
+        self._register_weights()
+        # Whoever has a period's batches exchanges while it computes them; with fewer, before them, when the period is over.
+        period = self._strategy.steps_per_exchange
+        overlaps = self._trains and len(batches) >= period and self._strategy.synchronisation.overlap
+        turns: list[Any] = [(number,) for number in range(len(self._exchanged))] if overlaps else [()]
+        if overlaps and self._strategy.synchronisation.slices == 1:
+            turns = [tuple(range(len(self._exchanged)))]
+        with self._copies.noting_use() as used:
+            calls = [super(LocalStep, self).prepare(batches, element_spec, turn) for turn in turns]
+            without = super().prepare(batches, element_spec, ()) if overlaps and self._strategy.shares_copies else None
+        self._note(used)
+
+        def run(group: int, step: int) -> Any:
+            owner = self._strategy.owner_of(group)
+            self._copies.prepare(group, list(self._blocks))
+            if self._trains:
+                if not overlaps and owner == group and self._since[owner] >= period:
+                    self._exchange(group)
+                for block in self._blocks:
+                    if block in self._exchanged or block.kind is not Kind.EXCHANGED:
+                        block.dirty.add(owner)
+            call = calls[self._turns[group] % len(calls)]
+            if owner != group and without is not None:
+                call = without
+            elif overlaps:
+                self._turns[group] += 1
+            self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
+            try:
+                return call(group, tf.constant(self._copies.control(group, step=step), tf.float64))
+            except tf.errors.OpError:
+                self._copies.lost(owner)
+                raise
+
+        return run
+
+    def _exchange(self, group: int) -> None:
+        blocks = self._exchanged
+        if self._strategy.synchronisation.slices > 1:
+            blocks = [blocks[self._turns[group] % len(blocks)]]
+        self._turns[group] += 1
+        self._since[group] = 0
+        for block in blocks:
+            self._copies.hand_over(block, group)
+
+    def _register_weights(self) -> None:
+        """Puts the model's weights into the centre. Frozen ones are kept apart and not exchanged, as nothing changes them."""
+        if self._exchanged or not self._model.built:
+            return
+        weights = {id(v): v for v in (unwrapped(weight._value) for weight in self._model.weights)}
+        floating = [v for v in weights.values() if isinstance(v, LocalVariable) and v.dtype.is_floating]
+        trained = {id(unwrapped(weight._value)) for weight in self._model.trainable_weights}
+        active = [v for v in floating if id(v) in trained or not v.trainable]
+        self._copies.register(active, Kind.EXCHANGED, self._strategy.synchronisation.slices)
+        self._copies.register(floating, Kind.EXCHANGED)
+        self._exchanged = list(dict.fromkeys(v.block for v in active))
+        self._note(floating)
+
+    def _note(self, used: list[LocalVariable]) -> None:
+        self._copies.register(used)
+        self._blocks.update(dict.fromkeys(v.block for v in used if v.block is not None))
+        if self._trains:
+            self.counters.update(dict.fromkeys(v for v in used if v.kind is Kind.COUNTER))
+
+    def _variant_of(self, group: WorkerGroup, variant: Any) -> Any:
+        return variant, self._strategy.servers_of(group.number), self._strategy.home_of(group.number)
+
+    def _run(self, variant: Any, devices: tuple[str, ...], data: Any, several: bool, numbers: Any = None) -> Any:
+        turn, servers, _ = variant
+        control = Control.of(numbers)
+        exchanges = [self._copies.exchange(self._exchanged[number], servers, control) for number in turn]
+        for exchange in exchanges:
+            exchange.begin()
+        if several:
+            given = self._loop(devices, data, control)
+        else:
+            given = self._numbered_step(devices, data, control.step)
+            given = given[None] if self._gives_each else given
+        for exchange in exchanges:
+            exchange.end()
+        return given
+
+    def _loop(self, devices: tuple[str, ...], data: Any, control: Control) -> Any:
+        """One step for each entry of the first dimension of `data`."""
+        count = tf.shape(tf.nest.flatten(data)[0])[0]
+
+        def body(number: Any, given: Any) -> Any:
+            batch = tf.nest.map_structure(lambda value: value[number], data)
+            vector = self._numbered_step(devices, batch, control.step + tf.cast(number, tf.int64))
+            return number + 1, given.write(number, vector)
+
+        rows = tf.TensorArray(tf.float64, size=count, infer_shape=False, element_shape=[None])
+        _, rows = tf.while_loop(lambda number, _: number < count, body, (tf.constant(0), rows), parallel_iterations=1)
+        return rows.stack()
+
+    def _numbered_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
+        with _numbered(number):
+            outputs, shares = self._one_step(devices, batch)
+        after = self._by_replica(devices, self._strategy.run(self._after))
+        return self._collect(outputs, after, shares)
+
+
+class LocalKerasSteps(KerasSteps):
+    """As `KerasSteps`, with as many batches to a call as a sync period has steps, and the logs of each of them."""
+
+    def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: Any, trains: bool) -> None:
+        self._trains = trains
+        self._copies = strategy.copies
+        self._length = strategy.steps_per_exchange
+        self._ready: deque[Any] = deque()  # Logs of executions that Keras has not asked for yet.
+        self._steps_done = 0
+        self._next_step: int | None = None
+        super().__init__(strategy, model, step, under_way)
+
+    def _make_step(self, *args: Any) -> LocalStep:
+        return LocalStep(*args, trains=self._trains, gives_each=True)
+
+    def __call__(self, iterator: Any) -> Any:
+        """See `KerasSteps`: returns logs once per `steps_per_execution` steps that are done."""
+        if not isinstance(iterator, Feed):
+            return super().__call__(iterator)
+        if not self._ready and not len(self._under_way):
+            iterator.begin_epoch_if_over()
+        while not self._ready:
+            while len(self._under_way) < self._under_way.limit:
+                batches = iterator.take(self._length)
+                if not batches:
+                    break
+                self._schedule(batches, iterator.owner.element_spec)
+            done = self._under_way.wait_for_any()
+            if done is not None:
+                self._done(done)
+            elif self._steps_done:  # The last execution of an epoch may be shorter.
+                self._steps_done = 0
+                self._ready.append(self.logs)
+            else:
+                raise StopIteration
+        return self._ready.popleft()
+
+    def begin(self) -> None:
+        """See `KerasSteps.begin`."""
+        super().begin()
+        self._ready.clear()
+        self._steps_done = 0
+        self._next_step = None
+
+    def finish(self) -> Any:
+        """See `KerasSteps.finish`."""
+        logs = super().finish()
+        self._ready.clear()
+        self._steps_done = 0
+        return logs
+
+    def _schedule(self, batches: list[Any], element_spec: Any = None) -> Any:
+        self._copies.publish()
+        if not self._trains:
+            self._copies.bring_together()
+        return super()._schedule(batches, element_spec)
+
+    def _calls(self, batches: list[Any], element_spec: Any) -> list[Callable[[int], Any]]:
+        if self._next_step is None:
+            self._next_step = self._copies.steps_of(self._model.optimizer) if self._trains else 0
+        calls = []
+        for call, length in super()._calls(batches, element_spec):
+            calls.append((lambda group, call=call, step=self._next_step: call(group, step), length))
+            self._next_step += length
+        return calls
+
+    def _outputs(self, outputs: list[Any]) -> Any:
+        return outputs[0] if len(outputs) == 1 else tf.concat(outputs, axis=0)
+
+    def _done(self, execution: Any) -> Any:
+        rows = execution.result.numpy()
+        for row in rows:
+            self._note(execution.group, row)
+            self._steps_done += 1
+            if self._steps_done >= self._model.steps_per_execution:
+                self._steps_done = 0
+                self._ready.append(self.logs)
+        self._copies.count(self._step.counters, len(rows))
+        return self.logs
