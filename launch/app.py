@@ -218,6 +218,10 @@ def _explain(cluster: Cluster, choice: Choice, reason: str | None) -> None:
         print(f"groups    {len(cluster.worker_groups)} of workers, {len(cluster.server_groups)} of servers")
     if cluster.sync_period != 1:
         print(f"period    {cluster.sync_period} updates between exchanges")
+    if options := cluster.synchronisation.given():
+        print(f"exchange  {', '.join(f'{name} {value}' for name, value in options.items())}")
+    for warning in cluster.synchronisation.warnings(cluster):
+        print(f"warning   {warning}")
     if reason:
         print(f"note      cannot be started: {reason}")
     width = max(len(task.name) for task in cluster.tasks)

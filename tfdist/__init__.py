@@ -22,11 +22,13 @@ from tfdist.ranks import rank as rank
 from tfdist.ranks import role as role
 from tfdist.ranks import size as size
 from tfdist.roles import strategy as strategy
+from tfdist.synchronisation import Synchronisation as Synchronisation
 from tfdist.version import __version__ as __version__
 
 __all__ = [
     "Cluster",
     "ClusterError",
+    "Synchronisation",
     "Task",
     "define_flags",
     "is_chief",

@@ -5,10 +5,19 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.choice import STRATEGIES
+from tfdist.choice import STRATEGIES, choose, not_hogwild
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import from_environment, read
 from tfdist.errors import Source
+from tfdist.synchronisation import (
+    COMPRESSIONS,
+    DEFAULT_SYNC_PERIOD,
+    OUTERS,
+    TOPOLOGIES,
+    WEIGHTS,
+    Synchronisation,
+    problem,
+)
 
 CLOUDML_FLAGS = {
     "tier": "CloudML scale tier: BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM.",
@@ -20,6 +29,21 @@ CLOUDML_FLAGS = {
     "parameter_server_count": "CloudML number of ps (tier CUSTOM).",
     "evaluator_count": "CloudML number of evaluators (tier CUSTOM).",
 }
+
+HOGWILD_FLAGS = {
+    "sync_period": "Updates between two exchanges of a worker group.",
+    "outer": f"What the centre does with the change of a group: {', '.join(OUTERS)}.",
+    "outer_learning_rate": "Rate with which the centre takes changes.",
+    "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
+    "elastic_rate": "Moving rate of outer elastic.",
+    "topology": f"Who exchanges with whom: {', '.join(TOPOLOGIES)}.",
+    "compression": f"How changes are sent: {', '.join(COMPRESSIONS)}; float32 without.",
+    "slices": "Parts of the parameters that are exchanged one after the other.",
+    "adaptive": "Slower groups exchange after fewer updates.",
+    "exchange_weights": f"What a change weighs by: {', '.join(WEIGHTS)}.",
+    "overlap": "A group goes on while its exchange is under way.",
+}
+"""The flags of Hogwild: `sync_period` and the options of `Synchronisation`, where `exchange_weights` is called `weights`."""
 
 
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -39,6 +63,8 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)
     flags.DEFINE_bool("evaluator", False, "Add an evaluator task to the cluster, whatever describes it.", **define)
     flags.DEFINE_string("strategy", None, f"Strategy to use instead of the one chosen: {', '.join(STRATEGIES)}.", **define)
+    for name, help_text in HOGWILD_FLAGS.items():
+        _hogwild_definer(name)(name, None, "Hogwild: " + help_text, **define)
     flags.DEFINE_string("job_dir", None, "Folder for what the job writes; the launcher hands it on to the program.", **define)
     flags.DEFINE_float(
         "start_timeout",
@@ -47,6 +73,14 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         lower_bound=0.0,
         **define,
     )
+
+
+def _hogwild_definer(name: str) -> Any:
+    if name in ("sync_period", "slices"):
+        return flags.DEFINE_integer
+    if name in ("adaptive", "overlap"):
+        return flags.DEFINE_bool
+    return flags.DEFINE_float if "rate" in name or "momentum" in name else flags.DEFINE_string
 
 
 def is_flag_values(cfg: object) -> bool:
@@ -62,10 +96,12 @@ def describes(flag_values: flags.FlagValues) -> bool:
 def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | None:
     """Reads the cluster that the flags describe, else that of TF_CONFIG; None where there is neither.
 
-    `--strategy`, `--evaluator` and `--job_dir` apply to whichever it is.
+    `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags apply to whichever it is. The sync period is
+    `DEFAULT_SYNC_PERIOD` where `--strategy hogwild` is given on a description that neither means Hogwild nor has a word for
+    the period.
 
     Raises:
-        ClusterError: when the description is bad.
+        ClusterError: when the description or a flag is bad, or when Hogwild's flags are given for another strategy.
         AttributeError: when `define_flags` was not called.
     """
     overrides = {name: getattr(flag_values, name) for name in (*CLOUDML_FLAGS, "job_dir")}
@@ -76,7 +112,37 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | None:
     else:
         cluster = from_environment(overrides)
     if cluster is not None and flag_values.strategy is not None:
+        if flag_values.strategy == "hogwild" and not _says_period(cluster):
+            cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
+    cluster = _with_hogwild_flags(cluster, flag_values)
     if cluster is not None and flag_values.evaluator and not cluster.job("evaluator"):
         cluster = dataclasses.replace(cluster, tasks=(*cluster.tasks, Task("evaluator", 0)))
     return cluster
+
+
+def _says_period(cluster: Cluster) -> bool:
+    """Whether the sync period of a description is one that it means: SINGA always has one."""
+    means_hogwild = cluster.strategy == "hogwild" or len(cluster.server_groups) > 1
+    return means_hogwild or cluster.source.dialect == "singa" or cluster.sync_period != 1
+
+
+def _with_hogwild_flags(cluster: Cluster | None, flag_values: flags.FlagValues) -> Cluster | None:
+    given = {name: flag_values[name].value for name in HOGWILD_FLAGS if flag_values[name].value is not None}
+    if not given:
+        return cluster
+    flag = f"--{next(iter(given))}"
+    if cluster is None:
+        raise Source("flags", flag).error("it is an option of hogwild, and no cluster is described; give --tier or --cluster")
+    choice = choose(dataclasses.replace(cluster, synchronisation=Synchronisation()))
+    if choice.strategy != "hogwild":
+        raise Source("flags", flag).error(not_hogwild(choice))
+    period = given.pop("sync_period", cluster.sync_period)
+    if not 1 <= period < 2**31:
+        raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")
+    options = {"weights" if name == "exchange_weights" else name: value for name, value in given.items()}
+    for flag, name in zip(given, options, strict=True):
+        if fault := problem(name, options[name]):
+            raise Source("flags", f"--{flag}").error(fault)
+    synchronisation = dataclasses.replace(cluster.synchronisation, **options)
+    return dataclasses.replace(cluster, sync_period=period, synchronisation=synchronisation)

@@ -16,6 +16,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects import from_environment, read
 from tfdist.errors import Source
 from tfdist.flags import cluster_from_flags, is_flag_values
+from tfdist.synchronisation import Synchronisation
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -27,7 +28,9 @@ _active: "list[tuple[Cluster, tf.distribute.Strategy]]" = []
 _described: list[Cluster] = []
 
 
-def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.distribute.Strategy":
+def strategy(
+    cfg: Any = None, *, start_timeout: float | None = None, synchronisation: Synchronisation | None = None
+) -> "tf.distribute.Strategy":
     """Returns the `tf.distribute.Strategy` that the description means, on the task that runs the training program.
 
     On an `evaluator` it returns one under which `fit` evaluates the chief's checkpoints instead of training, until the chief's
@@ -39,6 +42,7 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
             `tfdist.define_flags()`. None reads TF_CONFIG; without TF_CONFIG too, the program trains in this one process.
             Where TF_CONFIG is set it says which task this process is, and a `cfg` must describe the same cluster.
         start_timeout: seconds to wait for the other tasks; default 300, or the flag `--start_timeout`.
+        synchronisation: Hogwild's options, in place of those that `cfg` describes; those of flags and TF_CONFIG go before.
 
     Raises:
         ClusterError: for a bad description, one that contradicts TF_CONFIG, or one that cannot be trained with yet.
@@ -49,8 +53,12 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
         flag_values, cfg = cfg, cluster_from_flags(cfg)
         if cfg is not None and flag_values.job_dir is None:
             flag_values.job_dir = cfg.job_dir  # Given to the launcher, it is the program's too.
+    elif cfg is not None and synchronisation is not None:
+        cfg = dataclasses.replace(read(cfg), synchronisation=synchronisation)
     start_timeout = DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout
     cluster = _this_cluster(cfg)
+    if synchronisation is not None and not cluster.synchronisation.given():
+        cluster = dataclasses.replace(cluster, synchronisation=synchronisation)
     if _active:
         return _again(cluster)
     _described[:] = [cluster]
@@ -67,6 +75,8 @@ def strategy(cfg: Any = None, *, start_timeout: float | None = None) -> "tf.dist
         raise cluster.source.error(reason)
     if note := strategies.tpu_note(cluster):
         _log.warning("%s", note)
+    for warning in cluster.synchronisation.warnings(cluster):
+        _log.warning("%s", warning)
     serving = strategies.serving_jobs(choice.strategy)
     if cluster.task and cluster.task[0] in serving and not _is_chief_too(cluster):
         from tfdist.strategies.serve import serve
@@ -104,6 +114,12 @@ def _this_cluster(cfg: Any) -> Cluster:
         raise described.source.error(
             f"the program asks for {described.describe()}, but TF_CONFIG describes {here.describe()}; "
             "run the program without TF_CONFIG, or describe the same cluster"
+        )
+    if described.task is None:  # It is not TF_CONFIG itself, with flags on top.
+        described = dataclasses.replace(
+            described,
+            sync_period=described.sync_period if here.sync_period == 1 else here.sync_period,
+            synchronisation=here.synchronisation if here.synchronisation.given() else described.synchronisation,
         )
     slots = {task.name: (task.slots, task.gpus) for task in described.tasks}
     tasks = []

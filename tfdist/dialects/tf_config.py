@@ -13,6 +13,7 @@ from typing import Any
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task, valid_host
 from tfdist.dialects.text import MAX_TASKS, Document, close, shown
 from tfdist.errors import ClusterError, Source, nearest
+from tfdist.synchronisation import DEFAULTS, Synchronisation, problem
 
 NAME = "tf_config"
 EXAMPLE = 'TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})'
@@ -29,6 +30,7 @@ _EXTENSION_KEYS = (
     "server_groups",
     "separate_servers",
     "sync_period",
+    "synchronisation",
     "share_memory",
     "job_dir",
     "strategy",
@@ -93,6 +95,7 @@ class _Reader:
             server_groups=fields.groups("server_groups"),
             separate_servers=fields.flag("separate_servers", True),
             sync_period=fields.sync_period(),
+            synchronisation=fields.synchronisation(),
             share_memory=fields.flag("share_memory", True),
             job_dir=fields.text("job_dir"),
             strategy=fields.text("strategy"),
@@ -273,6 +276,18 @@ class _Extension:
         if not _is_int(value) or not 1 <= value < 2**31:
             raise self._error("sync_period", value, "a whole number from 1")
         return int(value)
+
+    def synchronisation(self) -> Synchronisation:
+        options = self.rest.pop("synchronisation", {})
+        if not isinstance(options, Mapping):
+            raise self._error("synchronisation", options, 'options by name, {"outer": "nesterov"}')
+        for name, value in options.items():
+            path = (EXTENSION, "synchronisation")
+            if name not in DEFAULTS:
+                raise self.reader.error(f"the option {shown(name)} is not known here{nearest(name, DEFAULTS)}", *path)
+            if fault := problem(name, value):
+                raise self.reader.error(fault, *path, name)
+        return Synchronisation(**options)
 
     def evaluators(self) -> dict[int, str]:
         return dict(self.reader._entries(self.rest.pop("evaluators", None), (EXTENSION, "evaluators")))
