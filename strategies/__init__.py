@@ -22,6 +22,7 @@ MODULES = {
     "mirrored": "tfdist.strategies.mirrored",
     "multi_worker_mirrored": "tfdist.strategies.multi_worker_mirrored",
     "parameter_server": "tfdist.strategies.parameter_server",
+    "hogwild": "tfdist.strategies.hogwild",
 }
 """Strategy name -> module. A strategy that is chosen and is not here is not built yet."""
 

@@ -91,6 +91,8 @@ stop_recording: Any = _need("tensorflow.python.eager.record", tf.__version__, "s
 variable_accessed: Any = _need("tensorflow.python.ops.resource_variable_ops", tf.__version__, "variable_accessed")
 ControlFlowFuncGraph: Any = _need("tensorflow.python.ops.control_flow_v2_func_graphs", tf.__version__, "ControlFlowFuncGraph")
 
+LearningRateSchedule: Any = keras.optimizers.schedules.LearningRateSchedule
+
 # Keras' optimizer on TensorFlow: server_optimizer.py sends its gradients joined and updates shards where they are.
 TFOptimizer: Any = _need("keras.src.backend.tensorflow.optimizer", keras.__version__, "TFOptimizer")
 # Metrics are computed on values that are not those of their variables: keras_steps.py sums over groups first.

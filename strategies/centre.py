@@ -35,7 +35,9 @@ class Block:
         changed: whether the chief has assigned variables that the slices do not have yet.
     """
 
-    def __init__(self, variables: list[LocalVariable], servers: list[list[str]], rule: Any, groups: int, compressed: bool) -> None:
+    def __init__(
+        self, variables: list[LocalVariable], servers: list[list[str]], rule: Any, groups: int, compressed: bool
+    ) -> None:
         self.variables = variables
         self.kind, self.dtype = variables[0].kind, variables[0].dtype
         self.lengths = [variable.shape.num_elements() for variable in variables]

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies._private import dispatch_context, wait_until_ready
+from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.centre import Block
 from tfdist.strategies.exchange import Exchange, take_over
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import RULES, Control
+from tfdist.strategies.server_variables import unwrapped
 
 GROUP_SECONDS = 60.0
 """How long the chief waits for a group that hands over its progress; then that is lost, as that of a worker which is gone."""
@@ -38,11 +39,14 @@ class Copies:
         self._used: dict[LocalVariable, None] = {}
         self._has: dict[tuple[int, Block], tuple[int, int]] = {}  # Generation and start of the group's copies.
         self._starts = [0] * len(self._groups)
-        self._live = set(range(len(self._groups)))
+        self.owners = _owners(self._groups, strategy.shares_copies)
+        self._live = set(self.owners)
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._lock = threading.RLock()
+        self._locks = [threading.RLock() for _ in self._groups]
         # TensorFlow makes it anew on a worker that was started anew: that is how the chief learns of it.
         self._markers = coordinator._create_per_worker_variables(self._note_start)
+        self.rates = self._options.outer_rates("")
         self.under_way: Callable[[], int] = lambda: 0
 
     def _note_start(self) -> Any:
@@ -96,21 +100,36 @@ class Copies:
         dispatched = dispatch_context()
         if dispatched is not None:
             dispatched.maybe_get_remote_value(self._markers._values[group])
-        self._live.add(group)
-        for block in blocks:
-            state = (block.generation, self._starts[group])
-            if self._has.get((group, block)) != state:
-                self._function("take_over", block, group)(tf.constant(self.control(group), tf.float64))
-                block.dirty.discard(group)
-                self._has[group, block] = state
+        owner = self.owners[group]
+        with self._locks[owner]:
+            self._live.add(owner)
+            for block in blocks:
+                state = (block.generation, self._starts[owner])
+                if self._has.get((owner, block)) != state:
+                    self._function("take_over", block, owner)(tf.constant(self.control(owner), tf.float64))
+                    block.dirty.discard(owner)
+                    self._has[owner, block] = state
+
+    def hand_over(self, block: Block, group: int) -> Any:
+        """Exchanges the progress of a group's copies with the centre, or gives the copies of another kind of block."""
+        return self._function("hand_over", block, group)(tf.constant(self.control(group), tf.float64))
+
+    def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
+        """An exchange of `block`, to be traced into a group's function."""
+        compression = self._options.compression if block.dtype == tf.float32 else None
+        return Exchange(block, self.rule, servers, compression, control)
+
+    def owner_of(self, group: int) -> int:
+        """The group whose copies a group trains: its own, or in a process that shares them those of the first there."""
+        return self.owners[group]
 
     def control(self, group: int, weight: float | None = None, step: int = 0) -> list[float]:
         """What `Control.of` takes apart."""
         live = max(1, len(self._live))
-        return [group, 1.0 / live if weight is None else weight, live, step]
+        return [self.owner_of(group), 1.0 / live if weight is None else weight, live, step, *self.rates]
 
     def lost(self, group: int) -> None:
-        """The group has failed; its copies are gone, its share of the average is the others'."""
+        """The group has failed; its copies are gone, and its share of the average is the others'."""
         self._live.discard(group)
         for key in [key for key in self._has if key[0] == group]:
             del self._has[key]
@@ -119,7 +138,8 @@ class Copies:
         """The function of this name, which groups that look alike share."""
         strategy, at = self._strategy, self._groups[group]
         servers = strategy.servers_of(group)
-        key = (what, block, at.traced_devices[:1], servers)
+        home = strategy.home_of(group)
+        key = (what, block, home, servers)
         with self._lock:
             if key not in self._functions:
 
@@ -130,12 +150,12 @@ class Copies:
                         return tf.constant(0)
                     if block.kind is not Kind.EXCHANGED:
                         return block.copies()
-                    exchange = Exchange(block, self.rule, servers, self._options.compression, control)
+                    exchange = self.exchange(block, servers, control)
                     exchange.begin()
                     exchange.end()
                     return tf.constant(0)
 
-                with tf.device(at.devices[0]), strategy.extended.tracing(at.traced_devices[:1]):
+                with tf.device(at.devices[0]), strategy.extended.tracing([home]):
                     function = tf.function(run, autograph=False)
                     self._functions[key] = function.get_concrete_function(Control.SPEC)
             function = self._functions[key]
@@ -155,12 +175,9 @@ class Copies:
         groups first hand over their progress.
         """
         block = variable.block
-        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER) or block.changed:
-            if block is not None and variable.version == block.version:
-                return
-            if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
-                return
-        if block.dirty:
+        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
+            return
+        if block.dirty and not block.changed:
             if not self.under_way():
                 self.collect([block])
             elif block.kind is Kind.EXCHANGED:
@@ -175,6 +192,16 @@ class Copies:
         if variable.block is not None:
             variable.block.changed = True
             variable.version = variable.block.version
+
+    def steps_of(self, optimizer: Any) -> int:
+        """The number of the next step: how many updates the optimizer has made so far, by the chief's count."""
+        counter = unwrapped(getattr(getattr(optimizer, "_iterations", None), "_value", None))
+        return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
+
+    def bring_together(self) -> None:
+        """Before the groups evaluate or predict: their copies become the centre, with the progress of all."""
+        if not self.under_way():
+            self.collect([block for block in self.blocks if block.kind is Kind.EXCHANGED])
 
     def publish(self) -> None:
         """Before steps are handed out: what the chief has assigned goes to the ps."""
@@ -209,7 +236,7 @@ class Copies:
 
         def ask(group: int) -> None:
             try:
-                answer = self._function("hand_over", block, group)(tf.constant(self.control(group), tf.float64))
+                answer = self.hand_over(block, group)
                 with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
                     answers[group] = tf.identity(answer).numpy()
             except tf.errors.OpError as error:
@@ -226,9 +253,10 @@ class Copies:
         return dict(answers)
 
 
-def ready(remote: Any) -> bool:
-    """Whether a worker has made what belongs to it."""
-    return wait_until_ready(remote, GROUP_SECONDS)
+def _owners(groups: Sequence[Any], shared: bool) -> list[int]:
+    """For each group the one whose copies it trains."""
+    first: dict[Any, int] = {}
+    return [first.setdefault(group.tasks if shared else group.number, group.number) for group in groups]
 
 
 def _parted(variables: list[LocalVariable], parts: int) -> list[list[LocalVariable]]:

@@ -53,7 +53,9 @@ class Exchange:
         message = (part,) if kind is None else compression.encode(part, kind)
         understood = part if kind is None else compression.decode(message, length, kind)
         with tf.device(centre.device):
-            there = message[0] if kind is None else compression.decode(tf.nest.map_structure(tf.identity, message), length, kind)
+            there = (
+                message[0] if kind is None else compression.decode(tf.nest.map_structure(tf.identity, message), length, kind)
+            )
             there = tf.identity(there)
             answer, note = self._rule.received(centre, state, there, control)
             if kind is not None:

@@ -65,12 +65,20 @@ class GroupStep:
         data = tf.nest.map_structure(lambda *values: tf.stack(values), *batches) if several else batches[0]
         flat = tf.nest.flatten(data)
         packed = can_pack(flat)
-        signature = (variant, several, packed, tuple(_type_of(value) for value in flat), str(tf.nest.map_structure(lambda _: 0, data)))
+        signature = (
+            variant,
+            several,
+            packed,
+            tuple(_type_of(value) for value in flat),
+            str(tf.nest.map_structure(lambda _: 0, data)),
+        )
         traced = self._traced.get(signature)
         if traced is None:
             examples = _rows_of(batches[0])
             shapes = _shapes(flat, element_spec, several)
-            traced = [self._trace(group, variant, data, shapes, several, packed, examples) for group in self._strategy.worker_groups]
+            traced = [
+                self._trace(group, variant, data, shapes, several, packed, examples) for group in self._strategy.worker_groups
+            ]
             self._traced[signature] = traced
         if packed:
             return lambda group, *arguments: traced[group](pack(flat), *arguments)

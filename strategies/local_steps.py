@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfdist.strategies._private import LearningRateSchedule, TFOptimizer
 from tfdist.strategies.centre import Block
-from tfdist.strategies.exchange import Exchange
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep
 from tfdist.strategies.keras_steps import KerasSteps
@@ -90,7 +89,7 @@ class LocalStep(GroupStep):
         self._note(used)
 
         def run(group: int, step: int) -> Any:
-            owner = self._strategy.owner_of(group)
+            owner = self._copies.owner_of(group)
             self._copies.prepare(group, list(self._blocks))
             if self._trains:
                 if not overlaps and owner == group and self._since[owner] >= period:
@@ -144,8 +143,13 @@ class LocalStep(GroupStep):
         return variant, self._strategy.servers_of(group.number), self._strategy.home_of(group.number)
 
     def _run(self, variant: Any, devices: tuple[str, ...], data: Any, several: bool, numbers: Any = None) -> Any:
-        turn, servers, _ = variant
-        control = Control.of(numbers)
+        turn, servers, home = variant
+        with self._strategy.extended.home(home):
+            return self._run_at(turn, servers, devices, data, several, Control.of(numbers))
+
+    def _run_at(
+        self, turn: tuple[int, ...], servers: int, devices: tuple[str, ...], data: Any, several: bool, control: Control
+    ) -> Any:
         exchanges = [self._copies.exchange(self._exchanged[number], servers, control) for number in turn]
         for exchange in exchanges:
             exchange.begin()
@@ -238,17 +242,17 @@ class LocalKerasSteps(KerasSteps):
     def _calls(self, batches: list[Any], element_spec: Any) -> list[Callable[[int], Any]]:
         if self._next_step is None:
             self._next_step = self._copies.steps_of(self._model.optimizer) if self._trains else 0
-        calls = []
+        calls: list[Any] = []
         for call, length in super()._calls(batches, element_spec):
             calls.append((lambda group, call=call, step=self._next_step: call(group, step), length))
             self._next_step += length
         return calls
 
     def _outputs(self, outputs: list[Any]) -> Any:
-        return outputs[0] if len(outputs) == 1 else tf.concat(outputs, axis=0)
+        return outputs
 
     def _done(self, execution: Any) -> Any:
-        rows = execution.result.numpy()
+        rows = [row for stacked in execution.result for row in stacked.numpy()]
         for row in rows:
             self._note(execution.group, row)
             self._steps_done += 1

@@ -25,20 +25,24 @@ class Control:
         weight: of the group's change, float32 scalar; those of all groups add up to 1.
         live: how many groups are training, int32 scalar.
         step: the number of the first step over all groups, int64 scalar.
+        rate: the outer learning rate, float32 scalar.
+        momentum: the outer momentum, float32 scalar.
     """
 
     group: Any
     weight: Any
     live: Any
     step: Any
+    rate: Any
+    momentum: Any
 
-    SPEC = tf.TensorSpec([4], tf.float64)
+    SPEC = tf.TensorSpec([6], tf.float64)
 
     @classmethod
     def of(cls, numbers: Any) -> "Control":
         """Takes apart what `numbers` holds, in a function."""
-        group, weight, live, step = tf.unstack(numbers)
-        return cls(tf.cast(group, tf.int32), tf.cast(weight, tf.float32), tf.cast(live, tf.int32), tf.cast(step, tf.int64))
+        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32)
+        return cls(*(tf.cast(number, dtype) for number, dtype in zip(tf.unstack(numbers), dtypes, strict=True)))
 
 
 class Average:
@@ -48,9 +52,8 @@ class Average:
     """Whether the group sends w itself rather than d."""
 
     def __init__(self, options: Synchronisation, groups: int) -> None:
+        self.options = options
         self.groups = groups
-        rate = options.outer_learning_rate
-        self.rate = 1.0 if rate is None else float(rate)
 
     def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
         """The variables that the rule keeps beside a slice of the centre; they begin with zeros."""
@@ -64,11 +67,11 @@ class Average:
             the centre as the group is to see it, and int64 [2] that goes to the worker's `change`.
         """
         del state
-        centre.assign_add(self._weight(control) * sent)
+        centre.assign_add(tf.cast(self._weight(control), sent.dtype) * sent)
         return centre.read(), tf.zeros([2], tf.int64)
 
     def _weight(self, control: Control) -> Any:
-        return self.rate * control.weight
+        return control.rate * control.weight
 
     def last(self, centre: Any, before: Any, handed_over: Any, note: Any, seen: Any) -> tuple[Any, Any]:
         """On the worker: L from now on, and what it remembers of the note.
@@ -89,7 +92,7 @@ class Sum(Average):
 
     def _weight(self, control: Control) -> Any:
         del control
-        return self.rate
+        return 1.0
 
 
 class DelayedNesterov(Average):
@@ -99,15 +102,11 @@ class DelayedNesterov(Average):
     C += rate weight d before it. Over a round that is DiLoCo's Nesterov step.
     """
 
-    def __init__(self, options: Synchronisation, groups: int) -> None:
-        super().__init__(options, groups)
-        self.momentum = options.momentum
-
     def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
         """Momentum and sum of the round [n], and the number of changes in it."""
         return {
-            "momentum": NamedVariable("momentum", tf.float32, slice_.shape, slice_.device),
-            "sum": NamedVariable("sum", tf.float32, slice_.shape, slice_.device),
+            "momentum": NamedVariable("momentum", slice_.dtype, slice_.shape, slice_.device),
+            "sum": NamedVariable("sum", slice_.dtype, slice_.shape, slice_.device),
             "count": NamedVariable("count", tf.int32, [], slice_.device),
             "mutex": NamedVariable("mutex", tf.int32, [], slice_.device),
         }
@@ -115,16 +114,17 @@ class DelayedNesterov(Average):
     def received(self, centre: NamedVariable, state: dict[str, NamedVariable], sent: Any, control: Control) -> tuple[Any, Any]:
         """See `Average.received`."""
         with alone(state["mutex"], sent):
-            change = control.weight * sent
+            rate, beta, weight = (tf.cast(v, sent.dtype) for v in (control.rate, control.momentum, control.weight))
+            change = weight * sent
             total, count = state["sum"].read() + change, state["count"].read() + 1
             is_last = count >= control.live
             momentum = state["momentum"].read()
-            momentum = tf.where(is_last, self.momentum * momentum + total, momentum)
+            momentum = tf.where(is_last, beta * momentum + total, momentum)
             state["momentum"].assign(momentum)
             state["sum"].assign(tf.where(is_last, tf.zeros_like(total), total))
             state["count"].assign(tf.where(is_last, 0, count))
-            kick = tf.where(is_last, self.momentum * momentum, tf.zeros_like(momentum))
-            centre.assign_add(self.rate * (kick + change))
+            kick = tf.where(is_last, beta * momentum, tf.zeros_like(momentum))
+            centre.assign_add(rate * (kick + change))
             return centre.read(), tf.zeros([2], tf.int64)
 
 
@@ -144,12 +144,13 @@ class Nesterov(DelayedNesterov):
     def received(self, centre: NamedVariable, state: dict[str, NamedVariable], sent: Any, control: Control) -> tuple[Any, Any]:
         """See `Average.received`. The note is the number of complete rounds and whether this change completed one."""
         with alone(state["mutex"], sent):
-            total = state["sum"].read() + control.weight * sent
+            rate, beta, weight = (tf.cast(v, sent.dtype) for v in (control.rate, control.momentum, control.weight))
+            total = state["sum"].read() + weight * sent
             pushed = tf.maximum(state["pushed"].read(), tf.one_hot(control.group, self.groups, dtype=tf.int32))
             is_last = tf.reduce_sum(pushed) >= control.live
             momentum = state["momentum"].read()
-            momentum = tf.where(is_last, self.momentum * momentum + total, momentum)
-            step = tf.where(is_last, self.rate * (total + self.momentum * momentum), tf.zeros_like(total))
+            momentum = tf.where(is_last, beta * momentum + total, momentum)
+            step = tf.where(is_last, rate * (total + beta * momentum), tf.zeros_like(total))
             state["momentum"].assign(momentum)
             state["sum"].assign(tf.where(is_last, tf.zeros_like(total), total))
             state["pushed"].assign(tf.where(is_last, tf.zeros_like(pushed), pushed))
@@ -166,12 +167,12 @@ class Nesterov(DelayedNesterov):
 
 
 class Elastic:
-    """EASGD (1412.6651): e = alpha (w - C), C += e on the ps, w -= e on the worker."""
+    """EASGD (1412.6651): e = rate (w - C), C += e on the ps, w -= e on the worker."""
 
     sends_copy = True
 
     def __init__(self, options: Synchronisation, groups: int) -> None:
-        self.alpha = options.alpha(groups)
+        self.rate = options.elastic_rate_of(groups)
 
     def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
         """The lock: one group at a time, as in the paper."""
@@ -181,7 +182,7 @@ class Elastic:
         """See `Average.received`; what the worker gets is e."""
         del control
         with alone(state["mutex"], sent):
-            pull = self.alpha * (sent - centre.read())
+            pull = self.rate * (sent - centre.read())
             centre.assign_add(pull)
             return pull, tf.zeros([2], tf.int64)
 

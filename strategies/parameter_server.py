@@ -45,12 +45,17 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     Raises:
         StartTimeoutError: naming the tasks that were not up within `start_timeout` seconds.
     """
+    return begin(cluster, start_timeout, ParameterServer)
+
+
+def begin(cluster: Cluster, start_timeout: float, kind: Any) -> Any:
+    """Waits for the serving tasks, and connects to them with a strategy of this class."""
     servers = [task for task in cluster.training_tasks if task.job in ("ps", "worker")]
     _log.debug("waiting for %d ps and worker tasks", len(servers))
     wait_for_tasks(servers, start_timeout, _log.warning)
     # Before the strategy exists: should connecting fail, the servers still learn that this chief is gone.
     atexit.register(_tell_end, servers, os.getpid())
-    strategy = ParameterServer(cluster)
+    strategy = kind(cluster)
     for hookup in (keras_trainer, keras_optimizer, server_optimizer):
         hookup.install()
     return strategy
@@ -84,12 +89,25 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         self._tfdist_connect(cluster, resolver)
         devices = {device.name for device in tf.config.list_logical_devices()}
         self.worker_groups = groups_of(cluster, devices)
-        tf.distribute.Strategy.__init__(self, ServerExtended(self, resolver, self.worker_groups))
+        tf.distribute.Strategy.__init__(self, self._tfdist_extended(resolver))
         self._should_use_with_coordinator = True
         self._canonicalize_devices = False
         self._is_parameter_server_strategy_v2 = True
         self._tfdist_step_functions: weakref.WeakSet[KerasSteps] = weakref.WeakSet()
         self._tfdist_steps = StepsUnderWay(coordinator_of(self, self.worker_groups), cluster.job("worker"))
+
+    def _tfdist_extended(self, resolver: Any) -> Any:
+        return ServerExtended(self, resolver, self.worker_groups)
+
+    def _tfdist_keras_steps(self, model: Any, step: Callable[..., Any]) -> KerasSteps:
+        server_optimizer.begin_averages(model.optimizer)
+        return KerasSteps(self, model, step, self._tfdist_steps)
+
+    def _tfdist_predict_step(self, model: Any) -> Callable[..., Any]:
+        """What prepares a call that gives the outputs of a batch."""
+        return GroupStep(
+            self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: joined(outputs)
+        ).prepare
 
     def _tfdist_connect(self, cluster: Cluster, resolver: Any) -> None:
         self._num_workers, self._num_ps = len(cluster.job("worker")), len(cluster.job("ps"))
@@ -120,25 +138,22 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
     def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         """See `keras_trainer.StepProvider`. Raises ValueError for an optimizer that was made outside the scope."""
         keras_trainer.check_optimizer(model, self)
-        server_optimizer.begin_averages(model.optimizer)
-        steps = KerasSteps(self, model, step, self._tfdist_steps)
+        steps = self._tfdist_keras_steps(model, step)
         self._tfdist_step_functions.add(steps)
         return steps
 
     def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `keras_trainer.StepProvider`."""
-        step = GroupStep(
-            self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: joined(outputs)
-        )
+        prepare = self._tfdist_predict_step(model)
         steps = self._tfdist_steps
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # predict_on_batch
-                return steps.result_of(steps.schedule(step.prepare([as_tensors(batch)])))
+                return steps.result_of(steps.schedule(prepare([as_tensors(batch)])))
             # Keras wants the outputs one by one and in order; the groups compute the next ones meanwhile.
             for ahead in (batch, *batch.feed.peek(steps.limit)):
                 if ahead.result is None:
-                    ahead.result = steps.schedule(step.prepare([ahead.values], ahead.feed.owner.element_spec))
+                    ahead.result = steps.schedule(prepare([ahead.values], ahead.feed.owner.element_spec))
             return steps.result_of(batch.result)
 
         def predict(batches: list[Any]) -> Any:
