@@ -46,7 +46,9 @@ def test_the_public_names_are_these():
     import tfdist
 
     ranks = ["is_chief", "local_rank", "local_size", "rank", "role", "size"]
-    assert sorted(tfdist.__all__) == sorted(["Cluster", "ClusterError", "Synchronisation", "Task", "define_flags", "read", "strategy", *ranks])
+    assert sorted(tfdist.__all__) == sorted(
+        ["Cluster", "ClusterError", "Synchronisation", "Task", "define_flags", "read", "strategy", *ranks]
+    )
     assert all(hasattr(tfdist, name) for name in tfdist.__all__)
 
 
