@@ -4,6 +4,7 @@ For a model's weights the slices are the centre. For what belongs to each group 
 begins with that is new or was started anew.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -42,10 +43,12 @@ class Block:
         self.kind, self.dtype = variables[0].kind, variables[0].dtype
         self.lengths = [variable.shape.num_elements() for variable in variables]
         self.size = sum(self.lengths)
+        begins = itertools.accumulate(self.lengths, initial=0)
+        self._begins = {id(variable): begin for variable, begin in zip(variables, begins, strict=False)}
         exchanged = self.kind is Kind.EXCHANGED
         parts = min(self.size, min(len(devices) for devices in servers)) or 1
         bounds = [self.size * number // parts for number in range(parts + 1)]
-        self.sizes = [end - begin for begin, end in zip(bounds, bounds[1:], strict=False)]
+        self.sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
         self.slices = [
             [NamedVariable("centre", self.dtype, [n], device) for n, device in zip(self.sizes, devices, strict=False)]
             for devices in servers
@@ -97,7 +100,7 @@ class Block:
         return self._cut(variable)
 
     def _cut(self, variable: LocalVariable) -> Any:
-        begin = sum(self.lengths[: self.variables.index(variable)])
+        begin = self._begins[id(variable)]
         return self.values[begin : begin + variable.shape.num_elements()].reshape(variable.shape)
 
     def set_values(self, values: Any) -> None:

@@ -36,7 +36,7 @@ class Copies:
         self._groups = strategy.worker_groups
         self.rule = RULES[self._options.outer](self._options, len(self._groups))
         self.blocks: list[Block] = []
-        self._used: dict[LocalVariable, None] = {}
+        self._used: dict[int, LocalVariable] = {}
         self._has: dict[tuple[int, Block], tuple[int, int]] = {}  # Generation and start of the group's copies.
         self._starts = [0] * len(self._groups)
         self.owners = _owners(self._groups, strategy.shares_copies)
@@ -59,7 +59,7 @@ class Copies:
 
     def note_use(self, variable: LocalVariable) -> None:
         """Called where a function that is traced uses `variable`."""
-        self._used[variable] = None
+        self._used[id(variable)] = variable
 
     @contextlib.contextmanager
     def noting_use(self) -> Iterator[list[LocalVariable]]:
@@ -69,7 +69,7 @@ class Copies:
         try:
             yield used
         finally:
-            used += self._used
+            used += self._used.values()
             self._used = outer
 
     def register(self, variables: Sequence[LocalVariable], kind: Kind | None = None, parts: int = 1) -> None:

@@ -71,7 +71,7 @@ class LocalStep(GroupStep):
         self._exchanged: list[Block] = []
         self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
         self._turns = [0] * len(self._strategy.worker_groups)
-        self.counters: dict[LocalVariable, None] = {}
+        self.counters: dict[int, LocalVariable] = {}
 
     def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
         """As `GroupStep.prepare`; what it returns takes the number of the group, then that of the first step."""
@@ -137,7 +137,7 @@ class LocalStep(GroupStep):
         self._copies.register(used)
         self._blocks.update(dict.fromkeys(v.block for v in used if v.block is not None))
         if self._trains:
-            self.counters.update(dict.fromkeys(v for v in used if v.kind is Kind.COUNTER))
+            self.counters.update({id(v): v for v in used if v.kind is Kind.COUNTER})
 
     def _variant_of(self, group: WorkerGroup, variant: Any) -> Any:
         return variant, self._strategy.servers_of(group.number), self._strategy.home_of(group.number)
@@ -259,5 +259,5 @@ class LocalKerasSteps(KerasSteps):
             if self._steps_done >= self._model.steps_per_execution:
                 self._steps_done = 0
                 self._ready.append(self.logs)
-        self._copies.count(self._step.counters, len(rows))
+        self._copies.count(list(self._step.counters.values()), len(rows))
         return self.logs

@@ -5,12 +5,14 @@ optimizer's slots). In a function that a group runs it is the group's own copy, 
 """
 
 import enum
+import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies._private import BaseResourceVariable, is_saving, register_tensor_conversion, variable_accessed
-from tfdist.strategies.named_variable import NamedVariable
+from tfdist.strategies.named_variable import NamedVariable, outermost_graph
+from tfdist.strategies.worker_local import HandleSpec
 
 
 class Kind(enum.Enum):
@@ -26,6 +28,13 @@ class Kind(enum.Enum):
     """Counts the updates of all groups on the chief, those of one on that group (`optimizer.iterations`)."""
     SEED = "seed"
     """Random numbers: the first group draws those that one process would, every other its own."""
+
+
+_WRITES = {
+    "assign": tf.raw_ops.AssignVariableOp,
+    "assign_add": tf.raw_ops.AssignAddVariableOp,
+    "assign_sub": tf.raw_ops.AssignSubVariableOp,
+}
 
 
 def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
@@ -55,6 +64,7 @@ class LocalVariable(BaseResourceVariable):
         self.copy = NamedVariable(name, self._on_chief.dtype, self._on_chief.shape, "")
         self.kind = _kind_of(name, self._on_chief.shape, kwargs)
         self.block: Any = None
+        self._chief_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.version = 0  # Of the block's values that the chief's variable has.
         # What TensorFlow's variables have.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
@@ -78,15 +88,23 @@ class LocalVariable(BaseResourceVariable):
         if tf.executing_eagerly() or is_saving():
             return self.on_chief().handle
         if not self._strategy_of.extended.is_tracing:
-            raise RuntimeError(
-                f"{self.name} is used in a function that no worker group runs; under hogwild, training goes through Keras' fit, "
-                "evaluate, predict and train_on_batch, and tf.function outside of them cannot read the model's variables"
-            )
+            return self._handle_at_call_time()
         self._strategy_of.copies.note_use(self)
         return self.copy.handle(self._strategy_of.extended.copies_device)
 
+    def _handle_at_call_time(self) -> Any:
+        """In a function that the chief runs: the chief's variable, with the value of the moment when it is called."""
+        graph = outermost_graph()
+        if graph not in self._chief_handles:
+            spec = HandleSpec(value=self._on_chief.handle)
+            with graph.as_default():
+                self._chief_handles[graph] = graph.capture_call_time_value(lambda: self.on_chief().handle, spec)
+        return self._chief_handles[graph]
+
     @property
     def _here(self) -> str:
+        if not self._strategy_of.extended.is_tracing:
+            return str(self._on_chief.device)
         return str(self._strategy_of.extended.copies_device)
 
     def value(self) -> Any:
@@ -101,7 +119,7 @@ class LocalVariable(BaseResourceVariable):
         if tf.executing_eagerly() or is_saving():
             variable_accessed(self)
             return self.on_chief()._read_variable_op(no_copy)
-        if self.kind is Kind.FROM_CHIEF:
+        if self.kind is Kind.FROM_CHIEF and self._strategy_of.extended.is_tracing:
             graph = tf.compat.v1.get_default_graph()
             return graph.capture_call_time_value(self._on_chief.read_value, tf.TensorSpec(self.shape, self.dtype))
         with tf.device(self._here):
@@ -114,25 +132,34 @@ class LocalVariable(BaseResourceVariable):
         with tf.device(self._here):
             return super().sparse_read(indices, name)
 
-    def _write(self, method: str, value: Any, *args: Any, **kwargs: Any) -> Any:
+    def _write(self, method: str, value: Any) -> Any:
         if not tf.executing_eagerly():
+            if not self._strategy_of.extended.is_tracing:
+                raise RuntimeError(
+                    f"{self.name} is assigned in a function that no worker group runs; under hogwild training goes through Keras' "
+                    "fit and train_on_batch, and the chief assigns variables outside of tf.function"
+                )
             with tf.device(self._here):
-                return getattr(super(), method)(value, *args, **kwargs)
+                _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
+            return self
         with self._strategy_of.copies.assigning(self):
             getattr(self._on_chief, method)(value)
         return self
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """As `tf.Variable.assign`; what the chief assigns reaches every group before its next step."""
-        return self._write("assign", value, use_locking, name, read_value)
+        del use_locking, name, read_value
+        return self._write("assign", value)
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """As `tf.Variable.assign_add`."""
-        return self._write("assign_add", delta, use_locking, name, read_value)
+        del use_locking, name, read_value
+        return self._write("assign_add", delta)
 
     def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         """As `tf.Variable.assign_sub`."""
-        return self._write("assign_sub", delta, use_locking, name, read_value)
+        del use_locking, name, read_value
+        return self._write("assign_sub", delta)
 
     # On the chief.
 

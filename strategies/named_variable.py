@@ -39,9 +39,7 @@ class NamedVariable:
         device = device or self.device
         if tf.executing_eagerly():
             return self._make(device)
-        graph = tf.compat.v1.get_default_graph()
-        while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-            graph = graph.outer_graph
+        graph = outermost_graph()
         handles = self._handles.setdefault(graph, {})
         if device not in handles:
             with graph.as_default(), tf.control_dependencies(None):
@@ -67,3 +65,11 @@ class NamedVariable:
         """Adds to the value, in one operation: of two at once none is lost."""
         with tf.device(device or self.device):
             return tf.raw_ops.AssignAddVariableOp(resource=self.handle(device), value=value)
+
+
+def outermost_graph() -> Any:
+    """The graph of the function that is being traced, not that of a loop or another function in it."""
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph

@@ -12,15 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, dispatch_context, is_saving, wait_until_ready
+from tfdist.strategies.named_variable import outermost_graph
 
 CREATION_SECONDS = 60.0
 """How long a worker may take to create its copy, before it is counted as gone."""
 
 
-class _HandleSpec(PerWorkerVariableSpec):
+class HandleSpec(PerWorkerVariableSpec):
     """TensorFlow's type of such a handle, which cannot be generalized: `reduce_retracing` needs that."""
 
-    def most_specific_common_supertype(self, others: Any) -> "_HandleSpec | None":
+    def most_specific_common_supertype(self, others: Any) -> "HandleSpec | None":
         return self if all(self == other for other in others) else None
 
 
@@ -54,9 +55,7 @@ class WorkerLocalVariable(PerWorkerVariable):
             return self._coordinator_instance.handle
         context = tf.distribute.get_replica_context() if tf.distribute.has_strategy() else None
         replica = 0 if context is None else int(tf.get_static_value(context.replica_id_in_sync_group))
-        graph = tf.compat.v1.get_default_graph()
-        while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-            graph = graph.outer_graph
+        graph = outermost_graph()
         handles = self._handles.setdefault(graph, {})
         if replica not in handles:
             self._create_copies(replica)
@@ -77,7 +76,7 @@ class WorkerLocalVariable(PerWorkerVariable):
 
         self._by_replica[replica] = self._coordinator._create_per_worker_variables(create)
 
-    def _copy_at_call_time(self, replica: int) -> tuple[Any, _HandleSpec]:
+    def _copy_at_call_time(self, replica: int) -> tuple[Any, HandleSpec]:
         """TensorFlow's closure that finds the handle when a group runs the function, and the handle's type."""
 
         def closure() -> Any:
@@ -86,7 +85,7 @@ class WorkerLocalVariable(PerWorkerVariable):
                 return self._coordinator_instance.handle  # Only traced.
             return dispatched.maybe_get_remote_value(self._by_replica[replica]._values[dispatched.worker_index]).handle
 
-        return closure, _HandleSpec(value=self._coordinator_instance.handle)
+        return closure, HandleSpec(value=self._coordinator_instance.handle)
 
     def _copies(self) -> Iterator[Any]:
         """The workers' variables, as far as they exist; not those of workers that are gone."""
