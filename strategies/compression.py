@@ -1,8 +1,8 @@
 """Changes of parameters in fewer bytes: bf16, int8 and int4, for the way between worker groups and centre.
 
-`encode` and `decode` are called inside a `tf.function`. `decode` gives the same bits wherever it is called (eagerly, in a graph,
-compiled, on either side, with denormal numbers flushed or not), because a group subtracts from its change what the centre will
-make of it and sends the rest next time (error feedback, arXiv 1901.09847); anything else would drift.
+`encode` and `decode` are called inside a `tf.function`. `decode` gives the same bits wherever it is called (eagerly, in a
+graph, compiled, on either side, with denormal numbers flushed or not), because a group subtracts from its change what the
+centre will make of it and sends the rest next time (error feedback, arXiv 1901.09847); anything else would drift.
 
 | kind | sent for n values | bytes | per value |
 |---|---|---|---|
@@ -37,10 +37,11 @@ def encode(values: Any, kind: str | None) -> tuple[Any, ...]:
     bf16 rounds to the nearest bfloat16, of 8 significant bits: relative error at most 2^-8; infinities and NaN stay what they
     are, and values that round to above 3.3895e38 become infinite.
 
-    int8 and int4 round to the nearest whole multiple, to the even one of two, of the block's scale, which is the largest magnitude
-    in the block / 127 (int8) or / 7 (int4), rounded up to 16 significant bits: the error is at most half a scale, and 2^-16 of
-    one by float32's own rounding. Zero stays exactly zero. A block whose scale would be below 2^-125 becomes zeros. A block with a
-    NaN, an infinity or a magnitude above 2^127 becomes NaN altogether, so that it is seen and not taken for a number.
+    int8 and int4 round to the nearest whole multiple, to the even one of two, of the block's scale, which is the largest
+    magnitude in the block / 127 (int8) or / 7 (int4), rounded up to 16 significant bits: the error is at most half a scale,
+    and 2^-16 of one by float32's own rounding. Zero stays exactly zero. A block whose scale would be below 2^-125 becomes
+    zeros. A block with a NaN, an infinity or a magnitude above 2^127 becomes NaN altogether, so that it is seen and not taken
+    for a number.
 
     Args:
         values: float32 [n], n known when the function is traced.

@@ -44,6 +44,15 @@ def test_dry_run_explains_what_cannot_be_trained_yet_and_a_real_run_refuses_it(l
     assert not (tmp_path / "tfdist_logs").exists()
 
 
+def test_dry_run_shows_hogwilds_options_and_hands_them_to_every_task(launch):
+    got = launch("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum", "--nooverlap", "--dry-run")
+    assert got.returncode == 0, got.stderr
+    assert "period    16 updates between exchanges\nexchange  outer sum, overlap False\nwarning   outer sum adds" in got.stdout
+    assert (
+        got.stdout.count('"sync_period": 16, "strategy": "hogwild", "synchronisation": {"outer": "sum", "overlap": false}') == 8
+    )
+
+
 @pytest.mark.parametrize("arguments", [["--tier", "STANDARD_1", "--dry_run"], ["--help"], ["--tier", "NONE"]])
 def test_neither_translation_nor_help_imports_tensorflow(arguments, tmp_path):
     code = (
@@ -68,6 +77,12 @@ def test_neither_translation_nor_help_imports_tensorflow(arguments, tmp_path):
         (["--cluster", "custom.yaml", "--worker_count", "two"], "two"),
         (["--cluster", "custom.yaml", "--strategy", "hogwild"], "has none"),
         (["--cluster", "custom.yaml", "--strategy", "miror"], "did you mean mirrored?"),
+        (["--tier", "STANDARD_1", "--outer", "nesterov"], "--outer: it is an option of hogwild"),
+        (
+            ["--tier", "STANDARD_1", "--strategy", "hogwild", "--slices", "3"],
+            "slices: 3 slices do not divide the sync period of 16",
+        ),
+        (["--tier", "STANDARD_1", "--strategy", "hogwild", "--slices", "half"], "half"),
         (["--cluster", "empty.yaml"], "empty"),
         (["--cluster", "binary"], "binary"),
         (["--cluster", "typo.conf"], "did you mean nworkers_per_procs?"),

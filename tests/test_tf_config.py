@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import DIALECTS, read
 from tfdist.errors import ClusterError
+from tfdist.synchronisation import COMPRESSIONS, OUTERS, Synchronisation
 
 A, B, C, D = "a:2222", "b:2222", "c:2222", "d:2222"
 
@@ -268,6 +269,11 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         (with_extension(sync_periods=1), "'sync_periods' is not known here; did you mean sync_period?"),
         (with_extension(sync_period=0), "tfdist.sync_period: 0 is not right; expected a whole number from 1"),
         (with_extension(sync_period=True), "tfdist.sync_period"),
+        (with_extension(synchronisation=["sum"]), "tfdist.synchronisation: ['sum'] is not right; expected options by name"),
+        (with_extension(synchronisation={"outr": "sum"}), "'outr' is not known here; did you mean outer?"),
+        (with_extension(synchronisation={"outer": "avrage"}), "tfdist.synchronisation.outer: 'avrage' is not one of average, "),
+        (with_extension(synchronisation={"slices": True}), "tfdist.synchronisation.slices: True is not right"),
+        (with_extension(synchronisation={1: 2}), "tfdist.synchronisation: the option 1 is not known here"),
         (with_extension(share_memory=1), "expected true or false"),
         (with_extension(job_dir=1), "expected a string"),
         (with_extension(slots={"worker": [[1, 0]]}), "one pair for each of the 2 worker tasks"),
@@ -317,6 +323,18 @@ _hosts = st.one_of(
 )
 
 
+_synchronisations = st.builds(
+    Synchronisation,
+    outer=st.sampled_from(OUTERS),
+    outer_learning_rate=st.none() | st.floats(0.01, 2.0),
+    elastic_rate=st.none() | st.floats(0.01, 1.0),
+    compression=st.none() | st.sampled_from(COMPRESSIONS),
+    slices=st.integers(1, 8),
+    adaptive=st.booleans(),
+    overlap=st.booleans(),
+)
+
+
 @st.composite
 def _groups(draw: st.DrawFn, ranks: int) -> tuple[tuple[int, ...], ...]:
     order = draw(st.permutations(range(ranks)))
@@ -350,6 +368,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         server_groups=draw(_groups(ranks["ps"])) if ranks["ps"] and draw(st.booleans()) else (),
         separate_servers=draw(st.booleans()),
         sync_period=draw(st.integers(1, 10**6)),
+        synchronisation=draw(_synchronisations),
         share_memory=draw(st.booleans()),
         job_dir=draw(st.none() | st.text(max_size=8)),
         strategy=draw(st.none() | st.sampled_from(["hogwild", "mirrored"])),

@@ -128,7 +128,7 @@ def _says_period(cluster: Cluster) -> bool:
 
 
 def _with_hogwild_flags(cluster: Cluster | None, flag_values: flags.FlagValues) -> Cluster | None:
-    given = {name: flag_values[name].value for name in HOGWILD_FLAGS if flag_values[name].value is not None}
+    given: dict[str, Any] = {name: flag_values[name].value for name in HOGWILD_FLAGS if flag_values[name].value is not None}
     if not given:
         return cluster
     flag = f"--{next(iter(given))}"
