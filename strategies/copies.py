@@ -110,6 +110,10 @@ class Copies:
                     block.dirty.discard(owner)
                     self._has[owner, block] = state
 
+    def start_of(self, group: int) -> int:
+        """How often the group's leader has been started."""
+        return self._starts[group]
+
     def hand_over(self, block: Block, group: int) -> Any:
         """Exchanges the progress of a group's copies with the centre, or gives the copies of another kind of block."""
         return self._function("hand_over", block, group)(tf.constant(self.control(group), tf.float64))

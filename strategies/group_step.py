@@ -13,7 +13,7 @@ from tfdist.strategies.parts import Layout, per_replica
 from tfdist.strategies.server_variables import ServerVariable, unwrapped
 from tfdist.strategies.worker_groups import WorkerGroup
 
-_tracing = threading.RLock()
+tracing_lock = threading.RLock()
 
 
 class GroupStep:
@@ -103,7 +103,7 @@ class GroupStep:
         width = len(group.devices) if examples is None or examples >= len(group.devices) else 1
         devices = group.traced_devices[:width]
         variant = self._variant_of(group, variant)
-        with _tracing, tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
+        with tracing_lock, tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
             if packed:
                 return self._trace_packed(variant, devices, data, shapes, several)
             key = (variant, devices, several)

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies import local_steps
+from tfdist.strategies import local_steps, worker_data
 from tfdist.strategies.copies import Copies
 from tfdist.strategies.group_extended import GroupExtended
 from tfdist.strategies.keras_steps import KerasSteps
@@ -81,6 +81,21 @@ class Hogwild(ParameterServer):
     def home_of(self, group: int) -> str:
         """The device, as functions are traced for it, that has the copies which the group trains."""
         return self.worker_groups[self.copies.owner_of(group)].traced_devices[0]
+
+    def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> tf.data.Dataset:
+        """As TensorFlow's: data that each worker group reads itself, for `fit` with `steps_per_epoch`.
+
+        Args:
+            dataset_fn: takes a `tf.distribute.InputContext` (`input_pipeline_id` is the number of the group) and returns the
+                dataset of that group, with batches of dense tensors, without end (`repeat()`).
+            options: not used.
+        """
+        del options
+        return worker_data.dataset_of(dataset_fn, len(self.worker_groups))
+
+    def keras_dataset(self, dataset: Any) -> Any:
+        """See `keras_trainer.StepProvider`."""
+        return worker_data.of_dataset(dataset) or super().keras_dataset(dataset)
 
     def make_step_function(self, model: Any, step: Any) -> Any:
         """See `keras_trainer.StepProvider`."""

@@ -145,7 +145,7 @@ class KerasSteps:
 
     def _calls(self, batches: list[Any], element_spec: Any) -> list[tuple[Callable[[int], Any], int]]:
         """The functions to call one after the other, with the number of steps of each."""
-        return [(self._step.prepare(run, element_spec), len(run)) for run in _runs_of_equal_shapes(batches)]
+        return [(self._step.prepare(run, element_spec), len(run)) for run in runs_of_equal_shapes(batches)]
 
     def _outputs(self, outputs: list[Any]) -> Any:
         """What one execution gives, of what its calls gave."""
@@ -237,7 +237,7 @@ def _vector(values: list[Any]) -> Any:
     return tf.concat(flat, axis=0) if flat else tf.zeros([0], tf.float64)
 
 
-def _runs_of_equal_shapes(batches: list[Any]) -> list[list[Any]]:
+def runs_of_equal_shapes(batches: list[Any]) -> list[list[Any]]:
     """Splits `batches`, in order, where shapes change: those of one run can be stacked."""
     runs: list[list[Any]] = []
     last: Any = None

@@ -6,6 +6,7 @@ see them as ever.
 """
 
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,11 +16,12 @@ import tensorflow as tf
 from tfdist.strategies._private import LearningRateSchedule, TFOptimizer
 from tfdist.strategies.centre import Block
 from tfdist.strategies.feed import Feed
-from tfdist.strategies.group_step import GroupStep
-from tfdist.strategies.keras_steps import KerasSteps
+from tfdist.strategies.group_step import GroupStep, tracing_lock
+from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import Control
 from tfdist.strategies.server_variables import unwrapped
+from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
 
 _step_number: Any = None
@@ -74,9 +76,13 @@ class LocalStep(GroupStep):
         self.counters: dict[int, LocalVariable] = {}
 
     def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
-        """As `GroupStep.prepare`; what it returns takes the number of the group, then that of the first step."""
+        """As `GroupStep.prepare`; what it returns takes the number of the group, then that of the first step.
+
+        The batches may be `OnWorker`s, which the group reads itself.
+        """
         del variant
         self._register_weights()
+        data = batches[0].data if isinstance(batches[0], OnWorker) else None
         # Whoever has a period's batches exchanges while it computes them; with fewer, before them, when the period is over.
         period = self._strategy.steps_per_exchange
         overlaps = self._trains and len(batches) >= period and self._strategy.synchronisation.overlap
@@ -84,8 +90,8 @@ class LocalStep(GroupStep):
         if overlaps and self._strategy.synchronisation.slices == 1:
             turns = [tuple(range(len(self._exchanged)))]
         with self._copies.noting_use() as used:
-            calls = [super(LocalStep, self).prepare(batches, element_spec, turn) for turn in turns]
-            without = super().prepare(batches, element_spec, ()) if overlaps and self._strategy.shares_copies else None
+            without = [()] if overlaps and self._strategy.shares_copies else []
+            calls = [self._call(batches, element_spec, turn, data) for turn in turns + without]
         self._note(used)
 
         def run(group: int, step: int) -> Any:
@@ -97,9 +103,11 @@ class LocalStep(GroupStep):
                 for block in self._blocks:
                     if block in self._exchanged or block.kind is not Kind.EXCHANGED:
                         block.dirty.add(owner)
-            call = calls[self._turns[group] % len(calls)]
-            if owner != group and without is not None:
-                call = without
+            if data is not None:
+                data.begin(group, self._copies.start_of(group), self._strategy.worker_groups[group].devices[0])
+            call = calls[self._turns[group] % len(turns)]
+            if owner != group and overlaps:
+                call = calls[-1]
             elif overlaps:
                 self._turns[group] += 1
             self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
@@ -110,6 +118,29 @@ class LocalStep(GroupStep):
                 raise
 
         return run
+
+    def _call(self, batches: list[Any], element_spec: Any, turn: Any, data: WorkerData | None) -> Callable[..., Any]:
+        if data is None:
+            return super().prepare(batches, element_spec, turn)
+        functions = [self._trace_on_workers(group, turn, data) for group in self._strategy.worker_groups]
+        return lambda group, numbers: functions[group](tf.constant(len(batches)), numbers)
+
+    def _trace_on_workers(self, group: WorkerGroup, turn: Any, data: WorkerData) -> Any:
+        """The function that reads its batches itself."""
+        turn, servers, home = self._variant_of(group, turn)
+        devices = group.traced_devices
+        key = (turn, servers, home, devices, data)
+
+        def on_worker(count: Any, numbers: Any) -> Any:
+            read = data.reader()
+            with self._strategy.extended.home(home):
+                return self._run_at(turn, servers, devices, lambda _: read(), count, Control.of(numbers))
+
+        if key not in self._functions:
+            with tracing_lock, tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
+                function = tf.function(on_worker, autograph=False)
+                self._functions[key] = function.get_concrete_function(tf.TensorSpec([], tf.int32), *self.arguments)
+        return self._functions[key]
 
     def _exchange(self, group: int) -> None:
         blocks = self._exchanged
@@ -144,31 +175,39 @@ class LocalStep(GroupStep):
 
     def _run(self, variant: Any, devices: tuple[str, ...], data: Any, several: bool, numbers: Any = None) -> Any:
         turn, servers, home = variant
+        count = tf.shape(tf.nest.flatten(data)[0])[0] if several else None
+
+        def batch(number: Any) -> Any:
+            return tf.nest.map_structure(lambda value: value[number], data) if several else data
+
         with self._strategy.extended.home(home):
-            return self._run_at(turn, servers, devices, data, several, Control.of(numbers))
+            return self._run_at(turn, servers, devices, batch, count, Control.of(numbers))
 
     def _run_at(
-        self, turn: tuple[int, ...], servers: int, devices: tuple[str, ...], data: Any, several: bool, control: Control
+        self,
+        turn: tuple[int, ...],
+        servers: int,
+        devices: tuple[str, ...],
+        batch: Callable[[Any], Any],
+        count: Any,
+        control: Control,
     ) -> Any:
+        """Steps on `batch(number)` for each number below `count`, with the exchanges beside them; one where it is None."""
         exchanges = [self._copies.exchange(self._exchanged[number], servers, control) for number in turn]
         for exchange in exchanges:
             exchange.begin()
-        if several:
-            given = self._loop(devices, data, control)
+        if count is not None:
+            given = self._loop(devices, batch, count, control)
         else:
-            given = self._numbered_step(devices, data, control.step)
+            given = self._numbered_step(devices, batch(0), control.step)
             given = given[None] if self._gives_each else given
         for exchange in exchanges:
             exchange.end()
         return given
 
-    def _loop(self, devices: tuple[str, ...], data: Any, control: Control) -> Any:
-        """One step for each entry of the first dimension of `data`."""
-        count = tf.shape(tf.nest.flatten(data)[0])[0]
-
+    def _loop(self, devices: tuple[str, ...], batch: Callable[[Any], Any], count: Any, control: Control) -> Any:
         def body(number: Any, given: Any) -> Any:
-            batch = tf.nest.map_structure(lambda value: value[number], data)
-            vector = self._numbered_step(devices, batch, control.step + tf.cast(number, tf.int64))
+            vector = self._numbered_step(devices, batch(number), control.step + tf.cast(number, tf.int64))
             return number + 1, given.write(number, vector)
 
         rows = tf.TensorArray(tf.float64, size=count, infer_shape=False, element_shape=[None])
@@ -199,7 +238,7 @@ class LocalKerasSteps(KerasSteps):
 
     def __call__(self, iterator: Any) -> Any:
         """See `KerasSteps`: returns logs once per `steps_per_execution` steps that are done."""
-        if not isinstance(iterator, Feed):
+        if not isinstance(iterator, Feed | WorkerFeed):
             return super().__call__(iterator)
         if not self._ready and not len(self._under_way):
             iterator.begin_epoch_if_over()
@@ -239,13 +278,14 @@ class LocalKerasSteps(KerasSteps):
             self._copies.bring_together()
         return super()._schedule(batches, element_spec)
 
-    def _calls(self, batches: list[Any], element_spec: Any) -> list[Callable[[int], Any]]:
+    def _calls(self, batches: list[Any], element_spec: Any) -> list[tuple[Callable[[int], Any], int]]:
         if self._next_step is None:
             self._next_step = self._copies.steps_of(self._model.optimizer) if self._trains else 0
         calls: list[Any] = []
-        for call, length in super()._calls(batches, element_spec):
-            calls.append((lambda group, call=call, step=self._next_step: call(group, step), length))
-            self._next_step += length
+        for run in [batches] if isinstance(batches[0], OnWorker) else runs_of_equal_shapes(batches):
+            call = self._step.prepare(run, element_spec)
+            calls.append((functools.partial(call, step=self._next_step), len(run)))
+            self._next_step += len(run)
         return calls
 
     def _outputs(self, outputs: list[Any]) -> Any:
