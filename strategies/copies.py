@@ -41,6 +41,7 @@ class Copies:
         self._starts = [0] * len(self._groups)
         self.owners = _owners(self._groups, strategy.shares_copies)
         self._live = set(self.owners)
+        self.examples = [1.0] * len(self._groups)  # Of each group in its last call.
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._lock = threading.RLock()
         self._locks = [threading.RLock() for _ in self._groups]
@@ -121,16 +122,21 @@ class Copies:
     def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
         """An exchange of `block`, to be traced into a group's function."""
         compression = self._options.compression if block.dtype == tf.float32 else None
-        return Exchange(block, self.rule, servers, compression, control)
+        return Exchange(block, self.rule, servers, compression, control, self._options.topology)
 
     def owner_of(self, group: int) -> int:
         """The group whose copies a group trains: its own, or in a process that shares them those of the first there."""
         return self.owners[group]
 
-    def control(self, group: int, weight: float | None = None, step: int = 0) -> list[float]:
+    def control(self, group: int, step: int = 0) -> list[float]:
         """What `Control.of` takes apart."""
-        live = max(1, len(self._live))
-        return [self.owner_of(group), 1.0 / live if weight is None else weight, live, step, *self.rates]
+        owner = self.owners[group]
+        servers = self._strategy.servers_of
+        beside = [other for other in self._live | {owner} if servers(other) == servers(owner)]
+        weight = 1.0 / len(beside)
+        if self._options.weights == "examples":
+            weight = self.examples[owner] / (sum(self.examples[other] for other in beside) or 1.0)
+        return [owner, weight, len(beside), step, *self.rates]
 
     def lost(self, group: int) -> None:
         """The group has failed; its copies are gone, and its share of the average is the others'."""

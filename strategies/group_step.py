@@ -74,7 +74,7 @@ class GroupStep:
         )
         traced = self._traced.get(signature)
         if traced is None:
-            examples = _rows_of(batches[0])
+            examples = rows_of(batches[0])
             shapes = _shapes(flat, element_spec, several)
             traced = [
                 self._trace(group, variant, data, shapes, several, packed, examples) for group in self._strategy.worker_groups
@@ -223,7 +223,7 @@ def _type_of(value: Any) -> Any:
     return None if value is None else tf.type_spec_from_value(value)
 
 
-def _rows_of(batch: Any) -> int | None:
+def rows_of(batch: Any) -> int | None:
     """The number of examples of a batch on the chief; None where it is not known without looking."""
     for value in tf.nest.flatten(batch):
         if isinstance(value, tf.Tensor) and value.shape.rank:

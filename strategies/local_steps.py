@@ -16,9 +16,10 @@ import tensorflow as tf
 from tfdist.strategies._private import LearningRateSchedule, TFOptimizer
 from tfdist.strategies.centre import Block
 from tfdist.strategies.feed import Feed
-from tfdist.strategies.group_step import GroupStep, tracing_lock
+from tfdist.strategies.group_step import GroupStep, rows_of, tracing_lock
 from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
 from tfdist.strategies.local_variable import Kind, LocalVariable
+from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
 from tfdist.strategies.server_variables import unwrapped
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
@@ -75,16 +76,22 @@ class LocalStep(GroupStep):
         self._turns = [0] * len(self._strategy.worker_groups)
         self.counters: dict[int, LocalVariable] = {}
 
-    def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
+    def prepare(
+        self, batches: list[Any], element_spec: Any = None, variant: Any = None, period: int | None = None
+    ) -> Callable[..., Any]:
         """As `GroupStep.prepare`; what it returns takes the number of the group, then that of the first step.
 
-        The batches may be `OnWorker`s, which the group reads itself.
+        Args:
+            batches: as there, or `OnWorker`s, which the group reads itself.
+            element_spec: as there.
+            variant: not used.
+            period: updates between two exchanges, where that is not the strategy's.
         """
         del variant
         self._register_weights()
         data = batches[0].data if isinstance(batches[0], OnWorker) else None
         # Whoever has a period's batches exchanges while it computes them; with fewer, before them, when the period is over.
-        period = self._strategy.steps_per_exchange
+        period = period or self._strategy.steps_per_exchange
         overlaps = self._trains and len(batches) >= period and self._strategy.synchronisation.overlap
         turns: list[Any] = [(number,) for number in range(len(self._exchanged))] if overlaps else [()]
         if overlaps and self._strategy.synchronisation.slices == 1:
@@ -93,6 +100,7 @@ class LocalStep(GroupStep):
             without = [()] if overlaps and self._strategy.shares_copies else []
             calls = [self._call(batches, element_spec, turn, data) for turn in turns + without]
         self._note(used)
+        examples = float(len(batches) * (rows_of(data.example() if data else batches[0]) or 1))
 
         def run(group: int, step: int) -> Any:
             owner = self._copies.owner_of(group)
@@ -110,6 +118,8 @@ class LocalStep(GroupStep):
                 call = calls[-1]
             elif overlaps:
                 self._turns[group] += 1
+            if self._trains:
+                self._copies.examples[owner] = examples
             self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
             try:
                 return call(group, tf.constant(self._copies.control(group, step=step), tf.float64))
@@ -221,6 +231,11 @@ class LocalStep(GroupStep):
         return self._collect(outputs, after, shares)
 
 
+def can_be_cut(batches: list[Any]) -> bool:
+    """Whether some of these batches can go to the function that all of them go to."""
+    return isinstance(batches[0], OnWorker) or can_pack(tf.nest.flatten(batches[0]))
+
+
 class LocalKerasSteps(KerasSteps):
     """As `KerasSteps`, with as many batches to a call as a sync period has steps, and the logs of each of them."""
 
@@ -231,6 +246,8 @@ class LocalKerasSteps(KerasSteps):
         self._ready: deque[Any] = deque()  # Logs of executions that Keras has not asked for yet.
         self._steps_done = 0
         self._next_step: int | None = None
+        self._adaptive = strategy.synchronisation.adaptive
+        self._speeds = strategy.speeds
         super().__init__(strategy, model, step, under_way)
 
     def _make_step(self, *args: Any) -> LocalStep:
@@ -284,9 +301,26 @@ class LocalKerasSteps(KerasSteps):
         calls: list[Any] = []
         for run in [batches] if isinstance(batches[0], OnWorker) else runs_of_equal_shapes(batches):
             call = self._step.prepare(run, element_spec)
+            if self._trains and self._adaptive and len(run) > 1 and can_be_cut(run):
+                # Traced here: a group's thread has to be free to make what tracing needs on its worker.
+                for piece in (run, run[:1]):
+                    self._step.prepare(piece, element_spec, period=1)
+                call = functools.partial(self._piece_by_piece, run, element_spec)
             calls.append((functools.partial(call, step=self._next_step), len(run)))
             self._next_step += len(run)
         return calls
+
+    def _piece_by_piece(self, batches: list[Any], element_spec: Any, group: int, step: int) -> Any:
+        """Lets the group exchange after as many steps as suit its speed; in its thread."""
+        outputs = []
+        while batches:
+            length = self._speeds.period(group, self._length)
+            piece, batches = batches[:length], batches[length:]
+            call = self._step.prepare(piece, element_spec, period=length)
+            with self._speeds.measured(group, len(piece)):
+                outputs.append(tf.nest.map_structure(tf.identity, call(group, step=step)))
+            step += len(piece)
+        return tf.concat(outputs, axis=0)
 
     def _outputs(self, outputs: list[Any]) -> Any:
         return outputs

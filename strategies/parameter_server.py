@@ -109,6 +109,9 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
             self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: joined(outputs)
         ).prepare
 
+    def _tfdist_seen_by_servers(self) -> list[str]:
+        return ["/job:worker", "/job:chief"]
+
     def _tfdist_connect(self, cluster: Cluster, resolver: Any) -> None:
         self._num_workers, self._num_ps = len(cluster.job("worker")), len(cluster.job("ps"))
         # Each task sees only those that it exchanges tensors with: one that is down must not hold up the others.
@@ -117,7 +120,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
             group = [f"/job:worker/task:{other}" for other in sorted({index, *others})] if others else []
             filters.set_device_filters("worker", index, ["/job:ps", "/job:chief", *group])
         for task in cluster.job("ps"):
-            filters.set_device_filters("ps", task.index, ["/job:worker", "/job:chief"])
+            filters.set_device_filters("ps", task.index, self._tfdist_seen_by_servers())
         # As in TensorFlow: one call to a worker at a time, so that its failure has one meaning, and synchronous executors.
         os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
         os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
