@@ -62,6 +62,12 @@ COLUMNS = [
         "cluster { nworker_groups: 2 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }",
         ASYNCHRONOUS, late=4,
     ),
+    Column(
+        "hogwild", "hogwild: 3 groups of 1 worker, each with a server, exchange every 4 steps",
+        "cluster { nworker_groups: 3 nserver_groups: 3 nworkers_per_group: 1 nservers_per_group: 1 server_worker_separate: false "
+        "sync_freq: 4 }",
+        ASYNCHRONOUS, late=24,
+    ),
 ]
 # fmt: on
 
