@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.centre import Block
 from tfdist.strategies.exchange import Exchange, take_over
+from tfdist.strategies.group_step import tracing_lock
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import RULES, Control
 from tfdist.strategies.server_variables import unwrapped
@@ -43,7 +44,6 @@ class Copies:
         self._live = set(self.owners)
         self.examples = [1.0] * len(self._groups)  # Of each group in its last call.
         self._functions: dict[Any, Callable[..., Any]] = {}
-        self._lock = threading.RLock()
         self._locks = [threading.RLock() for _ in self._groups]
         # TensorFlow makes it anew on a worker that was started anew: that is how the chief learns of it.
         self._markers = coordinator._create_per_worker_variables(self._note_start)
@@ -150,7 +150,7 @@ class Copies:
         servers = strategy.servers_of(group)
         home = strategy.home_of(group)
         key = (what, block, home, servers)
-        with self._lock:
+        with tracing_lock:
             if key not in self._functions:
 
                 def run(numbers: Any) -> Any:

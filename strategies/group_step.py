@@ -32,6 +32,9 @@ class GroupStep:
     arguments: tuple[tf.TensorSpec, ...] = ()
     """What the function takes beside a batch."""
 
+    no_xla = "XLA has no access to variables of another task"
+    """Why jit_compile cannot work."""
+
     def __init__(
         self,
         strategy: Any,
@@ -41,7 +44,7 @@ class GroupStep:
         after: Callable[[], Any],
         collect: Callable[[list[Any], list[Any], list[Any]], Any],
     ) -> None:
-        _refuse_what_cannot_run(model)
+        self._refuse_what_cannot_run(strategy.title, model)
         self._strategy = strategy
         self._model = model
         self._step = model._autoconvert_optionals(step)
@@ -51,6 +54,15 @@ class GroupStep:
         self._functions: dict[Any, Any] = {}
         self._packed: dict[Any, tuple[list[tf.TensorShape], Any]] = {}
         self._traced: dict[Any, list[Any]] = {}
+
+    def _refuse_what_cannot_run(self, strategy: str, model: Any) -> None:
+        if model.run_eagerly:
+            raise ValueError(
+                f"run_eagerly=True cannot work under {strategy}: a worker runs compiled functions only. "
+                "Leave run_eagerly away, or debug in one process (--tier BASIC)."
+            )
+        if model.jit_compile is True:
+            raise ValueError(f"jit_compile=True cannot work under {strategy}: {self.no_xla}. Leave jit_compile at 'auto'.")
 
     def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
         """The function that a group runs on `batches`, one step each: takes the number of the group, then `arguments`.
@@ -180,19 +192,6 @@ class GroupStep:
         """Of several replicas' outputs TensorFlow makes one whose leaves have a value for each; this takes them apart."""
         extended = self._strategy.extended
         return [tf.nest.map_structure(lambda v, r=r: extended.local_replicas(v)[r], outputs) for r in range(len(devices))]
-
-
-def _refuse_what_cannot_run(model: Any) -> None:
-    if model.run_eagerly:
-        raise ValueError(
-            "run_eagerly=True cannot work under parameter_server: a worker runs compiled functions only. "
-            "Leave run_eagerly away, or debug in one process (--tier BASIC)."
-        )
-    if model.jit_compile is True:
-        raise ValueError(
-            "jit_compile=True cannot work under parameter_server: XLA has no access to variables of another task. "
-            "Leave jit_compile at 'auto'."
-        )
 
 
 def _read_by_each_step(model: Any) -> list[Any]:

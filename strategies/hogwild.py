@@ -57,6 +57,8 @@ class Hogwild(ParameterServer):
         speeds: how fast the groups are.
     """
 
+    title = "hogwild"
+
     def __init__(self, cluster: Cluster) -> None:
         self.synchronisation = cluster.synchronisation
         self.sync_period = cluster.sync_period

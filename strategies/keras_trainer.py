@@ -44,7 +44,7 @@ class StepProvider(Protocol):
     def keras_dataset(self, dataset: Any) -> Any:
         """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.
 
-        Where it has an attribute `steps_per_epoch`, that is set to the steps of an epoch where Keras' argument gives them.
+        Where it has an attribute `steps_per_epoch`, that is set to Keras' argument, rounded up to whole executions.
         """
 
     def example_batch(self, dataset: Any) -> Any:
@@ -134,9 +134,10 @@ def _ask_for_data() -> None:
         giver = SimpleNamespace(experimental_distribute_dataset=give) if give else distribute_strategy
         init(self, giver, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
-        if self.steps_per_epoch and hasattr(self._distributed_dataset, "steps_per_epoch"):
-            executions = math.ceil(self.steps_per_epoch / self.steps_per_execution)  # Keras runs whole ones.
-            self._distributed_dataset.steps_per_epoch = executions * self.steps_per_execution
+        if hasattr(self._distributed_dataset, "steps_per_epoch"):
+            steps, execution = self.steps_per_epoch, self.steps_per_execution
+            # Keras runs whole executions.
+            self._distributed_dataset.steps_per_epoch = steps and math.ceil(steps / execution) * execution
 
     @functools.wraps(symbolic_build)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:

@@ -64,6 +64,7 @@ class LocalStep(GroupStep):
     """
 
     arguments = (Control.SPEC,)
+    no_xla = "XLA cannot compile a step that finds its variables by their names"
 
     def __init__(self, *args: Any, trains: bool = False, gives_each: bool = False) -> None:
         super().__init__(*args)

@@ -73,9 +73,11 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
     """`tf.distribute.ParameterServerStrategy` with its coordinator, worker groups, and step functions for Keras.
 
     Attributes:
+        title: the name of the strategy.
         worker_groups: the groups, each a `WorkerGroup`.
     """
 
+    title = "parameter_server"
     worker_groups: list[WorkerGroup]
 
     def __init__(self, cluster: Cluster) -> None:

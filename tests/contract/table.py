@@ -71,7 +71,8 @@ COLUMNS = [
 ]
 # fmt: on
 
-ON_SERVERS = ("parameter_server", "sandblaster", "downpour")
+SERVED = ("parameter_server", "sandblaster", "downpour", "hogwild")
+"""Columns whose workers only serve the chief."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +94,15 @@ class Row:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def _refused_on_servers(message: str) -> dict[str, str]:
-    return dict.fromkeys(ON_SERVERS, message)
+NO_XLA = "jit_compile=True cannot work under {}: {}. Leave jit_compile at 'auto'."
+NOT_EAGER = (
+    "run_eagerly=True cannot work under {}: a worker runs compiled functions only. "
+    "Leave run_eagerly away, or debug in one process (--tier BASIC)."
+)
+
+
+def _refused(on_servers: str, on_hogwild: str) -> dict[str, str]:
+    return {name: on_hogwild if name == "hogwild" else on_servers for name in SERVED}
 
 
 # fmt: off
@@ -145,13 +153,12 @@ GROUPS: dict[str, list[Row]] = {
         Row("mixed_precision", "mixed precision", near=0.15, replicas=0.02),
         Row(
             "jit_compile", "`jit_compile=True`", near=0.15,
-            refused=_refused_on_servers("jit_compile=True cannot work under parameter_server: XLA has no access to variables of another task. "
-                                        "Leave jit_compile at 'auto'."),
+            refused=_refused(NO_XLA.format("parameter_server", "XLA has no access to variables of another task"),
+                             NO_XLA.format("hogwild", "XLA cannot compile a step that finds its variables by their names")),
         ),
         Row(
             "run_eagerly", "`run_eagerly=True`", near=0.15,
-            refused=_refused_on_servers("run_eagerly=True cannot work under parameter_server: a worker runs compiled functions only. "
-                                        "Leave run_eagerly away, or debug in one process (--tier BASIC)."),
+            refused=_refused(NOT_EAGER.format("parameter_server"), NOT_EAGER.format("hogwild")),
         ),
         Row("metrics", "metrics: accuracy, AUC, one with several values", near=0.15),
         Row("optimizer_outside_the_scope", "an optimizer made outside the scope: an error that says so"),
