@@ -47,6 +47,9 @@ class Copies:
         self._locks = [threading.RLock() for _ in self._groups]
         # TensorFlow makes it anew on a worker that was started anew: that is how the chief learns of it.
         self._markers = coordinator._create_per_worker_variables(self._note_start)
+        self._alone: int | None = None  # The group that trains while the others wait.
+        self._done = 0  # Executions of all groups.
+        self._fetched: dict[Block, int] = {}  # How many were done when the chief has last fetched the block.
         self.rates = self._options.outer_rates("")
         self.under_way: Callable[[], int] = lambda: 0
 
@@ -132,7 +135,8 @@ class Copies:
         """What `Control.of` takes apart."""
         owner = self.owners[group]
         servers = self._strategy.servers_of
-        beside = [other for other in self._live | {owner} if servers(other) == servers(owner)]
+        live = self._live | {owner} if self._alone is None else {owner}
+        beside = [other for other in live if servers(other) == servers(owner)]
         weight = 1.0 / len(beside)
         if self._options.weights == "examples":
             weight = self.examples[owner] / (sum(self.examples[other] for other in beside) or 1.0)
@@ -190,7 +194,8 @@ class Copies:
         if block.dirty and not block.changed:
             if not self.under_way():
                 self.collect([block])
-            elif block.kind is Kind.EXCHANGED:
+            elif block.kind is Kind.EXCHANGED and self._fetched.get(block) != self._done:
+                self._fetched[block] = self._done  # Once for all variables that are read between two steps.
                 block.set_values(block.fetch())
         block.bring(variable)
 
@@ -205,6 +210,7 @@ class Copies:
 
     def steps_of(self, optimizer: Any) -> int:
         """The number of the next step: how many updates the optimizer has made so far, by the chief's count."""
+        optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
         counter = unwrapped(getattr(getattr(optimizer, "_iterations", None), "_value", None))
         return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
 
@@ -219,10 +225,23 @@ class Copies:
             if block.changed:
                 block.publish()
 
-    def count(self, variables: Sequence[LocalVariable], steps: int) -> None:
-        """Adds steps that are done to the chief's counters."""
-        for variable in variables:
-            variable.set_on_chief(variable.value_on_chief() + steps)
+    def count(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
+        """Adds updates that are done to the chief's counters."""
+        self._done += 1
+        for variable, updates in made:
+            variable.set_on_chief(variable.value_on_chief() + updates)
+
+    def train_with_one(self, one: bool) -> None:
+        """Whether from now on one group trains while the others wait: then its progress counts in full, as in one process."""
+        if one != (self._alone is not None):
+            self.bring_together()
+            self._alone = self.owners[min(self._live, default=0)] if one else None
+
+    def takes(self, group: int, even_for_another: bool) -> bool:
+        """Whether a group may take the next steps: while one trains alone only that one, or whoever does it from now on."""
+        if self._alone is not None and even_for_another:
+            self._alone = self.owners[group]
+        return self._alone in (None, self.owners[group])
 
     def collect(self, blocks: Sequence[Block]) -> None:
         """Brings the groups' progress together: the chief knows it, and every group goes on from there.
@@ -238,7 +257,7 @@ class Copies:
                 block.set_values(block.fetch())
                 block.generation += 1
             elif answers:
-                block.set_values(_one_of(list(answers.values()), answers.get(0)))
+                block.set_values(_one_of(list(answers.values()), answers.get(0), block.dtype))
 
     def _ask(self, block: Block, groups: Sequence[int]) -> dict[int, Any]:
         """Lets the groups push their progress, or give their copies; what those gave that answered."""
@@ -280,8 +299,8 @@ def _parted(variables: list[LocalVariable], parts: int) -> list[list[LocalVariab
     return [members for members in lists.values() if members]
 
 
-def _one_of(vectors: list[Any], first: Any) -> Any:
+def _one_of(vectors: list[Any], first: Any, dtype: tf.DType) -> Any:
     """The mean where there is one, else the first group's."""
-    if np.issubdtype(vectors[0].dtype, np.floating):
+    if dtype.is_floating:
         return np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
     return vectors[0] if first is None else first

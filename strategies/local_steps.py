@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies._private import LearningRateSchedule, TFOptimizer
@@ -21,12 +22,16 @@ from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
+from tfdist.strategies.parts import as_tensors
 from tfdist.strategies.server_variables import unwrapped
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
 
-_step_number: Any = None
-"""In the step that is traced, its number over all groups."""
+TRIES_PER_GROUP = 2
+"""How often each group is asked for a step that one of them has to do, before any other may: that one may be gone."""
+
+_number_for: Callable[[Any], Any] | None = None
+"""In the step that is traced: the number of the step over all groups, for an optimizer."""
 
 
 def install() -> None:
@@ -37,21 +42,35 @@ def install() -> None:
     current = TFOptimizer._get_current_learning_rate
 
     def _get_current_learning_rate(self: Any) -> Any:
-        if _step_number is not None and isinstance(self._learning_rate, LearningRateSchedule):
-            return self._learning_rate(_step_number)
+        if _number_for is not None and isinstance(self._learning_rate, LearningRateSchedule):
+            return self._learning_rate(_number_for(self))
         return current(self)
 
     TFOptimizer._get_current_learning_rate = _get_current_learning_rate
 
 
 @contextlib.contextmanager
-def _numbered(step: Any) -> Iterator[None]:
-    global _step_number
-    outer, _step_number = _step_number, step
+def _numbered(number_for: Callable[[Any], Any]) -> Iterator[None]:
+    global _number_for
+    outer, _number_for = _number_for, number_for
     try:
         yield
     finally:
-        _step_number = outer
+        _number_for = outer
+
+
+def _with_inner(optimizer: Any) -> list[Any]:
+    """An optimizer and those in it."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
+    return [each for each in [optimizer, *inner] if each is not None]
+
+
+def _counters_of(model: Any) -> list[LocalVariable]:
+    """The counters of the model's optimizers: of that which it was compiled with, and of others in its attributes."""
+    own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    optimizers = [each for optimizer in [model.optimizer, *own] for each in _with_inner(optimizer)]
+    found = {id(v): v for v in (unwrapped(each._iterations._value) for each in optimizers)}
+    return [v for v in found.values() if isinstance(v, LocalVariable)]
 
 
 class LocalStep(GroupStep):
@@ -75,7 +94,9 @@ class LocalStep(GroupStep):
         self._exchanged: list[Block] = []
         self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
         self._turns = [0] * len(self._strategy.worker_groups)
-        self.counters: dict[int, LocalVariable] = {}
+        # Copies that several groups train at once do not tell what one has counted.
+        self._counters = _counters_of(self._model) if trains and not self._strategy.shares_copies else []
+        self._other_counters: dict[int, LocalVariable] = {}
 
     def prepare(
         self, batches: list[Any], element_spec: Any = None, variant: Any = None, period: int | None = None
@@ -179,7 +200,13 @@ class LocalStep(GroupStep):
         self._copies.register(used)
         self._blocks.update(dict.fromkeys(v.block for v in used if v.block is not None))
         if self._trains:
-            self.counters.update({id(v): v for v in used if v.kind is Kind.COUNTER})
+            known = {id(v) for v in self._counters}
+            self._other_counters.update({id(v): v for v in used if v.kind is Kind.COUNTER and id(v) not in known})
+
+    def counted(self, rows: list[Any]) -> list[tuple[LocalVariable, int]]:
+        """How far the steps that gave `rows` have moved the counters of updates; one per step where that is not known."""
+        made = [(v, round(sum(row[number - len(self._counters)] for row in rows))) for number, v in enumerate(self._counters)]
+        return made + [(v, len(rows)) for v in self._other_counters.values()]
 
     def _variant_of(self, group: WorkerGroup, variant: Any) -> Any:
         return variant, self._strategy.servers_of(group.number), self._strategy.home_of(group.number)
@@ -226,10 +253,22 @@ class LocalStep(GroupStep):
         return rows.stack()
 
     def _numbered_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
-        with _numbered(number):
+        numbered = {id(each) for each in _with_inner(self._model.optimizer)}
+        groups = len(self._strategy.worker_groups)
+
+        def number_for(optimizer: Any) -> Any:
+            # Others may make more updates than steps, or fewer. What the group has counted is its part.
+            return number if id(optimizer) in numbered else optimizer._iterations * groups
+
+        before = [counter.value() for counter in self._counters]
+        with _numbered(number_for):
             outputs, shares = self._one_step(devices, batch)
         after = self._by_replica(devices, self._strategy.run(self._after))
-        return self._collect(outputs, after, shares)
+        given = self._collect(outputs, after, shares)
+        if not before:
+            return given
+        made = [counter.value() - begun for counter, begun in zip(self._counters, before, strict=True)]
+        return tf.concat([given, tf.cast(tf.stack(made), tf.float64)], axis=0)
 
 
 def can_be_cut(batches: list[Any]) -> bool:
@@ -242,6 +281,7 @@ class LocalKerasSteps(KerasSteps):
 
     def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: Any, trains: bool) -> None:
         self._trains = trains
+        self._strategy = strategy
         self._copies = strategy.copies
         self._length = strategy.steps_per_exchange
         self._ready: deque[Any] = deque()  # Logs of executions that Keras has not asked for yet.
@@ -249,6 +289,7 @@ class LocalKerasSteps(KerasSteps):
         self._next_step: int | None = None
         self._adaptive = strategy.synchronisation.adaptive
         self._speeds = strategy.speeds
+        self._takes_any = False
         super().__init__(strategy, model, step, under_way)
 
     def _make_step(self, *args: Any) -> LocalStep:
@@ -257,9 +298,11 @@ class LocalKerasSteps(KerasSteps):
     def __call__(self, iterator: Any) -> Any:
         """See `KerasSteps`: returns logs once per `steps_per_execution` steps that are done."""
         if not isinstance(iterator, Feed | WorkerFeed):
-            return super().__call__(iterator)
+            return self._one_batch(as_tensors(next(iterator)))
         if not self._ready and not len(self._under_way):
             iterator.begin_epoch_if_over()
+            if self._trains:
+                self._copies.train_with_one(False)
         while not self._ready:
             while len(self._under_way) < self._under_way.limit:
                 batches = iterator.take(self._length)
@@ -275,6 +318,23 @@ class LocalKerasSteps(KerasSteps):
             else:
                 raise StopIteration
         return self._ready.popleft()
+
+    def _one_batch(self, batch: Any) -> Any:
+        """`train_on_batch` and `test_on_batch`. No other group trains meanwhile, so that one trains alone as one process would."""
+        self.begin()
+        if not self._trains:
+            execution = self._schedule([batch])
+            self._under_way.result_of(execution)
+            return self._done(execution)
+        self._copies.train_with_one(True)
+        groups = len(self._strategy.worker_groups)
+        for number in range(TRIES_PER_GROUP * groups + 1):
+            self._next_step = None
+            self._takes_any = number == TRIES_PER_GROUP * groups
+            execution = self._schedule([batch])
+            if self._under_way.result_of(execution):
+                break
+        return self._done(execution)
 
     def begin(self) -> None:
         """See `KerasSteps.begin`."""
@@ -323,8 +383,11 @@ class LocalKerasSteps(KerasSteps):
             step += len(piece)
         return tf.concat(outputs, axis=0)
 
-    def _outputs(self, outputs: list[Any]) -> Any:
-        return outputs
+    def _run_calls(self, group: int, calls: list[Any]) -> Any:
+        """Several groups wait for what is to be done; what they give is empty where another one has to do it."""
+        if not self._copies.takes(group, self._takes_any):
+            return []
+        return [call(group) for call, _ in calls]
 
     def _done(self, execution: Any) -> Any:
         rows = [row for stacked in execution.result for row in stacked.numpy()]
@@ -334,5 +397,5 @@ class LocalKerasSteps(KerasSteps):
             if self._steps_done >= self._model.steps_per_execution:
                 self._steps_done = 0
                 self._ready.append(self.logs)
-        self._copies.count(list(self._step.counters.values()), len(rows))
+        self._copies.count(self._step.counted(rows))
         return self.logs

@@ -49,6 +49,7 @@ def callbacks(strategy):
     history = fit(model, X, Y, batch_size=50, epochs=10, validation_data=(X, Y), callbacks=kept)
     restored = model.evaluate(X, Y, verbose=0, return_dict=True)
     assert np.isclose(restored["loss"], history["val_loss"][1], rtol=1e-4), (restored, history)
+    series = {name: [*history[f"val_{name}"], value] for name, value in restored.items()}
     result = trained(model, history)
     with strategy.scope():
         best = keras.saving.load_model("../best.keras")
@@ -56,7 +57,7 @@ def callbacks(strategy):
     lines = [open(path).read().splitlines() for path in files("log.csv")]
     return {
         "history": result,
-        "early_stopping": {"exact": {"epochs": len(history["loss"])}, "near": restored},
+        "early_stopping": {"exact": {"epochs": len(history["loss"])}, "near": series},
         "model_checkpoint": {"exact": {}, "chief": {"files": files("best.keras")}},
         "csv_logger": {"exact": {}, "chief": {"lines": [len(each) for each in lines], "names": [each[0] for each in lines]}},
         "learning_rate_scheduler": {"near": {"rates": history["learning_rate"]}, "exact": {}},

@@ -97,7 +97,8 @@ def ema(strategy):
     model, result = with_optimizer(
         strategy, lambda: keras.optimizers.SGD(RATE, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
     )
-    result["near"]["evaluate"] = model.evaluate(X, Y, verbose=0, return_dict=True)
+    after = model.evaluate(X, Y, verbose=0, return_dict=True)
+    result["near"]["evaluate"] = {name: [*result["near"][name], value] for name, value in after.items()}
     return result
 
 

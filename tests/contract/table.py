@@ -20,15 +20,25 @@ FLOAT = 2e-4
 
 @dataclass(frozen=True)
 class Column:
-    """A strategy on a cluster: `source` is what `--cluster` reads; `late` how many steps may be under way when one is seen."""
+    """A strategy on a cluster.
+
+    Attributes:
+        source: what `--cluster` reads.
+        late: how many steps may be under way when one is seen.
+        lags: whether the groups average what they do, and exchange it now and then: all of them together are then behind one
+            process that makes the same steps, how far depends on their timing.
+        chief: the task whose files and results count.
+        others: the tasks that run the program too.
+    """
 
     name: str
     title: str
     source: str
     kind: str
     late: int = 0
-    chief: str = "chief-0"  # The task whose files and results count.
-    others: tuple[str, ...] = ()  # Those that run the program too.
+    lags: bool = False
+    chief: str = "chief-0"
+    others: tuple[str, ...] = ()
 
 
 def _cloudml(workers: int, servers: int) -> str:
@@ -66,7 +76,7 @@ COLUMNS = [
         "hogwild", "hogwild: 3 groups of 1 worker, each with a server, exchange every 4 steps",
         "cluster { nworker_groups: 3 nserver_groups: 3 nworkers_per_group: 1 nservers_per_group: 1 server_worker_separate: false "
         "sync_freq: 4 }",
-        ASYNCHRONOUS, late=24,
+        ASYNCHRONOUS, late=24, lags=True,  # 2 calls of each of 3 groups under way, 4 steps each.
     ),
 ]
 # fmt: on
@@ -204,7 +214,7 @@ def cell(row: Row, column: Column) -> str:
     if column.name in row.refused:
         return "refused"
     if column.kind == ASYNCHRONOUS and row.near is not None and row.near != FLOAT:
-        return f"within {row.near:.0%}"
+        return f"within {row.near:.0%}, behind" if column.lags else f"within {row.near:.0%}"
     return f"within {row.replicas:.0%}" if column.kind == SYNCHRONOUS and row.replicas != FLOAT else "equal"
 
 
@@ -219,6 +229,9 @@ def page() -> str:
         f"* **equal**: all counts are the same, and losses, metrics and predictions to a relative {FLOAT:g} (sums in another order).",
         "* **within**: all counts are the same, and losses and metrics to this tolerance: asynchronous workers, or replicas that",
         "  each see a part of the batch, do not take the same steps twice.",
+        "* **within, behind**: all counts are the same, and losses and metrics of each epoch are, to this tolerance, those of one",
+        "  process in this epoch or an earlier one, and move the same way: groups that average what they do and exchange it now and",
+        "  then are behind one process that makes as many steps.",
         "* **refused**: an error, which says what to do instead.",
         "",
         "| | " + " | ".join(column.title for column in columns) + " |",
@@ -254,12 +267,36 @@ def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
     ]
     for name, value in expected.get("near", {}).items():
         relative = tolerance(row, column)
+        if column.lags and row.near != FLOAT:
+            wrong += [f"{name}: {problem}" for problem in _lagging(got["near"][name], value, relative)]
+            continue
         pairs = list(zip(_numbers(got["near"][name]), _numbers(value), strict=True))
         if any(not abs(a - b) <= relative * abs(b) + 1e-5 for a, b in pairs):
             wrong.append(f"{name}: {got['near'][name]} is not within {relative:g} of {value}")
     for name, late in got.get("late", {}).items():
         if not 0 <= late <= column.late:
             wrong.append(f"{name}: {late} steps late, not at most {column.late}")
+    return wrong
+
+
+def _lagging(got: Any, expected: Any, relative: float) -> list[str]:
+    """What is wrong with series of numbers over epochs, each of which one process may have had earlier.
+
+    Each number has to be one that `expected` has gone through up to that epoch, to the tolerance, and where `expected` moves by
+    more than the tolerance, `got` has to move the same way.
+    """
+    if isinstance(expected, dict):
+        return [problem for name in expected for problem in _lagging(got[name], expected[name], relative)]
+    assert isinstance(expected, list) and len(got) == len(expected), f"{expected} is not a series over epochs as {got} is"
+    wrong = []
+    for mine, theirs in zip(zip(*map(_numbers, got), strict=True), zip(*map(_numbers, expected), strict=True), strict=True):
+        for end, number in enumerate(mine, start=1):
+            slack = relative * max(abs(value) for value in theirs[:end]) + 1e-5
+            if not min(theirs[:end]) - slack <= number <= max(theirs[:end]) + slack:
+                wrong.append(f"{list(mine)} is not within {relative:g} of what {list(theirs)} has gone through")
+        moved = theirs[-1] - theirs[0]
+        if abs(moved) > relative * abs(theirs[0]) and (mine[-1] - mine[0]) * moved <= 0:
+            wrong.append(f"{list(mine)} does not move as {list(theirs)}")
     return wrong
 
 
