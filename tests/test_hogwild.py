@@ -1,6 +1,5 @@
 """Hogwild against one process. What Keras does under it is a column of test_contract.py."""
 
-import json
 from pathlib import Path
 
 import pytest

@@ -116,8 +116,9 @@ def backup_and_restore(strategy):
     def made():
         return regression(strategy, lambda: keras.optimizers.Adam(0.002))
 
+    first = made()
     try:
-        fit(made(), X, Y, epochs=4, callbacks=[keras.callbacks.BackupAndRestore("backup"), Interrupt()])
+        fit(first, X, Y, epochs=4, callbacks=[keras.callbacks.BackupAndRestore("backup"), Interrupt()])
     except KeyboardInterrupt:
         pass
     written = {path: json.load(open(path)) if path.endswith(".json") else None for path in files("backup/*")}
@@ -127,6 +128,7 @@ def backup_and_restore(strategy):
     return {
         "exact": {"epochs": history.epoch, "steps": steps(model)},
         "near": {name: np.asarray(values, "float64").tolist() for name, values in history.history.items()},
+        "before": getattr(first, "before", {}),
         "chief": {"files": written},
     }
 

@@ -53,10 +53,11 @@ def optimizers(strategy):
         if isinstance(value, type) and issubclass(value, keras.optimizers.Optimizer)
     }
     assert stock - {"Optimizer", "LossScaleOptimizer"} == set(NAMES), stock  # The latter is what mixed_precision uses.
-    result = {"exact": {}, "near": {}}
+    result = {"exact": {}, "near": {}, "before": {}}
     for name in NAMES:
         model = compiled(strategy, two_layers, lambda name=name: optimizer(name), "mse")
         result["near"][name] = fit(model, X, Y, epochs=2)["loss"]
+        result["before"][name] = getattr(model, "before", {}).get("loss")
         result["exact"][name] = steps(model)
     # In one process Keras itself trains with it otherwise than with run_eagerly=True; ours are the numbers of the latter.
     assert all(np.isfinite(result["near"].pop("ScheduleFreeAdamW")))

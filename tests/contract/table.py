@@ -268,7 +268,10 @@ def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
     for name, value in expected.get("near", {}).items():
         relative = tolerance(row, column)
         if column.lags and row.near != FLOAT:
-            wrong += [f"{name}: {problem}" for problem in _lagging(got["near"][name], value, relative)]
+            wrong += [
+                f"{name}: {problem}"
+                for problem in _lagging(got["near"][name], value, expected.get("before", {}).get(name), relative)
+            ]
             continue
         pairs = list(zip(_numbers(got["near"][name]), _numbers(value), strict=True))
         if any(not abs(a - b) <= relative * abs(b) + 1e-5 for a, b in pairs):
@@ -279,23 +282,32 @@ def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
     return wrong
 
 
-def _lagging(got: Any, expected: Any, relative: float) -> list[str]:
+def _lagging(got: Any, expected: Any, before: Any, relative: float) -> list[str]:
     """What is wrong with series of numbers over epochs, each of which one process may have had earlier.
 
-    Each number has to be one that `expected` has gone through up to that epoch, to the tolerance, and where `expected` moves by
-    more than the tolerance, `got` has to move the same way.
+    Each number has to be one that `expected` has gone through up to that epoch, to the tolerance; where it is known it began
+    with `before`. Where there are more than two and `expected` moves by more than the tolerance, `got` has to move the same way.
     """
     if isinstance(expected, dict):
-        return [problem for name in expected for problem in _lagging(got[name], expected[name], relative)]
+        return [problem for name in expected for problem in _lagging(got[name], expected[name], None, relative)]
     assert isinstance(expected, list) and len(got) == len(expected), f"{expected} is not a series over epochs as {got} is"
     wrong = []
-    for mine, theirs in zip(zip(*map(_numbers, got), strict=True), zip(*map(_numbers, expected), strict=True), strict=True):
+    begun = _numbers(expected[0] if before is None else before)
+    for mine, theirs, begin in zip(
+        zip(*map(_numbers, got), strict=True), zip(*map(_numbers, expected), strict=True), begun, strict=True
+    ):
         for end, number in enumerate(mine, start=1):
-            slack = relative * max(abs(value) for value in theirs[:end]) + 1e-5
-            if not min(theirs[:end]) - slack <= number <= max(theirs[:end]) + slack:
-                wrong.append(f"{list(mine)} is not within {relative:g} of what {list(theirs)} has gone through")
+            through = [begin, *theirs[:end]]
+            if not min(value - relative * abs(value) for value in through) - 1e-5 <= number:
+                wrong.append(
+                    f"{list(mine)} is below what {begin} and {list(theirs)} have gone through, by more than {relative:g}"
+                )
+            if not number <= max(value + relative * abs(value) for value in through) + 1e-5:
+                wrong.append(
+                    f"{list(mine)} is above what {begin} and {list(theirs)} have gone through, by more than {relative:g}"
+                )
         moved = theirs[-1] - theirs[0]
-        if abs(moved) > relative * abs(theirs[0]) and (mine[-1] - mine[0]) * moved <= 0:
+        if len(theirs) > 2 and abs(moved) > relative * abs(theirs[0]) and (mine[-1] - mine[0]) * moved <= 0:
             wrong.append(f"{list(mine)} does not move as {list(theirs)}")
     return wrong
 
