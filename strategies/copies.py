@@ -254,8 +254,10 @@ class Copies:
             answers = self._ask(block, sorted(block.dirty))
             block.dirty.clear()
             if block.kind is Kind.EXCHANGED:
-                block.set_values(block.fetch())
+                block.set_values(block.fetch(None if self._alone is None else self._strategy.servers_of(self._alone)))
                 block.generation += 1
+                if len(block.slices) > 1:
+                    block.publish()  # Groups of all server groups go on from the same, and evaluate the same.
             elif answers:
                 block.set_values(_one_of(list(answers.values()), answers.get(0), block.dtype))
 
