@@ -1,6 +1,7 @@
 """The groups' copies of all variables, as the chief manages them: who has what, who has progress, who has to begin anew."""
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ from tfdist.strategies.server_variables import unwrapped
 
 GROUP_SECONDS = 60.0
 """How long the chief waits for a group that hands over its progress; then that is lost, as that of a worker which is gone."""
+
+_MORE_THAN_ALL = 2**30
+_NO_GROUP = -1
 
 _log = logging.getLogger("tfdist")
 
@@ -118,9 +122,17 @@ class Copies:
         """How often the group's leader has been started."""
         return self._starts[group]
 
+    def exchange_now(self, block: Block, group: int) -> None:
+        """Lets a group exchange its progress in a call of its own."""
+        self._function("exchange", block, group)(tf.constant(self.control(group), tf.float64))
+
     def hand_over(self, block: Block, group: int) -> Any:
-        """Exchanges the progress of a group's copies with the centre, or gives the copies of another kind of block."""
-        return self._function("hand_over", block, group)(tf.constant(self.control(group), tf.float64))
+        """Gives the centre all progress of a group's copies, which begin anew then; or gives the copies of another kind of block.
+
+        Not compressed, because what rounding leaves out would be gone with the old copies. Completes no round, see `collect`.
+        """
+        control = self.control(group, in_round=_MORE_THAN_ALL if self.rule.in_rounds else None)
+        return self._function("hand_over", block, group)(tf.constant(control, tf.float64))
 
     def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
         """An exchange of `block`, to be traced into a group's function."""
@@ -131,8 +143,8 @@ class Copies:
         """The group whose copies a group trains: its own, or in a process that shares them those of the first there."""
         return self.owners[group]
 
-    def control(self, group: int, step: int = 0) -> list[float]:
-        """What `Control.of` takes apart."""
+    def control(self, group: int, step: int = 0, in_round: int | None = None) -> list[float]:
+        """What `Control.of` takes apart; `in_round` where a round is to be complete with another number of groups."""
         owner = self.owners[group]
         servers = self._strategy.servers_of
         live = self._live | {owner} if self._alone is None else {owner}
@@ -140,7 +152,7 @@ class Copies:
         weight = 1.0 / len(beside)
         if self._options.weights == "examples":
             weight = self.examples[owner] / (sum(self.examples[other] for other in beside) or 1.0)
-        return [owner, weight, len(beside), step, *self.rates]
+        return [owner, weight, len(beside) if in_round is None else in_round, step, *self.rates]
 
     def lost(self, group: int) -> None:
         """The group has failed; its copies are gone, and its share of the average is the others'."""
@@ -164,7 +176,8 @@ class Copies:
                         return tf.constant(0)
                     if block.kind is not Kind.EXCHANGED:
                         return block.copies()
-                    exchange = self.exchange(block, servers, control)
+                    handed_over = Exchange(block, self.rule, servers, None, control)
+                    exchange = handed_over if what == "hand_over" else self.exchange(block, servers, control)
                     exchange.begin()
                     exchange.end()
                     return tf.constant(0)
@@ -254,12 +267,29 @@ class Copies:
             answers = self._ask(block, sorted(block.dirty))
             block.dirty.clear()
             if block.kind is Kind.EXCHANGED:
+                if self.rule.in_rounds:
+                    self._complete_round(block)
                 block.set_values(block.fetch(None if self._alone is None else self._strategy.servers_of(self._alone)))
                 block.generation += 1
                 if len(block.slices) > 1:
                     block.publish()  # Groups of all server groups go on from the same, and evaluate the same.
             elif answers:
                 block.set_values(_one_of(list(answers.values()), answers.get(0), block.dtype))
+
+    def _complete_round(self, block: Block) -> None:
+        """What groups have pushed to a round goes into the centre, though others have not; where nobody has, nothing happens."""
+
+        def run(numbers: Any) -> None:
+            control = Control.of(numbers)
+            for centre, state in zip(itertools.chain(*block.slices), itertools.chain(*block.state), strict=True):
+                with tf.device(centre.device):
+                    self.rule.received(centre, state, tf.zeros(centre.shape, centre.dtype), control)
+
+        key = ("complete_round", block)
+        with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+            if key not in self._functions:
+                self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
+            self._functions[key](tf.constant([_NO_GROUP, 0.0, 1, 0, *self.rates], tf.float64))
 
     def _ask(self, block: Block, groups: Sequence[int]) -> dict[int, Any]:
         """Lets the groups push their progress, or give their copies; what those gave that answered."""

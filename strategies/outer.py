@@ -51,6 +51,9 @@ class Average:
     sends_copy = False
     """Whether the group sends w itself rather than d."""
 
+    in_rounds = False
+    """Whether changes wait on the ps until every live group has pushed one."""
+
     def __init__(self, options: Synchronisation, groups: int) -> None:
         self.options = options
         self.groups = groups
@@ -134,6 +137,8 @@ class Nesterov(DelayedNesterov):
     Nobody waits: until the round is complete a group goes on from its own copy, and takes the centre over with a later exchange.
     """
 
+    in_rounds = True
+
     def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
         """As `DelayedNesterov.state`, with the groups that have pushed in this round, and the number of complete rounds."""
         state = super().state(slice_)
@@ -170,6 +175,7 @@ class Elastic:
     """EASGD (1412.6651): e = rate (w - C), C += e on the ps, w -= e on the worker."""
 
     sends_copy = True
+    in_rounds = False
 
     def __init__(self, options: Synchronisation, groups: int) -> None:
         self.rate = options.elastic_rate_of(groups)

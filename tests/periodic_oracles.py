@@ -207,6 +207,7 @@ def without_barrier(
     *,
     seconds: Sequence[float] | None = None,
     start: Any = 0.0,
+    told: Callable[[str, int], None] = lambda what, group: None,
 ) -> tuple[Any, list[Group]]:
     """The centre under outer average with weights 1 / groups after all groups did `updates` updates and pushed the rest.
 
@@ -221,6 +222,7 @@ def without_barrier(
         step: (group, number of the update) -> what the update adds to the copy.
         seconds: of one update, by group; 1.0 each where None.
         start: the value of the centre and of all copies at first.
+        told: called with what happens, "update", "push", "centre" or "reply", and the group, in the order in which it does.
     """
     centre = Average(start)
     members = [Group(start) for _ in range(groups)]
@@ -238,6 +240,7 @@ def without_barrier(
     while events:
         now, _, what, group, value = heapq.heappop(events)
         member = members[group]
+        told(what, group)
         if what == "update":
             member.update(step(group, done[group]))
             done[group] += 1
@@ -253,6 +256,7 @@ def without_barrier(
         rest = done[group] == updates and since[group] > 0
         if not under_way[group] and (since[group] >= period or rest):
             under_way[group], since[group] = True, 0
+            told("push", group)
             after(now + latency(group, member.pushed + 1) / 2, "centre", group, member.push())
     return centre.centre, members
 
