@@ -12,8 +12,8 @@ M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 """Parameters of `mallopt(3)`, from glibc's <malloc.h>."""
 
-MMAP_THRESHOLD_BYTES = 1 << 30
-"""Blocks below this size are kept. glibc's own limit grows with use, to 32 MiB at most."""
+MMAP_THRESHOLD_BYTES = 4 * 1024 * 1024 * ctypes.sizeof(ctypes.c_long)
+"""Blocks below this size are kept: 32 MiB, the most that mallopt(3) allows. glibc maps larger ones anew each time."""
 
 TRIM_THRESHOLD_BYTES = (1 << 31) - 1
 """So much may be free at the end of the heap: the largest `int`, which is what `mallopt` takes."""
