@@ -27,6 +27,7 @@ from tfdist.strategies._private import (
 from tfdist.strategies.feed import Batch, FedDataset
 from tfdist.strategies.group_step import GroupStep
 from tfdist.strategies.keras_steps import KerasSteps
+from tfdist.strategies.memory import keep_freed_memory
 from tfdist.strategies.parts import as_tensors, joined
 from tfdist.strategies.server_placement import ServerExtended
 from tfdist.strategies.startup import wait_for_tasks
@@ -50,6 +51,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
 
 def begin(cluster: Cluster, start_timeout: float, kind: Any) -> Any:
     """Waits for the serving tasks, and connects to them with a strategy of this class."""
+    keep_freed_memory()
     servers = [task for task in cluster.training_tasks if task.job in ("ps", "worker")]
     _log.debug("waiting for %d ps and worker tasks", len(servers))
     wait_for_tasks(servers, start_timeout, _log.warning)
