@@ -13,6 +13,9 @@ import tensorflow as tf
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.named_variable import NamedVariable
 
+ALIGNMENT = 64
+"""Values that fill a number of cache lines whatever their dtype, which is how TensorFlow aligns tensors (EIGEN_MAX_ALIGN_BYTES)."""
+
 
 class Block:
     """Variables of one dtype and kind.
@@ -39,6 +42,8 @@ class Block:
     def __init__(
         self, variables: list[LocalVariable], servers: list[list[str]], rule: Any, groups: int, compressed: bool
     ) -> None:
+        # Pieces of a vector that begin at whole cache lines are cut from it without copying: odd lengths go last.
+        variables = sorted(variables, key=lambda variable: variable.shape.num_elements() % ALIGNMENT > 0)
         self.variables = variables
         self.kind, self.dtype = variables[0].kind, variables[0].dtype
         self.lengths = [variable.shape.num_elements() for variable in variables]
@@ -47,7 +52,10 @@ class Block:
         self._begins = {id(variable): begin for variable, begin in zip(variables, begins, strict=False)}
         exchanged = self.kind is Kind.EXCHANGED
         parts = min(self.size, min(len(devices) for devices in servers)) or 1
-        bounds = [self.size * number // parts for number in range(parts + 1)]
+        bounds = [self.size * number // parts for number in range(parts)]
+        if self.size >= parts * ALIGNMENT:
+            bounds = [bound // ALIGNMENT * ALIGNMENT for bound in bounds]
+        bounds.append(self.size)
         self.sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
         self.slices = [
             [NamedVariable("centre", self.dtype, [n], device) for n, device in zip(self.sizes, devices, strict=False)]

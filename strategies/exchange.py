@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.strategies import compression, topology
 from tfdist.strategies.centre import Block
 from tfdist.strategies.local_variable import Kind
+from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.outer import Control
 
 SEED_STRIDE = 1_000_003
@@ -53,57 +54,49 @@ class Exchange:
         block, control, kind = self._block, self._control, self._kind
         centre, state = block.slices[self._servers][number], block.state[self._servers][number]
         length = block.sizes[number]
-        message = (part,) if kind is None else compression.encode(part, kind)
-        understood = part if kind is None else compression.decode(message, length, kind)
+        message = compression.encode(part, kind)
         with tf.device(centre.device):
-            there = (
-                message[0] if kind is None else compression.decode(tf.nest.map_structure(tf.identity, message), length, kind)
-            )
-            there = tf.identity(there)
+            there = compression.decode(tf.nest.map_structure(tf.identity, message), length, kind)
             answer, note = self._rule.received(centre, state, there, control)
             if self._topology != "centre":
                 topology.mix(self._topology, block, self._servers, number)
                 answer = centre.read()
             if kind is not None:
-                # The group knows what it was told so far; it is sent what is new since, and what rounding left out goes next time.
-                known = block.known[self._servers][number]
-                row = tf.gather(known.read(), control.group)
-                answer = compression.encode(answer - row, kind)
-                row += compression.decode(answer, length, kind)
-                tf.raw_ops.ResourceScatterUpdate(resource=known.handle(), indices=control.group[None], updates=row[None])
+                answer = self._news(block.known[self._servers][number], answer, length)
             answer, note = tf.nest.map_structure(tf.identity, (answer, note))
-        if kind is not None:
-            answer = compression.decode(tf.nest.map_structure(tf.identity, answer), length, kind)
-        return understood, answer, note
+        answer = answer if kind is None else compression.decode(tf.nest.map_structure(tf.identity, answer), length, kind)
+        return compression.decode(message, length, kind), answer, note
+
+    def _news(self, known: NamedVariable, centre: Any, length: int) -> Any:
+        """On the ps: what is new in the centre since the group was told of it; what rounding leaves out goes next time."""
+        group, kind = self._control.group, self._kind
+        row = tf.raw_ops.ResourceGather(resource=known.handle(), indices=group, dtype=centre.dtype)
+        news = compression.encode(centre - row, kind)
+        row += compression.decode(news, length, kind)
+        tf.raw_ops.ResourceScatterUpdate(resource=known.handle(), indices=group[None], updates=row[None])
+        return news
 
     def end(self) -> None:
         """Takes the answer over; what the group did since `begin` stays."""
-        block = self._block
-        answer = tf.concat(self._answers, axis=0)
+        block, leader = self._block, self._block.leader
         if self._rule.sends_copy:
-            block.set_copies(-answer, add=True)
+            block.set_copies(-tf.concat(self._answers, axis=0), add=True)
             return
+        centres, left_out = self._answers, None
         if self._kind is not None:
-            answer = block.received.read(block.leader) + answer
-            block.received.assign(answer, block.leader)
-        lasts, seens = [], []
-        for centre, before, handed_over, note, seen in zip(
-            block.split(answer),
-            block.split(self._before),
-            self._understood,
-            self._notes,
-            tf.unstack(self._seen, len(block.sizes)),
-            strict=True,
-        ):
-            last, seen = self._rule.last(centre, before, handed_over, note, seen)
-            lasts.append(last)
-            seens.append(seen)
+            told = block.split(block.received.read(leader))
+            centres = [before + news for before, news in zip(told, self._answers, strict=True)]
+            block.received.assign(tf.concat(centres, axis=0), leader)
+            left_out = self._copy - self._before - tf.concat(self._understood, axis=0)
+        seen = tf.unstack(self._seen, len(block.sizes))
+        each = zip(centres, block.split(self._before), self._understood, self._notes, seen, strict=True)
+        lasts, seen = zip(*(self._rule.last(*values) for values in each), strict=True)
         last = tf.concat(lasts, axis=0)
         # w <- L + what was done since `begin` + what rounding has left out of the progress.
-        left_out = 0.0 if self._kind is None else self._copy - self._before - tf.concat(self._understood, axis=0)
-        block.set_copies(last - self._copy + left_out, add=True)
-        block.last.assign(last, block.leader)
-        block.seen.assign(tf.stack(seens), block.leader)
+        change = last - self._copy
+        block.set_copies(change if left_out is None else change + left_out, add=True)
+        block.last.assign(last, leader)
+        block.seen.assign(tf.stack(seen), leader)
 
 
 def take_over(block: Block, servers: int, group: Any, groups: int) -> None:
