@@ -16,11 +16,12 @@ from hogwild_schedules import (
     UPDATES,
     any_delay,
     compressed_events,
+    each_after_the_other,
     elastic_events,
-    ones,
     partly,
     random_schedules,
     rounds,
+    slice_by_slice,
     torchft_events,
     uneven_events,
     with_a_loss,
@@ -211,12 +212,7 @@ def test_of_a_group_that_fails_its_pushed_changes_stay_and_its_weight_goes_to_th
 
 # SINGA's sum, and slices.
 
-case(
-    "sum",
-    [["steps", 0, ones(2)], ["exchange", 0, ones(1)], ["steps", 1, ones(4)], ["exchange", 1], ["steps", 2, ones(1)]]
-    + [["exchange", 2], ["read"], ["hand_over", [0, 1, 2]], ["read"]],
-    outer="sum",
-)
+case("sum", each_after_the_other(), outer="sum")
 
 
 def test_sum_adds_all_changes_as_they_are(results):
@@ -226,14 +222,7 @@ def test_sum_adds_all_changes_as_they_are(results):
     assert second["centre"] == [8.0] * 5
 
 
-case(
-    "slices",
-    [["steps", 0, ones(1)], ["exchange", 0, ones(1), 0.0, [0]], ["read"], ["exchange", 0, ones(1), 0.0, [1]], ["read"]]
-    + [["begin", 1, ones(3), 0.0, [1]], ["exchange", 0, [], 0.0, [0]], ["end", 1], ["read"], ["hand_over", [0, 1]], ["read"]],
-    groups=2,
-    slices=2,
-    period=2,
-)
+case("slices", slice_by_slice(), groups=2, slices=2, period=2)
 
 
 def test_a_slice_is_exchanged_in_its_turn_and_leaves_the_other_alone(results):
@@ -277,9 +266,8 @@ def test_what_rounding_left_out_follows_with_the_next_exchanges(results, kind, r
 @pytest.mark.parametrize("overlap", [True, False])
 def test_averaging_after_every_update_is_data_parallel_training(results, overlap, momentum):
     given = results["data_parallel"]
-    batches = [
-        [(np.array(x), np.array(y)) for x, y in zip(*step, strict=True)] for step in zip(given["inputs"], given["targets"])
-    ]
+    steps = zip(given["inputs"], given["targets"], strict=True)
+    batches = [[(np.array(x), np.array(y)) for x, y in zip(*step, strict=True)] for step in steps]
 
     def gradient(weights, batch):
         inputs, targets = batch
