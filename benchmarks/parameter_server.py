@@ -4,7 +4,8 @@
 
 Each figure is a job of its own (1 chief, 2 workers, 1 or 2 ps); the programs take turns, and the median of the rounds counts.
 The hand-written loop is TensorFlow's own recipe: tf.distribute.ParameterServerStrategy, a dataset on each worker, one
-`schedule` per step (or per 20 steps), no metrics but the loss.
+`schedule` per step (or per 20 steps), no metrics but the loss. Its servers are TensorFlow's as they are; with
+`--by_hand_keeps_memory` they keep freed memory as tfdist's do.
 """
 
 import json
@@ -21,6 +22,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_float("seconds", 8.0, "How long each job trains, after its first 3 seconds.")
 flags.DEFINE_integer("rounds", 3, "Jobs per figure.")
 flags.DEFINE_list("models", ["160 small variables", "dense 256", "dense 1024"], "Which models.")
+flags.DEFINE_bool("by_hand_keeps_memory", False, "Whether servers of the hand-written loop call `keep_freed_memory`.")
 flags.DEFINE_string("run", None, "Used by the jobs themselves: by_hand or fit, model, steps together, file, as JSON.")
 
 BATCH = 64
@@ -90,6 +92,8 @@ def by_hand(name, steps, seconds):
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] != "chief":
         import tfdist
 
+        if not FLAGS.by_hand_keeps_memory:
+            os.environ["GLIBC_TUNABLES"] = ""  # For `keep_freed_memory`: the user has chosen. glibc has read it long ago.
         tfdist.strategy()  # Serves.
     from tfdist.dialects import from_environment
     from tfdist.strategies import ending
@@ -152,6 +156,7 @@ def job(way, name, steps, servers):
             command += [f"--{job}_machine_type=standard" for job in machines]
             command += [f"--worker_count={machines['worker']}", f"--parameter_server_count={servers}"]
             command += [__file__, "--", "--run", what, f"--seconds={FLAGS.seconds}"]
+            command += [f"--by_hand_keeps_memory={FLAGS.by_hand_keeps_memory}"]
             subprocess.run(command, check=True, timeout=300, cwd=folder, stdout=log, stderr=log)
         with open(result) as file:
             return json.load(file)

@@ -108,9 +108,10 @@ class Block:
         self.values = values
         self.version += 1
 
-    def fetch(self) -> Any:
-        """The vector that the slices hold now; the mean over the server groups where they are several."""
-        copies = [np.concatenate([_on_chief(each.read()) for each in slices]) for slices in self.slices]
+    def fetch(self, servers: int | None = None) -> Any:
+        """The vector that the slices hold now: those of one server group, or the mean over all of them."""
+        chosen = self.slices if servers is None else [self.slices[servers]]
+        copies = [np.concatenate([_on_chief(each.read()) for each in slices]) for slices in chosen]
         return copies[0] if len(copies) == 1 else np.mean(copies, axis=0, dtype=np.float64).astype(copies[0].dtype)
 
     def bring(self, variable: LocalVariable) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.centre import Block
 from tfdist.strategies.exchange import Exchange, take_over
+from tfdist.strategies.group_step import tracing_lock
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import RULES, Control
 from tfdist.strategies.server_variables import unwrapped
@@ -45,11 +46,14 @@ class Copies:
         self._starts = [0] * len(self._groups)
         self.owners = _owners(self._groups, strategy.shares_copies)
         self._live = set(self.owners)
+        self.examples = [1.0] * len(self._groups)  # Of each group in its last call.
         self._functions: dict[Any, Callable[..., Any]] = {}
-        self._lock = threading.RLock()
         self._locks = [threading.RLock() for _ in self._groups]
         # TensorFlow makes it anew on a worker that was started anew: that is how the chief learns of it.
         self._markers = coordinator._create_per_worker_variables(self._note_start)
+        self._alone: int | None = None  # The group that trains while the others wait.
+        self._done = 0  # Executions of all groups.
+        self._fetched: dict[Block, int] = {}  # How many were done when the chief has last fetched the block.
         self.rates = self._options.outer_rates("")
         self.under_way: Callable[[], int] = lambda: 0
 
@@ -127,22 +131,28 @@ class Copies:
 
         Not compressed, because what rounding leaves out would be gone with the old copies. Completes no round, see `collect`.
         """
-        control = self.control(group, live=_MORE_THAN_ALL if self.rule.in_rounds else None)
+        control = self.control(group, in_round=_MORE_THAN_ALL if self.rule.in_rounds else None)
         return self._function("hand_over", block, group)(tf.constant(control, tf.float64))
 
     def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
         """An exchange of `block`, to be traced into a group's function."""
         compression = self._options.compression if block.dtype == tf.float32 else None
-        return Exchange(block, self.rule, servers, compression, control)
+        return Exchange(block, self.rule, servers, compression, control, self._options.topology)
 
     def owner_of(self, group: int) -> int:
         """The group whose copies a group trains: its own, or in a process that shares them those of the first there."""
         return self.owners[group]
 
-    def control(self, group: int, step: int = 0, live: int | None = None) -> list[float]:
-        """What `Control.of` takes apart; `live` where a rule is to take another number of groups for that of the live ones."""
-        count = max(1, len(self._live))
-        return [self.owner_of(group), 1.0 / count, count if live is None else live, step, *self.rates]
+    def control(self, group: int, step: int = 0, in_round: int | None = None) -> list[float]:
+        """What `Control.of` takes apart; `in_round` where a round is to be complete with another number of groups."""
+        owner = self.owners[group]
+        servers = self._strategy.servers_of
+        live = self._live | {owner} if self._alone is None else {owner}
+        beside = [other for other in live if servers(other) == servers(owner)]
+        weight = 1.0 / len(beside)
+        if self._options.weights == "examples":
+            weight = self.examples[owner] / (sum(self.examples[other] for other in beside) or 1.0)
+        return [owner, weight, len(beside) if in_round is None else in_round, step, *self.rates]
 
     def lost(self, group: int) -> None:
         """The group has failed; its copies are gone, and its share of the average is the others'."""
@@ -156,7 +166,7 @@ class Copies:
         servers = strategy.servers_of(group)
         home = strategy.home_of(group)
         key = (what, block, home, servers)
-        with self._lock:
+        with tracing_lock:
             if key not in self._functions:
 
                 def run(numbers: Any) -> Any:
@@ -197,7 +207,8 @@ class Copies:
         if block.dirty and not block.changed:
             if not self.under_way():
                 self.collect([block])
-            elif block.kind is Kind.EXCHANGED:
+            elif block.kind is Kind.EXCHANGED and self._fetched.get(block) != self._done:
+                self._fetched[block] = self._done  # Once for all variables that are read between two steps.
                 block.set_values(block.fetch())
         block.bring(variable)
 
@@ -212,6 +223,7 @@ class Copies:
 
     def steps_of(self, optimizer: Any) -> int:
         """The number of the next step: how many updates the optimizer has made so far, by the chief's count."""
+        optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
         counter = unwrapped(getattr(getattr(optimizer, "_iterations", None), "_value", None))
         return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
 
@@ -226,10 +238,23 @@ class Copies:
             if block.changed:
                 block.publish()
 
-    def count(self, variables: Sequence[LocalVariable], steps: int) -> None:
-        """Adds steps that are done to the chief's counters."""
-        for variable in variables:
-            variable.set_on_chief(variable.value_on_chief() + steps)
+    def count(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
+        """Adds updates that are done to the chief's counters."""
+        self._done += 1
+        for variable, updates in made:
+            variable.set_on_chief(variable.value_on_chief() + updates)
+
+    def train_with_one(self, one: bool) -> None:
+        """Whether from now on one group trains while the others wait: then its progress counts in full, as in one process."""
+        if one != (self._alone is not None):
+            self.bring_together()
+            self._alone = self.owners[min(self._live, default=0)] if one else None
+
+    def takes(self, group: int, even_for_another: bool) -> bool:
+        """Whether a group may take the next steps: while one trains alone only that one, or whoever does it from now on."""
+        if self._alone is not None and even_for_another:
+            self._alone = self.owners[group]
+        return self._alone in (None, self.owners[group])
 
     def collect(self, blocks: Sequence[Block]) -> None:
         """Brings the groups' progress together: the chief knows it, and every group goes on from there.
@@ -244,10 +269,12 @@ class Copies:
             if block.kind is Kind.EXCHANGED:
                 if self.rule.in_rounds:
                     self._complete_round(block)
-                block.set_values(block.fetch())
+                block.set_values(block.fetch(None if self._alone is None else self._strategy.servers_of(self._alone)))
                 block.generation += 1
+                if len(block.slices) > 1:
+                    block.publish()  # Groups of all server groups go on from the same, and evaluate the same.
             elif answers:
-                block.set_values(_one_of(list(answers.values()), answers.get(0)))
+                block.set_values(_one_of(list(answers.values()), answers.get(0), block.dtype))
 
     def _complete_round(self, block: Block) -> None:
         """Lets what groups have pushed to a round go into the centre, though others have not; without any does nothing."""
@@ -304,8 +331,8 @@ def _parted(variables: list[LocalVariable], parts: int) -> list[list[LocalVariab
     return [members for members in lists.values() if members]
 
 
-def _one_of(vectors: list[Any], first: Any) -> Any:
+def _one_of(vectors: list[Any], first: Any, dtype: tf.DType) -> Any:
     """The mean where there is one, else the first group's."""
-    if np.issubdtype(vectors[0].dtype, np.floating):
+    if dtype.is_floating:
         return np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
     return vectors[0] if first is None else first

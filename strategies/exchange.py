@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies import compression
+from tfdist.strategies import compression, topology
 from tfdist.strategies.centre import Block
 from tfdist.strategies.local_variable import Kind
 from tfdist.strategies.outer import Control
@@ -24,12 +24,15 @@ class Exchange:
     `begin`, the local steps, then `end`.
     """
 
-    def __init__(self, block: Block, rule: Any, servers: int, kind: str | None, control: Control) -> None:
+    def __init__(
+        self, block: Block, rule: Any, servers: int, kind: str | None, control: Control, mixing: str = "centre"
+    ) -> None:
         self._block = block
         self._rule = rule
         self._servers = servers
         self._kind = kind
         self._control = control
+        self._topology = mixing
 
     def begin(self) -> None:
         """Sends the group's progress and asks for the centre."""
@@ -58,6 +61,9 @@ class Exchange:
             )
             there = tf.identity(there)
             answer, note = self._rule.received(centre, state, there, control)
+            if self._topology != "centre":
+                topology.mix(self._topology, block, self._servers, number)
+                answer = centre.read()
             if kind is not None:
                 # The group knows what it was told so far; it is sent what is new since, and what rounding left out goes next time.
                 known = block.known[self._servers][number]

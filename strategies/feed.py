@@ -41,8 +41,8 @@ class Feed(Iterator[Batch]):
 
     def take(self, count: int) -> list[Any]:
         """The tensors of the next `count` batches; fewer, or none, at the end of the data or of `steps_per_epoch`."""
-        if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
-            return []  # What follows belongs to the next epoch.
+        if self.owner.steps_per_epoch is not None:
+            count = min(count, self.owner.steps_per_epoch - self._taken)  # What follows belongs to the next epoch.
         self._taken += count
         return [batch.values for _, batch in zip(range(count), self, strict=False)]
 
@@ -75,7 +75,7 @@ class FedDataset:
     """What Keras iterates under a strategy whose workers are elsewhere: it yields `Batch`es.
 
     Attributes:
-        steps_per_epoch: how many batches Keras takes for one epoch; None where it takes all.
+        steps_per_epoch: how many batches Keras takes for one epoch, whole executions; None where it takes all.
         element_spec: as that of the dataset.
         is_empty: whether no iteration has yielded a batch yet.
     """

@@ -32,6 +32,9 @@ class GroupStep:
     arguments: tuple[tf.TensorSpec, ...] = ()
     """What the function takes beside a batch."""
 
+    no_xla = "XLA has no access to variables of another task"
+    """Why jit_compile cannot work."""
+
     def __init__(
         self,
         strategy: Any,
@@ -41,7 +44,7 @@ class GroupStep:
         after: Callable[[], Any],
         collect: Callable[[list[Any], list[Any], list[Any]], Any],
     ) -> None:
-        _refuse_what_cannot_run(model)
+        self._refuse_what_cannot_run(strategy.title, model)
         self._strategy = strategy
         self._model = model
         self._step = model._autoconvert_optionals(step)
@@ -51,6 +54,15 @@ class GroupStep:
         self._functions: dict[Any, Any] = {}
         self._packed: dict[Any, tuple[list[tf.TensorShape], Any]] = {}
         self._traced: dict[Any, list[Any]] = {}
+
+    def _refuse_what_cannot_run(self, strategy: str, model: Any) -> None:
+        if model.run_eagerly:
+            raise ValueError(
+                f"run_eagerly=True cannot work under {strategy}: a worker runs compiled functions only. "
+                "Leave run_eagerly away, or debug in one process (--tier BASIC)."
+            )
+        if model.jit_compile is True:
+            raise ValueError(f"jit_compile=True cannot work under {strategy}: {self.no_xla}. Leave jit_compile at 'auto'.")
 
     def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
         """The function that a group runs on `batches`, one step each: takes the number of the group, then `arguments`.
@@ -74,7 +86,7 @@ class GroupStep:
         )
         traced = self._traced.get(signature)
         if traced is None:
-            examples = _rows_of(batches[0])
+            examples = rows_of(batches[0])
             shapes = _shapes(flat, element_spec, several)
             traced = [
                 self._trace(group, variant, data, shapes, several, packed, examples) for group in self._strategy.worker_groups
@@ -182,19 +194,6 @@ class GroupStep:
         return [tf.nest.map_structure(lambda v, r=r: extended.local_replicas(v)[r], outputs) for r in range(len(devices))]
 
 
-def _refuse_what_cannot_run(model: Any) -> None:
-    if model.run_eagerly:
-        raise ValueError(
-            "run_eagerly=True cannot work under parameter_server: a worker runs compiled functions only. "
-            "Leave run_eagerly away, or debug in one process (--tier BASIC)."
-        )
-    if model.jit_compile is True:
-        raise ValueError(
-            "jit_compile=True cannot work under parameter_server: XLA has no access to variables of another task. "
-            "Leave jit_compile at 'auto'."
-        )
-
-
 def _read_by_each_step(model: Any) -> list[Any]:
     """The variables on ps tasks that a step reads: the model's, and the optimizer's numbers (learning rate, iterations)."""
     candidates = [*model.variables]
@@ -223,7 +222,7 @@ def _type_of(value: Any) -> Any:
     return None if value is None else tf.type_spec_from_value(value)
 
 
-def _rows_of(batch: Any) -> int | None:
+def rows_of(batch: Any) -> int | None:
     """The number of examples of a batch on the chief; None where it is not known without looking."""
     for value in tf.nest.flatten(batch):
         if isinstance(value, tf.Tensor) and value.shape.rank:

@@ -22,6 +22,7 @@ from tfdist.strategies.local_variable import LocalVariable
 from tfdist.strategies.parameter_server import ParameterServer, begin
 from tfdist.strategies.parts import joined
 from tfdist.strategies.server_variables import unwrapped
+from tfdist.strategies.speeds import Speeds
 from tfdist.strategies.steps_under_way import UNDER_WAY_PER_GROUP
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
@@ -53,7 +54,10 @@ class Hogwild(ParameterServer):
         shares_copies: whether the groups of one process train one copy, without locks (Hogwild!, SINGA's `share_memory`).
         server_devices: the devices of the ps that hold one copy of the centre, for each of its copies.
         copies: what the groups have.
+        speeds: how fast the groups are.
     """
+
+    title = "hogwild"
 
     def __init__(self, cluster: Cluster) -> None:
         self.synchronisation = cluster.synchronisation
@@ -68,8 +72,13 @@ class Hogwild(ParameterServer):
         tasks = [group.tasks for group in self.worker_groups]
         self.shares_copies = cluster.share_memory and len(set(tasks)) < len(tasks)
         self.copies = Copies(self, self._cluster_coordinator)
+        self.speeds = Speeds(len(self.worker_groups))
         self.copies.under_way = self._tfdist_steps.__len__
         self._tfdist_steps.limit = UNDER_WAY_PER_GROUP * len(self.worker_groups)
+
+    def _tfdist_seen_by_servers(self) -> list[str]:
+        # In a ring, and in pairs, server groups exchange with each other.
+        return super()._tfdist_seen_by_servers() + (["/job:ps"] if len(self.server_devices) > 1 else [])
 
     def _tfdist_extended(self, resolver: Any) -> "HogwildExtended":
         return HogwildExtended(self, resolver, self.worker_groups)

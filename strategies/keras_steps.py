@@ -139,7 +139,7 @@ class KerasSteps:
                 variable._value.known_sum = None
 
         def run(group: int) -> Any:
-            return self._outputs([call(group) for call, _ in calls])
+            return self._run_calls(group, calls)
 
         return self._under_way.schedule(run)
 
@@ -147,9 +147,9 @@ class KerasSteps:
         """The functions to call one after the other, with the number of steps of each."""
         return [(self._step.prepare(run, element_spec), len(run)) for run in runs_of_equal_shapes(batches)]
 
-    def _outputs(self, outputs: list[Any]) -> Any:
-        """What one execution gives, of what its calls gave."""
-        return outputs[-1]
+    def _run_calls(self, group: int, calls: list[Any]) -> Any:
+        """What one execution gives, in the thread of its group."""
+        return [call(group) for call, _ in calls][-1]
 
     def _done(self, execution: Execution) -> Any:
         return self._note(execution.group, execution.result.numpy())

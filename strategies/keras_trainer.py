@@ -8,6 +8,7 @@ only; every other model is trained by Keras' own code. No file of Keras is chang
 import functools
 import inspect
 import logging
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -43,7 +44,7 @@ class StepProvider(Protocol):
     def keras_dataset(self, dataset: Any) -> Any:
         """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.
 
-        Where it has an attribute `steps_per_epoch`, that is set to Keras' argument.
+        Where it has an attribute `steps_per_epoch`, that is set to Keras' argument, rounded up to whole executions.
         """
 
     def example_batch(self, dataset: Any) -> Any:
@@ -134,7 +135,9 @@ def _ask_for_data() -> None:
         init(self, giver, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         if hasattr(self._distributed_dataset, "steps_per_epoch"):
-            self._distributed_dataset.steps_per_epoch = self.steps_per_epoch
+            steps, execution = self.steps_per_epoch, self.steps_per_execution
+            # Keras runs whole executions.
+            self._distributed_dataset.steps_per_epoch = steps and math.ceil(steps / execution) * execution
 
     @functools.wraps(symbolic_build)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:

@@ -11,21 +11,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies._private import LearningRateSchedule, TFOptimizer
 from tfdist.strategies.centre import Block
 from tfdist.strategies.feed import Feed
-from tfdist.strategies.group_step import GroupStep, tracing_lock
+from tfdist.strategies.group_step import GroupStep, rows_of, tracing_lock
 from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
 from tfdist.strategies.local_variable import Kind, LocalVariable
+from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
+from tfdist.strategies.parts import as_tensors
 from tfdist.strategies.server_variables import unwrapped
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
 
-_step_number: Any = None
-"""In the step that is traced, its number over all groups."""
+TRIES_PER_GROUP = 2
+"""How often each group is asked for a step that one of them has to do, before any other may: that one may be gone."""
+
+_number_for: Callable[[Any], Any] | None = None
+"""In the step that is traced: the number of the step over all groups, for an optimizer."""
 
 
 def install() -> None:
@@ -36,21 +42,35 @@ def install() -> None:
     current = TFOptimizer._get_current_learning_rate
 
     def _get_current_learning_rate(self: Any) -> Any:
-        if _step_number is not None and isinstance(self._learning_rate, LearningRateSchedule):
-            return self._learning_rate(_step_number)
+        if _number_for is not None and isinstance(self._learning_rate, LearningRateSchedule):
+            return self._learning_rate(_number_for(self))
         return current(self)
 
     TFOptimizer._get_current_learning_rate = _get_current_learning_rate
 
 
 @contextlib.contextmanager
-def _numbered(step: Any) -> Iterator[None]:
-    global _step_number
-    outer, _step_number = _step_number, step
+def _numbered(number_for: Callable[[Any], Any]) -> Iterator[None]:
+    global _number_for
+    outer, _number_for = _number_for, number_for
     try:
         yield
     finally:
-        _step_number = outer
+        _number_for = outer
+
+
+def _with_inner(optimizer: Any) -> list[Any]:
+    """An optimizer and those in it."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
+    return [each for each in [optimizer, *inner] if each is not None]
+
+
+def _counters_of(model: Any) -> list[LocalVariable]:
+    """The counters of the model's optimizers: of that which it was compiled with, and of others in its attributes."""
+    own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    optimizers = [each for optimizer in [model.optimizer, *own] for each in _with_inner(optimizer)]
+    found = {id(v): v for v in (unwrapped(each._iterations._value) for each in optimizers)}
+    return [v for v in found.values() if isinstance(v, LocalVariable)]
 
 
 class LocalStep(GroupStep):
@@ -63,6 +83,7 @@ class LocalStep(GroupStep):
     """
 
     arguments = (Control.SPEC,)
+    no_xla = "XLA cannot compile a step that finds its variables by their names"
 
     def __init__(self, *args: Any, trains: bool = False, gives_each: bool = False) -> None:
         super().__init__(*args)
@@ -73,18 +94,26 @@ class LocalStep(GroupStep):
         self._exchanged: list[Block] = []
         self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
         self._turns = [0] * len(self._strategy.worker_groups)
-        self.counters: dict[int, LocalVariable] = {}
+        # Copies that several groups train at once do not tell what one has counted.
+        self._counters = _counters_of(self._model) if trains and not self._strategy.shares_copies else []
+        self._other_counters: dict[int, LocalVariable] = {}
 
-    def prepare(self, batches: list[Any], element_spec: Any = None, variant: Any = None) -> Callable[..., Any]:
+    def prepare(
+        self, batches: list[Any], element_spec: Any = None, variant: Any = None, period: int | None = None
+    ) -> Callable[..., Any]:
         """As `GroupStep.prepare`; what it returns takes the number of the group, then that of the first step.
 
-        The batches may be `OnWorker`s, which the group reads itself.
+        Args:
+            batches: as there, or `OnWorker`s, which the group reads itself.
+            element_spec: as there.
+            variant: not used.
+            period: updates between two exchanges, where that is not the strategy's.
         """
         del variant
         self._register_weights()
         data = batches[0].data if isinstance(batches[0], OnWorker) else None
         # Whoever has a period's batches exchanges while it computes them; with fewer, before them, when the period is over.
-        period = self._strategy.steps_per_exchange
+        period = period or self._strategy.steps_per_exchange
         overlaps = self._trains and len(batches) >= period and self._strategy.synchronisation.overlap
         turns: list[Any] = [(number,) for number in range(len(self._exchanged))] if overlaps else [()]
         if overlaps and self._strategy.synchronisation.slices == 1:
@@ -93,6 +122,7 @@ class LocalStep(GroupStep):
             without = [()] if overlaps and self._strategy.shares_copies else []
             calls = [self._call(batches, element_spec, turn, data) for turn in turns + without]
         self._note(used)
+        examples = float(len(batches) * (rows_of(data.example() if data else batches[0]) or 1))
 
         def run(group: int, step: int) -> Any:
             owner = self._copies.owner_of(group)
@@ -110,6 +140,8 @@ class LocalStep(GroupStep):
                 call = calls[-1]
             elif overlaps:
                 self._turns[group] += 1
+            if self._trains:
+                self._copies.examples[owner] = examples
             self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
             try:
                 return call(group, tf.constant(self._copies.control(group, step=step), tf.float64))
@@ -168,7 +200,13 @@ class LocalStep(GroupStep):
         self._copies.register(used)
         self._blocks.update(dict.fromkeys(v.block for v in used if v.block is not None))
         if self._trains:
-            self.counters.update({id(v): v for v in used if v.kind is Kind.COUNTER})
+            known = {id(v) for v in self._counters}
+            self._other_counters.update({id(v): v for v in used if v.kind is Kind.COUNTER and id(v) not in known})
+
+    def counted(self, rows: list[Any]) -> list[tuple[LocalVariable, int]]:
+        """How far the steps that gave `rows` have moved the counters of updates; one per step where that is not known."""
+        made = [(v, round(sum(row[number - len(self._counters)] for row in rows))) for number, v in enumerate(self._counters)]
+        return made + [(v, len(rows)) for v in self._other_counters.values()]
 
     def _variant_of(self, group: WorkerGroup, variant: Any) -> Any:
         return variant, self._strategy.servers_of(group.number), self._strategy.home_of(group.number)
@@ -215,10 +253,27 @@ class LocalStep(GroupStep):
         return rows.stack()
 
     def _numbered_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
-        with _numbered(number):
+        numbered = {id(each) for each in _with_inner(self._model.optimizer)}
+        groups = len(self._strategy.worker_groups)
+
+        def number_for(optimizer: Any) -> Any:
+            # Others may make more updates than steps, or fewer. What the group has counted is its part.
+            return number if id(optimizer) in numbered else optimizer._iterations * groups
+
+        before = [counter.value() for counter in self._counters]
+        with _numbered(number_for):
             outputs, shares = self._one_step(devices, batch)
         after = self._by_replica(devices, self._strategy.run(self._after))
-        return self._collect(outputs, after, shares)
+        given = self._collect(outputs, after, shares)
+        if not before:
+            return given
+        made = [counter.value() - begun for counter, begun in zip(self._counters, before, strict=True)]
+        return tf.concat([given, tf.cast(tf.stack(made), tf.float64)], axis=0)
+
+
+def can_be_cut(batches: list[Any]) -> bool:
+    """Whether some of these batches can go to the function that all of them go to."""
+    return isinstance(batches[0], OnWorker) or can_pack(tf.nest.flatten(batches[0]))
 
 
 class LocalKerasSteps(KerasSteps):
@@ -226,11 +281,15 @@ class LocalKerasSteps(KerasSteps):
 
     def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: Any, trains: bool) -> None:
         self._trains = trains
+        self._strategy = strategy
         self._copies = strategy.copies
         self._length = strategy.steps_per_exchange
         self._ready: deque[Any] = deque()  # Logs of executions that Keras has not asked for yet.
         self._steps_done = 0
         self._next_step: int | None = None
+        self._adaptive = strategy.synchronisation.adaptive
+        self._speeds = strategy.speeds
+        self._takes_any = False
         super().__init__(strategy, model, step, under_way)
 
     def _make_step(self, *args: Any) -> LocalStep:
@@ -239,9 +298,11 @@ class LocalKerasSteps(KerasSteps):
     def __call__(self, iterator: Any) -> Any:
         """See `KerasSteps`: returns logs once per `steps_per_execution` steps that are done."""
         if not isinstance(iterator, Feed | WorkerFeed):
-            return super().__call__(iterator)
+            return self._one_batch(as_tensors(next(iterator)))
         if not self._ready and not len(self._under_way):
             iterator.begin_epoch_if_over()
+            if self._trains:
+                self._copies.train_with_one(False)
         while not self._ready:
             while len(self._under_way) < self._under_way.limit:
                 batches = iterator.take(self._length)
@@ -257,6 +318,23 @@ class LocalKerasSteps(KerasSteps):
             else:
                 raise StopIteration
         return self._ready.popleft()
+
+    def _one_batch(self, batch: Any) -> Any:
+        """`train_on_batch` and `test_on_batch`. No other group trains meanwhile, so that one trains alone as one process would."""
+        self.begin()
+        if not self._trains:
+            execution = self._schedule([batch])
+            self._under_way.result_of(execution)
+            return self._done(execution)
+        self._copies.train_with_one(True)
+        groups = len(self._strategy.worker_groups)
+        for number in range(TRIES_PER_GROUP * groups + 1):
+            self._next_step = None
+            self._takes_any = number == TRIES_PER_GROUP * groups
+            execution = self._schedule([batch])
+            if self._under_way.result_of(execution):
+                break
+        return self._done(execution)
 
     def begin(self) -> None:
         """See `KerasSteps.begin`."""
@@ -284,12 +362,32 @@ class LocalKerasSteps(KerasSteps):
         calls: list[Any] = []
         for run in [batches] if isinstance(batches[0], OnWorker) else runs_of_equal_shapes(batches):
             call = self._step.prepare(run, element_spec)
+            if self._trains and self._adaptive and len(run) > 1 and can_be_cut(run):
+                # Traced here: a group's thread has to be free to make what tracing needs on its worker.
+                for piece in (run, run[:1]):
+                    self._step.prepare(piece, element_spec, period=1)
+                call = functools.partial(self._piece_by_piece, run, element_spec)
             calls.append((functools.partial(call, step=self._next_step), len(run)))
             self._next_step += len(run)
         return calls
 
-    def _outputs(self, outputs: list[Any]) -> Any:
-        return outputs
+    def _piece_by_piece(self, batches: list[Any], element_spec: Any, group: int, step: int) -> Any:
+        """Lets the group exchange after as many steps as suit its speed; in its thread."""
+        outputs = []
+        while batches:
+            length = self._speeds.period(group, self._length)
+            piece, batches = batches[:length], batches[length:]
+            call = self._step.prepare(piece, element_spec, period=length)
+            with self._speeds.measured(group, len(piece)):
+                outputs.append(tf.nest.map_structure(tf.identity, call(group, step=step)))
+            step += len(piece)
+        return tf.concat(outputs, axis=0)
+
+    def _run_calls(self, group: int, calls: list[Any]) -> Any:
+        """Several groups wait for what is to be done; what they give is empty where another one has to do it."""
+        if not self._copies.takes(group, self._takes_any):
+            return []
+        return [call(group) for call, _ in calls]
 
     def _done(self, execution: Any) -> Any:
         rows = [row for stacked in execution.result for row in stacked.numpy()]
@@ -299,5 +397,5 @@ class LocalKerasSteps(KerasSteps):
             if self._steps_done >= self._model.steps_per_execution:
                 self._steps_done = 0
                 self._ready.append(self.logs)
-        self._copies.count(list(self._step.counters.values()), len(rows))
+        self._copies.count(self._step.counted(rows))
         return self.logs

@@ -6,6 +6,7 @@ optimizer's slots). In a function that a group runs it is the group's own copy, 
 
 import enum
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -65,6 +66,7 @@ class LocalVariable(BaseResourceVariable):
         self.kind = _kind_of(name, self._on_chief.shape, kwargs)
         self.block: Any = None
         self._chief_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._sent_values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.version = 0  # Of the block's values that the chief's variable has.
         # What TensorFlow's variables have.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
@@ -94,12 +96,16 @@ class LocalVariable(BaseResourceVariable):
 
     def _handle_at_call_time(self) -> Any:
         """In a function that the chief runs: the chief's variable, with the value of the moment when it is called."""
+        return self._at_call_time(self._chief_handles, lambda: self.on_chief().handle, HandleSpec(value=self._on_chief.handle))
+
+    @staticmethod
+    def _at_call_time(known: weakref.WeakKeyDictionary[Any, Any], value: Callable[[], Any], spec: Any) -> Any:
+        """What `value()` gives when the function is called. One per outermost function: in a condition it would be lost."""
         graph = outermost_graph()
-        if graph not in self._chief_handles:
-            spec = HandleSpec(value=self._on_chief.handle)
+        if graph not in known:
             with graph.as_default():
-                self._chief_handles[graph] = graph.capture_call_time_value(lambda: self.on_chief().handle, spec)
-        return self._chief_handles[graph]
+                known[graph] = graph.capture_call_time_value(value, spec)
+        return known[graph]
 
     @property
     def _here(self) -> str:
@@ -120,8 +126,8 @@ class LocalVariable(BaseResourceVariable):
             variable_accessed(self)
             return self.on_chief()._read_variable_op(no_copy)
         if self.kind is Kind.FROM_CHIEF and self._strategy_of.extended.is_tracing:
-            graph = tf.compat.v1.get_default_graph()
-            return graph.capture_call_time_value(self._on_chief.read_value, tf.TensorSpec(self.shape, self.dtype))
+            spec = tf.TensorSpec(self.shape, self.dtype)
+            return self._at_call_time(self._sent_values, self._on_chief.read_value, spec)
         with tf.device(self._here):
             return super()._read_variable_op(no_copy)
 

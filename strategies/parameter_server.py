@@ -27,6 +27,7 @@ from tfdist.strategies._private import (
 from tfdist.strategies.feed import Batch, FedDataset
 from tfdist.strategies.group_step import GroupStep
 from tfdist.strategies.keras_steps import KerasSteps
+from tfdist.strategies.memory import keep_freed_memory
 from tfdist.strategies.parts import as_tensors, joined
 from tfdist.strategies.server_placement import ServerExtended
 from tfdist.strategies.startup import wait_for_tasks
@@ -50,6 +51,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
 
 def begin(cluster: Cluster, start_timeout: float, kind: Any) -> Any:
     """Waits for the serving tasks, and connects to them with a strategy of this class."""
+    keep_freed_memory()
     servers = [task for task in cluster.training_tasks if task.job in ("ps", "worker")]
     _log.debug("waiting for %d ps and worker tasks", len(servers))
     wait_for_tasks(servers, start_timeout, _log.warning)
@@ -73,9 +75,11 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
     """`tf.distribute.ParameterServerStrategy` with its coordinator, worker groups, and step functions for Keras.
 
     Attributes:
+        title: the name of the strategy.
         worker_groups: the groups, each a `WorkerGroup`.
     """
 
+    title = "parameter_server"
     worker_groups: list[WorkerGroup]
 
     def __init__(self, cluster: Cluster) -> None:
@@ -109,6 +113,9 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
             self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: joined(outputs)
         ).prepare
 
+    def _tfdist_seen_by_servers(self) -> list[str]:
+        return ["/job:worker", "/job:chief"]
+
     def _tfdist_connect(self, cluster: Cluster, resolver: Any) -> None:
         self._num_workers, self._num_ps = len(cluster.job("worker")), len(cluster.job("ps"))
         # Each task sees only those that it exchanges tensors with: one that is down must not hold up the others.
@@ -117,7 +124,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
             group = [f"/job:worker/task:{other}" for other in sorted({index, *others})] if others else []
             filters.set_device_filters("worker", index, ["/job:ps", "/job:chief", *group])
         for task in cluster.job("ps"):
-            filters.set_device_filters("ps", task.index, ["/job:worker", "/job:chief"])
+            filters.set_device_filters("ps", task.index, self._tfdist_seen_by_servers())
         # As in TensorFlow: one call to a worker at a time, so that its failure has one meaning, and synchronous executors.
         os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
         os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"

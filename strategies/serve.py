@@ -9,6 +9,7 @@ import time
 from typing import NoReturn
 
 from tfdist.cluster import Cluster, Task
+from tfdist.strategies.memory import keep_freed_memory
 from tfdist.strategies.startup import is_listening, waiting_for
 
 CHIEF_POLL_SECONDS = 5.0
@@ -39,6 +40,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     from tfdist.strategies import ending, quiet_tensorflow
 
     quiet_tensorflow()
+    keep_freed_memory()
 
     workers = len(cluster.job("worker"))
     # A ps whose threads all wait for each other's values deadlocks; one per worker and one more is TensorFlow's own

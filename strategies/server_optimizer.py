@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfdist.strategies import parameter_exchange
 from tfdist.strategies._private import KerasVariable, TFOptimizer, in_stateless_scope
 from tfdist.strategies.server_placement import ServerExtended
-from tfdist.strategies.server_variables import ServerVariable, ShardedVariable, unwrapped
+from tfdist.strategies.server_variables import ServerVariable, ShardedVariable, shard_scope, unwrapped
 
 BY_ELEMENT = frozenset(
     (
@@ -47,9 +47,12 @@ def install() -> None:
             return
         pairs = [(extended._select_single_value(gradient), variable) for gradient, variable in grads_and_vars]
         with extended.updates_by_element(type(self) in BY_ELEMENT):
-            for device, there in extended.by_server(parameter_exchange.to_servers(pairs)):
-                with extended.alone_on(device, [gradient for gradient, _ in there]):
-                    update_step(self, distribution, there, learning_rate)
+            # Gradients are cut before anything waits for a ps: they travel while another group updates.
+            for device, shards in extended.by_server(parameter_exchange.to_servers(pairs)).items():
+                with extended.alone_on(device, [gradient for there in shards.values() for gradient, _ in there]):
+                    for number, there in shards.items():
+                        with shard_scope(number):
+                            update_step(self, distribution, there, learning_rate)
 
     TFOptimizer._distributed_tf_update_step = _distributed_tf_update_step
     for name in (

@@ -102,13 +102,22 @@ class ServerExtended(GroupExtended):
         finally:
             self._tfdist_by_element = outer
 
-    @staticmethod
-    def by_server(gradients_and_variables: Sequence[tuple[Any, Any]]) -> list[tuple[str, list[tuple[Any, Any]]]]:
-        """The pairs by the device of their variables, that of the first shard where there are several."""
-        servers: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
-        for gradient, variable in gradients_and_variables:
-            servers[unwrapped(variable).device].append((gradient, variable))
-        return list(servers.items())
+    def by_server(
+        self, gradients_and_variables: Sequence[tuple[Any, Any]]
+    ) -> dict[str, dict[int | None, list[tuple[Any, Any]]]]:
+        """The pairs by the device where they are updated, and there by the number of the shard, None for what is whole.
+
+        Of a variable that is updated shard by shard each ps gets its piece of the gradient; any other is where its first is.
+        """
+        servers: dict[str, dict[int | None, list[tuple[Any, Any]]]] = defaultdict(lambda: defaultdict(list))
+        for gradient, given in gradients_and_variables:
+            variable = unwrapped(given)
+            if self._tfdist_by_element and isinstance(variable, ShardedVariable) and gradient is not None:
+                for number, piece in enumerate(variable.split(gradient)):
+                    servers[variable.parts[number].device][number].append((piece, given))
+            else:
+                servers[variable.device][None].append((gradient, given))
+        return servers
 
     @contextlib.contextmanager
     def alone_on(self, device: str, gradients: Sequence[Any]) -> Iterator[None]:
@@ -136,7 +145,7 @@ class ServerExtended(GroupExtended):
         args, kwargs = self._select_single_value(args), self._select_single_value(kwargs)
         if not isinstance(variable, ServerVariable | ShardedVariable):
             return super()._update(var, fn, args, kwargs, group)
-        if isinstance(variable, ServerVariable) or not self._tfdist_by_element:
+        if isinstance(variable, ServerVariable) or variable.is_shard or not self._tfdist_by_element:
             # A shard-wise variable is read as a whole where its first shard is, and written back in pieces.
             result = self._update_on(variable.device, variable, fn, args, kwargs)
             return result if group else tf.nest.map_structure(self._local_results, result)

@@ -34,8 +34,8 @@ _current_shard = _Shard()
 
 
 @contextlib.contextmanager
-def shard_scope(number: int) -> Iterator[None]:
-    """Inside it, in this thread, every `ShardedVariable` stands for its shard `number` alone."""
+def shard_scope(number: int | None) -> Iterator[None]:
+    """Inside it, in this thread, every `ShardedVariable` stands for its shard `number` alone; for the whole with None."""
     outer, _current_shard.number = _current_shard.number, number
     try:
         yield
@@ -122,6 +122,11 @@ class ShardedVariable(BaseResourceVariable):
         return None if _current_shard.number is None else self.parts[_current_shard.number]
 
     @property
+    def is_shard(self) -> bool:
+        """Whether it stands for one of its shards now."""
+        return self._here is not None
+
+    @property
     def handle(self) -> Any:
         """The handle of the first shard: what a gradient tape knows the whole variable by."""
         return self.parts[0].handle
@@ -138,8 +143,8 @@ class ShardedVariable(BaseResourceVariable):
 
     @property
     def device(self) -> str:
-        """The device of the first shard."""
-        return str((self._here or self.parts[0]).device)
+        """The device of the first shard; in a `shard_scope` of that shard."""
+        return str((self.parts[0] if self._here is None else self._here).device)
 
     @property
     def name(self) -> str:

@@ -36,6 +36,7 @@ class WorkerData:
         self._groups = groups
         self.element_spec = self._dataset(0).element_spec
         self._name = f"tfdist/{os.getpid()}/data/{next(_numbers)}"
+        self._example: Any = None
         self._begun: dict[int, int] = {}
         self._makers: dict[int, Any] = {}
 
@@ -44,7 +45,9 @@ class WorkerData:
 
     def example(self) -> Any:
         """Tensors of the shapes of a batch."""
-        return next(iter(self._dataset(0)))
+        if self._example is None:
+            self._example = next(iter(self._dataset(0)))
+        return self._example
 
     def __iter__(self) -> "WorkerFeed":
         return WorkerFeed(self)

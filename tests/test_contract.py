@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MARK, processes_of
-from contract.table import COLUMNS, ON_SERVERS, PAGE, REFERENCE, ROWS, different, page
+from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, different, page
 
 TESTS = Path(__file__).parent
 SECONDS = 280
@@ -142,7 +142,7 @@ def test_files_of_every_column_load_without_tfdist(runs):
 @pytest.mark.parametrize("column", columns())
 def test_a_model_from_outside_the_scope_is_told_of(runs, column):
     runs.of(column)
-    if column.name in ON_SERVERS:
+    if column.name in SERVED:
         assert "was made outside the strategy's scope and trains in this process alone" in runs.output(column)
 
 

@@ -49,6 +49,7 @@ def callbacks(strategy):
     history = fit(model, X, Y, batch_size=50, epochs=10, validation_data=(X, Y), callbacks=kept)
     restored = model.evaluate(X, Y, verbose=0, return_dict=True)
     assert np.isclose(restored["loss"], history["val_loss"][1], rtol=1e-4), (restored, history)
+    series = {name: [*history[f"val_{name}"], value] for name, value in restored.items()}
     result = trained(model, history)
     with strategy.scope():
         best = keras.saving.load_model("../best.keras")
@@ -56,7 +57,7 @@ def callbacks(strategy):
     lines = [open(path).read().splitlines() for path in files("log.csv")]
     return {
         "history": result,
-        "early_stopping": {"exact": {"epochs": len(history["loss"])}, "near": restored},
+        "early_stopping": {"exact": {"epochs": len(history["loss"])}, "near": series},
         "model_checkpoint": {"exact": {}, "chief": {"files": files("best.keras")}},
         "csv_logger": {"exact": {}, "chief": {"lines": [len(each) for each in lines], "names": [each[0] for each in lines]}},
         "learning_rate_scheduler": {"near": {"rates": history["learning_rate"]}, "exact": {}},
@@ -115,8 +116,9 @@ def backup_and_restore(strategy):
     def made():
         return regression(strategy, lambda: keras.optimizers.Adam(0.002))
 
+    first = made()
     try:
-        fit(made(), X, Y, epochs=4, callbacks=[keras.callbacks.BackupAndRestore("backup"), Interrupt()])
+        fit(first, X, Y, epochs=4, callbacks=[keras.callbacks.BackupAndRestore("backup"), Interrupt()])
     except KeyboardInterrupt:
         pass
     written = {path: json.load(open(path)) if path.endswith(".json") else None for path in files("backup/*")}
@@ -126,6 +128,7 @@ def backup_and_restore(strategy):
     return {
         "exact": {"epochs": history.epoch, "steps": steps(model)},
         "near": {name: np.asarray(values, "float64").tolist() for name, values in history.history.items()},
+        "before": getattr(first, "before", {}),
         "chief": {"files": written},
     }
 

@@ -53,10 +53,11 @@ def optimizers(strategy):
         if isinstance(value, type) and issubclass(value, keras.optimizers.Optimizer)
     }
     assert stock - {"Optimizer", "LossScaleOptimizer"} == set(NAMES), stock  # The latter is what mixed_precision uses.
-    result = {"exact": {}, "near": {}}
+    result = {"exact": {}, "near": {}, "before": {}}
     for name in NAMES:
         model = compiled(strategy, two_layers, lambda name=name: optimizer(name), "mse")
         result["near"][name] = fit(model, X, Y, epochs=2)["loss"]
+        result["before"][name] = getattr(model, "before", {}).get("loss")
         result["exact"][name] = steps(model)
     # In one process Keras itself trains with it otherwise than with run_eagerly=True; ours are the numbers of the latter.
     assert all(np.isfinite(result["near"].pop("ScheduleFreeAdamW")))
@@ -97,7 +98,8 @@ def ema(strategy):
     model, result = with_optimizer(
         strategy, lambda: keras.optimizers.SGD(RATE, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3)
     )
-    result["near"]["evaluate"] = model.evaluate(X, Y, verbose=0, return_dict=True)
+    after = model.evaluate(X, Y, verbose=0, return_dict=True)
+    result["near"]["evaluate"] = {name: [*result["near"][name], value] for name, value in after.items()}
     return result
 
 

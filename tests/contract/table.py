@@ -20,15 +20,25 @@ FLOAT = 2e-4
 
 @dataclass(frozen=True)
 class Column:
-    """A strategy on a cluster: `source` is what `--cluster` reads; `late` how many steps may be under way when one is seen."""
+    """A strategy on a cluster.
+
+    Attributes:
+        source: what `--cluster` reads.
+        late: how many steps may be under way when one is seen.
+        lags: whether the groups average what they do, and exchange it now and then: all of them together are then behind one
+            process that makes the same steps, how far depends on their timing.
+        chief: the task whose files and results count.
+        others: the tasks that run the program too.
+    """
 
     name: str
     title: str
     source: str
     kind: str
     late: int = 0
-    chief: str = "chief-0"  # The task whose files and results count.
-    others: tuple[str, ...] = ()  # Those that run the program too.
+    lags: bool = False
+    chief: str = "chief-0"
+    others: tuple[str, ...] = ()
 
 
 def _cloudml(workers: int, servers: int) -> str:
@@ -62,10 +72,17 @@ COLUMNS = [
         "cluster { nworker_groups: 2 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }",
         ASYNCHRONOUS, late=4,
     ),
+    Column(
+        "hogwild", "hogwild: 3 groups of 1 worker, each with a server, exchange every 4 steps",
+        "cluster { nworker_groups: 3 nserver_groups: 3 nworkers_per_group: 1 nservers_per_group: 1 server_worker_separate: false "
+        "sync_freq: 4 }",
+        ASYNCHRONOUS, late=24, lags=True,  # 2 calls of each of 3 groups under way, 4 steps each.
+    ),
 ]
 # fmt: on
 
-ON_SERVERS = ("parameter_server", "sandblaster", "downpour")
+SERVED = ("parameter_server", "sandblaster", "downpour", "hogwild")
+"""Columns whose workers only serve the chief."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +104,15 @@ class Row:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def _refused_on_servers(message: str) -> dict[str, str]:
-    return dict.fromkeys(ON_SERVERS, message)
+NO_XLA = "jit_compile=True cannot work under {}: {}. Leave jit_compile at 'auto'."
+NOT_EAGER = (
+    "run_eagerly=True cannot work under {}: a worker runs compiled functions only. "
+    "Leave run_eagerly away, or debug in one process (--tier BASIC)."
+)
+
+
+def _refused(on_servers: str, on_hogwild: str) -> dict[str, str]:
+    return {name: on_hogwild if name == "hogwild" else on_servers for name in SERVED}
 
 
 # fmt: off
@@ -139,13 +163,12 @@ GROUPS: dict[str, list[Row]] = {
         Row("mixed_precision", "mixed precision", near=0.15, replicas=0.02),
         Row(
             "jit_compile", "`jit_compile=True`", near=0.15,
-            refused=_refused_on_servers("jit_compile=True cannot work under parameter_server: XLA has no access to variables of another task. "
-                                        "Leave jit_compile at 'auto'."),
+            refused=_refused(NO_XLA.format("parameter_server", "XLA has no access to variables of another task"),
+                             NO_XLA.format("hogwild", "XLA cannot compile a step that finds its variables by their names")),
         ),
         Row(
             "run_eagerly", "`run_eagerly=True`", near=0.15,
-            refused=_refused_on_servers("run_eagerly=True cannot work under parameter_server: a worker runs compiled functions only. "
-                                        "Leave run_eagerly away, or debug in one process (--tier BASIC)."),
+            refused=_refused(NOT_EAGER.format("parameter_server"), NOT_EAGER.format("hogwild")),
         ),
         Row("metrics", "metrics: accuracy, AUC, one with several values", near=0.15),
         Row("optimizer_outside_the_scope", "an optimizer made outside the scope: an error that says so"),
@@ -191,7 +214,7 @@ def cell(row: Row, column: Column) -> str:
     if column.name in row.refused:
         return "refused"
     if column.kind == ASYNCHRONOUS and row.near is not None and row.near != FLOAT:
-        return f"within {row.near:.0%}"
+        return f"within {row.near:.0%}, behind" if column.lags else f"within {row.near:.0%}"
     return f"within {row.replicas:.0%}" if column.kind == SYNCHRONOUS and row.replicas != FLOAT else "equal"
 
 
@@ -206,6 +229,9 @@ def page() -> str:
         f"* **equal**: all counts are the same, and losses, metrics and predictions to a relative {FLOAT:g} (sums in another order).",
         "* **within**: all counts are the same, and losses and metrics to this tolerance: asynchronous workers, or replicas that",
         "  each see a part of the batch, do not take the same steps twice.",
+        "* **within, behind**: all counts are the same, and losses and metrics of each epoch are, to this tolerance, those of one",
+        "  process in this epoch or an earlier one, and move the same way: groups that average what they do and exchange it now and",
+        "  then are behind one process that makes as many steps.",
         "* **refused**: an error, which says what to do instead.",
         "",
         "| | " + " | ".join(column.title for column in columns) + " |",
@@ -241,12 +267,48 @@ def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
     ]
     for name, value in expected.get("near", {}).items():
         relative = tolerance(row, column)
+        if column.lags and row.near != FLOAT:
+            wrong += [
+                f"{name}: {problem}"
+                for problem in _lagging(got["near"][name], value, expected.get("before", {}).get(name), relative)
+            ]
+            continue
         pairs = list(zip(_numbers(got["near"][name]), _numbers(value), strict=True))
         if any(not abs(a - b) <= relative * abs(b) + 1e-5 for a, b in pairs):
             wrong.append(f"{name}: {got['near'][name]} is not within {relative:g} of {value}")
     for name, late in got.get("late", {}).items():
         if not 0 <= late <= column.late:
             wrong.append(f"{name}: {late} steps late, not at most {column.late}")
+    return wrong
+
+
+def _lagging(got: Any, expected: Any, before: Any, relative: float) -> list[str]:
+    """What is wrong with series of numbers over epochs, each of which one process may have had earlier.
+
+    Each number has to be one that `expected` has gone through up to that epoch, to the tolerance; where it is known it began
+    with `before`. Where there are more than two and `expected` moves by more than the tolerance, `got` has to move the same way.
+    """
+    if isinstance(expected, dict):
+        return [problem for name in expected for problem in _lagging(got[name], expected[name], None, relative)]
+    assert isinstance(expected, list) and len(got) == len(expected), f"{expected} is not a series over epochs as {got} is"
+    wrong = []
+    begun = _numbers(expected[0] if before is None else before)
+    for mine, theirs, begin in zip(
+        zip(*map(_numbers, got), strict=True), zip(*map(_numbers, expected), strict=True), begun, strict=True
+    ):
+        for end, number in enumerate(mine, start=1):
+            through = [begin, *theirs[:end]]
+            if not min(value - relative * abs(value) for value in through) - 1e-5 <= number:
+                wrong.append(
+                    f"{list(mine)} is below what {begin} and {list(theirs)} have gone through, by more than {relative:g}"
+                )
+            if not number <= max(value + relative * abs(value) for value in through) + 1e-5:
+                wrong.append(
+                    f"{list(mine)} is above what {begin} and {list(theirs)} have gone through, by more than {relative:g}"
+                )
+        moved = theirs[-1] - theirs[0]
+        if len(theirs) > 2 and abs(moved) > relative * abs(theirs[0]) and (mine[-1] - mine[0]) * moved <= 0:
+            wrong.append(f"{list(mine)} does not move as {list(theirs)}")
     return wrong
 
 

@@ -1,0 +1,47 @@
+"""Who exchanges with whom where each server group has a centre of its own: neighbours in a ring, or random pairs.
+
+After a group has pushed its change to its own server group, that one mixes with others: what one centre gains by it the other
+loses, in operations of which none can be lost, so that the mean over all centres stays what the changes have made it.
+"""
+
+import random
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.centre import Block
+
+
+def neighbours(servers: int, count: int) -> tuple[int, ...]:
+    """The server groups before and after `servers` in a ring of `count`."""
+    return tuple(dict.fromkeys(((servers - 1) % count, (servers + 1) % count)))
+
+
+def mix(topology: str, block: Block, servers: int, number: int) -> None:
+    """In a function: mixes slice `number` of a server group's centre with those of others.
+
+    `ring`: with both neighbours, C <- (C_before + C + C_after) / 3 (D-PSGD on a ring, 1705.09056). `pair`: with one other at
+    random, both become their mean (AD-PSGD, 1710.06952).
+    """
+    count = len(block.slices)
+    if topology == "ring":
+        others = neighbours(servers, count)
+        for other in others:
+            _even_out(block, servers, other, number, 1 / (len(others) + 1))
+    elif topology == "pair":
+        others = [other for other in range(count) if other != servers]
+        chosen = tf.random.uniform([], 0, len(others), tf.int32, seed=random.randrange(2**31))
+
+        def with_other(other: int) -> Any:
+            _even_out(block, servers, other, number, 0.5)
+            return tf.constant(0)
+
+        tf.switch_case(chosen, [lambda other=other: with_other(other) for other in others])
+
+
+def _even_out(block: Block, servers: int, other: int, number: int, share: float) -> None:
+    here, there = block.slices[servers][number], block.slices[other][number]
+    with tf.device(here.device):
+        change = tf.cast(share, block.dtype) * (tf.identity(there.read()) - here.read())
+        here.assign_add(change)
+    there.assign_add(-change)
