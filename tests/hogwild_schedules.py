@@ -174,6 +174,17 @@ def slice_by_slice():
     ]
 
 
+MIXED = [(0, 3, 1), (1, 2, 0), (2, 6, 2), (0, 1, 0), (2, 1, 1), (1, 4, 3)]
+"""(group, steps before its exchange, steps meanwhile), for rings and pairs."""
+
+
+def mixed_events():
+    events = []
+    for group, before, meanwhile in MIXED:
+        events += [["steps", group, ones(before)], ["exchange", group, ones(meanwhile)], ["read"]]
+    return [*events, ["collect"], ["read"]]
+
+
 NUMBERS = np.random.default_rng(6).normal(size=(3, 700)) * np.exp(np.random.default_rng(7).normal(size=(3, 700)) * 2)
 EMPTY = 4
 

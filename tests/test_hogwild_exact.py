@@ -10,6 +10,7 @@ import pytest
 from hogwild_schedules import (
     DELAYS,
     EMPTY,
+    MIXED,
     NUMBERS,
     TARGETS,
     UNEVEN,
@@ -18,6 +19,7 @@ from hogwild_schedules import (
     compressed_events,
     each_after_the_other,
     elastic_events,
+    mixed_events,
     partly,
     random_schedules,
     rounds,
@@ -41,8 +43,8 @@ from periodic_oracles import (
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parent / "programs" / "hogwild_exact.py"
-CLUSTER = "nworker_groups: 3 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true"
-CASES = {"data_parallel": None, "slices_in_turn": None, "rows_looked_up": None}
+CLUSTER = "nworker_groups: 3 nserver_groups: 3 nservers_per_group: 1 server_worker_separate: true"
+CASES = {"data_parallel": None, "examples": None, "slices_in_turn": None, "rows_looked_up": None}
 """Name -> what the program is to do, see there."""
 
 
@@ -229,6 +231,34 @@ def test_a_slice_is_exchanged_in_its_turn_and_leaves_the_other_alone(results):
     assert last["centre"] == [3.0] * 5
 
 
+# Rings and pairs of server groups.
+
+case("ring", mixed_events(), topology="ring", servers=((0,), (1,), (2,)))
+case("pair", mixed_events(), topology="pair", servers=((0,), (1,)))
+
+
+@pytest.mark.parametrize(("topology", "servers"), [("ring", (0, 1, 2)), ("pair", (0, 0, 1))])
+def test_server_groups_take_the_mean_with_their_neighbours(results, topology, servers):
+    """What one centre gains the others lose, so that the mean of all centres is that of all changes."""
+    centres, groups = np.zeros(max(servers) + 1), [Group(0.0) for _ in servers]
+    *reads, together = results[topology]
+    for (group, before, meanwhile), read in zip(MIXED, reads, strict=True):
+        here = servers[group]
+        groups[group].update(before)
+        centres[here] += groups[group].push() / servers.count(here)
+        differences = (centres - centres[here]) / len(centres)  # Of up to three each is a neighbour of each.
+        centres -= differences
+        centres[here] += differences.sum()
+        groups[group].update(meanwhile)
+        groups[group].reply(centres[here])
+        np.testing.assert_allclose(read["centre"], [centres.mean()] * 5, rtol=1e-6)
+        np.testing.assert_allclose(read["copies"], [[each.copy] * 5 for each in groups], rtol=1e-5)
+    made = [sum(before + meanwhile for group, before, meanwhile in MIXED if servers[group] == here) for here in set(servers)]
+    per_group = [steps / servers.count(here) for here, steps in enumerate(made)]
+    np.testing.assert_allclose(together["centre"], [np.mean(per_group)] * 5, rtol=1e-6)
+    np.testing.assert_allclose(together["copies"], [together["centre"]] * 3, rtol=0)
+
+
 # Compression.
 
 for kind in ("bf16", "int8", "int4"):
@@ -283,6 +313,11 @@ def test_slices_take_their_turns_step_by_step(results):
     assert got["alone"][3] == got["together"][3] == [1.0, 1.0]
 
 
+def test_changes_weigh_by_their_examples(results):
+    """Six updates with batches of 2, four with batches of 6."""
+    np.testing.assert_allclose(results["examples"][:3], [[0.25 * 6 + 0.75 * 4] * 4] * 3, rtol=1e-6)
+
+
 def test_a_group_alone_trains_embeddings_as_plain_keras(results):
     got = results["rows_looked_up"]
     for mine, plain in zip(got["adam alone"], got["adam keras"], strict=True):
@@ -306,7 +341,17 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exact")
     (folder / "job.conf").write_text(f"cluster {{ {CLUSTER} }}")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    command = [sys.executable, "-m", "tfdist.launch", "--cluster", "job.conf", "--strategy", "hogwild", str(PROGRAM), "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "tfdist.launch",
+        "--cluster",
+        "job.conf",
+        "--topology",
+        "ring",
+        str(PROGRAM),
+        "--",
+    ]  # The ps see each other.
     with open(folder / "output.txt", "wb") as output:
         subprocess.run([*command, "cases.json", "results.json"], cwd=folder, stdout=output, stderr=output, timeout=380)
     assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]

@@ -24,8 +24,9 @@ LIMIT = 60.0
 """Seconds for one call of a group."""
 
 
-def begin(strategy, groups, period=1, **options):
-    """Lets `strategy` train with these options from now on, on its first `groups` groups."""
+def begin(strategy, groups, period=1, servers=((0, 1),), **options):
+    """Lets `strategy` train with these options from now on, on its first `groups` groups, with these ps in server groups."""
+    strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronisation = tfdist.Synchronisation(**options)
     strategy.sync_period = period
     strategy.steps_per_exchange = period // strategy.synchronisation.slices
@@ -115,7 +116,8 @@ class Case:
     def _call(self, group, blocks, rows, decay, waits=False):
         """One call of the group's function; its copies afterwards."""
         rows = np.float32(rows).reshape([len(rows), -1] if len(rows) else [0, 1])
-        function = self._function(group if waits else 0, blocks, waits)
+        like = group if waits or len(self.strategy.server_devices) > 1 else 0  # Of groups that look alike the first.
+        function = self._function(like, blocks, waits)
         self.copies.prepare(group, self.blocks)
         if len(rows):
             for block in self.blocks:
@@ -276,6 +278,16 @@ def slices_in_turn(strategy):
     for group in order:
         trained.steps(group, batch)
     return {"centres": centres, "alone": alone, "order": order, "together": trained.collect()}
+
+
+def examples(strategy):
+    """Two groups with batches of 2 and of 6, whose changes weigh by their examples."""
+    batches = [(np.zeros((size, 1), "float32"), np.zeros((size, 1), "float32")) for size in (2, 6)]
+    begin(strategy, 2, period=2, weights="examples")
+    trained = Trained(strategy, upwards, batches[0])
+    for group in (0, 1, 0, 1, 0):
+        trained.steps(group, batches[group], batches[group])
+    return trained.collect()
 
 
 def rows_looked_up(strategy):
