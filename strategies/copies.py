@@ -127,7 +127,7 @@ class Copies:
         self._function("exchange", block, group)(tf.constant(self.control(group), tf.float64))
 
     def hand_over(self, block: Block, group: int) -> Any:
-        """Gives the centre all progress of a group's copies, which begin anew then; or gives the copies of another kind of block.
+        """Gives the centre all progress of a group's copies, which then begin anew; of another kind of block gives the copies.
 
         Not compressed, because what rounding leaves out would be gone with the old copies. Completes no round, see `collect`.
         """
@@ -277,7 +277,7 @@ class Copies:
                 block.set_values(_one_of(list(answers.values()), answers.get(0), block.dtype))
 
     def _complete_round(self, block: Block) -> None:
-        """What groups have pushed to a round goes into the centre, though others have not; where nobody has, nothing happens."""
+        """Lets what groups have pushed to a round go into the centre, though others have not; without any does nothing."""
 
         def run(numbers: Any) -> None:
             control = Control.of(numbers)

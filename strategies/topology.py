@@ -25,23 +25,24 @@ def mix(topology: str, block: Block, servers: int, number: int) -> None:
     """
     count = len(block.slices)
     if topology == "ring":
-        others = neighbours(servers, count)
-        for other in others:
-            _even_out(block, servers, other, number, 1 / (len(others) + 1))
+        _even_out(block, servers, neighbours(servers, count), number)
     elif topology == "pair":
         others = [other for other in range(count) if other != servers]
         chosen = tf.random.uniform([], 0, len(others), tf.int32, seed=random.randrange(2**31))
 
         def with_other(other: int) -> Any:
-            _even_out(block, servers, other, number, 0.5)
+            _even_out(block, servers, (other,), number)
             return tf.constant(0)
 
         tf.switch_case(chosen, [lambda other=other: with_other(other) for other in others])
 
 
-def _even_out(block: Block, servers: int, other: int, number: int, share: float) -> None:
-    here, there = block.slices[servers][number], block.slices[other][number]
+def _even_out(block: Block, servers: int, others: tuple[int, ...], number: int) -> None:
+    here, there = block.slices[servers][number], [block.slices[other][number] for other in others]
+    share = tf.cast(1 / (len(others) + 1), block.dtype)
     with tf.device(here.device):
-        change = tf.cast(share, block.dtype) * (tf.identity(there.read()) - here.read())
-        here.assign_add(change)
-    there.assign_add(-change)
+        value = here.read()  # Before any of the changes, else the last of the others would weigh most.
+        changes = [share * (tf.identity(other.read()) - value) for other in there]
+        here.assign_add(tf.add_n(changes))
+    for other, change in zip(there, changes, strict=True):
+        other.assign_add(-change)

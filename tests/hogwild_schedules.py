@@ -150,6 +150,41 @@ def with_a_loss():
     return [*events, ["read"]]
 
 
+def each_after_the_other():
+    events = []
+    for group, before, meanwhile in ((0, 2, 1), (1, 4, 0), (2, 1, 0)):
+        events += [["steps", group, ones(before)], ["exchange", group, ones(meanwhile)]]
+    return [*events, ["read"], ["hand_over", [0, 1, 2]], ["read"]]
+
+
+def slice_by_slice():
+    """The first group exchanges both slices, the second the other while the first exchanges again."""
+    return [
+        ["steps", 0, ones(1)],
+        ["exchange", 0, ones(1), 0.0, [0]],
+        ["read"],
+        ["exchange", 0, ones(1), 0.0, [1]],
+        ["read"],
+        ["begin", 1, ones(3), 0.0, [1]],
+        ["exchange", 0, [], 0.0, [0]],
+        ["end", 1],
+        ["read"],
+        ["hand_over", [0, 1]],
+        ["read"],
+    ]
+
+
+MIXED = [(0, 3, 1), (1, 2, 0), (2, 6, 2), (0, 1, 0), (2, 1, 1), (1, 4, 3)]
+"""(group, steps before its exchange, steps meanwhile), for rings and pairs."""
+
+
+def mixed_events():
+    events = []
+    for group, before, meanwhile in MIXED:
+        events += [["steps", group, ones(before)], ["exchange", group, ones(meanwhile)], ["read"]]
+    return [*events, ["collect"], ["read"]]
+
+
 NUMBERS = np.random.default_rng(6).normal(size=(3, 700)) * np.exp(np.random.default_rng(7).normal(size=(3, 700)) * 2)
 EMPTY = 4
 

@@ -10,17 +10,20 @@ import pytest
 from hogwild_schedules import (
     DELAYS,
     EMPTY,
+    MIXED,
     NUMBERS,
     TARGETS,
     UNEVEN,
     UPDATES,
     any_delay,
     compressed_events,
+    each_after_the_other,
     elastic_events,
-    ones,
+    mixed_events,
     partly,
     random_schedules,
     rounds,
+    slice_by_slice,
     torchft_events,
     uneven_events,
     with_a_loss,
@@ -40,8 +43,8 @@ from periodic_oracles import (
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parent / "programs" / "hogwild_exact.py"
-CLUSTER = "nworker_groups: 3 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true"
-CASES = {"data_parallel": None, "slices_in_turn": None, "rows_looked_up": None}
+CLUSTER = "nworker_groups: 3 nserver_groups: 3 nservers_per_group: 1 server_worker_separate: true"
+CASES = {"data_parallel": None, "examples": None, "slices_in_turn": None, "rows_looked_up": None}
 """Name -> what the program is to do, see there."""
 
 
@@ -51,16 +54,13 @@ def case(name, events, *, values=((0.0, 0.0, 0.0), (0.0, 0.0)), groups=3, **opti
 
 case("any delay, average", any_delay())
 case("any delay, sum", any_delay(), outer="sum")
-# Without momentum and with rate 1 both are averages, in which updates could only get lost.
+# Without momentum and with rate 1 it is an average, in which updates could only get lost.
 case("any delay, nesterov", any_delay(), outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
-case("any delay, delayed_nesterov", any_delay(), outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
 case("any delay, int4", any_delay(), compression="int4")
 
 
 @pytest.mark.parametrize("number", range(len(DELAYS)), ids=[f"delay {delay}" for delay in DELAYS])
-@pytest.mark.parametrize(
-    ("name", "weight"), [("average", 1 / 3), ("sum", 1), ("nesterov", 1 / 3), ("delayed_nesterov", 1 / 3), ("int4", 1 / 3)]
-)
+@pytest.mark.parametrize(("name", "weight"), [("average", 1 / 3), ("sum", 1), ("nesterov", 1 / 3), ("int4", 1 / 3)])
 def test_no_update_is_lost_however_late_the_answer_comes(results, name, weight, number):
     read = results[f"any delay, {name}"][number]
     np.testing.assert_allclose(read["centre"], [weight * 3 * UPDATES * (number + 1)] * 5, rtol=1e-6)
@@ -82,14 +82,12 @@ def test_random_schedules_end_as_the_model_without_a_barrier(results):
 
 TORCHFT = {"values": [[1.0], [1.0]], "groups": 1, "period": 6, "slices": 2, "outer_learning_rate": 2.0}
 case("torchft", torchft_events(0), **TORCHFT)
-case("torchft, nesterov", torchft_events(0), outer="nesterov", outer_momentum=0.0, **TORCHFT)
 case("torchft, delay 1", torchft_events(1), **TORCHFT)
 
 
-@pytest.mark.parametrize("name", ["torchft", "torchft, nesterov"])
-def test_torchfts_fixture_without_delay(results, name):
+def test_torchfts_fixture_without_delay(results):
     """The other five mix copy and centre in a proportion alpha, or drop what was done while the answer was under way."""
-    history = [read["copies"][0] for read in results[name]]
+    history = [read["copies"][0] for read in results["torchft"]]
     assert {step: history[step][0] for step in TORCHFT_LAYER_0[0, 0.0]} == TORCHFT_LAYER_0[0, 0.0]
     assert {step: history[step][1] for step in TORCHFT_LAYER_1[0, 0.0]} == TORCHFT_LAYER_1[0, 0.0]
 
@@ -183,14 +181,11 @@ def test_nesterov_by_rounds_with_uneven_groups(results):
     assert outer.momentum != 0
 
 
-for outer in ("average", "nesterov", "delayed_nesterov"):
-    rates = {} if outer == "average" else {"outer_learning_rate": 1.0, "outer_momentum": 0.0}
-    case(f"partly, {outer}", partly(), outer=outer, **rates)
+case("partly", partly(), outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
 
 
-@pytest.mark.parametrize("outer", ["average", "nesterov", "delayed_nesterov"])
-def test_what_is_brought_together_has_the_progress_of_groups_whose_round_is_not_complete(results, outer):
-    first, second = results[f"partly, {outer}"]
+def test_what_is_brought_together_has_the_progress_of_groups_whose_round_is_not_complete(results):
+    first, second = results["partly"]
     np.testing.assert_allclose(first["centre"], [11 / 3] * 5, rtol=1e-6)
     np.testing.assert_allclose(second["centre"], [17 / 3] * 5, rtol=1e-6)
     np.testing.assert_allclose(second["copies"], [second["centre"]] * 3)
@@ -211,12 +206,7 @@ def test_of_a_group_that_fails_its_pushed_changes_stay_and_its_weight_goes_to_th
 
 # SINGA's sum, and slices.
 
-case(
-    "sum",
-    [["steps", 0, ones(2)], ["exchange", 0, ones(1)], ["steps", 1, ones(4)], ["exchange", 1], ["steps", 2, ones(1)]]
-    + [["exchange", 2], ["read"], ["hand_over", [0, 1, 2]], ["read"]],
-    outer="sum",
-)
+case("sum", each_after_the_other(), outer="sum")
 
 
 def test_sum_adds_all_changes_as_they_are(results):
@@ -226,14 +216,7 @@ def test_sum_adds_all_changes_as_they_are(results):
     assert second["centre"] == [8.0] * 5
 
 
-case(
-    "slices",
-    [["steps", 0, ones(1)], ["exchange", 0, ones(1), 0.0, [0]], ["read"], ["exchange", 0, ones(1), 0.0, [1]], ["read"]]
-    + [["begin", 1, ones(3), 0.0, [1]], ["exchange", 0, [], 0.0, [0]], ["end", 1], ["read"], ["hand_over", [0, 1]], ["read"]],
-    groups=2,
-    slices=2,
-    period=2,
-)
+case("slices", slice_by_slice(), groups=2, slices=2, period=2)
 
 
 def test_a_slice_is_exchanged_in_its_turn_and_leaves_the_other_alone(results):
@@ -246,6 +229,34 @@ def test_a_slice_is_exchanged_in_its_turn_and_leaves_the_other_alone(results):
     assert third["centre"] == [1.5] * 3 + [1.0] * 2
     assert third["copies"] == [[1.5] * 3 + [2.0] * 2, [3.0] * 3 + [4.0] * 2]
     assert last["centre"] == [3.0] * 5
+
+
+# Rings and pairs of server groups.
+
+case("ring", mixed_events(), topology="ring", servers=((0,), (1,), (2,)))
+case("pair", mixed_events(), topology="pair", servers=((0,), (1,)))
+
+
+@pytest.mark.parametrize(("topology", "servers"), [("ring", (0, 1, 2)), ("pair", (0, 0, 1))])
+def test_server_groups_take_the_mean_with_their_neighbours(results, topology, servers):
+    """What one centre gains the others lose, so that the mean of all centres is that of all changes."""
+    centres, groups = np.zeros(max(servers) + 1), [Group(0.0) for _ in servers]
+    *reads, together = results[topology]
+    for (group, before, meanwhile), read in zip(MIXED, reads, strict=True):
+        here = servers[group]
+        groups[group].update(before)
+        centres[here] += groups[group].push() / servers.count(here)
+        differences = (centres - centres[here]) / len(centres)  # Of up to three each is a neighbour of each.
+        centres -= differences
+        centres[here] += differences.sum()
+        groups[group].update(meanwhile)
+        groups[group].reply(centres[here])
+        np.testing.assert_allclose(read["centre"], [centres.mean()] * 5, rtol=1e-6)
+        np.testing.assert_allclose(read["copies"], [[each.copy] * 5 for each in groups], rtol=1e-5)
+    made = [sum(before + meanwhile for group, before, meanwhile in MIXED if servers[group] == here) for here in set(servers)]
+    per_group = [steps / servers.count(here) for here, steps in enumerate(made)]
+    np.testing.assert_allclose(together["centre"], [np.mean(per_group)] * 5, rtol=1e-6)
+    np.testing.assert_allclose(together["copies"], [together["centre"]] * 3, rtol=0)
 
 
 # Compression.
@@ -273,13 +284,11 @@ def test_what_rounding_left_out_follows_with_the_next_exchanges(results, kind, r
 # Keras models, whose steps the groups make one after the other.
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("overlap", "momentum"), [(True, 0.0), (False, 0.9)])
 def test_averaging_after_every_update_is_data_parallel_training(results, overlap, momentum):
     given = results["data_parallel"]
-    batches = [
-        [(np.array(x), np.array(y)) for x, y in zip(*step, strict=True)] for step in zip(given["inputs"], given["targets"])
-    ]
+    steps = zip(given["inputs"], given["targets"], strict=True)
+    batches = [[(np.array(x), np.array(y)) for x, y in zip(*step, strict=True)] for step in steps]
 
     def gradient(weights, batch):
         inputs, targets = batch
@@ -304,10 +313,14 @@ def test_slices_take_their_turns_step_by_step(results):
     assert got["alone"][3] == got["together"][3] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_group_alone_trains_embeddings_as_plain_keras(results, optimizer):
+def test_changes_weigh_by_their_examples(results):
+    """Six updates with batches of 2, four with batches of 6."""
+    np.testing.assert_allclose(results["examples"][:3], [[0.25 * 6 + 0.75 * 4] * 4] * 3, rtol=1e-6)
+
+
+def test_a_group_alone_trains_embeddings_as_plain_keras(results):
     got = results["rows_looked_up"]
-    for mine, plain in zip(got[f"{optimizer} alone"], got[f"{optimizer} keras"][0], strict=True):
+    for mine, plain in zip(got["adam alone"], got["adam keras"], strict=True):
         np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
 
 
@@ -328,7 +341,17 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exact")
     (folder / "job.conf").write_text(f"cluster {{ {CLUSTER} }}")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    command = [sys.executable, "-m", "tfdist.launch", "--cluster", "job.conf", "--strategy", "hogwild", str(PROGRAM), "--"]
+    command = [
+        sys.executable,
+        "-m",
+        "tfdist.launch",
+        "--cluster",
+        "job.conf",
+        "--topology",
+        "ring",
+        str(PROGRAM),
+        "--",
+    ]  # The ps see each other.
     with open(folder / "output.txt", "wb") as output:
         subprocess.run([*command, "cases.json", "results.json"], cwd=folder, stdout=output, stderr=output, timeout=380)
     assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]

@@ -24,8 +24,9 @@ LIMIT = 60.0
 """Seconds for one call of a group."""
 
 
-def begin(strategy, groups, period=1, **options):
-    """Lets `strategy` train with these options from now on, on its first `groups` groups."""
+def begin(strategy, groups, period=1, servers=((0, 1),), **options):
+    """Lets `strategy` train with these options from now on, on its first `groups` groups, with these ps in server groups."""
+    strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronisation = tfdist.Synchronisation(**options)
     strategy.sync_period = period
     strategy.steps_per_exchange = period // strategy.synchronisation.slices
@@ -115,7 +116,8 @@ class Case:
     def _call(self, group, blocks, rows, decay, waits=False):
         """One call of the group's function; its copies afterwards."""
         rows = np.float32(rows).reshape([len(rows), -1] if len(rows) else [0, 1])
-        function = self._function(group if waits else 0, blocks, waits)
+        like = group if waits or len(self.strategy.server_devices) > 1 else 0  # Of groups that look alike the first.
+        function = self._function(like, blocks, waits)
         self.copies.prepare(group, self.blocks)
         if len(rows):
             for block in self.blocks:
@@ -225,21 +227,20 @@ def data_parallel(strategy):
     targets = [[batch @ [[1.0], [-2.0], [0.5], [3.0]] for batch in step] for step in batches]
     given = {"inputs": [[b.tolist() for b in step] for step in batches], "targets": [[t.tolist() for t in s] for s in targets]}
 
-    for overlap in (True, False):
-        for momentum in (0.0, 0.9):
-            begin(strategy, 3, overlap=overlap)
+    for overlap, momentum in ((True, 0.0), (False, 0.9)):
+        begin(strategy, 3, overlap=overlap)
 
-            def make(momentum=momentum):
-                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
-                model.compile(keras.optimizers.SGD(0.05, momentum=momentum), "mse")
-                return model
+        def make(momentum=momentum):
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+            model.compile(keras.optimizers.SGD(0.05, momentum=momentum), "mse")
+            return model
 
-            trained = Trained(strategy, make, (batches[0][0], targets[0][0]))
-            given[f"{overlap} {momentum}"] = history = []
-            for step, wanted in zip(batches, targets, strict=True):
-                for group in range(3):
-                    trained.steps(group, (step[group], wanted[group]))
-                history.append(trained.collect())
+        trained = Trained(strategy, make, (batches[0][0], targets[0][0]))
+        given[f"{overlap} {momentum}"] = history = []
+        for step, wanted in zip(batches, targets, strict=True):
+            for group in range(3):
+                trained.steps(group, (step[group], wanted[group]))
+            history.append(trained.collect())
     return given
 
 
@@ -279,6 +280,16 @@ def slices_in_turn(strategy):
     return {"centres": centres, "alone": alone, "order": order, "together": trained.collect()}
 
 
+def examples(strategy):
+    """Two groups with batches of 2 and of 6, whose changes weigh by their examples."""
+    batches = [(np.zeros((size, 1), "float32"), np.zeros((size, 1), "float32")) for size in (2, 6)]
+    begin(strategy, 2, period=2, weights="examples")
+    trained = Trained(strategy, upwards, batches[0])
+    for group in (0, 1, 0, 1, 0):
+        trained.steps(group, batches[group], batches[group])
+    return trained.collect()
+
+
 def rows_looked_up(strategy):
     """An embedding, whose gradients are sparse, and a weight without a gradient: a group alone, two groups, plain Keras."""
 
@@ -306,17 +317,21 @@ def rows_looked_up(strategy):
             model.train_on_batch(inputs, wanted)
         return [weight.tolist() for weight in model.get_weights()]
 
-    results = {"ids": ids.tolist()}
-    for name, optimizer in (("sgd", lambda: keras.optimizers.SGD(0.1)), ("adam", lambda: keras.optimizers.Adam(0.01))):
-        begin(strategy, 1, period=2)
-        trained = Trained(strategy, lambda optimizer=optimizer: model_with(optimizer), batches[0][0])
-        results[f"{name} before"] = trained.weights()
-        for number in range(0, 6, 2):
-            trained.steps(0, *batches[0][number : number + 2])
-        results[f"{name} alone"] = trained.collect()
-        results[f"{name} keras"] = [by_keras(optimizer, group) for group in range(2)]
+    def sgd():
+        return keras.optimizers.SGD(0.1)
+
+    def adam():
+        return keras.optimizers.Adam(0.01)
+
+    results = {"ids": ids.tolist(), "sgd keras": [by_keras(sgd, group) for group in range(2)], "adam keras": by_keras(adam, 0)}
+    begin(strategy, 1, period=2)
+    trained = Trained(strategy, lambda: model_with(adam), batches[0][0])
+    for number in range(0, 6, 2):
+        trained.steps(0, *batches[0][number : number + 2])
+    results["adam alone"] = trained.collect()
     begin(strategy, 2, period=6)
-    trained = Trained(strategy, lambda: model_with(lambda: keras.optimizers.SGD(0.1)), batches[0][0])
+    trained = Trained(strategy, lambda: model_with(sgd), batches[0][0])
+    results["sgd before"] = trained.weights()
     for group in range(2):
         trained.steps(group, *batches[group])
     results["sgd two groups"] = trained.collect()
