@@ -46,7 +46,8 @@ class Copies:
         self._starts = [0] * len(self._groups)
         self.owners = _owners(self._groups, strategy.shares_copies)
         self._live = set(self.owners)
-        self.examples = [1.0] * len(self._groups)  # Of each group in its last call.
+        self._trained = [0.0] * len(self._groups)  # Examples that each group has trained on since its last exchange.
+        self._pushed = [0.0] * len(self._groups)  # Those that went into its last change.
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._locks = [threading.RLock() for _ in self._groups]
         # TensorFlow makes it anew on a worker that was started anew: that is how the chief learns of it.
@@ -122,8 +123,19 @@ class Copies:
         """How often the group's leader has been started."""
         return self._starts[group]
 
+    def trains(self, group: int, examples: float) -> None:
+        """Notes how many examples a group trains on with its next call."""
+        self._trained[self.owners[group]] += examples
+
+    def pushes(self, group: int) -> None:
+        """Notes that a group pushes, with its next call, what it has trained so far."""
+        owner = self.owners[group]
+        if self._trained[owner]:  # A change goes block by block.
+            self._pushed[owner], self._trained[owner] = self._trained[owner], 0.0
+
     def exchange_now(self, block: Block, group: int) -> None:
         """Lets a group exchange its progress in a call of its own."""
+        self.pushes(group)
         self._function("exchange", block, group)(tf.constant(self.control(group), tf.float64))
 
     def hand_over(self, block: Block, group: int) -> Any:
@@ -131,6 +143,7 @@ class Copies:
 
         Not compressed, because what rounding leaves out would be gone with the old copies. Completes no round, see `collect`.
         """
+        self.pushes(group)
         control = self.control(group, in_round=_MORE_THAN_ALL if self.rule.in_rounds else None)
         return self._function("hand_over", block, group)(tf.constant(control, tf.float64))
 
@@ -151,7 +164,8 @@ class Copies:
         beside = [other for other in live if servers(other) == servers(owner)]
         weight = 1.0 / len(beside)
         if self._options.weights == "examples":
-            weight = self.examples[owner] / (sum(self.examples[other] for other in beside) or 1.0)
+            own = self._pushed[owner]
+            weight = own / sum(self._pushed[other] or own for other in beside) if own else weight
         return [owner, weight, len(beside) if in_round is None else in_round, step, *self.rates]
 
     def lost(self, group: int) -> None:
@@ -174,7 +188,7 @@ class Copies:
                     if what == "take_over":
                         take_over(block, servers, control.group, len(self._groups))
                         return tf.constant(0)
-                    if block.kind is not Kind.EXCHANGED:
+                    if block.kind is not Kind.EXCHANGED or (what == "hand_over" and self.rule.sends_copy):
                         return block.copies()
                     handed_over = Exchange(block, self.rule, servers, None, control)
                     exchange = handed_over if what == "hand_over" else self.exchange(block, servers, control)
@@ -269,6 +283,11 @@ class Copies:
             if block.kind is Kind.EXCHANGED:
                 if self.rule.in_rounds:
                     self._complete_round(block)
+                if self.rule.sends_copy and answers:
+                    # Elastic groups move a part of the way only; they meet in the mean of their copies, so that nothing is lost.
+                    block.set_values(_one_of(list(answers.values()), None, block.dtype))
+                    block.publish()
+                    continue
                 block.set_values(block.fetch(None if self._alone is None else self._strategy.servers_of(self._alone)))
                 block.generation += 1
                 if len(block.slices) > 1:

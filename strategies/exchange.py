@@ -124,5 +124,6 @@ def take_over(block: Block, servers: int, group: Any, groups: int) -> None:
     block.set_copies(vector)
     if block.kind is Kind.EXCHANGED:
         block.last.assign(vector, block.leader)
-        block.received.assign(vector, block.leader)
+        if block.known[servers]:
+            block.received.assign(vector, block.leader)
         block.seen.assign(tf.zeros(block.seen.shape, tf.int64), block.leader)

@@ -140,8 +140,10 @@ class LocalStep(GroupStep):
                 call = calls[-1]
             elif overlaps:
                 self._turns[group] += 1
+            if overlaps and owner == group:
+                self._copies.pushes(group)
             if self._trains:
-                self._copies.examples[owner] = examples
+                self._copies.trains(group, examples)
             self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
             try:
                 return call(group, tf.constant(self._copies.control(group, step=step), tf.float64))
