@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies import local_steps, worker_data
+from tfdist.strategies import local_optimizer, worker_data
 from tfdist.strategies.copies import Copies
 from tfdist.strategies.group_extended import GroupExtended
 from tfdist.strategies.keras_steps import KerasSteps
@@ -40,7 +40,7 @@ def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
     for warning in cluster.synchronisation.warnings(cluster):
         _log.warning("%s", warning)
     strategy = begin(cluster, start_timeout, Hogwild)
-    local_steps.install()
+    local_optimizer.install()
     return strategy
 
 

@@ -64,10 +64,15 @@ def _apply_reduced(apply: Callable[..., Any]) -> Callable[..., Any]:
     return reduced_apply
 
 
+def with_inner(optimizer: Any) -> list[Any]:
+    """An optimizer and those in it; of None, none."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
+    return [each for each in [optimizer, *inner] if each is not None]
+
+
 def _ids_of_counters(optimizer: Any) -> set[int]:
     """Variables that every replica counts on alike: Keras would broadcast the first replica's value."""
-    inner = [optimizer, getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
-    return {id(each._iterations) for each in inner if hasattr(each, "_iterations")}
+    return {id(each._iterations) for each in with_inner(optimizer) if hasattr(each, "_iterations")}
 
 
 def add_up(gradients: list[Any]) -> list[Any]:

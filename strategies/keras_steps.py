@@ -159,7 +159,8 @@ class KerasSteps:
         state = vector[: self._size]
         logs = self._own.of(vector[self._size :])
         if self._metrics:
-            self._sum = self._sum - self._states.get(group, 0.0) + state
+            with np.errstate(invalid="ignore"):  # Of losses that are not finite callbacks are told.
+                self._sum = self._sum - self._states.get(group, 0.0) + state
             self._states[group] = state
             metrics = self._results_form.of(self._logs_of_metrics())
             logs = keras_trainer.with_metrics(logs, metrics) if logs else metrics

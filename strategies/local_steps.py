@@ -5,20 +5,19 @@ steps while that is under way, and takes the answer over at the end. It tells th
 see them as ever.
 """
 
-import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfdist.strategies._private import LearningRateSchedule, TFOptimizer
 from tfdist.strategies.centre import Block
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep, rows_of, tracing_lock
 from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
+from tfdist.strategies.keras_optimizer import with_inner
+from tfdist.strategies.local_optimizer import counters_of, numbered
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
@@ -29,48 +28,6 @@ from tfdist.strategies.worker_groups import WorkerGroup
 
 TRIES_PER_GROUP = 2
 """How often each group is asked for a step that one of them has to do, before any other may: that one may be gone."""
-
-_number_for: Callable[[Any], Any] | None = None
-"""In the step that is traced: the number of the step over all groups, for an optimizer."""
-
-
-def install() -> None:
-    """Lets learning-rate schedules follow the steps of all groups together. Calling it again does nothing."""
-    if getattr(TFOptimizer, "_tfdist_schedules_installed", False):
-        return
-    TFOptimizer._tfdist_schedules_installed = True
-    current = TFOptimizer._get_current_learning_rate
-
-    def _get_current_learning_rate(self: Any) -> Any:
-        if _number_for is not None and isinstance(self._learning_rate, LearningRateSchedule):
-            return self._learning_rate(_number_for(self))
-        return current(self)
-
-    TFOptimizer._get_current_learning_rate = _get_current_learning_rate
-
-
-@contextlib.contextmanager
-def _numbered(number_for: Callable[[Any], Any]) -> Iterator[None]:
-    global _number_for
-    outer, _number_for = _number_for, number_for
-    try:
-        yield
-    finally:
-        _number_for = outer
-
-
-def _with_inner(optimizer: Any) -> list[Any]:
-    """An optimizer and those in it."""
-    inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
-    return [each for each in [optimizer, *inner] if each is not None]
-
-
-def _counters_of(model: Any) -> list[LocalVariable]:
-    """The counters of the model's optimizers: of that which it was compiled with, and of others in its attributes."""
-    own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-    optimizers = [each for optimizer in [model.optimizer, *own] for each in _with_inner(optimizer)]
-    found = {id(v): v for v in (unwrapped(each._iterations._value) for each in optimizers)}
-    return [v for v in found.values() if isinstance(v, LocalVariable)]
 
 
 class LocalStep(GroupStep):
@@ -95,7 +52,7 @@ class LocalStep(GroupStep):
         self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
         self._turns = [0] * len(self._strategy.worker_groups)
         # Copies that several groups train at once do not tell what one has counted.
-        self._counters = _counters_of(self._model) if trains and not self._strategy.shares_copies else []
+        self._counters = counters_of(self._model) if trains and not self._strategy.shares_copies else []
         self._other_counters: dict[int, LocalVariable] = {}
 
     def prepare(
@@ -255,15 +212,15 @@ class LocalStep(GroupStep):
         return rows.stack()
 
     def _numbered_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
-        numbered = {id(each) for each in _with_inner(self._model.optimizer)}
+        own = {id(each) for each in with_inner(getattr(self._model, "optimizer", None))}
         groups = len(self._strategy.worker_groups)
 
         def number_for(optimizer: Any) -> Any:
             # Others may make more updates than steps, or fewer. What the group has counted is its part.
-            return number if id(optimizer) in numbered else optimizer._iterations * groups
+            return number if id(optimizer) in own else optimizer._iterations * groups
 
         before = [counter.value() for counter in self._counters]
-        with _numbered(number_for):
+        with numbered(number_for):
             outputs, shares = self._one_step(devices, batch)
         after = self._by_replica(devices, self._strategy.run(self._after))
         given = self._collect(outputs, after, shares)
@@ -283,6 +240,7 @@ class LocalKerasSteps(KerasSteps):
 
     def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: Any, trains: bool) -> None:
         self._trains = trains
+        self._step: LocalStep
         self._strategy = strategy
         self._copies = strategy.copies
         self._length = strategy.steps_per_exchange
@@ -387,7 +345,7 @@ class LocalKerasSteps(KerasSteps):
 
     def _run_calls(self, group: int, calls: list[Any]) -> Any:
         """Several groups wait for what is to be done; what they give is empty where another one has to do it."""
-        if not self._copies.takes(group, self._takes_any):
+        if self._trains and not self._copies.takes(group, self._takes_any):
             return []
         return [call(group) for call, _ in calls]
 

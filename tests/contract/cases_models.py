@@ -63,9 +63,10 @@ def on_batch(strategy):
     model = plain(strategy)
     before = model.test_on_batch(X, Y, return_dict=True)
     losses = [float(model.train_on_batch(X, Y, return_dict=True)["loss"]) for _ in range(5)]
+    after = model.evaluate(X, Y, batch_size=50, verbose=0)
     return {
         "exact": {"steps": int(model.optimizer.iterations.numpy())},
-        "near": {"before": {name: float(value) for name, value in before.items()}, "losses": losses},
+        "near": {"before": {name: float(value) for name, value in before.items()}, "losses": losses, "after": after},
     }
 
 
