@@ -1,4 +1,4 @@
-"""How optimizers count under Hogwild, where each worker group has one of its own: schedules follow the steps of all together."""
+"""How optimizers count under Hogwild, where each worker group has its own: schedules follow the steps of all together."""
 
 import contextlib
 from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ import tensorflow as tf
 from tfdist.strategies.centre import Block
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep, rows_of, tracing_lock
-from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
 from tfdist.strategies.keras_optimizer import with_inner
+from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
 from tfdist.strategies.local_optimizer import counters_of, numbered
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.one_message import can_pack
@@ -280,7 +280,7 @@ class LocalKerasSteps(KerasSteps):
         return self._ready.popleft()
 
     def _one_batch(self, batch: Any) -> Any:
-        """`train_on_batch` and `test_on_batch`. No other group trains meanwhile, so that one trains alone as one process would."""
+        """`train_on_batch` and `test_on_batch`. No group trains beside the one that does: it trains as one process would."""
         self.begin()
         if not self._trains:
             execution = self._schedule([batch])
