@@ -78,6 +78,7 @@ class LocalStep(GroupStep):
         with self._copies.noting_use() as used:
             without = [()] if overlaps and self._strategy.shares_copies else []
             calls = [self._call(batches, element_spec, turn, data) for turn in turns + without]
+        self._register_weights()  # The first call of a model may have built it.
         self._note(used)
         examples = float(len(batches) * (rows_of(data.example() if data else batches[0]) or 1))
 

@@ -5,35 +5,84 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 
-with tfdist.strategy().scope():
-    keras.utils.set_random_seed(11)
-    layers = [
-        keras.layers.Dense(16, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Dropout(0.2),
-        keras.layers.Dense(3),
-    ]
-    model = keras.Sequential([keras.Input((5,)), *layers])
-    rate = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.8)
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"])
-
 generator = np.random.default_rng(5)
-x = generator.normal(size=(250, 5)).astype("float32")
-y = (x.sum(axis=1) > 0).astype("int32") + (x[:, 0] > 1)
-held = (x[200:], y[200:])
-# 13 batches, the last smaller than the others: three exchanges and one batch more in each epoch.
-history = model.fit(x[:200], y[:200], batch_size=16, epochs=3, shuffle=False, validation_data=held, verbose=0).history
-batches = [model.train_on_batch(x[:50], y[:50]) for _ in range(6)]
-results = {
-    "history": {name: [float(value) for value in values] for name, values in history.items()},
-    "batches": [[float(value) for value in values] for values in batches],
-    "weights": {weight.path: weight.numpy().tolist() for weight in model.weights if "seed" not in weight.path},
-    "slots": [variable.numpy().tolist() for variable in model.optimizer.variables],
-    "predictions": model.predict(x, verbose=0).tolist(),
-}
+X = generator.normal(size=(250, 5)).astype("float32")
+Y = (X.sum(axis=1) > 0).astype("int32") + (X[:, 0] > 1)
+
+
+def values(variables):
+    return [variable.numpy().tolist() for variable in variables if "seed" not in variable.path]
+
+
+def one_optimizer(strategy):
+    """What changes with the order of steps: moving averages, dropout, momentum, a schedule; in `fit` and in `train_on_batch`."""
+    with strategy.scope():
+        keras.utils.set_random_seed(11)
+        layers = [
+            keras.layers.Dense(16, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(3),
+        ]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        rate = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.8)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"])
+    held = (X[200:], Y[200:])
+    # 13 batches, the last smaller than the others: three exchanges and one batch more in each epoch.
+    history = model.fit(X[:200], Y[:200], batch_size=16, epochs=3, shuffle=False, validation_data=held, verbose=0).history
+    return {
+        "history": history,
+        "batches": [model.train_on_batch(X[:50], Y[:50]) for _ in range(6)],
+        "weights": values(model.weights),
+        "slots": values(model.optimizer.variables),
+        "predictions": model.predict(X, verbose=0).tolist(),
+    }
+
+
+class TwoOptimizers(keras.Model):
+    """Its first optimizer makes two updates with each step, its second one; that which Keras knows makes none."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+        rate = keras.optimizers.schedules.ExponentialDecay(0.05, 10, 0.5)
+        self.first, self.second = keras.optimizers.Adam(rate), keras.optimizers.SGD(0.01, momentum=0.5)
+
+    def call(self, x):
+        return self.parts[1](self.parts[0](x))
+
+    def train_step(self, data):
+        x, y = data
+        for optimizer, part in ((self.first, 0), (self.first, 0), (self.second, 1)):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+            variables = self.parts[part].trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def two_optimizers(strategy):
+    with strategy.scope():
+        keras.utils.set_random_seed(11)
+        model = TwoOptimizers()
+        before = model.predict(X, verbose=0).tolist()  # Not compiled yet.
+        model.compile()
+    model.fit(X, X[:, :1], batch_size=25, epochs=2, shuffle=False, verbose=0)
+    optimizers = model.first, model.second
+    return {
+        "before": before,
+        "iterations": [int(optimizer.iterations.numpy()) for optimizer in optimizers],
+        "slots": [values(optimizer.variables) for optimizer in optimizers],
+        "weights": values(model.weights),
+    }
+
+
+strategy = tfdist.strategy()
+results = {case.__name__: case(strategy) for case in (one_optimizer, two_optimizers)}
 with open(sys.argv[1], "w") as file:
-    json.dump(results, file)
+    json.dump(results, file, default=float)
