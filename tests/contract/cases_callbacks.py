@@ -51,13 +51,14 @@ def callbacks(strategy):
     assert np.isclose(restored["loss"], history["val_loss"][1], rtol=1e-4), (restored, history)
     series = {name: [*history[f"val_{name}"], value] for name, value in restored.items()}
     result = trained(model, history)
+    begun = {name: result["before"].get(f"val_{name}") for name in series}
     with strategy.scope():
         best = keras.saving.load_model("../best.keras")
     assert all(np.array_equal(a, b) for a, b in zip(best.get_weights(), model.get_weights(), strict=True))
     lines = [open(path).read().splitlines() for path in files("log.csv")]
     return {
         "history": result,
-        "early_stopping": {"exact": {"epochs": len(history["loss"])}, "near": series},
+        "early_stopping": {"exact": {"epochs": len(history["loss"])}, "near": series, "before": begun},
         "model_checkpoint": {"exact": {}, "chief": {"files": files("best.keras")}},
         "csv_logger": {"exact": {}, "chief": {"lines": [len(each) for each in lines], "names": [each[0] for each in lines]}},
         "learning_rate_scheduler": {"near": {"rates": history["learning_rate"]}, "exact": {}},
