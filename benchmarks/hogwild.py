@@ -54,9 +54,12 @@ class Way:
         program: its function in peers.py.
         steps: steps per execution.
         streams: how many workers report, each for itself.
-        jobs: of its tasks, those of one node together; each job is a task index beside `chief`.
+        jobs: its jobs, each with a task per node; the chief is one.
         exchange: worker-steps of one worker between two exchanges; 0 without.
         options: what its function takes beside.
+        port: the first of its ports.
+        python: the interpreter that runs it.
+        processes: those of its tasks, by job and index.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Way:
     jobs: tuple[str, ...] = ("worker",)
     exchange: int = 1
     options: dict = field(default_factory=dict)
+    port: int = 0
     python: str = sys.executable
     processes: dict[tuple[str, int], subprocess.Popen] = field(default_factory=dict)
 
@@ -83,10 +87,10 @@ class Way:
             variables |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "eth0"}
             variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = network.address(0)
         elif self.program != "alone":
-            ports = {"chief": 3000, "worker": 3001, "ps": 3002}
+            # Ports of its own: the jobs of all ways are up at the same time.
             cluster = {
-                each: [f"{network.address(node)}:{ports[each]}" for node in range(1 if each == "chief" else NODES)]
-                for each in self.jobs
+                each: [f"{network.address(node)}:{self.port + place}" for node in range(1 if each == "chief" else NODES)]
+                for place, each in enumerate(self.jobs)
             }
             variables["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
         return variables
@@ -109,6 +113,8 @@ def ways() -> list[Way]:
         found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 1, python=FLAGS.horovod))
     wanted = FLAGS.ways or (["mirrored"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
+    for place, way in enumerate(found):
+        way.port = 3000 + 10 * place
     return [Way(LIMIT, "alone", 20, NODES, exchange=0), *found]
 
 
@@ -200,7 +206,7 @@ class Comparison:
         while sum(len(bursts(reports)) for reports in self._reports(way, since)) < count:
             if way.ended() or time.monotonic() > deadline:
                 reason = "ended" if way.ended() else f"did nothing for {seconds:.0f} s"
-                logs = [path.read_text()[-1500:] for path in sorted(self._folder.glob(f"{way.file}-*.log"))]
+                logs = [path.read_text()[-800:] for path in sorted(self._folder.glob(f"{way.file}-*.log"))]
                 self.failed[way.name] = reason
                 tell("\n".join([f"{way.name} {reason}; the ends of its logs:", *logs]))
                 self._network.end(list(way.processes.values()))
