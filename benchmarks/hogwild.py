@@ -86,6 +86,7 @@ class Way:
             variables |= {"HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_HOSTNAME": f"node{index}"}
             variables |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "eth0"}
             variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = network.address(0)
+            variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"  # It counts while the job stands still.
         elif self.program != "alone":
             # Ports of its own: the jobs of all ways are up at the same time.
             cluster = {

@@ -47,12 +47,14 @@ class Network:
         self._switch = f"tfdist-{os.getpid()}-switch"
         self._cores = sorted(os.sched_getaffinity(0))
         self._processes: list[subprocess.Popen] = []
-        self._slowed: list[Path] = []
 
     def __enter__(self) -> "Network":
         if sentence := missing():
             raise SystemExit(sentence)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the network is taken away then, too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the network is taken away at once then, too.
+        # However this process ends, its end of the pipe closes, and the guard takes everything away.
+        command = [sys.executable, __file__, "take_away", self._switch, *self.names]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         try:
             _run("ip", "netns", "add", self._switch)
             _run("ip", "-n", self._switch, "link", "add", "name", "bridge", "type", "bridge")
@@ -116,8 +118,6 @@ class Network:
         is_first = (first / "cpu.cfs_quota_us").exists() or (first / "cpu.shares").exists()
         group = (first if is_first else second) / f"{self._switch}-{process.pid}"
         group.mkdir(exist_ok=True)
-        if group not in self._slowed:
-            self._slowed.append(group)
         quota = int(share * PERIOD_MICROSECONDS)
         if is_first:
             (group / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
@@ -129,26 +129,38 @@ class Network:
     def end(self, processes: list[subprocess.Popen]) -> None:
         """Kills processes and those that they have started."""
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(-process.pid)
+        for process in processes:
             process.wait()
             self._processes.remove(process)
 
     def close(self) -> None:
         """Kills everything on the nodes, removes the namespaces, and with them links and bridge. May be called twice."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait(120)
         self.end(list(self._processes))
-        for name in [*self.names, self._switch]:
-            if (Path("/run/netns") / name).exists():
-                for pid in _run("ip", "netns", "pids", name).split():
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(int(pid), signal.SIGKILL)
-                _run("ip", "netns", "del", name)
-            shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
-        with contextlib.suppress(OSError):  # Where there were none before, or others are left.
-            Path("/etc/netns").rmdir()
-        for group in self._slowed:
-            _remove(group)
-        self._slowed.clear()
+
+
+def take_away(switch: str, names: list[str]) -> None:
+    """Ends what runs on the nodes `names`, and removes all that `Network` has made, as far as it is there."""
+    for name in [*names, switch]:
+        if (Path("/run/netns") / name).exists():
+            while pids := _run("ip", "netns", "pids", name).split():
+                for pid in pids:
+                    _kill(int(pid))
+                time.sleep(0.1)
+            _run("ip", "netns", "del", name)
+        shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
+    with contextlib.suppress(OSError):  # Where there were none before, or others are left.
+        Path("/etc/netns").rmdir()
+    for group in [*CGROUPS.glob(f"{switch}-*"), *CGROUPS.glob(f"cpu/{switch}-*")]:
+        group.rmdir()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _run(*command: str) -> str:
@@ -156,19 +168,6 @@ def _run(*command: str) -> str:
     if done.returncode:
         raise OSError(f"`{' '.join(command)}` failed with exit code {done.returncode}: {done.stderr.strip()}")
     return done.stdout
-
-
-def _remove(group: Path) -> None:
-    """Removes a control group, which the kernel refuses for a moment after its last process was killed."""
-    for _ in range(100):
-        try:
-            group.rmdir()
-            return
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.02)
-    print(f"{group} could not be removed", file=sys.stderr)
 
 
 RECEIVE = """
@@ -232,4 +231,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["take_away"]:
+        sys.stdin.read()
+        take_away(sys.argv[2], sys.argv[3:])
+    else:
+        main()
