@@ -38,6 +38,9 @@ flags.DEFINE_bool("quick", False, "One round of one-second turns of some ways of
 flags.DEFINE_bool("slow_worker", True, "Measure also with the last worker at a quarter of its core's time.")
 
 NODES = 2
+PERIODS = ((20, None), (20, "int8"), (100, None), (100, "bf16"), (100, "int4"))
+"""Sync periods and compressions of hogwild."""
+
 LIMIT = "no communication (the limit)"
 SLOW = "one worker 4 times slower"
 START_SECONDS, REPORT_SECONDS = 120.0, 40.0
@@ -56,7 +59,7 @@ class Way:
         streams: how many workers report, each for itself.
         jobs: its jobs, each with a task per node; the chief is one.
         exchange: worker-steps of one worker between two exchanges; 0 without.
-        options: what its function takes beside.
+        options: what its TF_CONFIG has beside cluster and task.
         port: the first of its ports.
         python: the interpreter that runs it.
         processes: those of its tasks, by job and index.
@@ -93,7 +96,8 @@ class Way:
                 each: [f"{network.address(node)}:{self.port + place}" for node in range(1 if each == "chief" else NODES)]
                 for place, each in enumerate(self.jobs)
             }
-            variables["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+            task = {"type": job, "index": index}
+            variables["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task} | self.options)
         return variables
 
     def signal(self, number: int) -> None:
@@ -108,11 +112,15 @@ def ways() -> list[Way]:
     served = ("chief", "worker", "ps")
     found = [
         Way("multi_worker_mirrored", "multi_worker_mirrored", 1),
-        Way("parameter_server", "parameter_server", 4, NODES, served),
+        Way("parameter_server", "served", 4, NODES, served),
     ]
     if FLAGS.horovod:
         found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 1, python=FLAGS.horovod))
-    wanted = FLAGS.ways or (["mirrored"] if FLAGS.quick else [""])
+    for period, compression in PERIODS:
+        options = {"sync_period": period, "synchronisation": {"compression": compression} if compression else {}}
+        name = f"hogwild, exchange each {period} steps" + (f", {compression}" if compression else "")
+        found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}))
+    wanted = FLAGS.ways or (["mirrored", "20 steps"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
     for place, way in enumerate(found):
         way.port = 3000 + 10 * place
@@ -138,7 +146,7 @@ class Comparison:
         self._give_turn(way)
         for job in way.jobs:
             for index in range(1 if job == "chief" else NODES):
-                command = [way.python, program, way.program, json.dumps(options | way.options | {"index": index})]
+                command = [way.python, program, way.program, json.dumps(options | {"index": index})]
                 log = self._folder / f"{way.file}-{job}-{index}.log"
                 environment = way.environment(self._network, job, index)
                 way.processes[job, index] = self._network.start(index, command, log, environment)

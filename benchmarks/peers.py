@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py WAY OPTIONS    # one task of one way; hogwild.py starts them
 
-OPTIONS is JSON: `folder`, `name`, `units`, `steps` (per execution), `workers`, and what the way itself takes. The task that
+OPTIONS is JSON: `folder`, `name`, `units`, `steps` (per execution), `workers` and `index`. The task that
 counts appends to `folder/name.INDEX`, after each execution, the time and how many worker-steps it was; while `folder/turn` does
 not hold its name, it waits there. TensorFlow is imported late, because Horovod's is another one, with Keras 2.
 """
@@ -80,7 +80,8 @@ def multi_worker_mirrored(options):
     model.fit(dataset, steps_per_epoch=10**6, verbose=0)
 
 
-def parameter_server(options):
+def served(options):
+    """parameter_server and hogwild, as TF_CONFIG says."""
     import tfdist
 
     strategy = tfdist.strategy()  # Serves, but on the chief.
