@@ -60,6 +60,7 @@ class Way:
         jobs: its jobs, each with a task per node; the chief is one.
         exchange: worker-steps of one worker between two exchanges; 0 without.
         options: what its TF_CONFIG has beside cluster and task.
+        reads_on_workers: whether its workers read their data themselves where it has a chief.
         port: the first of its ports.
         python: the interpreter that runs it.
         processes: those of its tasks, by job and index.
@@ -72,6 +73,7 @@ class Way:
     jobs: tuple[str, ...] = ("worker",)
     exchange: int = 1
     options: dict = field(default_factory=dict)
+    reads_on_workers: bool = False
     port: int = 0
     python: str = sys.executable
     processes: dict[tuple[str, int], subprocess.Popen] = field(default_factory=dict)
@@ -119,7 +121,7 @@ def ways() -> list[Way]:
     for period, compression in PERIODS:
         options = {"sync_period": period, "synchronisation": {"compression": compression} if compression else {}}
         name = f"hogwild, exchange each {period} steps" + (f", {compression}" if compression else "")
-        found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}))
+        found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
     wanted = FLAGS.ways or (["mirrored", "20 steps"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
     for place, way in enumerate(found):
@@ -146,7 +148,12 @@ class Comparison:
         self._give_turn(way)
         for job in way.jobs:
             for index in range(1 if job == "chief" else NODES):
-                command = [way.python, program, way.program, json.dumps(options | {"index": index})]
+                command = [
+                    way.python,
+                    program,
+                    way.program,
+                    json.dumps(options | {"index": index, "reads_on_workers": way.reads_on_workers}),
+                ]
                 log = self._folder / f"{way.file}-{job}-{index}.log"
                 environment = way.environment(self._network, job, index)
                 way.processes[job, index] = self._network.start(index, command, log, environment)

@@ -2,7 +2,7 @@
 
     python benchmarks/peers.py WAY OPTIONS    # one task of one way; hogwild.py starts them
 
-OPTIONS is JSON: `folder`, `name`, `units`, `steps` (per execution), `workers` and `index`. The task that
+OPTIONS is JSON: `folder`, `name`, `units`, `steps` (per execution), `workers`, `index`, `reads_on_workers`. The task that
 counts appends to `folder/name.INDEX`, after each execution, the time and how many worker-steps it was; while `folder/turn` does
 not hold its name, it waits there. TensorFlow is imported late, because Horovod's is another one, with Keras 2.
 """
@@ -90,7 +90,11 @@ def served(options):
 
     with strategy.scope():
         model = compiled(keras, options)
-    train(keras, model, batches(tf, BATCH), options)  # The chief sends every batch: 0.2 MB.
+    if options["reads_on_workers"]:
+        dataset = strategy.distribute_datasets_from_function(lambda _: batches(tf, BATCH))
+    else:  # The chief sends every batch, 0.2 MB.
+        dataset = batches(tf, BATCH)
+    train(keras, model, dataset, options)
 
 
 def horovod(options):
