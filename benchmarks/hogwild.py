@@ -28,19 +28,17 @@ from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
-flags.DEFINE_float("seconds", 3.0, "How long a turn counts.")
+flags.DEFINE_float("seconds", 2.5, "How long a turn counts.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
+flags.DEFINE_list("hogwild", ["20", "20:int8", "100", "100:int4"], "Its sync periods, each with a compression after a colon.")
 flags.DEFINE_list("ways", [], "Only the ways whose name has one of these in it, and the limit.")
 flags.DEFINE_list("links", list(networks.RATES), "Only these links; the slow worker is measured without limit.")
 flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
 flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
 flags.DEFINE_bool("quick", False, "One round of one-second turns of some ways of the small model: whether all of it works.")
-flags.DEFINE_bool("slow_worker", True, "Measure also with the last worker at a quarter of its core's time.")
+flags.DEFINE_bool("slow_worker", True, "Measure the first model also with the last worker at a quarter of its core's time.")
 
 NODES = 2
-PERIODS = ((20, None), (20, "int8"), (100, None), (100, "bf16"), (100, "int4"))
-"""Sync periods and compressions of hogwild."""
-
 LIMIT = "no communication (the limit)"
 SLOW = "one worker 4 times slower"
 START_SECONDS, REPORT_SECONDS = 120.0, 40.0
@@ -64,6 +62,8 @@ class Way:
         port: the first of its ports.
         python: the interpreter that runs it.
         processes: those of its tasks, by job and index.
+        sent: bytes that a node has sent in its turns, the mean of the nodes.
+        done: worker-steps that it has reported in them.
     """
 
     name: str
@@ -77,6 +77,8 @@ class Way:
     port: int = 0
     python: str = sys.executable
     processes: dict[tuple[str, int], subprocess.Popen] = field(default_factory=dict)
+    sent: float = 0.0
+    done: int = 0
 
     @property
     def file(self) -> str:
@@ -118,7 +120,9 @@ def ways() -> list[Way]:
     ]
     if FLAGS.horovod:
         found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 1, python=FLAGS.horovod))
-    for period, compression in PERIODS:
+    for entry in FLAGS.hogwild:
+        length, _, compression = entry.partition(":")
+        period = int(length)
         options = {"sync_period": period, "synchronisation": {"compression": compression} if compression else {}}
         name = f"hogwild, exchange each {period} steps" + (f", {compression}" if compression else "")
         found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
@@ -143,7 +147,8 @@ class Comparison:
     def start(self, way: Way) -> None:
         """Starts its tasks, and waits until each worker has trained."""
         begin = time.monotonic()
-        options = {"folder": str(self._folder), "name": way.file, "units": self._units, "steps": way.steps, "workers": NODES}
+        options = {"folder": str(self._folder), "name": way.file, "units": self._units, "steps": way.steps}
+        options |= {"workers": NODES, "reads_on_workers": way.reads_on_workers}
         program = str(Path(__file__).with_name("peers.py"))
         self._give_turn(way)
         for job in way.jobs:
@@ -152,7 +157,7 @@ class Comparison:
                     way.python,
                     program,
                     way.program,
-                    json.dumps(options | {"index": index, "reads_on_workers": way.reads_on_workers}),
+                    json.dumps(options | {"index": index}),
                 ]
                 log = self._folder / f"{way.file}-{job}-{index}.log"
                 environment = way.environment(self._network, job, index)
@@ -162,32 +167,33 @@ class Comparison:
             self.ways.append(way)
             tell(f"{way.name}: started in {time.monotonic() - begin:.0f} s")
 
-    def turn(self, way: Way, rate: str | None, slow: bool = False) -> tuple[float, float] | None:
-        """Worker-steps per second, and bytes that a node sends per exchange; None where the way has failed."""
+    def turn(self, way: Way, rate: str | None, slow: bool = False) -> float | None:
+        """Worker-steps per second; None where the way has failed."""
         last = way.processes["worker", NODES - 1]
         if slow:
             self._network.slow(last, 0.25)
         self._network.shape(rate)
-        begin = time.monotonic()
+        begin, before = time.monotonic(), sum(self._network.sent())
         self._give_turn(way)
         if way.program == "horovod":
             way.signal(signal.SIGCONT)
         try:
             if not self._wait_for(way, 2 * way.streams, begin, REPORT_SECONDS):
                 return None
-            first, before = time.monotonic(), self._network.sent()
+            first = time.monotonic()
             time.sleep(FLAGS.seconds)
-            end, after = time.monotonic(), self._network.sent()
+            end = time.monotonic()
             if not self._wait_for(way, way.streams, end, REPORT_SECONDS):
                 return None
-            done = sum(steps_within(reports, way.streams, begin, first, end) for reports in self._reports(way, begin))
         finally:
             if slow:
                 self._network.slow(last, 1.0)
             self._rest(way)
-        exchanges = done / NODES / way.exchange if way.exchange else 0
-        sent = statistics.mean(b - a for a, b in zip(before, after, strict=True))
-        return done / (end - first), sent / exchanges if exchanges else 0.0
+        reports = self._reports(way, begin)
+        # What is done and not reported yet when the turn ends, it will be in the next; so only the sums over turns are exact.
+        way.sent += (sum(self._network.sent()) - before) / NODES
+        way.done += sum(steps for task in reports for _, steps in task)
+        return sum(steps_within(task, way.streams // len(reports), begin, first, end) for task in reports) / (end - first)
 
     def _give_turn(self, way: Way | None) -> None:
         part = self._folder / "turn.part"
@@ -262,19 +268,21 @@ def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def compare(network: networks.Network, units: int) -> str:
+def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
     """Runs all rounds of one model; returns its table."""
     rates = {link: rate for link, rate in networks.RATES.items() if link in FLAGS.links}
-    found: dict[tuple[str, str], list[tuple[float, float, float]]] = defaultdict(list)
+    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(network, Path(folder), units)
         everything = ways()
         try:
             for way in everything:
                 comparison.start(way)
+            if comparison.failed.get(LIMIT):
+                raise SystemExit("nothing was measured: there is no limit to compare with")
             for round_ in range(FLAGS.rounds):
                 places = [(link, rate, False) for link, rate in rates.items()]
-                if FLAGS.slow_worker:
+                if slow_worker:
                     places.append((SLOW, None, True))
                 limits: dict[bool, float] = {}
                 for link, rate, slow in places:
@@ -284,10 +292,10 @@ def compare(network: networks.Network, units: int) -> str:
                         if (measured := comparison.turn(way, rate, slow)) is None:
                             continue
                         if way.name == LIMIT:
-                            limits[slow] = measured[0]
+                            limits[slow] = measured
                         for each in [*rates] if way.name == LIMIT and not slow else [link]:
-                            found[way.name, each].append((measured[0], measured[0] / limits[slow], measured[1]))
-                        tell(f"round {round_ + 1}, {link}, {way.name}: {measured[0]:.1f} worker-steps/s")
+                            found[way.name, each].append((measured, measured / limits[slow]))
+                        tell(f"round {round_ + 1}, {link}, {way.name}: {measured:.1f} worker-steps/s")
         finally:
             network.end([process for way in everything for process in way.processes.values()])
     return table(units, everything, [link for link, *_ in places], found, comparison.failed)
@@ -308,10 +316,9 @@ def table(units, everything, links, found, failed) -> str:
             rates = found.get((way.name, link))
             rate, ratio = (statistics.median(each[place] for each in rates or [(0, 0)]) for place in (0, 1))
             cells.append(f"{rate:.3g} ({ratio:.2g})" if rates else "-")
-        sent = [each[2] for link in links for each in found.get((way.name, link), [])]
         name = f"{way.name}: {failed[way.name]}" if way.name in failed else way.name
-        bytes_ = statistics.median(sent or [0])
-        amount = f"{bytes_ / 1e6:.2f} ({bytes_ / ideal:.2f})" if sent and way.exchange else "-"
+        sent = way.sent * way.exchange * NODES / way.done if way.done else 0
+        amount = f"{sent / 1e6:.2f} ({sent / ideal:.2f})" if sent else "-"
         lines.append("| " + " | ".join([name, *cells, amount]) + " |")
     return "\n".join(lines)
 
@@ -331,7 +338,7 @@ def main(_: list[str]) -> None:
             speeds.append(f"{link}: {networks.speed(network)[0]:.0f} Mbit/s")
         texts.append(f"One TCP connection between the nodes gets {', '.join(speeds)}.")
         for units in FLAGS.models:
-            texts.append(compare(network, int(units)))
+            texts.append(compare(network, int(units), FLAGS.slow_worker and units == FLAGS.models[0]))
             tell(texts[-1])
     texts.append(f"All of it took {(time.monotonic() - begin) / 60:.0f} minutes.")
     text = "\n\n".join(texts) + "\n"

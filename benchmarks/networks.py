@@ -117,6 +117,7 @@ class Network:
         first, second = (CGROUPS / "cpu", CGROUPS)
         is_first = (first / "cpu.cfs_quota_us").exists() or (first / "cpu.shares").exists()
         group = (first if is_first else second) / f"{self._switch}-{process.pid}"
+        is_new = not group.exists()
         group.mkdir(exist_ok=True)
         quota = int(share * PERIOD_MICROSECONDS)
         if is_first:
@@ -124,7 +125,8 @@ class Network:
             (group / "cpu.cfs_quota_us").write_text(str(quota if share < 1 else -1))
         else:
             (group / "cpu.max").write_text(f"{quota if share < 1 else 'max'} {PERIOD_MICROSECONDS}")
-        (group / "cgroup.procs").write_text(str(process.pid))
+        if is_new:
+            (group / "cgroup.procs").write_text(str(process.pid))
 
     def end(self, processes: list[subprocess.Popen]) -> None:
         """Kills processes and those that they have started."""
