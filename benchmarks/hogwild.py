@@ -228,7 +228,8 @@ class Comparison:
         while sum(len(bursts(reports)) for reports in self._reports(way, since)) < count:
             if way.ended() or time.monotonic() > deadline:
                 reason = "ended" if way.ended() else f"did nothing for {seconds:.0f} s"
-                logs = [path.read_text()[-800:] for path in sorted(self._folder.glob(f"{way.file}-*.log"))]
+                paths = [self._folder / f"{way.file}-{job}-{index}.log" for job, index in way.processes]
+                logs = [path.read_text()[-800:] for path in paths]
                 self.failed[way.name] = reason
                 tell("\n".join([f"{way.name} {reason}; the ends of its logs:", *logs]))
                 self._network.end(list(way.processes.values()))
