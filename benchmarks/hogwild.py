@@ -1,0 +1,356 @@
+"""Worker-steps per second of `hogwild` and its peers: the same Keras model on two nodes, over links of several rates.
+
+    sudo python benchmarks/hogwild.py --horovod /path/to/horovod/bin/python --markdown benchmarks/hogwild.md
+    sudo python benchmarks/hogwild.py --quick
+
+Node k has one processor core and one link (networks.py) and carries worker k and, where there are ps, ps k. The chief of
+parameter_server and hogwild is on node 0 beside them, so that all ways have the same two machines. The jobs of all ways
+(peers.py) are started once per model and then take turns: while one trains the others stand still. In a turn the links get
+their rate, the way trains until every worker has reported twice, and from then on counts. The limit is as many trainings as
+there are workers, which talk to nobody. Ratios are of turns of the same round.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import networks
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
+flags.DEFINE_float("seconds", 2.5, "How long a turn counts.")
+flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
+flags.DEFINE_list("hogwild", ["20", "20:int8", "100", "100:int4"], "Its sync periods, each with a compression after a colon.")
+flags.DEFINE_list("ways", [], "Only the ways whose name has one of these in it, and the limit.")
+flags.DEFINE_list("links", list(networks.RATES), "Only these links; the slow worker is measured without limit.")
+flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
+flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
+flags.DEFINE_bool("quick", False, "One round of one-second turns of some ways of the small model: whether all of it works.")
+flags.DEFINE_bool("slow_worker", True, "Measure the first model also with the last worker at a quarter of its core's time.")
+
+NODES = 2
+LIMIT = "no communication (the limit)"
+SLOW = "one worker 4 times slower"
+START_SECONDS, REPORT_SECONDS = 120.0, 40.0
+BURST_SECONDS = 0.003
+"""What a way reports within this time it has done together."""
+
+
+@dataclass
+class Way:
+    """One way to train, and its job.
+
+    Attributes:
+        name: its row in the table.
+        program: its function in peers.py.
+        steps: steps per execution.
+        streams: how many workers report, each for itself.
+        jobs: its jobs, each with a task per node; the chief is one.
+        exchange: worker-steps of one worker between two exchanges; 0 without.
+        options: what its TF_CONFIG has beside cluster and task.
+        reads_on_workers: whether its workers read their data themselves where it has a chief.
+        port: the first of its ports.
+        python: the interpreter that runs it.
+        processes: those of its tasks, by job and index.
+        sent: bytes that a node has sent in its turns, the mean of the nodes.
+        done: worker-steps that it has reported in them.
+    """
+
+    name: str
+    program: str
+    steps: int
+    streams: int = 1
+    jobs: tuple[str, ...] = ("worker",)
+    exchange: int = 1
+    options: dict = field(default_factory=dict)
+    reads_on_workers: bool = False
+    port: int = 0
+    python: str = sys.executable
+    processes: dict[tuple[str, int], subprocess.Popen] = field(default_factory=dict)
+    sent: float = 0.0
+    done: int = 0
+
+    @property
+    def file(self) -> str:
+        return "".join(letter if letter.isalnum() else "-" for letter in self.name)
+
+    def environment(self, network: networks.Network, job: str, index: int) -> dict[str, str]:
+        """One thread computes, as a node has one core; four may wait for the network."""
+        variables = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        if self.program == "horovod":
+            variables |= {f"HOROVOD_{name}": str(index) for name in ("RANK", "CROSS_RANK")}
+            variables |= {f"HOROVOD_{name}": str(NODES) for name in ("SIZE", "CROSS_SIZE")}
+            variables |= {"HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_HOSTNAME": f"node{index}"}
+            variables |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "eth0"}
+            variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = network.address(0)
+            variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"  # It counts while the job stands still.
+        elif self.program != "alone":
+            # Ports of its own: the jobs of all ways are up at the same time.
+            cluster = {
+                each: [f"{network.address(node)}:{self.port + place}" for node in range(1 if each == "chief" else NODES)]
+                for place, each in enumerate(self.jobs)
+            }
+            task = {"type": job, "index": index}
+            variables["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task} | self.options)
+        return variables
+
+    def signal(self, number: int) -> None:
+        for process in self.processes.values():
+            os.killpg(process.pid, number)
+
+    def ended(self) -> bool:
+        return any(process.poll() is not None for process in self.processes.values())
+
+
+def ways() -> list[Way]:
+    served = ("chief", "worker", "ps")
+    found = [
+        Way("multi_worker_mirrored", "multi_worker_mirrored", 1),
+        Way("parameter_server", "served", 4, NODES, served),
+    ]
+    if FLAGS.horovod:
+        found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 1, python=FLAGS.horovod))
+    for entry in FLAGS.hogwild:
+        length, _, compression = entry.partition(":")
+        period = int(length)
+        options = {"sync_period": period, "synchronisation": {"compression": compression} if compression else {}}
+        name = f"hogwild, exchange each {period} steps" + (f", {compression}" if compression else "")
+        found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
+    wanted = FLAGS.ways or (["mirrored", "20 steps"] if FLAGS.quick else [""])
+    found = [way for way in found if any(part in way.name for part in wanted)]
+    for place, way in enumerate(found):
+        way.port = 3000 + 10 * place
+    return [Way(LIMIT, "alone", 20, NODES, exchange=0), *found]
+
+
+class Comparison:
+    """All ways of one model, started, on one network."""
+
+    def __init__(self, network: networks.Network, folder: Path, units: int) -> None:
+        self._network = network
+        self._folder = folder
+        self._units = units
+        self.ways: list[Way] = []
+        self.failed: dict[str, str] = {}
+        self._give_turn(None)
+
+    def start(self, way: Way) -> None:
+        """Starts its tasks, and waits until each worker has trained."""
+        begin = time.monotonic()
+        options = {"folder": str(self._folder), "name": way.file, "units": self._units, "steps": way.steps}
+        options |= {"workers": NODES, "reads_on_workers": way.reads_on_workers}
+        program = str(Path(__file__).with_name("peers.py"))
+        self._give_turn(way)
+        for job in way.jobs:
+            for index in range(1 if job == "chief" else NODES):
+                command = [
+                    way.python,
+                    program,
+                    way.program,
+                    json.dumps(options | {"index": index}),
+                ]
+                log = self._folder / f"{way.file}-{job}-{index}.log"
+                environment = way.environment(self._network, job, index)
+                way.processes[job, index] = self._network.start(index, command, log, environment)
+        if self._wait_for(way, way.streams, begin, START_SECONDS):
+            self._rest(way)
+            self.ways.append(way)
+            tell(f"{way.name}: started in {time.monotonic() - begin:.0f} s")
+
+    def turn(self, way: Way, rate: str | None, slow: bool = False) -> float | None:
+        """Worker-steps per second; None where the way has failed."""
+        last = way.processes["worker", NODES - 1]
+        if slow:
+            self._network.slow(last, 0.25)
+        self._network.shape(rate)
+        begin, before = time.monotonic(), sum(self._network.sent())
+        self._give_turn(way)
+        if way.program == "horovod":
+            way.signal(signal.SIGCONT)
+        try:
+            if not self._wait_for(way, 2 * way.streams, begin, REPORT_SECONDS):
+                return None
+            first = time.monotonic()
+            time.sleep(FLAGS.seconds)
+            end = time.monotonic()
+            if not self._wait_for(way, way.streams, end, REPORT_SECONDS):
+                return None
+        finally:
+            if slow:
+                self._network.slow(last, 1.0)
+            self._rest(way)
+        reports = self._reports(way, begin)
+        # What is done and not reported yet when the turn ends, it will be in the next; so only the sums over turns are exact.
+        way.sent += (sum(self._network.sent()) - before) / NODES
+        way.done += sum(steps for task in reports for _, steps in task)
+        return sum(steps_within(task, way.streams // len(reports), begin, first, end) for task in reports) / (end - first)
+
+    def _give_turn(self, way: Way | None) -> None:
+        part = self._folder / "turn.part"
+        part.write_text(way.file if way else "")
+        part.rename(self._folder / "turn")
+
+    def _rest(self, way: Way) -> None:
+        """Ends the turn, and waits until nothing travels: what is under way may go at full speed."""
+        self._give_turn(None)
+        self._network.shape(None)
+        if way.program == "horovod" and not way.ended():
+            way.signal(signal.SIGSTOP)
+        before, deadline = sum(self._network.sent()), time.monotonic() + REPORT_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(0.4)
+            now = sum(self._network.sent())
+            if now - before < 20_000:
+                return
+            before = now
+
+    def _reports(self, way: Way, since: float) -> list[list[tuple[float, int]]]:
+        """Time and worker-steps of what was reported, for each task that reports."""
+        found = []
+        for path in sorted(self._folder.glob(f"{way.file}.[0-9]*")):
+            lines = [line.split() for line in path.read_text().splitlines()]
+            found.append([(float(at), int(steps)) for at, steps in lines if float(at) > since])
+        return found
+
+    def _wait_for(self, way: Way, count: int, since: float, seconds: float) -> bool:
+        """Whether the way has reported so often since then; else it is ended, and out of the comparison."""
+        deadline = time.monotonic() + seconds
+        while sum(len(bursts(reports)) for reports in self._reports(way, since)) < count:
+            if way.ended() or time.monotonic() > deadline:
+                reason = "ended" if way.ended() else f"did nothing for {seconds:.0f} s"
+                paths = [self._folder / f"{way.file}-{job}-{index}.log" for job, index in way.processes]
+                logs = [path.read_text()[-800:] for path in paths]
+                self.failed[way.name] = reason
+                tell("\n".join([f"{way.name} {reason}; the ends of its logs:", *logs]))
+                self._network.end(list(way.processes.values()))
+                way.processes.clear()
+                self.ways = [each for each in self.ways if each is not way]
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def bursts(reports: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Reports that come at once as one."""
+    found: list[tuple[float, int]] = []
+    for at, steps in reports:
+        if found and at - found[-1][0] < BURST_SECONDS:
+            found[-1] = (found[-1][0], found[-1][1] + steps)
+        else:
+            found.append((at, steps))
+    return found
+
+
+def steps_within(reports: list[tuple[float, int]], streams: int, begin: float, first: float, end: float) -> float:
+    """Worker-steps between `first` and `end`, given reports since `begin`.
+
+    What is reported at the ends of this time was partly done outside it: a worker has done what it reports since its last
+    report, which in the list of several workers is that many places before.
+    """
+    done = 0.0
+    merged = bursts(reports)
+    for place, (at, steps) in enumerate(merged):
+        since = merged[place - streams][0] if place >= streams else begin
+        done += steps * max(0.0, min(at, end) - max(since, first)) / (at - since)
+    return done
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
+    """Runs all rounds of one model; returns its table."""
+    rates = {link: rate for link, rate in networks.RATES.items() if link in FLAGS.links}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = Comparison(network, Path(folder), units)
+        everything = ways()
+        try:
+            for way in everything:
+                comparison.start(way)
+            if comparison.failed.get(LIMIT):
+                raise SystemExit("nothing was measured: there is no limit to compare with")
+            for round_ in range(FLAGS.rounds):
+                places = [(link, rate, False) for link, rate in rates.items()]
+                if slow_worker:
+                    places.append((SLOW, None, True))
+                limits: dict[bool, float] = {}
+                for link, rate, slow in places:
+                    for way in list(comparison.ways):
+                        if way.name == LIMIT and slow in limits:
+                            continue  # No link takes part in it.
+                        if (measured := comparison.turn(way, rate, slow)) is None:
+                            continue
+                        if way.name == LIMIT:
+                            limits[slow] = measured
+                        for each in [*rates] if way.name == LIMIT and not slow else [link]:
+                            found[way.name, each].append((measured, measured / limits[slow]))
+                        tell(f"round {round_ + 1}, {link}, {way.name}: {measured:.1f} worker-steps/s")
+        finally:
+            network.end([process for way in everything for process in way.processes.values()])
+    return table(units, everything, [link for link, *_ in places], found, comparison.failed)
+
+
+def table(units, everything, links, found, failed) -> str:
+    size = 4 * (784 * units + units + units * units + units + 10 * units + 10)
+    ideal = 2 * (NODES - 1) / NODES * size
+    lines = [
+        f"{units} units: {size / 4e6:.2f} million parameters, {size / 1e6:.2f} MB",
+        "",
+        "| | " + " | ".join(links) + " | a node sends per exchange, MB (of the ring's) |",
+        "|---|" + "---|" * (len(links) + 1),
+    ]
+    for way in everything:
+        cells = []
+        for link in links:
+            rates = found.get((way.name, link))
+            rate, ratio = (statistics.median(each[place] for each in rates or [(0, 0)]) for place in (0, 1))
+            cells.append(f"{rate:.3g} ({ratio:.2g})" if rates else "-")
+        name = f"{way.name}: {failed[way.name]}" if way.name in failed else way.name
+        sent = way.sent * way.exchange * NODES / way.done if way.done else 0
+        amount = f"{sent / 1e6:.2f} ({sent / ideal:.2f})" if sent else "-"
+        lines.append("| " + " | ".join([name, *cells, amount]) + " |")
+    return "\n".join(lines)
+
+
+def main(_: list[str]) -> None:
+    if sentence := networks.missing():
+        raise SystemExit(f"nothing was measured: {sentence}")
+    if FLAGS.quick:
+        FLAGS.rounds, FLAGS.seconds, FLAGS.models = 1, 1.0, FLAGS.models[-1:]
+    begin, load = time.monotonic(), os.getloadavg()[0]
+    machine = f"{len(os.sched_getaffinity(0))} cores, TensorFlow {version('tensorflow')}, Keras {version('keras')}"
+    texts = [f"{machine}; load before: {load:.1f}; worker-steps per second, in brackets of the limit in the same round."]
+    with networks.Network(NODES) as network:
+        speeds = []
+        for link, rate in networks.RATES.items():
+            network.shape(rate)
+            speeds.append(f"{link}: {networks.speed(network)[0]:.0f} Mbit/s")
+        texts.append(f"One TCP connection between the nodes gets {', '.join(speeds)}.")
+        for units in FLAGS.models:
+            texts.append(compare(network, int(units), FLAGS.slow_worker and units == FLAGS.models[0]))
+            tell(texts[-1])
+    texts.append(f"All of it took {(time.monotonic() - begin) / 60:.0f} minutes.")
+    text = "\n\n".join(texts) + "\n"
+    print(text)
+    if FLAGS.markdown:
+        path = Path(FLAGS.markdown)
+        path.write_text(path.read_text().partition("## Figures")[0] + "## Figures\n\n" + text)
+
+
+if __name__ == "__main__":
+    try:
+        app.run(main)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,240 @@
+"""Machines in a machine: Linux network namespaces, each with one processor core and one link of a given rate to a switch.
+
+    sudo python benchmarks/networks.py
+
+measures what one TCP connection between two nodes really gets at the rates that the benchmarks use, and that nothing is left.
+Every node is a network namespace whose one interface is a veth pair; the other ends are ports of a bridge, in a namespace of
+its own, so that the networks of the machine stay as they are. Both ends of a link are shaped by `tc`'s token bucket filter:
+the rate holds in each direction by itself, as on a switched network (man tc-tbf). A burst of 256 kbit is 0.26 ms at 1 Gbit/s,
+and 50 ms is the queue of a small switch.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RATES = {"no limit": None, "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
+"""The links that are compared: their name, and the rate as `tc` writes it."""
+
+CGROUPS = Path("/sys/fs/cgroup")
+PERIOD_MICROSECONDS = 20_000
+
+
+def missing() -> str | None:
+    """A sentence that says what this machine lacks, or None."""
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        return "network namespaces need Linux and root: run it with sudo, or in a privileged container"
+    tools = [tool for tool in ("ip", "tc", "taskset") if not shutil.which(tool)]
+    return f"these commands are not installed: {', '.join(tools)} (packages iproute2 and util-linux)" if tools else None
+
+
+class Network:
+    """`count` nodes and the processes in them; closing it ends those processes and takes the network away.
+
+    Use it as a context manager. Node k has the address `address(k)` and runs on core k modulo the number of cores.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.names = [f"tfdist-{os.getpid()}-{node}" for node in range(count)]
+        self._switch = f"tfdist-{os.getpid()}-switch"
+        self._cores = sorted(os.sched_getaffinity(0))
+        self._processes: list[subprocess.Popen] = []
+
+    def __enter__(self) -> "Network":
+        if sentence := missing():
+            raise SystemExit(sentence)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the network is taken away at once then, too.
+        # However this process ends, its end of the pipe closes, and the guard takes everything away.
+        command = [sys.executable, __file__, "take_away", self._switch, *self.names]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        try:
+            _run("ip", "netns", "add", self._switch)
+            _run("ip", "-n", self._switch, "link", "add", "name", "bridge", "type", "bridge")
+            _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
+            for node, name in enumerate(self.names):
+                # A program that asks for its own host name gets the address of its node.
+                folder = Path("/etc/netns") / name
+                folder.mkdir(parents=True)
+                hosts = f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()} node{node}\n"
+                (folder / "hosts").write_text(hosts)
+                _run("ip", "netns", "add", name)
+                port = ["link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", name]
+                _run("ip", "-n", self._switch, *port)
+                _run("ip", "-n", self._switch, "link", "set", f"port{node}", "master", "bridge", "up")
+                _run("ip", "-n", name, "addr", "add", f"{self.address(node)}/24", "dev", "eth0")
+                for interface in ("lo", "eth0"):
+                    _run("ip", "-n", name, "link", "set", interface, "up")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def address(self, node: int) -> str:
+        """The IP address of a node."""
+        return f"10.77.0.{node + 1}"
+
+    def shape(self, rate: str | None) -> None:
+        """Gives all links a rate, such as `1gbit`, in each direction; None takes the limit away."""
+        for node, name in enumerate(self.names):
+            for place, interface in ((name, "eth0"), (self._switch, f"port{node}")):
+                discipline = ["noqueue"] if rate is None else ["tbf", "rate", rate, "burst", "256kbit", "latency", "50ms"]
+                _run("tc", "-n", place, "qdisc", "replace", "dev", interface, "root", *discipline)
+
+    def sent(self) -> list[int]:
+        """Bytes that each node has sent so far, with all headers, as its port of the switch has counted them."""
+        ports = json.loads(_run("ip", "-n", self._switch, "-s", "-j", "link", "show"))
+        received = {port["ifname"]: port["stats64"]["rx"]["bytes"] for port in ports}
+        return [received[f"port{node}"] for node in range(len(self.names))]
+
+    def start(self, node: int, command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen:
+        """Starts a command on a node, with `environment` added to that of this process, its output appended to `log`."""
+        core = str(self._cores[node % len(self._cores)])
+        with open(log, "ab") as output:
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", self.names[node], "taskset", "-c", core, *command],
+                env=os.environ | (environment or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C reaches this process only, which then ends them.
+            )
+        self._processes.append(process)
+        return process
+
+    def slow(self, process: subprocess.Popen, share: float) -> None:
+        """Gives a process at most this share of a core's time. Tried with control groups of version 1."""
+        first, second = (CGROUPS / "cpu", CGROUPS)
+        is_first = (first / "cpu.cfs_quota_us").exists() or (first / "cpu.shares").exists()
+        group = (first if is_first else second) / f"{self._switch}-{process.pid}"
+        is_new = not group.exists()
+        group.mkdir(exist_ok=True)
+        quota = int(share * PERIOD_MICROSECONDS)
+        if is_first:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_MICROSECONDS))
+            (group / "cpu.cfs_quota_us").write_text(str(quota if share < 1 else -1))
+        else:
+            (group / "cpu.max").write_text(f"{quota if share < 1 else 'max'} {PERIOD_MICROSECONDS}")
+        if is_new:
+            (group / "cgroup.procs").write_text(str(process.pid))
+
+    def end(self, processes: list[subprocess.Popen]) -> None:
+        """Kills processes and those that they have started."""
+        for process in processes:
+            _kill(-process.pid)
+        for process in processes:
+            process.wait()
+            self._processes.remove(process)
+
+    def close(self) -> None:
+        """Kills everything on the nodes, removes the namespaces, and with them links and bridge. May be called twice."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait(120)
+        self.end(list(self._processes))
+
+
+def take_away(switch: str, names: list[str]) -> None:
+    """Ends what runs on the nodes `names`, and removes all that `Network` has made, as far as it is there."""
+    for name in [*names, switch]:
+        if (Path("/run/netns") / name).exists():
+            while pids := _run("ip", "netns", "pids", name).split():
+                for pid in pids:
+                    _kill(int(pid))
+                time.sleep(0.1)
+            _run("ip", "netns", "del", name)
+        shutil.rmtree(Path("/etc/netns") / name, ignore_errors=True)
+    with contextlib.suppress(OSError):  # Where there were none before, or others are left.
+        Path("/etc/netns").rmdir()
+    for group in [*CGROUPS.glob(f"{switch}-*"), *CGROUPS.glob(f"cpu/{switch}-*")]:
+        group.rmdir()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if done.returncode:
+        raise OSError(f"`{' '.join(command)}` failed with exit code {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+RECEIVE = """
+import socket, sys
+with socket.create_server((sys.argv[1], 5001)) as server:
+    while True:
+        peer, _ = server.accept()
+        while data := peer.recv(1 << 20):
+            if len(data) == 1:
+                peer.sendall(data)
+"""
+SEND = """
+import socket, statistics, sys, time
+peer = socket.create_connection((sys.argv[1], 5001), 5)
+peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+trips = []
+for _ in range(50):
+    begin = time.monotonic()
+    peer.sendall(b"x")
+    peer.recv(1)
+    trips.append(time.monotonic() - begin)
+block, begin = bytes(1 << 16), time.monotonic()
+while time.monotonic() < begin + float(sys.argv[2]):
+    peer.sendall(block)
+print(statistics.median(trips))
+"""
+
+
+def speed(network: Network, seconds: float = 3.0) -> tuple[float, float]:
+    """What one TCP connection from node 0 to node 1 gets: Mbit/s on the wire in its second half, and a round trip in ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        return _speed(network, Path(folder) / "log", seconds)
+
+
+def _speed(network: Network, log: Path, seconds: float) -> tuple[float, float]:
+    receiver = network.start(1, [sys.executable, "-c", RECEIVE, network.address(1)], Path(os.devnull))
+    try:
+        time.sleep(0.5)
+        sender = network.start(0, [sys.executable, "-c", SEND, network.address(1), str(seconds)], log)
+        time.sleep(seconds / 2)
+        begin, before = time.monotonic(), network.sent()[0]
+        time.sleep(seconds / 2 - 0.2)
+        rate = (network.sent()[0] - before) * 8e-6 / (time.monotonic() - begin)
+        if sender.wait(30):
+            raise OSError(f"nodes cannot reach each other: {log.read_text()}")
+        network.end([sender])
+    finally:
+        network.end([receiver])
+    return rate, float(log.read_text()) * 1e3
+
+
+def main() -> None:
+    """Prints what each link gives."""
+    with Network(2) as network:
+        print("| link | one TCP connection, Mbit/s | round trip, ms |\n|---|---|---|")
+        for name, rate in RATES.items():
+            network.shape(rate)
+            print("| {} | {:.0f} | {:.2f} |".format(name, *speed(network)), flush=True)
+    left = [name for name in os.listdir("/run/netns") if f"-{os.getpid()}-" in name]
+    print(f"left over: {left or 'nothing'}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["take_away"]:
+        sys.stdin.read()
+        take_away(sys.argv[2], sys.argv[3:])
+    else:
+        main()

@@ -1,0 +1,130 @@
+"""The programs that hogwild.py compares: the same Keras model trained by each way, for as long as it is that way's turn.
+
+    python benchmarks/peers.py WAY OPTIONS    # one task of one way; hogwild.py starts them
+
+OPTIONS is JSON: `folder`, `name`, `units`, `steps` (per execution), `workers`, `index`, `reads_on_workers`. The task that
+counts appends to `folder/name.INDEX`, after each execution, the time and how many worker-steps it was; while `folder/turn` does
+not hold its name, it waits there. TensorFlow is imported late, because Horovod's is another one, with Keras 2.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+BATCH = 64
+"""Examples per worker and step."""
+
+
+def perceptron(keras, units):
+    layers = [keras.layers.Dense(units, activation="relu") for _ in range(2)]
+    return keras.Sequential([keras.Input((784,)), *layers, keras.layers.Dense(10)])
+
+
+def compiled(keras, options, optimizer=None):
+    model = perceptron(keras, options["units"])
+    optimizer = optimizer or keras.optimizers.SGD(0.01, momentum=0.9)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, steps_per_execution=options["steps"])
+    return model
+
+
+def batches(tf, examples):
+    """The same batch for ever: no file, no network, hardly any processor time."""
+    import numpy as np
+
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(examples, 784)).astype("float32")
+    return tf.data.Dataset.from_tensors((x, generator.integers(0, 10, size=examples))).repeat()
+
+
+def train(keras, model, dataset, options, index=0, worker_steps=1):
+    """`fit` until the process is killed. One step of this task is `worker_steps` of the cluster."""
+    folder, name = Path(options["folder"]), options["name"]
+    done = os.open(folder / f"{name}.{index}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    class Turns(keras.callbacks.Callback):
+        last = -1
+
+        def on_train_batch_end(self, batch, logs=None):
+            os.write(done, f"{time.monotonic()} {(batch - self.last) * worker_steps}\n".encode())
+            self.last = batch
+            while (folder / "turn").read_text() != name:
+                time.sleep(0.005)
+
+    model.fit(dataset, steps_per_epoch=10**6, verbose=0, callbacks=[Turns()])
+
+
+def alone(options):
+    """The limit: a training of its own, which talks to nobody."""
+    import keras
+    import tensorflow as tf
+
+    train(keras, compiled(keras, options), batches(tf, BATCH), options, options["index"])
+
+
+def multi_worker_mirrored(options):
+    import keras
+    import tensorflow as tf
+
+    import tfdist
+
+    strategy = tfdist.strategy()
+    with strategy.scope():
+        model = compiled(keras, options)
+    # Every task reads the same global batches and takes its part. The first says when: the others wait for it in a collective.
+    dataset = batches(tf, BATCH * options["workers"])
+    if strategy.shows_progress:
+        train(keras, model, dataset, options, worker_steps=options["workers"])
+    model.fit(dataset, steps_per_epoch=10**6, verbose=0)
+
+
+def served(options):
+    """parameter_server and hogwild, as TF_CONFIG says."""
+    import tfdist
+
+    strategy = tfdist.strategy()  # Serves, but on the chief.
+    import keras
+    import tensorflow as tf
+
+    with strategy.scope():
+        model = compiled(keras, options)
+    if options["reads_on_workers"]:
+        dataset = strategy.distribute_datasets_from_function(lambda _: batches(tf, BATCH))
+    else:  # The chief sends every batch, 0.2 MB.
+        dataset = batches(tf, BATCH)
+    train(keras, model, dataset, options)
+
+
+def horovod(options):
+    """Horovod's own recipe for Keras. It talks also when there is nothing to do: hogwild.py stops it between its turns."""
+    rank = int(os.environ["HOROVOD_RANK"])
+    port = Path(options["folder"]) / f"{options['name']}.port"
+    if rank == 0:  # What horovodrun does, which would want ssh to the other nodes.
+        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+        from horovod.runner.http.http_server import RendezvousServer
+
+        server = RendezvousServer()
+        number = server.start()
+        hosts = ",".join(f"node{node}:1" for node in range(options["workers"]))
+        server.init(get_host_assignments(parse_hosts(hosts), options["workers"]))
+        port.with_suffix(".part").write_text(str(number))
+        port.with_suffix(".part").rename(port)
+    while not port.exists():
+        time.sleep(0.05)
+    os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = port.read_text()
+    import horovod.tensorflow.keras as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    keras = tf.keras
+    model = compiled(keras, options, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9)))
+    dataset = batches(tf, BATCH)
+    if rank == 0:
+        train(keras, model, dataset, options, worker_steps=options["workers"])
+    model.fit(dataset, steps_per_epoch=10**6, verbose=0)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](json.loads(sys.argv[2]))
