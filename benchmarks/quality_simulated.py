@@ -1,0 +1,241 @@
+"""Hogwild's exchange in one process, in numpy: for trying rates before a cluster of processes is given them.
+
+    python benchmarks/quality_simulated.py outer=average period=16 rate=0.2 [overlap=False] [seeds=3]
+
+Trains the network of `quality.py` for mnist1d with all groups in step with each other; they exchange one after the other,
+evenly spread over the period. The centre is that of tests/periodic_oracles.py, and what a group keeps is as in
+strategies/exchange.py: with overlap it takes the answer over one period after it has pushed.
+"""
+
+import ast
+import itertools
+import os
+import sys
+import time
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+import numpy as np
+
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path.dirname(__file__), "..", "tests")]
+import periodic_oracles as oracles  # noqa: E402
+from quality_data import CLASSES, FEATURES, HIDDEN, LOCAL_BATCH, STEPS, mnist1d  # noqa: E402
+
+MOMENTUM = 0.9
+
+
+class Network:
+    """FEATURES-HIDDEN-HIDDEN-CLASSES with relu, for several groups at once.
+
+    Attributes:
+        vectors: the parameters of each group, [groups, size].
+    """
+
+    def __init__(self, groups, seed):
+        generator = np.random.default_rng(seed)
+        shapes = [(FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, CLASSES)]
+        # Glorot's uniform values, as Keras begins.
+        parts = []
+        for rows, columns in shapes:
+            limit = np.sqrt(6 / (rows + columns))
+            parts += [generator.uniform(-limit, limit, rows * columns), np.zeros(columns)]
+        self.vectors = np.tile(np.concatenate(parts).astype("float32"), (groups, 1))
+        self.gradients = np.zeros_like(self.vectors)
+        self.parameters, self.slots = self._cut(self.vectors, shapes), self._cut(self.gradients, shapes)
+
+    @staticmethod
+    def _cut(vectors, shapes):
+        views, begin = [], 0
+        for rows, columns in shapes:
+            views.append(vectors[:, begin : begin + rows * columns].reshape(-1, rows, columns))
+            begin += rows * columns
+            views.append(vectors[:, begin : begin + columns].reshape(-1, 1, columns))
+            begin += columns
+        return views
+
+    def logits(self, x):
+        w1, b1, w2, b2, w3, b3 = self.parameters
+        self.first = np.maximum(x @ w1 + b1, 0)
+        self.second = np.maximum(self.first @ w2 + b2, 0)
+        return self.second @ w3 + b3
+
+    def differentiate(self, x, y):
+        """Puts the gradients of the mean cross-entropy into `gradients`; x [groups, batch, FEATURES], y [groups, batch]."""
+        logits = self.logits(x)
+        logits -= logits.max(-1, keepdims=True)
+        delta = np.exp(logits)
+        delta /= delta.sum(-1, keepdims=True)
+        np.put_along_axis(delta, y[..., None], np.take_along_axis(delta, y[..., None], -1) - 1, -1)
+        delta /= x.shape[1]
+        _, _, w2, _, w3, _ = self.parameters
+        g1, h1, g2, h2, g3, h3 = self.slots
+        np.matmul(self.second.swapaxes(1, 2), delta, out=g3)
+        delta.sum(1, keepdims=True, out=h3)
+        delta = (delta @ w3.swapaxes(1, 2)) * (self.second > 0)
+        np.matmul(self.first.swapaxes(1, 2), delta, out=g2)
+        delta.sum(1, keepdims=True, out=h2)
+        delta = (delta @ w2.swapaxes(1, 2)) * (self.first > 0)
+        np.matmul(x.swapaxes(1, 2), delta, out=g1)
+        delta.sum(1, keepdims=True, out=h1)
+
+    @classmethod
+    def accuracy(cls, vector, x, y):
+        network = cls(1, 0)
+        network.vectors[:] = vector
+        return 100 * float((network.logits(x[None])[0].argmax(-1) == y).mean())
+
+
+class Centre:
+    """The centre with `outer`'s rule: `take` gives what the group counts as known from then on (L), see strategies/outer.py."""
+
+    def __init__(self, outer, start, groups, rate, momentum):
+        self.outer, self.groups = outer, groups
+        self.pushed, self.rounds, self.changes = set(), 0, []
+        self.seen = [0] * groups
+        if outer in ("average", "sum"):
+            self.rule = oracles.Average(start, rate)
+        elif outer == "nesterov":
+            self.rule = oracles.Nesterov(start, rate, momentum)
+        else:
+            self.rule = oracles.DelayedNesterov(start, rate, momentum, groups)
+
+    def take(self, group, change, before):
+        if self.outer == "delayed_nesterov":
+            self.rule.take(change)
+        elif self.outer != "nesterov":
+            self.rule.take(change, 1.0 if self.outer == "sum" else 1 / self.groups)
+        else:
+            self.pushed.add(group)
+            self.changes.append(change)
+            completed = len(self.pushed) == self.groups
+            if completed:
+                self.rule.take_round(self.changes, [1 / self.groups] * len(self.changes))
+                self.pushed, self.changes = set(), []
+                self.rounds += 1
+            known = self.rule.centre if self.rounds > self.seen[group] else before
+            self.seen[group] = self.rounds
+            return self.rule.centre if completed else known + change
+        return self.rule.centre
+
+
+def train(
+    outer,
+    period,
+    rate,
+    seed,
+    *,
+    groups=8,
+    outer_rate=1.0,
+    outer_momentum=0.0,
+    elastic_rate=None,
+    overlap=True,
+    delay=None,
+    waits=False,
+    slices=1,
+    spread=True,
+    steps=STEPS,
+):
+    """The validation and test accuracy of the centre, in percent.
+
+    Args:
+        outer: as of `tfdist.Synchronisation`, or "synchronous".
+        delay: updates after which a group takes the answer over; None for those of the period with overlap, 0 without.
+        spread: whether groups exchange evenly over the period, or all at the same step.
+        waits: whether groups begin each period together, from the centre with the round in it. Not with spread or overlap.
+    """
+    data = mnist1d()
+    x, y = data["train"]
+    generator = np.random.default_rng([seed, 1])
+    synchronous_ = outer == "synchronous"
+    members = 1 if synchronous_ else groups
+    net = Network(members, seed)
+    start = net.vectors[0].copy()
+    size = start.size
+    bounds = [size * number // slices for number in range(slices + 1)]
+    parts = [slice(a, b) for a, b in itertools.pairwise(bounds)]
+    centre = (
+        [start[part].copy() for part in parts]
+        if outer == "elastic"
+        else [Centre(outer, start[part], groups, outer_rate, outer_momentum) for part in parts]
+    )
+    elastic_rate = 0.9 / groups if elastic_rate is None else elastic_rate
+    last = net.vectors.copy()
+    under_way = [None] * groups
+    turns = [0] * groups
+    velocity = np.zeros_like(net.vectors)
+    each = period // slices
+    delay = (each if overlap else 0) if delay is None else delay
+    order, used = generator.permutation(len(y)), 0
+
+    def push(group, number):
+        part = parts[number]
+        copy = net.vectors[group, part].copy()
+        if outer == "elastic":
+            moved, centre[number] = oracles.elastic(copy, centre[number], elastic_rate)
+            return part, copy, moved
+        return part, copy, centre[number].take(group, copy - last[group, part], last[group, part].copy())
+
+    def take_over(group, part, copy, known):
+        net.vectors[group, part] += known - copy
+        last[group, part] = known
+
+    for step in range(steps):
+        if used + groups * LOCAL_BATCH > len(y):
+            order, used = generator.permutation(len(y)), 0
+        rows = order[used : used + groups * LOCAL_BATCH].reshape(members, -1)
+        used += groups * LOCAL_BATCH
+        if not synchronous_:
+            for group in range(groups):
+                offset = group * each // groups if spread else 0
+                begins = step >= offset and (step - offset) % each == 0
+                if under_way[group] and (begins or (step - offset) % each == delay):
+                    take_over(group, *under_way[group])
+                    under_way[group] = None
+                if begins:
+                    under_way[group] = push(group, turns[group] % slices)
+                    turns[group] += 1
+                    if delay == 0:
+                        take_over(group, *under_way[group])
+                        under_way[group] = None
+        if waits and step and step % period == 0:
+            net.vectors[:] = last[:] = centre[0].rule.centre
+            under_way = [None] * groups
+            centre[0].seen = [centre[0].rounds] * groups
+        net.differentiate(x[rows], y[rows])
+        now = rate * 0.5 * (1 + np.cos(np.pi * step / steps))
+        velocity *= MOMENTUM
+        velocity -= np.float32(now) * net.gradients
+        net.vectors += velocity
+    if synchronous_:
+        final = net.vectors[0]
+    else:
+        for group in range(groups):
+            if under_way[group]:
+                take_over(group, *under_way[group])
+        for group in range(groups):
+            for number in range(slices):
+                push(group, number)
+        final = np.concatenate([c if outer == "elastic" else c.rule.centre for c in centre])
+    final = np.nan_to_num(final)
+    return Network.accuracy(final, *data["validation"]), Network.accuracy(final, *data["test"])
+
+
+def main():
+    options = {name: _value(text) for name, text in (argument.split("=") for argument in sys.argv[1:])}
+    outer, period, rate = options.pop("outer"), options.pop("period", 1), options.pop("rate")
+    for seed in range(1, options.pop("seeds", 1) + 1):
+        begin = time.monotonic()
+        with np.errstate(all="ignore"):  # What diverges shows by its accuracy.
+            validation, test = train(outer, period, rate, seed, **options)
+        seconds = time.monotonic() - begin
+        print(*sys.argv[1:], f"{seed=} validation={validation:.2f} test={test:.2f} seconds={seconds:.0f}", flush=True)
+
+
+def _value(text):
+    try:
+        return ast.literal_eval(text)
+    except ValueError:
+        return text
+
+
+if __name__ == "__main__":
+    main()
