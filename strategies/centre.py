@@ -14,7 +14,7 @@ from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.named_variable import NamedVariable
 
 ALIGNMENT = 64
-"""Values that fill a number of cache lines whatever their dtype, which is how TensorFlow aligns tensors (EIGEN_MAX_ALIGN_BYTES)."""
+"""So many values fill whole cache lines whatever their dtype: how TensorFlow aligns tensors (EIGEN_MAX_ALIGN_BYTES)."""
 
 
 class Block:
@@ -88,7 +88,7 @@ class Block:
             variable.assign(tf.zeros(variable.shape, variable.dtype))
 
     def publish(self) -> None:
-        """Gives the slices the values that the variables have on the chief; the groups take them over before their next step."""
+        """Gives the slices the values that the variables have on the chief; the groups take them over before they go on."""
         self.values = np.concatenate([self._value(variable).reshape(-1) for variable in self.variables])
         for slices in self.slices:
             begin = 0
@@ -132,7 +132,7 @@ class Block:
 
     def split(self, vector: Any) -> list[Any]:
         """A vector of the whole block as those of the slices."""
-        return tf.split(vector, self.sizes)
+        return list(tf.split(vector, self.sizes))
 
     def copies(self) -> Any:
         """The group's own copies as a vector."""

@@ -284,7 +284,7 @@ class Copies:
                 if self.rule.in_rounds:
                     self._complete_round(block)
                 if self.rule.sends_copy and answers:
-                    # Elastic groups move a part of the way only; they meet in the mean of their copies, so that nothing is lost.
+                    # Elastic groups move a part of the way only. They meet in the mean of their copies: nothing is lost.
                     block.set_values(_one_of(list(answers.values()), None, block.dtype))
                     block.publish()
                     continue

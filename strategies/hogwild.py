@@ -1,8 +1,8 @@
 """Hogwild: every worker group trains its own copy of the model and exchanges its progress with the centre now and then.
 
-The centre lies in slices on the ps tasks. After `sync_period` updates a group pushes what it has changed since its last exchange,
-weighted, and takes over what the others have pushed; nobody waits for anybody. SINGA's Distributed Hogwild, with the average in
-place of its sum and without its lost updates. See `tfdist.Synchronisation` for the options.
+The centre lies in slices on the ps tasks. After `sync_period` updates a group pushes what it has changed since its last
+exchange, weighted, and takes over what the others have pushed; nobody waits for anybody. SINGA's Distributed Hogwild, with
+the average in place of its sum and without its lost updates. See `tfdist.Synchronisation` for the options.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
     cluster.synchronisation.check(cluster)
     for warning in cluster.synchronisation.warnings(cluster):
         _log.warning("%s", warning)
-    strategy = begin(cluster, start_timeout, Hogwild)
+    strategy: Hogwild = begin(cluster, start_timeout, Hogwild)
     local_optimizer.install()
     return strategy
 

@@ -142,8 +142,8 @@ class LocalVariable(BaseResourceVariable):
         if not tf.executing_eagerly():
             if not self._strategy_of.extended.is_tracing:
                 raise RuntimeError(
-                    f"{self.name} is assigned in a function that no worker group runs; under hogwild training goes through Keras' "
-                    "fit and train_on_batch, and the chief assigns variables outside of tf.function"
+                    f"{self.name} is assigned in a function that no worker group runs; under hogwild training goes through "
+                    "Keras' fit and train_on_batch, and the chief assigns variables outside of tf.function"
                 )
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))

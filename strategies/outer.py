@@ -46,7 +46,7 @@ class Control:
 
 
 class Average:
-    """C += weight * d: the groups' changes are averaged as they come (rule 2.10 of the corrected SINGA, outer SGD with rate 1)."""
+    """C += rate * weight * d: changes are averaged as they come. SINGA's rule (v0.3, src/server.cc) put right."""
 
     sends_copy = False
     """Whether the group sends w itself rather than d."""
@@ -134,7 +134,7 @@ class DelayedNesterov(Average):
 class Nesterov(DelayedNesterov):
     """DiLoCo's outer step (2311.08105) by rounds: when every live group has pushed, m <- beta m + A and C += rate (A + beta m).
 
-    Nobody waits: until the round is complete a group goes on from its own copy, and takes the centre over with a later exchange.
+    Nobody waits: until the round is complete a group goes on from its own copy, and takes the centre over later.
     """
 
     in_rounds = True

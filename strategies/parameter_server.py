@@ -46,7 +46,8 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     Raises:
         StartTimeoutError: naming the tasks that were not up within `start_timeout` seconds.
     """
-    return begin(cluster, start_timeout, ParameterServer)
+    strategy: ParameterServer = begin(cluster, start_timeout, ParameterServer)
+    return strategy
 
 
 def begin(cluster: Cluster, start_timeout: float, kind: Any) -> Any:

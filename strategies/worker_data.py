@@ -1,6 +1,7 @@
 """Data that each worker group reads itself: nothing of it goes through the chief, whose network would be the limit.
 
-`strategy.distribute_datasets_from_function` is TensorFlow's own way to say so. What it returns goes to `fit` with `steps_per_epoch`.
+`strategy.distribute_datasets_from_function` is TensorFlow's own way to say so. What it returns goes to `fit` with
+`steps_per_epoch`.
 """
 
 import itertools
@@ -105,14 +106,14 @@ class WorkerFeed(Iterator[OnWorker]):
         self._taken = 0
         if owner.steps_per_epoch is None:
             raise ValueError(
-                "data that the workers read has no end that the chief could see; give fit steps_per_epoch (and validation_steps, "
-                "and evaluate and predict steps), and let the dataset repeat"
+                "data that the workers read has no end that the chief could see; give fit steps_per_epoch and "
+                "validation_steps, and evaluate steps, and let the dataset repeat"
             )
 
     def __next__(self) -> OnWorker:
         raise ValueError(
-            "predict gives its outputs in the order of its data, and the workers read theirs side by side; give predict arrays or "
-            "a dataset, which the chief then reads"
+            "predict gives its outputs in the order of its data, and the workers read theirs side by side; give predict "
+            "arrays or a dataset, which the chief then reads"
         )
 
     def take(self, count: int) -> list[OnWorker]:
@@ -134,7 +135,7 @@ def of_dataset(dataset: Any) -> WorkerData | None:
 
 
 def dataset_of(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> tf.data.Dataset:
-    """What a strategy gives for `distribute_datasets_from_function`: the first group's dataset, which Keras takes for any other."""
+    """What `distribute_datasets_from_function` gives: the first group's dataset, which Keras takes for any other."""
     dataset = dataset_fn(tf.distribute.InputContext(groups, 0, groups))
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"the function for distribute_datasets_from_function gave a {type(dataset).__name__}, not a Dataset")

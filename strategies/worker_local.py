@@ -22,6 +22,7 @@ class HandleSpec(PerWorkerVariableSpec):
     """TensorFlow's type of such a handle, which cannot be generalized: `reduce_retracing` needs that."""
 
     def most_specific_common_supertype(self, others: Any) -> "HandleSpec | None":
+        """This type, where all others are the same."""
         return self if all(self == other for other in others) else None
 
 
