@@ -291,7 +291,7 @@ def test_what_is_refused_and_how(config: dict[str, Any], message: str) -> None:
 def test_an_empty_variable_in_the_environment_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("", "  "):
         monkeypatch.setenv("TF_CONFIG", value)
-        with pytest.raises(ClusterError, match=r"^TF_CONFIG: no cluster is described"):
+        with pytest.raises(ClusterError, match=r"^environment: no cluster is described"):
             read()
     monkeypatch.setenv("TF_CONFIG", "{}")
     assert names(read()) == ["chief:0"]

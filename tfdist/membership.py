@@ -1,12 +1,12 @@
 """`Membership`: what a process knows of its job where the description gives ranks but no addresses.
 
-PyTorch, Caffe2, Horovod's environment and Paddle's trainers tell a process its rank and how many there are, and a store where all
-of them meet. `tfdist.launch.rendezvous.meet` makes a `Cluster` of it, once every rank has said where it is.
+PyTorch, Caffe2, Horovod's environment and Paddle's trainers tell a process its rank and how many there are, and a store where
+all of them meet. `tfdist.launch.rendezvous.meet` makes a `Cluster` of it, once every rank has said where it is.
 """
 
 from dataclasses import dataclass
 
-from tfdist.cluster import Task
+from tfdist.cluster import Cluster, Task
 from tfdist.errors import Source
 
 
@@ -56,3 +56,8 @@ class Membership:
     slots: int = 1
     known: tuple[Task, ...] = ()
     host: str | None = None
+
+    def outline(self) -> Cluster:
+        """The cluster as far as it is known without a meeting: rank r is `worker:r`, and the workers' addresses are open."""
+        workers = tuple(Task("worker", rank, slots=self.slots) for rank in range(self.size))
+        return Cluster((*workers, *self.known), source=self.source, task=("worker", self.rank))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from absl import flags
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import DIALECTS, read
+from tfdist.dialects import read, tf_config
+from tfdist.dialects.registry import writers
 from tfdist.errors import ClusterError, Source, nearest
 
 USAGE = """usage: python -m tfdist.translate FILE --to DIALECT [--hostfile HOSTS] [--task JOB:INDEX]
@@ -37,7 +38,7 @@ A description that cannot be used is told in one line, with exit status 2.
 def _tf_config(cluster: Cluster, task: str | None) -> str:
     cluster = _prepared(cluster).addressed()
     if task is None:
-        return DIALECTS["tf_config"].write(cluster)
+        return tf_config.write(cluster)
     job, separator, index = task.partition(":")
     if not separator or not index.isascii() or not index.isdecimal() or len(index) > 9:
         raise Source("flags", "--task").error(f"{task!r} is not a task; expected JOB:INDEX, for example worker:1")
@@ -50,11 +51,14 @@ def _prepared(cluster: Cluster) -> Cluster:
     return prepared(cluster)
 
 
+def _cluster_spec(cluster: Cluster) -> str:
+    return json.dumps(_prepared(cluster).cluster_spec(), indent=2)
+
+
 OUTPUTS: dict[str, Callable[[Cluster], str]] = {
     "tf_config": lambda cluster: _tf_config(cluster, None),
-    "cluster_spec": lambda cluster: json.dumps(_prepared(cluster).cluster_spec(), indent=2),
-    "singa": lambda cluster: DIALECTS["singa"].write(cluster),
-    "cloudml": lambda cluster: DIALECTS["cloudml"].write(cluster),
+    "cluster_spec": _cluster_spec,
+    **{name: dialect.write for name, dialect in writers().items() if name != tf_config.NAME},
 }
 
 

@@ -5,13 +5,14 @@ Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_clus
 `pkg/controller.v1/tensorflow/tensorflow.go` v1.1 to v1.9; AI Platform Training "distributed training details".
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task, valid_host
-from tfdist.dialects.text import MAX_TASKS, Document, close, shown
+from tfdist.dialects.text import MAX_TASKS, Document, check_text, close, is_json, load, shown
 from tfdist.errors import ClusterError, Source, nearest
 
 NAME = "tf_config"
@@ -51,6 +52,20 @@ def write(cluster: Cluster) -> str:
     cluster = cluster.addressed()
     lines = (f"{json.dumps(task.name)}: {json.dumps(cluster.tf_config(task.job, task.index))}" for task in cluster.tasks)
     return "{" + ",\n ".join(lines) + "}\n"
+
+
+def recognises(environ: Mapping[str, str]) -> str | None:
+    """TF_CONFIG is an environment where it is set and holds anything."""
+    return "TF_CONFIG" if environ.get("TF_CONFIG", "").strip() not in ("", "{}") else None
+
+
+def from_environ(environ: Mapping[str, str]) -> Cluster:
+    """Reads the variable TF_CONFIG; raises ClusterError for a bad one."""
+    source = Source(NAME, "TF_CONFIG")
+    text = check_text(environ["TF_CONFIG"], source)
+    if not is_json(text):
+        raise source.error('the variable does not hold a JSON object; expected {"cluster": {...}, "task": {...}}')
+    return parse(dataclasses.replace(load(Document("TF_CONFIG", text), source), from_environment=True))
 
 
 class _Reader:
