@@ -78,8 +78,9 @@ def find(environ: Mapping[str, str] | None = None) -> Cluster | Membership | Non
     if several:
         return several[0].described
     # Read only now: what is wrong with a scheduler's variables is no matter where a launcher runs inside.
-    machines = list(_environments(environ, allocates=True))
-    first = next((entry for entry in machines if entry.size > 1), next(iter((*launchers, *machines)), None))
+    # A step of one task is no cluster: an interactive shell, for instance, in which anything may be started.
+    machines = (entry for entry in _environments(environ, allocates=True) if entry.size > 1)
+    first = next(machines, next(iter(launchers), None))
     return None if first is None else first.described
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import cloudml, singa, tf_config
+from tfdist.dialects import cloudml, horovod, singa, slurm, tf_config
 from tfdist.dialects.text import Document
 from tfdist.errors import Source
 from tfdist.membership import Membership
@@ -80,6 +80,8 @@ class ReadsEnvironments(Dialect, Protocol):
 DIALECTS: dict[str, Dialect] = {
     dialect.NAME: cast(Dialect, dialect)
     for dialect in (
+        slurm,
+        horovod,
         singa,
         cloudml,
         tf_config,

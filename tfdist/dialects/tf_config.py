@@ -75,6 +75,7 @@ class _Reader:
         self.document = document
         self.source = Source(NAME, document.name)
         self.config = document.mapping
+        self.has_counts = False
         self.is_bare = not document.from_environment and not any(key in _KEYS for key in self.config)
 
     def error(self, message: str, *path: str) -> ClusterError:
@@ -88,6 +89,8 @@ class _Reader:
             where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
             spec = self._mapping(where)
             task = self._task()
+        # Numbers of tasks in place of addresses, as SlurmClusterResolver's `jobs` has them; TensorFlow's TF_CONFIG never does.
+        self.has_counts = not self.document.from_environment and all(map(_is_int, spec.values()))
         extension = self._mapping(EXTENSION) if not self.is_bare else {}
         fields = _Extension(self, extension)
         jobs = self._jobs(spec, where)
@@ -192,7 +195,7 @@ class _Reader:
                 raise self.error(f"there are {len(jobs[job])} {job} tasks; TensorFlow allows one", *prefix, job)
         return jobs
 
-    def _entries(self, entries: object, path: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    def _entries(self, entries: Any, path: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
         if isinstance(entries, Mapping):
             seen: set[int] = set()
             for key, address in entries.items():
@@ -203,6 +206,8 @@ class _Reader:
                 yield index, address
         elif isinstance(entries, list | tuple):
             yield from enumerate(entries)
+        elif self.has_counts and _is_int(entries) and 0 <= entries <= MAX_TASKS:
+            yield from ((index, None) for index in range(entries))
         elif entries is not None:
             raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
 
@@ -243,7 +248,9 @@ class _Reader:
             have = ", ".join(dict.fromkeys(entry.job for entry in tasks)) or "no tasks"
             raise self.error(f"the task is {job}:{index}, but `cluster` has {have}; add its address there", "task", "type")
 
-    def _address(self, address: object, *path: str) -> tuple[str, int]:
+    def _address(self, address: object, *path: str) -> tuple[str | None, int | None]:
+        if address is None and self.has_counts:
+            return None, None
         if not isinstance(address, str):
             raise self.error(f'{shown(address)} is not an address; expected "host:port"', *path)
         match = _ADDRESS.fullmatch(address)
