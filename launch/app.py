@@ -145,8 +145,8 @@ def _described(program: dict[str, Any]) -> Cluster:
     if isinstance(cluster, Membership):
         if describes(FLAGS) and not FLAGS.local and cluster.local_size != cluster.size:
             raise UsageError(
-                f"{cluster.source.name}: this says that there are {cluster.size} ranks, but not on which hosts; run all of them "
-                "here with --local, or start the program itself on every host"
+                f"{cluster.source.name}: this says that there are {cluster.size} ranks, but not on which hosts; run all of "
+                "them here with --local, or start the program itself on every host"
             )
         cluster = with_flags(cluster.outline(), FLAGS)
     if cluster.task is not None and not describes(FLAGS):

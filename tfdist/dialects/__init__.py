@@ -125,7 +125,7 @@ def _command(source: object) -> tuple[list[str], Source] | None:
     origin = Source("command", shown(source, 40)[1:-1])
     try:
         # Lines may be continued as in a shell; of several commands the first is read.
-        words = shlex.split(check_text(source, origin), comments=True)
+        words = shlex.split(check_text(source, origin).replace("\\\n", " "), comments=True)
         fault = None
     except ValueError as error:  # A quotation that does not end.
         words, fault = source.split(), error

@@ -1,7 +1,7 @@
 """Horovod and MPI: command lines, host files, and the environment of a rank.
 
-Every slot that is used is one rank, and every rank one `worker` task, as Horovod starts one process for each. Ranks fill the hosts
-in the order in which they are given. Sources of the rules: horovod/horovod v0.28.1 `horovod/runner/launch.py`,
+Every slot that is used is one rank, and every rank one `worker` task, as Horovod starts one process for each. Ranks fill the
+hosts in the order in which they are given. Sources of the rules: horovod/horovod v0.28.1 `horovod/runner/launch.py`,
 `runner/common/util/hosts.py` and `common/common.h`; the manual pages of Open MPI 4.1 `mpirun` and MPICH's `mpiexec.hydra`.
 
 Where Horovod's own reader is known to go wrong this one does what is documented: blank lines and comments in a host file
@@ -9,7 +9,9 @@ Where Horovod's own reader is known to go wrong this one does what is documented
 local and cross ranks collapse there).
 """
 
+import os
 import re
+import tempfile
 from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
@@ -18,7 +20,7 @@ from tfdist.cluster import Cluster, Task, valid_host
 from tfdist.dialects.text import MAX_TASKS, Document, shown
 from tfdist.dialects.variables import whole
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.membership import Membership
+from tfdist.membership import Membership, Store
 
 NAME = "horovod"
 EXAMPLE = "a Horovod or MPI command line or host file (horovodrun -np 4 -H a:2,b:2; a slots=2)"
@@ -159,8 +161,12 @@ def recognises(environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
-    """Reads rank and size. A Cluster where all ranks are on this host, else a Membership: the addresses are not told.
+_RUN_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "HOROVOD_GLOO_RENDEZVOUS_PORT", "PMI_PORT")
+"""What all ranks of one run have alike and no other run on the host at the same time."""
+
+
+def from_environ(environ: Mapping[str, str]) -> Membership:
+    """Reads rank and size. Ranks that are all on one host meet in its temporary folder; else nothing says where they are.
 
     HOROVOD_GLOO_RENDEZVOUS_ADDR is of no use to others: Horovod's own server stops serving when its ranks have met.
     """
@@ -176,10 +182,11 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
     if local_rank_name in environ and local_size_name in environ:
         local_size = whole(environ, local_size_name, source, least=1, most=size)
         local_rank = whole(environ, local_rank_name, source, most=local_size - 1)
-    if local_size == size > 1:
-        tasks = tuple(Task("worker", index, "localhost") for index in range(size))
-        return Cluster(tasks, source=source, task=("worker", rank))
-    return Membership(size, rank, source, local_rank=local_rank, local_size=local_size)
+    if local_size != size:
+        return Membership(size, rank, source, local_rank=local_rank, local_size=local_size)
+    run = next((f"{name}-{environ[name]}" for name in _RUN_IDS if environ.get(name)), "")
+    store, run_id = Store("file", path=tempfile.gettempdir()), f"mpi-{os.getuid()}-{run[:100]}"
+    return Membership(size, rank, source, store, run_id, local_rank=local_rank, local_size=local_size, host="localhost")
 
 
 # Writing.

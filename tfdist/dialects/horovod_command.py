@@ -21,36 +21,45 @@ _NAMES = {
 }
 _MEANINGS = {option: meaning for meaning, options in _NAMES.items() for option in options.split()}
 
-_HOROVOD_ALONE = frozenset(
+_HOROVOD_WITHOUT_VALUE = (
     "v version cb check-build disable-cache verbose hierarchical-allreduce no-hierarchical-allreduce hierarchical-allgather "
     "no-hierarchical-allgather torus-allreduce no-torus-allreduce autotune no-autotune timeline-mark-cycles "
     "no-timeline-mark-cycles no-stall-check stall-check mpi-threads-disable no-mpi-threads-disable tcp log-with-timestamp "
     "log-without-timestamp prefix-timestamp prefix-output-with-timestamp log-hide-timestamp no-log-hide-timestamp gloo mpi "
-    "jsrun".split()
+    "jsrun"
 )
-_HOROVOD_VALUES = dict.fromkeys(
+_HOROVOD_ALONE = frozenset(_HOROVOD_WITHOUT_VALUE.split())
+_HOROVOD_WITH_VALUE = (
     "np num-proc H hosts hostfile min-np min-num-proc max-np max-num-proc host-discovery-script start-timeout "
     "network-interfaces network-interface output-filename config-file p ssh-port i ssh-identity-file fusion-threshold-mb "
     "cycle-time-ms cache-capacity autotune-log-file autotune-warmup-samples autotune-steps-per-sample "
     "autotune-bayes-opt-max-samples autotune-gaussian-process-noise slots-per-host elastic-timeout reset-limit "
     "timeline-filename stall-check-warning-time-seconds stall-check-shutdown-time-seconds mpi-args binding-args "
-    "num-nccl-streams thread-affinity gloo-timeout-seconds log-level".split(),
+    "num-nccl-streams thread-affinity gloo-timeout-seconds log-level"
+)
+_HOROVOD_VALUES = dict.fromkeys(
+    _HOROVOD_WITH_VALUE.split(),
     1,
 ) | {"blacklist-cooldown-range": 2}
 
-_MPI_ALONE = frozenset(
+_MPI_WITHOUT_VALUE = (
     "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output display-map display-allocation "
     "display-topo report-bindings q quiet v verbose bind-to-core bind-to-none bind-to-socket use-hwthread-cpus "
     "genvall envall genvnone envnone l prepend-rank enable-recovery disable-recovery do-not-launch xml novm tune-off "
-    "byslot bynode pernode".split()
+    "byslot bynode pernode"
 )
-_MPI_VALUES = dict.fromkeys(
+_MPI_ALONE = frozenset(_MPI_WITHOUT_VALUE.split())
+_MPI_WITH_VALUE = (
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
     "prefix genvlist envlist output-filename am tune timeout stdin bootstrap bootstrap-exec launcher iface outfile-pattern "
     "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
-    "host-arg configfile app rankfile rf bind".split(),
+    "host-arg configfile app rankfile rf bind"
+)
+_MPI_VALUES = dict.fromkeys(
+    _MPI_WITH_VALUE.split(),
     1,
 ) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
+_BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
 _MPI_REFUSED = ("app", "configfile", "rankfile", "rf")
 
 

@@ -1,7 +1,7 @@
 """Slurm: the environment of a step, and batch scripts.
 
-`srun` tells every task the hosts of its step, how many tasks each has, and its rank. The layout of the ranks is that of srun(1),
-`--distribution`; names and forms of the variables are those of Slurm 22.05 and later. Other than TensorFlow's
+`srun` tells every task the hosts of its step, how many tasks each has, and its rank. The layout of the ranks is that of
+srun(1), `--distribution`; names and forms of the variables are those of Slurm 22.05 and later. Other than TensorFlow's
 SlurmClusterResolver (2.21), which sorts hosts by name and cuts jobs off in alphabetical order, rank r is task r here, and no
 GPU is needed.
 """
@@ -70,7 +70,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
     for name, here in zip(("SLURM_NODEID", "SLURM_LOCALID"), places[rank], strict=True):
         if name in environ and whole(environ, name, source) != here:
             raise source.error(
-                f"rank {rank} would be {here} by the layout of the step, and is {environ[name]}; this layout of ranks is not known",
+                f"rank {rank} is {environ[name]}, and would be {here} by the layout of the step; this layout is not known",
                 field=name,
             )
     return Cluster(tasks, source=source, task=("worker", rank))
@@ -123,7 +123,7 @@ def _places(counts: list[int], environ: Mapping[str, str], source: Source) -> It
         plane = whole(environ, "SLURM_DIST_PLANESIZE", source, least=1)
     else:
         raise source.error(
-            f"{shown(text)} places ranks in a way that tfdist cannot know; use block or cyclic", field="--distribution"
+            f"{shown(text)} places ranks in a way that tfdist cannot know; use block or cyclic", field="SLURM_DISTRIBUTION"
         )
     nodes = [iter(range(count)) for count in counts]
     left = sum(counts)
@@ -221,8 +221,8 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
 def write(cluster: Cluster) -> str:
     """Returns a batch script that starts every task with srun: `sbatch job.sh train.py`.
 
-    Hosts and ports are not carried over: Slurm chooses the hosts, and `from_environ` the ports. Slurm gives every task of a step
-    as many GPUs, so the script asks for as many as the task with most has.
+    Hosts and ports are not carried over: Slurm chooses the hosts, and `from_environ` the ports. Slurm gives every task of a
+    step as many GPUs, so the script asks for as many as the task with most has.
 
     Raises:
         ClusterError: for the view of one task.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from tfdist.dialects.text import shown
 from tfdist.errors import Source
 
-_WHOLE = re.compile(r"[0-9]{1,9}", re.ASCII)
+_WHOLE = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 
 def whole(values: Mapping[str, str], name: str, source: Source, *, least: int = 0, most: int = 10**9) -> int:
