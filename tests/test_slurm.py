@@ -131,7 +131,8 @@ def test_a_batch_script_of_somebody_else():
     head = "#!/bin/bash -l\n#SBATCH -J x\n"
     assert tfdist.read(head + "#SBATCH --ntasks=8 --time=1:00\nsrun python train.py\n").describe() == "8 workers"
     assert (
-        tfdist.read(head + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH --gpus-per-task=1\nsrun x\n").describe() == "8 workers"
+        tfdist.read(head + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH --gpus-per-task=1\nsrun x\n").describe()
+        == "8 workers"
     )
     assert tfdist.read(head + "#SBATCH -N 3 # nodes\nsrun x\n").describe() == "3 workers"
     assert tfdist.read(head + "srun x\n").describe() == "1 worker"

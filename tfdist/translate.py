@@ -16,23 +16,29 @@ from tfdist.dialects import read, tf_config
 from tfdist.dialects.registry import writers
 from tfdist.errors import ClusterError, Source, nearest
 
-USAGE = """usage: python -m tfdist.translate FILE --to DIALECT [--hostfile HOSTS] [--task JOB:INDEX]
+USAGE = """usage: python -m tfdist.translate SOURCE --to DIALECT [--hostfile HOSTS] [--task JOB:INDEX]
 
-Prints a cluster description in another dialect. TensorFlow is not needed.
+Prints a cluster description in another dialect. TensorFlow is not needed, and nothing is started.
 
-FILE is a SINGA job.conf, a CloudML config.yaml, a TF_CONFIG or cluster specification in JSON, the name of a CloudML scale
-tier such as STANDARD_1, or - for standard input. Without FILE, TF_CONFIG of the environment is read.
+SOURCE is a file in any dialect, the command line of another launcher in quotes ("horovodrun -np 4 -H a:2,b:2"), the name of a
+CloudML scale tier such as STANDARD_1, a text, or - for standard input. Without it, the environment is read (TF_CONFIG, a Slurm
+step, ...).
 
   --to tf_config     TF_CONFIG of every task by the task's name (the default), of one task with --task
   --to cluster_spec  the addresses by job, as tf.train.ClusterSpec takes them
-  --to singa         SINGA's cluster block
-  --to cloudml       CloudML's config.yaml
+{outputs}
   --hostfile HOSTS   the hosts of a SINGA cluster, one per line
   --task JOB:INDEX   the task whose TF_CONFIG is printed, for example worker:1
 
 Where the strategy needs a chief that the description does not have, tf_config and cluster_spec have one beside worker 0.
 A description that cannot be used is told in one line, with exit status 2.
 """
+
+
+def _usage() -> str:
+    others = {name: dialect for name, dialect in writers().items() if name != tf_config.NAME}
+    outputs = "\n".join(f"  --to {name:<13} {dialect.EXAMPLE}" for name, dialect in others.items())
+    return USAGE.format(outputs=outputs)
 
 
 def _tf_config(cluster: Cluster, task: str | None) -> str:
@@ -63,7 +69,7 @@ OUTPUTS: dict[str, Callable[[Cluster], str]] = {
 
 
 def translate(file: str | None, to: str, *, hostfile: str | None = None, task: str | None = None) -> str:
-    """Returns the description in `file` (a path, a tier, `-`, or None for the environment) in the dialect `to`.
+    """Returns the description in `file` (a path, a command line, a tier, `-`, or None for the environment) in the dialect `to`.
 
     Raises:
         ClusterError: when the description cannot be used or `to` has no words for it.
@@ -89,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         files = values(list(argv))[1:]
         if values["help"].value:
-            print(USAGE, end="")
+            print(_usage(), end="")
             return 0
         if len(files) > 1:
             raise Source("flags", "translate").error(f"there are {len(files)} files ({files[0]!r}, ...); give one")

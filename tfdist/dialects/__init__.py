@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import cloudml, environment
+from tfdist.dialects import cloudml, environment, tf_config
 from tfdist.dialects.cloudml_fields import OPTIONS, TIERS
 from tfdist.dialects.registry import DIALECTS as DIALECTS
 from tfdist.dialects.registry import ReadsText, looks_like, programs, text_dialects
@@ -82,6 +82,8 @@ def description(
     hosts = None if hostfile is None else os.fspath(hostfile)
     if source is None and "tier" not in options:
         source = from_environment()
+        if source is None and not options and os.environ.get("TF_CONFIG", "").strip() == "{}":
+            source = tf_config.from_environ(os.environ)  # It says nothing, and that is one task, where it is asked for.
         if source is None and not options:
             raise Source("environment", "environment").error(
                 f"no cluster is described: neither TF_CONFIG nor another launcher's variables are set; {WAYS}"
@@ -120,6 +122,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
 
 def _command(source: object) -> tuple[list[str], Source] | None:
     """The words of a command line that a dialect reads, from the name of the program on; None for anything else."""
+    if isinstance(source, bytes | bytearray):
+        source = decode(bytes(source), Source("text", "<text>"))
     if not isinstance(source, str) or not (known := programs()) or not any(name in source for name in known):
         return None
     origin = Source("command", shown(source, 40)[1:-1])
