@@ -1,0 +1,79 @@
+"""Kubeflow's TFJob, written; `kubernetes` reads it."""
+
+import dataclasses
+import json
+from typing import Any
+
+from tfdist.cluster import Cluster
+from tfdist.dialects import kubernetes
+from tfdist.dialects import kubernetes_write as writing
+from tfdist.dialects.kubernetes_jobs import TF_JOBS
+from tfdist.dialects.kubernetes_write import Program, cannot
+from tfdist.dialects.text import Document
+
+NAME = "tfjob"
+EXAMPLE = kubernetes.EXAMPLE
+IS_MAPPING = True
+WORDS: frozenset[str] = frozenset()
+"""None: every manifest is read as `kubernetes`."""
+
+_WHAT = "TFJob"
+
+
+def parse(document: Document, **options: Any) -> Cluster:
+    """Reads a manifest; see `kubernetes.parse`."""
+    return kubernetes.parse(document, **options)
+
+
+def write(cluster: Cluster, **options: Any) -> str:
+    """Returns a TFJob; `options` are those of `kubernetes_write.Program`. Addresses and TF_CONFIG are the operator's to give.
+
+    Raises:
+        ClusterError: where TFJob has no words for the cluster, or an option is not one.
+    """
+    writing.check_whole(cluster, _WHAT)
+    _check(cluster)
+    given = writing.named(cluster, writing.program(cluster, options))
+    kinds = {job: kind for kind, job in TF_JOBS.items() if kind != "Master"}
+    chief = next(iter(cluster.job("chief")), None)
+    if chief is not None and chief.host is not None and chief.host.startswith(f"{given.name}-master-0."):
+        kinds["chief"] = "Master"
+    jobs = [job for job in kinds if cluster.job(job)]
+    space = given.namespace or "default"
+    hosts = {job: f"{given.name}-{kinds[job].lower()}-{{}}.{space}.svc" for job in jobs}
+    addressed = writing.with_addresses(cluster, hosts)
+    comments = writing.notes(cluster, addressed, given)
+    if cluster.job_dir is not None:
+        comments.append(f"TFJob has no job directory: give your program {json.dumps(cluster.job_dir)} itself.")
+    return writing.dump([_object(addressed, given, {job: kinds[job] for job in jobs})], comments)
+
+
+def _object(cluster: Cluster, given: Program, kinds: dict[str, str]) -> dict[str, Any]:
+    assert given.name is not None
+    specs = {
+        kind: {
+            "replicas": len(cluster.job(job)),
+            "restartPolicy": "OnFailure",
+            "template": {"spec": writing.pod(given, writing.alike(cluster, _WHAT, job))},
+        }
+        for job, kind in kinds.items()
+    }
+    spec: dict[str, Any] = {}
+    if cluster.job("evaluator"):
+        # TFJob is over when the chief is, and would kill the evaluator before it has seen the last checkpoint.
+        spec["runPolicy"] = {"cleanPodPolicy": "None"}
+    spec["tfReplicaSpecs"] = specs
+    return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": writing.metadata(given.name, given), "spec": spec}
+
+
+def _check(cluster: Cluster) -> None:
+    plain = Cluster(tasks=cluster.tasks)
+    for entry in dataclasses.fields(Cluster):
+        if entry.compare and entry.name != "job_dir" and getattr(plain, entry.name) != getattr(cluster, entry.name):
+            raise cannot(cluster, _WHAT, f"{entry.name} other than the usual", "kubernetes")
+    for task in cluster.tasks:
+        if task.slots != max(1, task.gpus) or (task.job == "ps" and task.gpus):
+            why = f"the {task.slots} slots of {task.name}, which has {task.gpus} GPUs"
+            raise cannot(cluster, _WHAT, why, "kubernetes")
+    if len(cluster.job("evaluator")) > 1:
+        raise cannot(cluster, _WHAT, "several evaluators, of which TensorFlow allows one", "kubernetes")
