@@ -4,6 +4,8 @@ A manifest may hold several objects (YAML documents, or `kind: List`); the one t
 means is in `kubernetes_jobs` (TFJob and its kin) and `kubernetes_objects` (Jobs and StatefulSets that carry TF_CONFIG).
 """
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster
@@ -25,6 +27,16 @@ WORDS = frozenset(
         *("numNodes", "numProcPerNode", "completions", "parallelism", "completionMode", "clusterIP"),
     }
 )
+
+
+_MARKS = (re.compile(r"^['\"]?apiVersion['\"]?[ ]*:", re.MULTILINE), re.compile(r"^['\"]?kind['\"]?[ ]*:", re.MULTILINE))
+
+
+def looks_like(content: "str | Mapping[Any, Any]") -> bool:
+    """Whether this says that it is an object of Kubernetes: it has an `apiVersion` and a `kind`."""
+    if isinstance(content, str):
+        return all(mark.search(content) for mark in _MARKS)
+    return "apiVersion" in content and "kind" in content
 
 
 def parse(document: Document, **_: Any) -> Cluster:
@@ -58,7 +70,7 @@ def write(cluster: Cluster, **options: Any) -> str:
     from tfdist.dialects.kubernetes_objects import write_objects
     from tfdist.dialects.kubernetes_write import program
 
-    return write_objects(cluster, program(cluster, options))
+    return write_objects(cluster, program(options))
 
 
 def _objects(top: Node) -> "list[Node]":

@@ -16,6 +16,7 @@ from tfdist.dialects import tf_config
 from tfdist.dialects.kubernetes_write import Program
 from tfdist.dialects.text import Document, is_json, load
 from tfdist.dialects.tree import Node
+from tfdist.dialects.unsaid import cannot
 from tfdist.errors import Source
 
 CARRIERS = {"Job": "completions", "StatefulSet": "replicas"}
@@ -66,7 +67,8 @@ def read_objects(carriers: list[Node]) -> Cluster:
 
 def write_objects(cluster: Cluster, given: Program) -> str:
     """Returns the objects; see `kubernetes.write`."""
-    writing.check_whole(cluster, _WHAT)
+    if cluster.partial:
+        raise cannot(cluster, _WHAT, "a part of a cluster")
     given = writing.named(cluster, given)
     assert given.name is not None
     jobs = [job for job in dict.fromkeys(task.job for task in cluster.tasks)]

@@ -1,28 +1,18 @@
 """Kubeflow's TFJob, written; `kubernetes` reads it."""
 
-import dataclasses
 import json
 from typing import Any
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import kubernetes
 from tfdist.dialects import kubernetes_write as writing
 from tfdist.dialects.kubernetes_jobs import TF_JOBS
-from tfdist.dialects.kubernetes_write import Program, cannot
-from tfdist.dialects.text import Document
+from tfdist.dialects.kubernetes_write import Program
+from tfdist.dialects.unsaid import cannot, check_usual
 
 NAME = "tfjob"
-EXAMPLE = kubernetes.EXAMPLE
-IS_MAPPING = True
-WORDS: frozenset[str] = frozenset()
-"""None: every manifest is read as `kubernetes`."""
+EXAMPLE = "Kubeflow's TFJob, which is read as kubernetes"
 
 _WHAT = "TFJob"
-
-
-def parse(document: Document, **options: Any) -> Cluster:
-    """Reads a manifest; see `kubernetes.parse`."""
-    return kubernetes.parse(document, **options)
 
 
 def write(cluster: Cluster, **options: Any) -> str:
@@ -31,9 +21,8 @@ def write(cluster: Cluster, **options: Any) -> str:
     Raises:
         ClusterError: where TFJob has no words for the cluster, or an option is not one.
     """
-    writing.check_whole(cluster, _WHAT)
     _check(cluster)
-    given = writing.named(cluster, writing.program(cluster, options))
+    given = writing.named(cluster, writing.program(options))
     kinds = {job: kind for kind, job in TF_JOBS.items() if kind != "Master"}
     chief = next(iter(cluster.job("chief")), None)
     if chief is not None and chief.host is not None and chief.host.startswith(f"{given.name}-master-0."):
@@ -67,10 +56,7 @@ def _object(cluster: Cluster, given: Program, kinds: dict[str, str]) -> dict[str
 
 
 def _check(cluster: Cluster) -> None:
-    plain = Cluster(tasks=cluster.tasks)
-    for entry in dataclasses.fields(Cluster):
-        if entry.compare and entry.name != "job_dir" and getattr(plain, entry.name) != getattr(cluster, entry.name):
-            raise cannot(cluster, _WHAT, f"{entry.name} other than the usual", "kubernetes")
+    check_usual(cluster, _WHAT, instead="kubernetes")
     for task in cluster.tasks:
         if task.slots != max(1, task.gpus) or (task.job == "ps" and task.gpus):
             why = f"the {task.slots} slots of {task.name}, which has {task.gpus} GPUs"

@@ -9,7 +9,8 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.kubernetes_jobs import TF_CONTAINER, TF_PORT, TF_PORT_NAME
 from tfdist.dialects.kubernetes_pods import GPUS, is_label
-from tfdist.errors import ClusterError, Source, nearest
+from tfdist.dialects.unsaid import cannot
+from tfdist.errors import Source, nearest
 
 PLACEHOLDER_IMAGE = "registry.example.com/your-image:tag"
 PLACEHOLDER_COMMAND = ("python", "train.py")
@@ -20,7 +21,7 @@ _HOST = re.compile(
     r"(?:\.(?P<space>[a-z0-9][-a-z0-9]*)\.svc(?:\..*)?|\.(?P=name)(?:\.(?P<far_space>[a-z0-9][-a-z0-9]*)\.svc)?)"
 )
 """Host names of tasks: those of TFJob, with a service for each pod, and those that `kubernetes_objects` writes."""
-_PLAIN = re.compile(r"[A-Za-z][-A-Za-z0-9./]{2,}", re.ASCII)
+_PLAIN = re.compile(r"[A-Za-z][-A-Za-z0-9._/]+", re.ASCII)
 """Text that needs no quotes in any reader's YAML, unless it is a word such as `yes`, which PyYAML quotes."""
 
 
@@ -42,7 +43,7 @@ class Program:
     namespace: str | None = None
 
 
-def program(cluster: Cluster, options: Mapping[str, Any]) -> Program:
+def program(options: Mapping[str, Any]) -> Program:
     """The program of the options `image`, `command` (a list, or text in the words of a shell), `name` and `namespace`.
 
     Raises:
@@ -71,17 +72,6 @@ def _words(command: "str | Sequence[str]") -> tuple[str, ...]:
         return tuple(shlex.split(command)) if isinstance(command, str) else tuple(command)
     except ValueError as error:
         raise Source("flags", "--command").error(f"this is not a command: {error}") from None
-
-
-def check_whole(cluster: Cluster, what: str) -> None:
-    """Raises ClusterError where the cluster is only what one task sees of it."""
-    if cluster.partial:
-        raise cannot(cluster, what, "a part of a cluster")
-
-
-def cannot(cluster: Cluster, what: str, why: str, instead: str = "tf_config") -> ClusterError:
-    """The error about a cluster for which `what` has no words."""
-    return cluster.source.error(f"{what} has no words for {why}; translate to {instead} instead")
 
 
 def named(cluster: Cluster, given: Program) -> Program:
@@ -142,11 +132,16 @@ def pod(given: Program, task: Task, env: "Sequence[Mapping[str, Any]]" = ()) -> 
     return {"containers": [container]}
 
 
+def placeholder_note(given: Program, where: str) -> list[str]:
+    """The comment about an image or a command that the user did not give."""
+    if given.image != PLACEHOLDER_IMAGE and given.command != PLACEHOLDER_COMMAND:
+        return []
+    return [f"Replace the image and the command by your own; the program is the same {where}."]
+
+
 def notes(before: Cluster, after: Cluster, given: Program) -> list[str]:
     """What a reader of the manifest has to know: placeholders, and addresses that it does not carry over."""
-    lines = []
-    if given.image == PLACEHOLDER_IMAGE or given.command == PLACEHOLDER_COMMAND:
-        lines.append("Replace the image and the command by your own; the program is the same in every pod.")
+    lines = placeholder_note(given, "in every pod")
     moved = [task for task, other in zip(before.tasks, after.tasks, strict=True) if task.host not in (None, other.host)]
     if moved:
         lines.append(
@@ -173,7 +168,7 @@ def dump(objects: Iterable[Mapping[str, Any]], comments: Iterable[str]) -> str:
 
     def quoted(dumper: Any, value: str) -> Any:
         # PyYAML leaves words plain that other readers take for numbers or bools (1e3, y).
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if _PLAIN.fullmatch(value) else '"')
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if _PLAIN.fullmatch(value) else "'")
 
     Dumper.add_representer(str, quoted)
     text = "---\n".join(yaml.dump(entry, Dumper=Dumper, sort_keys=False, width=2**30) for entry in objects)

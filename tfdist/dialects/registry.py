@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import cloudml, horovod, singa, slurm, tf_config
+from tfdist.dialects import cloudml, horovod, kubernetes, kubernetes_tfjob, sagemaker, singa, slurm, tf_config, vertex
 from tfdist.dialects.text import Document
 from tfdist.errors import Source
 from tfdist.membership import Membership
@@ -84,6 +84,10 @@ DIALECTS: dict[str, Dialect] = {
         horovod,
         singa,
         cloudml,
+        vertex,
+        sagemaker,
+        kubernetes,
+        kubernetes_tfjob,
         tf_config,
     )
 }

@@ -8,11 +8,12 @@ Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_clus
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task, valid_host
 from tfdist.dialects.text import MAX_TASKS, Document, check_text, close, is_json, load, shown
+from tfdist.dialects.vertex_pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
 
 NAME = "tf_config"
@@ -37,6 +38,10 @@ _EXTENSION_KEYS = (
     "evaluators",
 )
 
+MAX_WRITTEN = 256 << 20
+"""Most bytes that `write` makes of all tasks together."""
+
+_PLACE = {"type": None}
 _INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
 _ADDRESS = re.compile(r"(?:grpc://)?(\[[^\]]*\]|[^:]*):([0-9]{1,5})", re.ASCII)
@@ -50,8 +55,17 @@ def parse(document: Document, **_: Any) -> Cluster:
 def write(cluster: Cluster) -> str:
     """Returns a JSON object: the TF_CONFIG of every task by the task's name, one task in a line."""
     cluster = cluster.addressed()
-    lines = (f"{json.dumps(task.name)}: {json.dumps(cluster.tf_config(task.job, task.index))}" for task in cluster.tasks)
-    return "{" + ",\n ".join(lines) + "}\n"
+    first = cluster.tasks[0]
+    head = json.dumps(cluster.tf_config(first.job, first.index) | {"task": _PLACE})
+    if len(head) * len(cluster.tasks) > MAX_WRITTEN:
+        raise cluster.source.error(
+            f"TF_CONFIG of each of the {len(cluster.tasks)} tasks names them all, in {len(head)} bytes; print that of one with "
+            "--task, or the addresses once with --to cluster_spec"
+        )
+    # All but `task` is the same for every task, and long.
+    before, _, after = head.partition(json.dumps(_PLACE))
+    parts = ((task.name, json.dumps({"type": task.job, "index": task.index})) for task in cluster.tasks)
+    return "{" + ",\n ".join(f"{json.dumps(name)}: {before}{task}{after}" for name, task in parts) + "}\n"
 
 
 def recognises(environ: Mapping[str, str]) -> str | None:
@@ -94,6 +108,8 @@ class _Reader:
         extension = self._mapping(EXTENSION) if not self.is_bare else {}
         fields = _Extension(self, extension)
         jobs = self._jobs(spec, where)
+        if jobs.get("ps") and not self.is_bare and has_reduction_server(self.config.get("job")):
+            del jobs["ps"]  # Vertex AI's third pool runs Google's Reduction Server, which speaks NCCL's language alone.
         partial = where == "sparseCluster" or self._is_view(spec, jobs, task)
         if partial and task and task[0] == "ps" and len(jobs.get("ps", {})) == 1:
             # TFJob shows a dynamic ps only itself, as a list of one whatever its index.
@@ -251,18 +267,28 @@ class _Reader:
     def _address(self, address: object, *path: str) -> tuple[str | None, int | None]:
         if address is None and self.has_counts:
             return None, None
-        if not isinstance(address, str):
-            raise self.error(f'{shown(address)} is not an address; expected "host:port"', *path)
-        match = _ADDRESS.fullmatch(address)
-        if match is None:
-            hint = "write IPv6 addresses in brackets, [::1]:2222" if address.count(":") > 1 else 'expected "host:port"'
-            raise self.error(f"{shown(address)} has no port or is not an address; {hint}", *path)
-        host, port = match[1].removeprefix("[").removesuffix("]"), int(match[2])
-        if not valid_host(host) or (":" in host) != match[1].startswith("["):
-            raise self.error(f"{shown(address)} does not start with a host name or an IP address", *path)
-        if not 1 <= port <= 65535:
-            raise self.error(f"the port of {shown(address)} is {port}; ports are 1 to 65535", *path)
-        return host, port
+        return split_address(address, lambda message: self.error(message, *path))
+
+
+def split_address(address: object, error: Callable[[str], ClusterError]) -> tuple[str, int]:
+    """The host and the port of an address as TensorFlow takes it: `host:port`, `grpc://host:port`, `[::1]:2222`.
+
+    Args:
+        address: what stands in the place of an address.
+        error: makes the error about this place.
+    """
+    if not isinstance(address, str):
+        raise error(f'{shown(address)} is not an address; expected "host:port"')
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        hint = "write IPv6 addresses in brackets, [::1]:2222" if address.count(":") > 1 else 'expected "host:port"'
+        raise error(f"{shown(address)} has no port or is not an address; {hint}")
+    host, port = match[1].removeprefix("[").removesuffix("]"), int(match[2])
+    if not valid_host(host) or (":" in host) != match[1].startswith("["):
+        raise error(f"{shown(address)} does not start with a host name or an IP address")
+    if not 1 <= port <= 65535:
+        raise error(f"the port of {shown(address)} is {port}; ports are 1 to 65535")
+    return host, port
 
 
 class _Extension:
