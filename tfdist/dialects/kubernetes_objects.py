@@ -16,14 +16,11 @@ from tfdist.dialects import tf_config
 from tfdist.dialects.kubernetes_write import Program
 from tfdist.dialects.text import Document, is_json, load
 from tfdist.dialects.tree import Node
-from tfdist.dialects.unsaid import cannot
+from tfdist.dialects.unsaid import check_whole
 from tfdist.errors import Source
 
 CARRIERS = {"Job": "completions", "StatefulSet": "replicas"}
 """Kinds whose pods are numbered, and the field that says how many there are."""
-
-MAX_VARIABLE = 128 << 10
-"""Bytes that Linux passes in one environment variable, name and end included (MAX_ARG_STRLEN, execve(2))."""
 
 _WHAT = "Kubernetes"
 _INDEX = "JOB_COMPLETION_INDEX"
@@ -67,8 +64,7 @@ def read_objects(carriers: list[Node]) -> Cluster:
 
 def write_objects(cluster: Cluster, given: Program) -> str:
     """Returns the objects; see `kubernetes.write`."""
-    if cluster.partial:
-        raise cannot(cluster, _WHAT, "a part of a cluster")
+    check_whole(cluster, _WHAT)
     given = writing.named(cluster, given)
     assert given.name is not None
     jobs = [job for job in dict.fromkeys(task.job for task in cluster.tasks)]
@@ -114,10 +110,10 @@ def _tf_config(cluster: Cluster, task: Task) -> str:
     config["task"] = {"type": task.job, "index": ""}
     # A $ of the description stays one; the index is the only reference.
     text = json.dumps(config).replace("$", "$$").replace('"index": ""', f'"index": "$({_INDEX})"', 1)
-    if len(text) + len("TF_CONFIG=") + 1 > MAX_VARIABLE:
+    if len(text) > writing.MAX_VARIABLE:
         raise cluster.source.error(
-            f"TF_CONFIG of {len(cluster.tasks)} tasks is {len(text)} bytes, and Linux passes at most {MAX_VARIABLE} in one "
-            "variable; describe fewer tasks, with several slots each"
+            f"TF_CONFIG of {len(cluster.tasks)} tasks is {len(text)} bytes, and Linux passes at most {writing.MAX_VARIABLE} "
+            "in one variable; describe fewer tasks, with several slots each"
         )
     return text
 

@@ -34,6 +34,9 @@ def write(cluster: Cluster, **options: Any) -> str:
     comments = writing.notes(cluster, addressed, given)
     if cluster.job_dir is not None:
         comments.append(f"TFJob has no job directory: give your program {json.dumps(cluster.job_dir)} itself.")
+    length = len(json.dumps(addressed.cluster_spec()))
+    if length > writing.MAX_VARIABLE:
+        comments.append(f"The pods will not start: TF_CONFIG is over {length} bytes, and Linux passes {writing.MAX_VARIABLE}.")
     return writing.dump([_object(addressed, given, {job: kinds[job] for job in jobs})], comments)
 
 
@@ -47,11 +50,9 @@ def _object(cluster: Cluster, given: Program, kinds: dict[str, str]) -> dict[str
         }
         for job, kind in kinds.items()
     }
-    spec: dict[str, Any] = {}
-    if cluster.job("evaluator"):
-        # TFJob is over when the chief is, and would kill the evaluator before it has seen the last checkpoint.
-        spec["runPolicy"] = {"cleanPodPolicy": "None"}
-    spec["tfReplicaSpecs"] = specs
+    # TFJob is over when the chief is. `Running`, its default, would kill an evaluator before the last checkpoint.
+    policy = {"cleanPodPolicy": "None" if cluster.job("evaluator") else "Running"}
+    spec = {"runPolicy": policy, "tfReplicaSpecs": specs}
     return {"apiVersion": "kubeflow.org/v1", "kind": "TFJob", "metadata": writing.metadata(given.name, given), "spec": spec}
 
 

@@ -15,6 +15,9 @@ from tfdist.errors import Source, nearest
 PLACEHOLDER_IMAGE = "registry.example.com/your-image:tag"
 PLACEHOLDER_COMMAND = ("python", "train.py")
 DEFAULT_NAME = "tfdist"
+MAX_VARIABLE = (128 << 10) - len("TF_CONFIG=") - 1
+"""Bytes that Linux passes as the value of TF_CONFIG (MAX_ARG_STRLEN, execve(2), without the name and the end)."""
+
 _LONGEST = 63
 _HOST = re.compile(
     r"(?P<name>[a-z0-9][-a-z0-9]*)-(?:chief|master|worker|ps|evaluator)-[0-9]+"
@@ -128,7 +131,7 @@ def pod(given: Program, task: Task, env: "Sequence[Mapping[str, Any]]" = ()) -> 
         container["env"] = [dict(entry) for entry in env]
     container["ports"] = [{"name": TF_PORT_NAME, "containerPort": task.port}]
     if task.gpus:
-        container["resources"] = {"limits": {GPUS[0]: task.gpus}}
+        container["resources"] = {"limits": {GPUS[0]: str(task.gpus)}}
     return {"containers": [container]}
 
 

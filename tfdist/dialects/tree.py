@@ -29,10 +29,12 @@ class Node:
 
     def error(self, message: str) -> ClusterError:
         """Returns (does not raise) the error about this value: file, line as near as it is known, field."""
-        path = self.path
-        while path and path not in self.document.lines:
+        lines, path = self.document.lines, self.path
+        if path not in lines and isinstance(self.value, Mapping) and self.value:
+            path = (*path, str(next(iter(self.value))))  # An element of a list begins where its first field stands.
+        while path and path not in lines:
             path = path[:-1]
-        return self.source.error(message, field=".".join(self.path)[-150:], line=self.document.lines.get(path))
+        return self.source.error(message, field=".".join(self.path)[-150:], line=lines.get(path))
 
     def get(self, *names: str) -> "Node | None":
         """The value of the first of the keys (spellings of one field) that is there and not null.
