@@ -2,6 +2,7 @@
 
 import json
 import string
+import time
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import DIALECTS, read
+from tfdist.dialects import read, tf_config
 from tfdist.errors import ClusterError
 
 A, B, C, D = "a:2222", "b:2222", "c:2222", "d:2222"
@@ -75,6 +76,25 @@ SYSTEMS: dict[str, tuple[dict[str, Any], list[str], bool]] = {
         ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"],
         False,
     ),
+    # Before v1.0 the operator kept evaluators out of `cluster`.
+    "Kubeflow TFJob v0.4, evaluator outside": (
+        {
+            "cluster": {"chief": ["j-chief-0:2222"], "ps": ["j-ps-0:2222"], "worker": ["j-worker-0:2222"]},
+            "task": {"type": "evaluator", "index": 0},
+            "environment": "cloud",
+        },
+        ["chief:0", "worker:0", "ps:0", "evaluator:0"],
+        False,
+    ),
+    "Kubeflow TFJob v1.9, CUSTOM_CLUSTER_DOMAIN": (
+        {
+            "cluster": {"worker": [f"j-worker-{n}.ns.svc.cluster.example:2222" for n in range(2)]},
+            "task": {"type": "worker", "index": 1},
+            "environment": "cloud",
+        },
+        ["worker:0", "worker:1"],
+        False,
+    ),
     "Kubeflow TFJob, master": (
         {"cluster": {"master": [A], "worker": [B]}, "task": {"type": "worker", "index": 0}, "environment": "cloud"},
         ["chief:0", "worker:0"],
@@ -93,6 +113,20 @@ SYSTEMS: dict[str, tuple[dict[str, Any], list[str], bool]] = {
     "TFJob dynamic worker v1.1": (
         {"sparseCluster": {"worker": {"2": A}, "ps": [B]}, "task": {"type": "worker", "index": 2}},
         ["worker:2", "ps:0"],
+        True,
+    ),
+    "TFJob dynamic worker v1.6 with full names": (
+        {
+            "sparseCluster": {"worker": {"0": "j-worker-0.ns.svc:2222"}, "ps": ["j-ps-0.ns.svc:2222", "j-ps-1.ns.svc:2222"]},
+            "task": {"type": "worker", "index": 0},
+        },
+        ["worker:0", "ps:0", "ps:1"],
+        True,
+    ),
+    "TFJob dynamic ps v1.6": ({"sparseCluster": {"worker": {}, "ps": [B]}, "task": {"type": "ps", "index": 2}}, ["ps:2"], True),
+    "TFJob dynamic chief v1.6": (
+        {"sparseCluster": {"worker": {}, "ps": []}, "task": {"type": "chief", "index": 0}},
+        ["chief:0"],
         True,
     ),
     "TFJob dynamic ps": ({"cluster": {"worker": {}, "ps": [B]}, "task": {"type": "ps", "index": 1}}, ["ps:1"], True),
@@ -129,6 +163,20 @@ SYSTEMS: dict[str, tuple[dict[str, Any], list[str], bool]] = {
         ["chief:0", "worker:0", "ps:0", "evaluator:0"],
         False,
     ),
+    "tf-yarn, a ps": (
+        {
+            "cluster": {"chief": ["10.0.0.4:45123"], "ps": ["10.0.0.5:37001"], "worker": ["10.0.0.6:40001", "10.0.0.7:40002"]},
+            "task": {"type": "ps", "index": 0},
+            "environment": "",
+        },
+        ["chief:0", "worker:0", "worker:1", "ps:0"],
+        False,
+    ),
+    "TensorFlowOnSpark, master": (
+        {"cluster": {"ps": [A], "master": [B], "worker": [C]}, "task": {"type": "master", "index": 0}, "environment": "cloud"},
+        ["chief:0", "worker:0", "ps:0"],
+        False,
+    ),
     "TensorFlowOnSpark": (
         {
             "cluster": {"ps": [A], "chief": [B], "evaluator": [C], "worker": [D]},
@@ -146,6 +194,29 @@ SYSTEMS: dict[str, tuple[dict[str, Any], list[str], bool]] = {
     "Volcano": (
         {"cluster": {"ps": [A], "worker": [B, C]}, "task": {"type": "worker", "index": 1}},
         ["worker:0", "worker:1", "ps:0"],
+        False,
+    ),
+    "Volcano, evaluator": (
+        {
+            "cluster": {
+                "ps": ["j-ps-0.j:2222"],
+                "worker": ["j-worker-0.j:2222"],
+                "chief": ["j-chief-0.j:2222"],
+                "evaluator": ["j-evaluator-0.j:2222"],
+            },
+            "task": {"type": "evaluator", "index": 0},
+        },
+        ["chief:0", "worker:0", "ps:0", "evaluator:0"],
+        False,
+    ),
+    "Vertex AI, evaluator": (
+        {
+            "cluster": {"chief": ["training-workerpool0-1-0:2222"], "worker": ["training-workerpool1-1-0:2222"]},
+            "task": {"type": "evaluator", "index": 0, "trial": "1", "cloud": "x"},
+            "job": '{"worker_pool_specs": []}',
+            "environment": "cloud",
+        },
+        ["chief:0", "worker:0", "evaluator:0"],
         False,
     ),
     "Vertex AI": (
@@ -381,6 +452,28 @@ def test_any_text_as_an_address_is_read_or_refused(address: str, bare: bool) -> 
 
 
 def test_the_written_file_has_every_task() -> None:
-    written = json.loads(DIALECTS["tf_config"].write(read("STANDARD_1")))
+    written = json.loads(tf_config.write(read("STANDARD_1")))
     assert list(written) == ["chief:0", *(f"worker:{n}" for n in range(4)), *(f"ps:{n}" for n in range(3))]
     assert written["ps:2"]["task"] == {"type": "ps", "index": 2}
+
+
+def test_ten_thousand_tasks_take_no_time_to_read_and_write() -> None:
+    spec = {
+        "chief": ["c:1"],
+        "worker": [f"w{n}.example.org:2222" for n in range(9_500)],
+        "ps": [f"p{n}.example.org:2222" for n in range(499)],
+    }
+    text = json.dumps({"cluster": spec, "task": {"type": "worker", "index": 9_499}})
+    start = time.monotonic()
+    cluster = read(text)
+    config = cluster.tf_config("worker", 77)
+    with pytest.raises(ClusterError, match=r"each of the 10000 tasks names them all, in \d+ bytes; print that of one"):
+        tf_config.write(cluster)
+    assert time.monotonic() - start < 2
+    assert config["cluster"] == spec
+    # Of a thousand tasks each has its own, though all but `task` is the same text.
+    smaller = read({"worker": spec["worker"][:1000]})
+    written = json.loads(tf_config.write(smaller))
+    assert time.monotonic() - start < 4
+    assert written["worker:998"] == smaller.tf_config("worker", 998)
+    assert len(written) == 1000

@@ -75,6 +75,15 @@ def test_a_command_line_and_standard_input_of_one(capsys: pytest.CaptureFixture[
     assert command("-", "--to", "horovod", text=line).stdout == "a slots=2\nb slots=1\n"
 
 
+def test_the_program_of_the_containers(capsys: pytest.CaptureFixture[str]) -> None:
+    program = ("--image", "gcr.io/p/i", "--command", "python train.py --name 'a b'")
+    for to in ("kubernetes", "tfjob", "vertex"):
+        out = run(capsys, "STANDARD_1", "--to", to, *program)
+        assert "gcr.io/p/i" in out
+        assert "- 'a b'\n" in out
+    assert "name: mine-ps\n  namespace: ml\n" in run(capsys, "premium-1", "--to=kubernetes", "--name=mine", "--namespace=ml")
+
+
 def test_the_environment_without_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
     assert json.loads(run(capsys, "--to", "cluster_spec")) == {"worker": ["a:1", "b:1"]}
@@ -87,6 +96,9 @@ def test_the_environment_without_a_file(capsys: pytest.CaptureFixture[str], monk
         (["starndard_1"], "did you mean STANDARD_1?"),
         (["BASIC", "BASIC"], "there are 2 files"),
         (["BASIC", "--to", "sing"], "; did you mean singa?"),
+        (["BASIC", "--to", "vertex", "--name", "x"], "--name: this flag goes with --to kubernetes, tfjob"),
+        (["BASIC", "--image", "x"], "--image: this flag goes with --to vertex, kubernetes, tfjob"),
+        (["BASIC", "--to", "tfjob", "--name", "X"], "--name: 'X' is not a name that Kubernetes takes"),
         (["BASIC", "--too", "x"], "Unknown command line flag 'too'"),
         (["BASIC", "--task", "worker"], "'worker' is not a task; expected JOB:INDEX"),
         (["BASIC", "--task", "worker:x"], "is not a task"),

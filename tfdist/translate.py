@@ -27,6 +27,10 @@ step, ...).
   --to tf_config     TF_CONFIG of every task by the task's name (the default), of one task with --task
   --to cluster_spec  the addresses by job, as tf.train.ClusterSpec takes them
 {outputs}
+  --image IMAGE      with --to kubernetes, tfjob and vertex: the image of the containers
+  --command COMMAND  with them: what the containers run, in the words of a shell; no shell runs it
+  --name NAME        with --to kubernetes and tfjob: the name of the job
+  --namespace SPACE  with --to kubernetes and tfjob: its namespace
   --hostfile HOSTS   the hosts of a SINGA cluster, one per line
   --task JOB:INDEX   the task whose TF_CONFIG is printed, for example worker:1
 
@@ -61,15 +65,22 @@ def _cluster_spec(cluster: Cluster) -> str:
     return json.dumps(_prepared(cluster).cluster_spec(), indent=2)
 
 
-OUTPUTS: dict[str, Callable[[Cluster], str]] = {
+OUTPUTS: dict[str, Callable[..., str]] = {
     "tf_config": lambda cluster: _tf_config(cluster, None),
     "cluster_spec": _cluster_spec,
     **{name: dialect.write for name, dialect in writers().items() if name != tf_config.NAME},
 }
 
 
-def translate(file: str | None, to: str, *, hostfile: str | None = None, task: str | None = None) -> str:
-    """Returns the description in `file` (a path, a command line, a tier, `-`, or None for the environment) in the dialect `to`.
+OPTIONS = ("image", "command", "name", "namespace")
+"""Flags that go with the dialects that have them in their own OPTIONS."""
+
+
+def translate(file: str | None, to: str, *, hostfile: str | None = None, task: str | None = None, **options: str | None) -> str:
+    """Returns the description in `file` (a path, a command line, a tier, `-`, or None for the environment) in
+    the dialect `to`.
+
+    `options` are those of `OPTIONS`; None means absent.
 
     Raises:
         ClusterError: when the description cannot be used or `to` has no words for it.
@@ -79,9 +90,14 @@ def translate(file: str | None, to: str, *, hostfile: str | None = None, task: s
         raise Source("flags", "--to").error(f"{to!r} is not one of {known}{nearest(to, OUTPUTS)}")
     if task is not None and to != "tf_config":
         raise Source("flags", "--task").error("this flag goes with --to tf_config")
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        takers = [dialect for dialect, writer in writers().items() if name in getattr(writer, "OPTIONS", ())]
+        if to not in takers:
+            raise Source("flags", f"--{name}").error(f"this flag goes with --to {', '.join(takers)}")
     source = sys.stdin.buffer.read() if file == "-" else file
     cluster = read(source, hostfile=hostfile)
-    return _tf_config(cluster, task) if task is not None else OUTPUTS[to](cluster)
+    return _tf_config(cluster, task) if task is not None else OUTPUTS[to](cluster, **given)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -91,6 +107,8 @@ def main(argv: Sequence[str]) -> int:
     flags.DEFINE_string("to", "tf_config", "the dialect to print", flag_values=values)
     flags.DEFINE_string("hostfile", None, "the hosts of a SINGA cluster", flag_values=values)
     flags.DEFINE_string("task", None, "the task whose TF_CONFIG is printed", flag_values=values)
+    for name in OPTIONS:
+        flags.DEFINE_string(name, None, f"the {name} that is written", flag_values=values)
     flags.DEFINE_boolean("help", False, "print this help", short_name="h", flag_values=values)
     try:
         files = values(list(argv))[1:]
@@ -104,6 +122,7 @@ def main(argv: Sequence[str]) -> int:
             str(values["to"].value),
             hostfile=values["hostfile"].value,
             task=values["task"].value,
+            **{name: values[name].value for name in OPTIONS},
         )
     except (ClusterError, flags.Error) as error:
         print("translate:", " ".join(str(error).split()), file=sys.stderr)

@@ -17,6 +17,7 @@ from tfdist.errors import nearest
 
 NAME = "kubernetes"
 EXAMPLE = "a Kubernetes manifest (kind: TFJob, TrainJob, PyTorchJob or MPIJob, or Jobs that carry TF_CONFIG)"
+OPTIONS = ("image", "command", "name", "namespace")
 IS_MAPPING = True
 WORDS = frozenset(
     {

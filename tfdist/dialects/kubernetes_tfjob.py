@@ -11,6 +11,7 @@ from tfdist.dialects.unsaid import cannot, check_usual
 
 NAME = "tfjob"
 EXAMPLE = "Kubeflow's TFJob, which is read as kubernetes"
+OPTIONS = ("image", "command", "name", "namespace")
 
 _WHAT = "TFJob"
 

@@ -17,6 +17,7 @@ from tfdist.errors import Source, nearest
 
 NAME = "vertex"
 EXAMPLE = "Vertex AI's custom job (workerPoolSpecs: [{machineSpec: ..., replicaCount: 1}, ...]) or CLUSTER_SPEC"
+OPTIONS = ("image", "command")
 IS_MAPPING = True
 ALLOCATES = True
 WORDS = frozenset(

@@ -14,7 +14,7 @@ _WHAT = "Vertex AI"
 
 def write_spec(cluster: Cluster, options: Mapping[str, Any]) -> str:
     """Returns the specification as YAML; see `vertex.write`."""
-    given = program({name: value for name, value in options.items() if name not in ("name", "namespace")})
+    given = program(options)
     cloudml_write.check(cluster, _WHAT)
     pools: list[dict[str, Any]] = []
     for job in JOBS:
