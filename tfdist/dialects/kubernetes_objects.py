@@ -86,7 +86,7 @@ def _service(given: Program) -> dict[str, Any]:
 def _job(cluster: Cluster, given: Program, task: Task) -> dict[str, Any]:
     assert given.name is not None
     count, labels = len(cluster.job(task.job)), {_LABEL: given.name, "app.kubernetes.io/component": task.job}
-    env = [
+    env: list[dict[str, Any]] = [
         # Kubernetes adds this variable by itself, but after TF_CONFIG, which could then not refer to it.
         {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}},
         {"name": "TF_CONFIG", "value": _tf_config(cluster, task)},

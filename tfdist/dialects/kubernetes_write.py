@@ -33,17 +33,22 @@ class Program:
     """What the pods run, and what they are called.
 
     Attributes:
-        image: container image; a placeholder by default.
-        command: the program and its arguments, which Kubernetes runs without a shell; a placeholder by default.
+        image: container image; None for a placeholder.
+        command: the program and its arguments, which run without a shell; None for a placeholder.
         name: name of the job, of which the names of all objects are made; by default that of the cluster's hosts, where these
             are names that Kubernetes gave, else `tfdist`.
         namespace: its namespace; by default that of the hosts, else none, which leaves the choice to kubectl.
     """
 
-    image: str = PLACEHOLDER_IMAGE
-    command: tuple[str, ...] = PLACEHOLDER_COMMAND
+    image: str | None = None
+    command: tuple[str, ...] | None = None
     name: str | None = None
     namespace: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The command, or the placeholder."""
+        return list(PLACEHOLDER_COMMAND if self.command is None else self.command)
 
 
 def program(options: Mapping[str, Any]) -> Program:
@@ -126,7 +131,7 @@ def _port(tasks: tuple[Task, ...]) -> int:
 
 def pod(given: Program, task: Task, env: "Sequence[Mapping[str, Any]]" = ()) -> dict[str, Any]:
     """The specification of the pods that run `task` and its like: one container, restarted where its program fails."""
-    container: dict[str, Any] = {"name": TF_CONTAINER, "image": given.image, "command": list(given.command)}
+    container: dict[str, Any] = {"name": TF_CONTAINER, "image": given.image or PLACEHOLDER_IMAGE, "command": given.words}
     if env:
         container["env"] = [dict(entry) for entry in env]
     container["ports"] = [{"name": TF_PORT_NAME, "containerPort": task.port}]
@@ -137,7 +142,7 @@ def pod(given: Program, task: Task, env: "Sequence[Mapping[str, Any]]" = ()) -> 
 
 def placeholder_note(given: Program, where: str) -> list[str]:
     """The comment about an image or a command that the user did not give."""
-    if given.image != PLACEHOLDER_IMAGE and given.command != PLACEHOLDER_COMMAND:
+    if given.image is not None and given.command is not None:
         return []
     return [f"Replace the image and the command by your own; the program is the same {where}."]
 

@@ -181,10 +181,11 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
     builders: list[_Builder] = []
     try:
         for event in yaml.parse(text, Loader=loader):
+            line = event.start_mark.line + 1 if event.start_mark else 1
             if isinstance(event, yaml.DocumentStartEvent):
-                builders.append(_Builder(source, event.start_mark.line + 1))
+                builders.append(_Builder(source, line))
             elif builders:
-                builders[-1].take(type(event).__name__, event, event.start_mark.line + 1)
+                builders[-1].take(type(event).__name__, event, line)
     except ClusterError:
         raise
     except yaml.MarkedYAMLError as error:

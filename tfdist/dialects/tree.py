@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from tfdist.dialects.text import MAX_TASKS, Document, Path, close, shown
 from tfdist.errors import ClusterError, Source, nearest
@@ -63,7 +63,7 @@ class Node:
         """The value as a mapping. Raises ClusterError where it is none."""
         if not isinstance(self.value, Mapping):
             raise self.error(f"{shown(self.value)} is not a mapping; expected fields")
-        return cast(Mapping[Any, Any], self.value)
+        return self.value
 
     def text(self) -> str:
         """The value as a text that is not empty. Raises ClusterError where it is none."""

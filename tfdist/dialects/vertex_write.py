@@ -6,7 +6,7 @@ from typing import Any
 from tfdist.cluster import Cluster
 from tfdist.dialects import cloudml_write
 from tfdist.dialects.cloudml_fields import MACHINES
-from tfdist.dialects.kubernetes_write import dump, placeholder_note, program
+from tfdist.dialects.kubernetes_write import PLACEHOLDER_IMAGE, dump, placeholder_note, program
 from tfdist.dialects.vertex_pools import JOBS
 
 _WHAT = "Vertex AI"
@@ -20,7 +20,7 @@ def write_spec(cluster: Cluster, options: Mapping[str, Any]) -> str:
     for job in JOBS:
         tasks = cluster.job(job)
         if tasks:
-            container = {"imageUri": given.image, "command": list(given.command)}
+            container = {"imageUri": given.image or PLACEHOLDER_IMAGE, "command": given.words}
             machine = _machine(*cloudml_write.machine(cluster, tasks, _WHAT))
             pools.append({"machineSpec": machine, "replicaCount": len(tasks), "containerSpec": container})
         else:
