@@ -216,11 +216,12 @@ def test_a_reduction_server_in_the_environment_is_no_ps(spelling: Any, monkeypat
     assert read().describe() == "1 chief, 1 worker, 1 ps"
 
 
-def test_one_machine_has_cluster_spec_and_no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_spec_counts_where_there_is_no_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setenv("CLUSTER_SPEC", environ()["CLUSTER_SPEC"])
+    assert (read().describe(), read().task) == ("1 chief, 2 workers, 1 ps, 1 evaluator", ("worker", 1))
     alone = {"cluster": {"workerpool0": ["m:2222"]}, "environment": "cloud", "task": {"type": "workerpool0", "index": 0}}
-    monkeypatch.setenv("CLUSTER_SPEC", json.dumps(alone))
-    cluster = read()
+    cluster = vertex.from_environ({"CLUSTER_SPEC": json.dumps(alone)})
     assert (cluster.describe(), cluster.task) == ("1 chief", ("chief", 0))
 
 
