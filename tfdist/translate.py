@@ -77,10 +77,10 @@ OPTIONS = ("image", "command", "name", "namespace")
 
 
 def translate(file: str | None, to: str, *, hostfile: str | None = None, task: str | None = None, **options: str | None) -> str:
-    """Returns the description in `file` (a path, a command line, a tier, `-`, or None for the environment) in
-    the dialect `to`.
+    """Returns the description in `file` in the dialect `to`.
 
-    `options` are those of `OPTIONS`; None means absent.
+    `file` is a path, a command line, a tier, `-` for standard input, or None for the environment. `options`
+    are those of `OPTIONS`; None means absent.
 
     Raises:
         ClusterError: when the description cannot be used or `to` has no words for it.
