@@ -1,4 +1,4 @@
-"""What the leader and the members of a rendezvous have in common: an address, a store, a limit, and how to say that it is over."""
+"""What the leader and the members of a rendezvous have in common: an address, a store, a limit, and how it ends."""
 
 import json
 import logging
@@ -25,7 +25,6 @@ MAX_LEADERS = 32
 """Leaders that are answered: more can only be left over from runs that died, under one run id."""
 
 _log = logging.getLogger("tfdist")
-_held = HeldPorts()  # Until the process ends: TensorFlow's server binds the port some time after the meeting.
 Found = TypeVar("Found")
 
 
@@ -149,6 +148,8 @@ class Meeting:
                 assert task.host is not None and task.port is not None
                 return task.host, task.port
         host = self.membership.host or self.store.my_host()
-        held = _held.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0]
-        assert held.port is not None
-        return host, held.port
+        ports = HeldPorts()
+        task = ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0]
+        ports.offer()  # TensorFlow's server, or who starts one, takes it some time after the meeting.
+        assert task.port is not None
+        return host, task.port

@@ -21,7 +21,8 @@ from tfdist.membership import Membership
 def meet(membership: Membership, timeout_seconds: float = 300.0) -> Cluster:
     """Meets the other processes of the job and returns the cluster of all, in which rank r is `worker:r`.
 
-    The port of this process stays held (`tfdist.launch.ports`) until TensorFlow's server takes it. A job of one rank meets nobody.
+    The port of this process stays held (`tfdist.launch.ports`) until TensorFlow's server takes it. A job of one rank meets
+    nobody.
 
     Args:
         membership: what this process knows.
@@ -35,7 +36,8 @@ def meet(membership: Membership, timeout_seconds: float = 300.0) -> Cluster:
         return membership.outline()
     if membership.store is None:
         raise membership.source.error(
-            f"there are {membership.size} ranks, and nothing says where they meet; name a folder that all share, or a Redis server"
+            f"there are {membership.size} ranks, and nothing says where they meet; "
+            "name a folder that all of them share, or a Redis server"
         )
     leads = membership.task == leader_of(membership)
     store = open_store(membership, leads, timeout_seconds + READ_SECONDS)

@@ -30,8 +30,8 @@ class StoreUnavailableError(Exception):
 class OpenStore(Protocol):
     """Tables of one run: table -> field -> text. Fields are names of hexadecimal digits, tables those of `rendezvous`.
 
-    Every method may raise StoreUnavailableError (try again) and ClusterError (it is no use). A table that is not there is empty,
-    and what was put may be gone after the store was started anew: who needs it, puts it again.
+    Every method may raise StoreUnavailableError (try again) and ClusterError (it is no use). A table that is not there is
+    empty, and what was put may be gone after the store was started anew: who needs it, puts it again.
     """
 
     def put(self, table: str, field: str, text: str) -> None:

@@ -1,7 +1,8 @@
 """The store in a folder that all ranks share, as Caffe2's `file_store_path`.
 
-A field is a file, written under another name and renamed: readers see it whole or not at all, on NFS as well (RFC 1813, RENAME is
-atomic), and nothing needs a lock. Renamed files may show late on NFS, which keeps directories for up to a minute (nfs(5), acdirmax).
+A field is a file, written under another name and renamed: readers see it whole or not at all, on NFS as well (RFC 1813: RENAME
+is atomic), and nothing needs a lock. On NFS a file may show late: clients remember directories for up to a minute (nfs(5),
+acdirmax).
 """
 
 import os

@@ -141,7 +141,9 @@ class TcpStore:
             return {field: text for field, text in table.items() if isinstance(text, str)}
         self._disconnect()
         other = isinstance(answer, dict) and "run" in answer
-        raise StoreUnavailableError("that is the store of another run" if other else "what answers is not the store of a tfdist run")
+        raise StoreUnavailableError(
+            "that is the store of another run" if other else "what answers is not the store of a tfdist run"
+        )
 
     def _disconnect(self) -> None:
         for open_file in (self._lines, self._connected):

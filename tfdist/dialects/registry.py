@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import cloudml, horovod, singa, slurm, tf_config
+from tfdist.dialects import caffe2, cloudml, horovod, paddle, pytorch, singa, slurm, tf_config
 from tfdist.dialects.text import Document
 from tfdist.errors import Source
 from tfdist.membership import Membership
@@ -85,6 +85,9 @@ DIALECTS: dict[str, Dialect] = {
         singa,
         cloudml,
         tf_config,
+        pytorch,
+        caffe2,
+        paddle,
     )
 }
 """All dialects by name. A new one is one new file and one line here."""
