@@ -175,7 +175,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     is_name = not _is_address(host) and host.lower() not in LOOPBACK
-    if is_name and ipaddress.ip_address(address[0].partition("%")[0]).is_loopback:
+    if is_name and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
         return socket.AF_INET, ("", port)  # The machine's own name, which leads only itself to the loopback address.
     return family, address
 

@@ -88,9 +88,8 @@ def _with_servers(values: Values) -> Cluster | Membership:
         raise values.error("PADDLE_TRAINERS_NUM", f"it is {size}, and PADDLE_TRAINER_ENDPOINTS names {len(workers)}")
     role = values.text("TRAINING_ROLE")
     if role not in ROLES:
-        known = " or ".join(ROLES)
         hint = "; heterogeneous trainers are not supported" if role.startswith("HETER") else nearest(role, ROLES)
-        raise values.error("TRAINING_ROLE", f"{shown(role) if role else 'it is missing'}; expected {known}{hint}")
+        raise values.error("TRAINING_ROLE", f"{shown(role) if role else 'it is missing'}; expected {' or '.join(ROLES)}{hint}")
     known = tuple(Task("ps", index, *where) for index, where in enumerate(servers))
     is_server = role == "PSERVER"
     me = Membership(

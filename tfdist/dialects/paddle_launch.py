@@ -14,10 +14,10 @@ from tfdist.membership import Membership, Store
 START_PORT = 6070
 
 _VALUED = names(
-    "master legacy rank log_level log_overwrite sort_ip enable_gpu_log nnodes nproc_per_node log_dir run_mode job_id devices gpus "
-    "npus xpus host ips start_port auto_parallel_config auto_cluster_config auto_tuner_json servers trainers trainer_num server_num "
-    "gloo_port with_gloo max_restart elastic_level elastic_timeout mode workers worker_num http_port heter_workers "
-    "heter_worker_num backend"
+    "master legacy rank log_level log_overwrite sort_ip enable_gpu_log nnodes nproc_per_node log_dir run_mode job_id "
+    "devices gpus npus xpus host ips start_port auto_parallel_config auto_cluster_config auto_tuner_json servers "
+    "trainers trainer_num server_num gloo_port with_gloo max_restart elastic_level elastic_timeout mode workers "
+    "worker_num http_port heter_workers heter_worker_num backend"
 )
 _OF_2_2 = {"workers": "trainers", "worker_num": "trainer_num"}
 _DEVICES = ("devices", "gpus", "npus", "xpus")
@@ -27,8 +27,8 @@ def parse_command(words: list[str], source: Source) -> Cluster | Membership:
     """Reads a command line of the launcher: a Cluster where hosts are named or there is one, else the first rank of this node.
 
     Raises:
-        ClusterError: for an elastic `--nnodes 1:4`, for several nodes without `--master` and `--rank`, and for servers on several
-            nodes without their addresses: Paddle gives them out only when it runs.
+        ClusterError: for an elastic `--nnodes 1:4`, for several nodes without `--master` and `--rank`, and for servers on
+            several nodes without their addresses: Paddle gives them out only when it runs.
     """
     given = options(words[1:], source, _VALUED, names("module"), letters={"m": "module"})
     values = Values(source, {_OF_2_2.get(name, name): text for name, text in given.texts.items()}, "--")

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 
 from tfdist.cluster import Cluster, Task, valid_host
-from tfdist.dialects.command_line import Values, address, names, nodes, options
+from tfdist.dialects.command_line import Values, address, check_count, names, nodes, options
 from tfdist.dialects.text import shown
 from tfdist.errors import Source
 from tfdist.membership import Membership, Store
