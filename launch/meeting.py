@@ -18,7 +18,7 @@ from tfdist.strategies.startup import TELL_SECONDS, StartTimeoutError
 REPEAT_SECONDS = 2.0
 """After which an announcement is put again, in case the store was started anew."""
 
-POLL_SECONDS = (0.05, 0.5)
+POLL_SECONDS = (0.05, 0.25)
 """Shortest and longest time between two looks into the store; it grows while nothing happens."""
 
 MAX_LEADERS = 32

@@ -12,8 +12,11 @@ from tfdist.launch.meeting import MAX_LEADERS, POLL_SECONDS, REPEAT_SECONDS, Mee
 from tfdist.launch.store import LOOPBACK, StoreUnavailableError
 from tfdist.membership import Membership
 
-SETTLE_SECONDS = 0.5
+SETTLE_SECONDS = 1.0
 """How long a leader that has all answers looks for more: a rank that is started twice is started at about the same time."""
+
+LINGER_SECONDS = 5.0
+"""How long a refusal stays for those who have not come yet: they would wait for nothing until their own limit."""
 
 READ_SECONDS = 10.0
 """How long a leader waits for the others to read its verdict; who has not by then has died."""
@@ -86,9 +89,13 @@ class Leader(Meeting):
     def _publish(self, verdict: Mapping[str, Any], roster: set[str]) -> None:
         """Puts the verdict, waits until all whom it concerns have read it, at most `READ_SECONDS`, and clears the store.
 
-        They are the members of the roster; of a refusal, all who are here. Who comes when the roster is complete is told so.
+        They are the members of the roster; of a refusal, all who are here, or come soon. Who comes when the roster is complete
+        is told so.
         """
-        until = time.monotonic() + READ_SECONDS
+        begin = time.monotonic()
+        until = begin + READ_SECONDS
+        lingers = begin + LINGER_SECONDS if "error" in verdict else begin
+        expected = len(_expected(self.membership))
         pause = POLL_SECONDS[0]
         told: list[str] | None = None
         while time.monotonic() < until:
@@ -99,7 +106,8 @@ class Leader(Meeting):
                     late = {"error": "another process of the same rank was here first; give every process a rank of its own"}
                     self.put("verdicts", {**(late if roster else {}), **verdict, "to": to})
                     told = to
-                if (roster or others) - {self.nonce} <= set(self.store.get("read")):
+                all_came = len(others) + 1 >= expected or time.monotonic() >= lingers
+                if (roster or others) - {self.nonce} <= set(self.store.get("read")) and all_came:
                     break
             except (StoreUnavailableError, ClusterError):
                 pass  # It may be back in time.

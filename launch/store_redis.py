@@ -41,6 +41,7 @@ class RedisStore:
             password=store.password,
             socket_timeout=CALL_SECONDS,
             socket_connect_timeout=CALL_SECONDS,
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # The rendezvous tries again itself.
             decode_responses=True,
             encoding_errors="replace",
         )

@@ -26,6 +26,9 @@ MAX_ANSWER = 64 << 20
 MAX_FIELDS = 400_000
 """Most fields in all tables together: a few for each task of the largest cluster (`dialects.text.MAX_TASKS`)."""
 
+PROBE_SECONDS = 2.0
+"""Longest wait for the first answer at a port, which may be somebody else's who never answers."""
+
 IDLE_SECONDS = 60.0
 """After which a silent connection is cut off; a rank asks at least every few seconds."""
 
@@ -113,10 +116,11 @@ class TcpStore:
         causes = []
         for port in self._ports:
             try:
-                self._connected = socket.create_connection((self._host, port), CALL_SECONDS)
+                self._connected = socket.create_connection((self._host, port), PROBE_SECONDS)
                 self._connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._lines = self._connected.makefile("rb")
                 self._ask({"do": "get", "table": "leaders"})
+                self._connected.settimeout(CALL_SECONDS)
                 return
             except OSError as cause:
                 causes.append(f"port {port}: {cause.strerror or cause}")
@@ -241,8 +245,10 @@ class _Server:
             connections.add(task)
             try:
                 await self._converse(reader, writer)
-            except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, TimeoutError):
+            except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError):
                 pass  # A port scanner, a browser, a rank that died: cut off without a word.
+            except asyncio.CancelledError:
+                pass  # The store ends. (Python 3.11 logs a connection's task that ends as cancelled.)
             finally:
                 connections.discard(task)
                 writer.transport.abort() if writer.is_closing() else writer.close()

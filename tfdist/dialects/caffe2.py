@@ -23,7 +23,7 @@ IS_MAPPING = True
 PROGRAMS = ("resnet50_trainer.py", "caffe2.python.examples.resnet50_trainer", "imagenet_trainer.py")
 
 PASSWORD_VARIABLE = "TFDIST_REDIS_PASSWORD"
-"""The password of the Redis store; Caffe2 has no flag for it, and a command line can be read by everybody on the machine."""
+"""The password of the Redis store, for which Caffe2 has no flag."""
 
 _MINE = names("num_shards shard_id run_id redis_host redis_port file_store_path num_gpus gpus distributed_transport")
 WORDS = _MINE | names("distributed_interfaces redis_password use_cpu")
@@ -54,6 +54,10 @@ def parse(document: Document, **_: Any) -> Cluster | Membership:
 
 def parse_command(words: list[str], source: Source) -> Cluster | Membership:
     """Reads a command line of the trainer; flags that do not concern the cluster are passed over."""
+    if any(word.startswith("--redis_password") for word in words):
+        raise source.error(
+            f"everybody on the machine can read a command line; set {PASSWORD_VARIABLE} instead", field="--redis_password"
+        )
     return _read(options(words[1:], source, WORDS - {"redis_password"}, is_program=True))
 
 

@@ -156,7 +156,7 @@ def _processes(values: Values, environ: Mapping[str, str]) -> int:
         return os.cpu_count() or 1
     if text == "xpu":
         raise values.error("nproc_per_node", "xpu counts Intel's devices, which tfdist cannot; give a number")
-    return values.number("nproc_per_node", least=1)
+    return values.number("nproc_per_node", 1, least=1)
 
 
 def _gpus(environ: Mapping[str, str]) -> int:
