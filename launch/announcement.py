@@ -75,6 +75,12 @@ def leader_of(membership: Membership) -> Name:
     return (first[0].job, first[0].index) if first else ("worker", 0)
 
 
+def expected(membership: Membership) -> list[Name]:
+    """All processes of the job: the known tasks, and the ranks."""
+    ranks = [("worker", rank) for rank in range(membership.size)]
+    return [*((task.job, task.index) for task in membership.known), *ranks]
+
+
 def cluster_of(membership: Membership, everybody: Iterable[Announcement]) -> Cluster:
     """The cluster of a complete roster, in which rank r is `worker:r`, as the process of `membership` sees it."""
     workers = [

@@ -4,12 +4,12 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
-from tfdist.launch.announcement import Announcement, called, json_object, texts
+from tfdist.launch.announcement import Announcement, Name, called, json_object, listed, texts
 from tfdist.launch.ports import HeldPorts
 from tfdist.launch.store import OpenStore, StoreUnavailableError
 from tfdist.membership import Membership
@@ -128,6 +128,13 @@ class Meeting:
             if isinstance(text, str):
                 self.quietly(self.put, "read", {})
                 raise self.contradiction(text) if kind == "error" else self.out_of_time(text)
+
+    def absence(self, missing: Iterable[Name]) -> str:
+        """The sentence about processes that did not come."""
+        return (
+            f"{called(self.membership.task)} gave up after {self.timeout:.0f} s: {listed(map(called, missing))} of "
+            f"{self.membership.size} ranks did not come; start them, and check that they use the same store and run id"
+        )
 
     def contradiction(self, why: str) -> ClusterError:
         """The error for processes that contradict each other."""

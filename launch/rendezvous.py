@@ -26,7 +26,8 @@ def meet(membership: Membership, timeout_seconds: float = 300.0) -> Cluster:
 
     Args:
         membership: what this process knows.
-        timeout_seconds: for everything together: the store to come up, the others to come, and their answers.
+        timeout_seconds: for everything together: the store to come up, the others to come, and their answers. The verdict of a
+            leader that is there is waited for two seconds longer.
 
     Raises:
         StartTimeoutError: when ranks did not come in time, or the store did not answer; the message names them.

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
-from tfdist.launch.announcement import Announcement, Name, called, cluster_of, listed
+from tfdist.launch.announcement import Announcement, Name, called, cluster_of, expected, listed
 from tfdist.launch.meeting import MAX_LEADERS, POLL_SECONDS, REPEAT_SECONDS, Meeting
-from tfdist.launch.store import LOOPBACK, StoreUnavailableError
+from tfdist.launch.store import LOOPBACK, OpenStore, StoreUnavailableError
 from tfdist.membership import Membership
 
 SETTLE_SECONDS = 1.0
@@ -28,6 +28,10 @@ class Leader(Meeting):
     tables = ("leaders", "verdicts", "read")
     _missing: tuple[Name, ...] = ()
 
+    def __init__(self, membership: Membership, store: OpenStore, timeout_seconds: float) -> None:
+        super().__init__(membership, store, timeout_seconds)
+        self._came: set[Name] = set()
+
     def find_cluster(self) -> Cluster:
         """Takes part until all have answered."""
         complete_since: float | None = None
@@ -43,7 +47,8 @@ class Leader(Meeting):
                 known = len(everybody)
                 self.something_happened()
             here = {entry.task for entry in everybody.values()}
-            self._missing = tuple(task for task in _expected(self.membership) if task not in here)
+            self._came |= here
+            self._missing = tuple(task for task in expected(self.membership) if task not in here)
             if not self._missing and complete_since is None:
                 complete_since = time.monotonic()
             self.waits(listed(map(called, self._missing)))
@@ -53,10 +58,9 @@ class Leader(Meeting):
 
     def give_up(self) -> NoReturn:
         """Tells all who came who did not, and raises the error."""
-        why = (
-            f"gave up after {self.timeout:.0f} s: {listed(map(called, self._missing))} of {self.membership.size} ranks did not "
-            "come; start them, and check that they use the same store and run id"
-        )
+        never = [task for task in self._missing if task not in self._came]
+        gone = "" if never else ", or not at the same time"
+        why = f"{self.absence(never or self._missing)}{gone}"
         self._refuse({"timeout": why})
         raise self.out_of_time(why)
 
@@ -95,7 +99,7 @@ class Leader(Meeting):
         begin = time.monotonic()
         until = begin + READ_SECONDS
         lingers = begin + LINGER_SECONDS if "error" in verdict else begin
-        expected = len(_expected(self.membership))
+        all_of_them = len(expected(self.membership))
         pause = POLL_SECONDS[0]
         told: list[str] | None = None
         while time.monotonic() < until:
@@ -106,7 +110,7 @@ class Leader(Meeting):
                     late = {"error": "another process of the same rank was here first; give every process a rank of its own"}
                     self.put("verdicts", {**(late if roster else {}), **verdict, "to": to})
                     told = to
-                all_came = len(others) + 1 >= expected or time.monotonic() >= lingers
+                all_came = len(others) + 1 >= all_of_them or time.monotonic() >= lingers
                 if (roster or others) - {self.nonce} <= set(self.store.get("read")) and all_came:
                     break
             except (StoreUnavailableError, ClusterError):
@@ -118,11 +122,6 @@ class Leader(Meeting):
     def _others(self) -> set[str]:
         entries = {**self.announcements("members"), **self.announcements("leaders")}
         return {nonce for nonce, entry in entries.items() if self.nonce in entry.answers} - {self.nonce}
-
-
-def _expected(membership: Membership) -> list[Name]:
-    ranks = [("worker", rank) for rank in range(membership.size)]
-    return [*((task.job, task.index) for task in membership.known), *ranks]
 
 
 def _contradiction(membership: Membership, everybody: list[Announcement]) -> str | None:
@@ -141,8 +140,7 @@ def _contradiction(membership: Membership, everybody: list[Announcement]) -> str
     if len({entry.size for entry in first.values()}) > 1:
         said = listed(f"{called(task)} says {entry.size}" for task, entry in first.items())
         return f"the processes disagree about the number of ranks: {said}; start all of them with the same"
-    expected = set(_expected(membership))
-    beyond = [called(task) for task in first if task not in expected]
+    beyond = [called(task) for task in first if task not in set(expected(membership))]
     if beyond:
         return f"{listed(beyond)} came, and {called(membership.task)} knows of no such task; start all with one description"
     near = [task for task, entry in first.items() if entry.host.lower() in LOOPBACK]

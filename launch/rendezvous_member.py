@@ -5,8 +5,13 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from tfdist.cluster import Cluster
-from tfdist.launch.announcement import Announcement, called, cluster_of, leader_of
+from tfdist.errors import ClusterError
+from tfdist.launch.announcement import Announcement, called, cluster_of, expected, leader_of
 from tfdist.launch.meeting import MAX_LEADERS, REPEAT_SECONDS, Meeting
+from tfdist.launch.store import StoreUnavailableError
+
+GRACE_SECONDS = 2.0
+"""How much longer than its own limit a member waits for the verdict of a leader."""
 
 
 class Member(Meeting):
@@ -15,6 +20,7 @@ class Member(Meeting):
     def find_cluster(self) -> Cluster:
         """Takes part until a roster has this process in it."""
         put_at = float("-inf")
+        waits_longer = False
         whom = f"{called(leader_of(self.membership))}, and for those that it waits for"
         while True:
             leaders = set(sorted(self.tries(lambda: self.store.get("leaders")))[:MAX_LEADERS])
@@ -30,14 +36,30 @@ class Member(Meeting):
                     self.quietly(self.put, "read", {})
                     return roster
                 self.heed(verdict)
+            if self.answers and not waits_longer:
+                # The leader, whose time is up at about the same moment, says best who is missing.
+                self.deadline += GRACE_SECONDS
+                waits_longer = True
             self.waits(whom)
 
     def give_up(self) -> NoReturn:
-        """Raises the error that says that no leader came."""
-        me, leader = called(self.membership.task), called(leader_of(self.membership))
+        """Raises the error that says who did not come, as far as the store tells."""
+        came = {self.membership.task}
+        try:
+            leaders, members = self.announcements("leaders"), self.announcements("members")
+            came |= {leader.task for leader in leaders.values()}
+            came |= {
+                each.task for each in members.values() if set(each.answers) == self.answers or self.answers & {*each.answers}
+            }
+        except (StoreUnavailableError, ClusterError):
+            pass
+        missing = [task for task in expected(self.membership) if task not in came]
+        me = called(self.membership.task)
         raise self.out_of_time(
-            f"{me} gave up after {self.timeout:.0f} s: no word from {leader}; start it, check that it uses the same store and "
-            f"run id, and that no other process is {me}"
+            self.absence(missing)
+            if missing
+            else f"{me} gave up after {self.timeout:.0f} s, and the others have left or are about to; if they train, another "
+            f"process is {me}"
         )
 
     def _my_roster(self, verdict: Mapping[str, Any]) -> Cluster | None:
