@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -158,5 +159,6 @@ class Meeting:
         ports = HeldPorts()
         task = ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0]
         ports.offer()  # TensorFlow's server, or who starts one, takes it some time after the meeting.
+        os.environ["TF_GRPC_REUSE_PORT"] = "1"
         assert task.port is not None
         return host, task.port

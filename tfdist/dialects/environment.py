@@ -90,7 +90,7 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
     for name, dialect in sorted(dialects, key=lambda entry: entry[0] != "tf_config"):
         if bool(getattr(dialect, "ALLOCATES", False)) is allocates and (variable := dialect.recognises(environ)):
             described = dialect.from_environ(environ)
-            if isinstance(described, Membership) and described.size == 1:
+            if isinstance(described, Membership) and described.size == 1 and not described.known:
                 described = described.outline()  # Alone, it needs nobody's address.
             yield Environment(name, variable, described)
 
