@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tfdist import Cluster, ClusterError
-from tfdist.dialects import description, pytorch
+from tfdist.dialects import description, environment, pytorch
 from tfdist.membership import Membership, Store
 
 ENV = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
@@ -153,3 +153,10 @@ def test_gpus_are_counted_where_they_are_asked_for(monkeypatch):
 def test_options_that_cannot_be_are_named(command, message):
     with pytest.raises(ClusterError, match=message):
         description(command)
+
+
+def test_a_task_that_tfdist_starts_within_such_an_environment_has_its_tf_config_alone():
+    config = '{"cluster": {"chief": ["a:1"], "worker": ["a:2"], "ps": ["a:3"]}, "task": {"type": "worker", "index": 0}}'
+    with pytest.raises(ClusterError, match="unset the variables of the one that does not belong to this run"):
+        environment.find({**ENV, "TF_CONFIG": config})
+    assert environment.find({**ENV, "TF_CONFIG": config, "TFDIST_STARTED": "1"}).task == ("worker", 0)
