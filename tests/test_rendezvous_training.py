@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 TRAINS = """
     import tfdist
@@ -45,7 +45,7 @@ def test_trainers_without_addresses_train_with_the_pserver_where_they_met(start,
     trainers = [
         start(program, environment={**paddle, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(i)}) for i in range(2)
     ]
-    assert trainers[0].wait() == 0, trainers[0].output + server.output
+    assert trainers[0].wait(200) == 0, trainers[0].output + server.output
     assert "rank 0 of 1 ParameterServer loss " in trainers[0].output
     assert trainers[1].wait(60) == 0, trainers[1].output
     assert server.wait(60) == 0, server.output
