@@ -189,7 +189,7 @@ def _contradiction(source: Source, asked: str, here: Cluster) -> ClusterError:
 
 def _met(membership: Membership, timeout_seconds: float) -> Cluster:
     """The cluster of ranks that have met; they meet once in a process."""
-    if membership.size == 1:
+    if membership.size == 1 and not membership.known:
         return membership.outline()
     if membership.store is None:
         raise membership.source.error(

@@ -25,6 +25,9 @@ from tfdist.membership import Membership
 CLUSTER_VARIABLE = "TFDIST_CLUSTER"
 """A description for programs that are given none: a path or a text in any dialect, as `--cluster` takes it."""
 
+STARTED_VARIABLE = "TFDIST_STARTED"
+"""Set by tfdist for the tasks that it starts itself: their TF_CONFIG counts alone, whatever has started what starts them."""
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -71,6 +74,8 @@ def find(environ: Mapping[str, str] | None = None) -> Cluster | Membership | Non
         ClusterError: where the environment that counts cannot be read, or two launchers contradict each other.
     """
     environ = os.environ if environ is None else environ
+    if environ.get(STARTED_VARIABLE) and environ.get("TF_CONFIG"):
+        environ = {"TF_CONFIG": environ["TF_CONFIG"]}
     launchers = list(_environments(environ, allocates=False))
     several = [entry for entry in launchers if entry.size > 1]
     for other in several[1:]:
@@ -90,7 +95,7 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
     for name, dialect in sorted(dialects, key=lambda entry: entry[0] != "tf_config"):
         if bool(getattr(dialect, "ALLOCATES", False)) is allocates and (variable := dialect.recognises(environ)):
             described = dialect.from_environ(environ)
-            if isinstance(described, Membership) and described.size == 1:
+            if isinstance(described, Membership) and described.size == 1 and not described.known:
                 described = described.outline()  # Alone, it needs nobody's address.
             yield Environment(name, variable, described)
 

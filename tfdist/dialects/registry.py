@@ -9,7 +9,20 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import cloudml, horovod, kubernetes, kubernetes_tfjob, sagemaker, singa, slurm, tf_config, vertex
+from tfdist.dialects import (
+    caffe2,
+    cloudml,
+    horovod,
+    kubernetes,
+    kubernetes_tfjob,
+    paddle,
+    pytorch,
+    sagemaker,
+    singa,
+    slurm,
+    tf_config,
+    vertex,
+)
 from tfdist.dialects.text import Document
 from tfdist.errors import Source
 from tfdist.membership import Membership
@@ -89,6 +102,9 @@ DIALECTS: dict[str, Dialect] = {
         kubernetes,
         kubernetes_tfjob,
         tf_config,
+        pytorch,
+        caffe2,
+        paddle,
     )
 }
 """All dialects by name. A new one is one new file and one line here."""
