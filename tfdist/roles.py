@@ -11,6 +11,7 @@ environment which of them this process is, and, where the description leaves it 
 import dataclasses
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -200,6 +201,7 @@ def _met(membership: Membership, timeout_seconds: float) -> Cluster:
         from tfdist.launch.rendezvous import meet
 
         _meetings[membership] = meet(membership, timeout_seconds)
+        os.environ["TF_GRPC_REUSE_PORT"] = "1"  # The meeting holds this process' port; TensorFlow's server binds it, too.
     return _meetings[membership]
 
 

@@ -77,7 +77,7 @@ def find(environ: Mapping[str, str] | None = None) -> Cluster | Membership | Non
     if environ.get(STARTED_VARIABLE) and environ.get("TF_CONFIG"):
         environ = {"TF_CONFIG": environ["TF_CONFIG"]}
     launchers = list(_environments(environ, allocates=False))
-    several = [entry for entry in launchers if entry.size > 1]
+    several = sorted((entry for entry in launchers if entry.size > 1), key=_knows_nobody)
     for other in several[1:]:
         _check_agree(several[0], other)
     if several:
@@ -98,6 +98,11 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
             if isinstance(described, Membership) and described.size == 1 and not described.known:
                 described = described.outline()  # Alone, it needs nobody's address.
             yield Environment(name, variable, described)
+
+
+def _knows_nobody(entry: Environment) -> bool:
+    """Whether it gives ranks, but neither addresses nor a store to meet in: of launchers that agree, another says more."""
+    return isinstance(entry.described, Membership) and entry.described.store is None
 
 
 def _check_agree(one: Environment, other: Environment) -> None:
