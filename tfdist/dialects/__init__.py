@@ -285,7 +285,8 @@ def _choose(words: set[str], dialects: Iterable[ReadsText], has_blocks: bool = F
     most = 0
     for dialect in dialects:
         # Long files of other kinds hold thousands of words; the first 500 tell.
-        unknown = sorted(words - dialect.WORDS)[:500]
+        # A text with blocks is no YAML: there only the words themselves can mean a dialect of mappings.
+        unknown = [] if has_blocks and dialect.IS_MAPPING else sorted(words - dialect.WORDS)[:500]
         score = 2 * len(words & dialect.WORDS) + sum(close(word, dialect.WORDS) is not None for word in unknown)
         if score > most or (score == most > 0 and not has_blocks):
             best, most = dialect, score
