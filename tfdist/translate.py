@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from absl import flags
 
@@ -27,6 +28,9 @@ step, ...).
   --to tf_config     TF_CONFIG of every task by the task's name (the default), of one task with --task
   --to cluster_spec  the addresses by job, as tf.train.ClusterSpec takes them
 {outputs}
+  --to mermaid       a picture as a flowchart of Mermaid: groups, their tasks, and who talks to whom
+  --to svg           the same as a drawing
+  --to tree          a tree for the terminal: hosts, or groups, and their tasks
   --image IMAGE      with --to kubernetes, tfjob and vertex: the image of the containers
   --command COMMAND  with them: what the containers run, in the words of a shell; no shell runs it
   --name NAME        with --to kubernetes and tfjob: the name of the job
@@ -61,6 +65,12 @@ def _prepared(cluster: Cluster) -> Cluster:
     return prepared(cluster)
 
 
+def _drawn(name: str, cluster: Cluster) -> str:
+    from tfdist.pictures import PICTURES
+
+    return PICTURES[name](cluster)
+
+
 def _cluster_spec(cluster: Cluster) -> str:
     return json.dumps(_prepared(cluster).cluster_spec(), indent=2)
 
@@ -69,6 +79,7 @@ OUTPUTS: dict[str, Callable[..., str]] = {
     "tf_config": lambda cluster: _tf_config(cluster, None),
     "cluster_spec": _cluster_spec,
     **{name: dialect.write for name, dialect in writers().items() if name != tf_config.NAME},
+    **{name: partial(_drawn, name) for name in ("mermaid", "svg", "tree")},
 }
 
 
