@@ -27,8 +27,9 @@ from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.cloudml import tier_name
 from tfdist.errors import ClusterError, nearest
-from tfdist.flags import cluster_from_flags, define_flags, describes
+from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch.ports import is_local
+from tfdist.membership import Membership
 from tfdist.roles import tf_config_json
 from tfdist.strategies.evaluation_folder import VARIABLE, EvaluationFolder
 
@@ -141,10 +142,18 @@ def _described(program: dict[str, Any]) -> Cluster:
         raise UsageError(
             f"no cluster is described: give --tier NAME or --cluster FILE{_misplaced(program)} (--help tells more)"
         )
+    if isinstance(cluster, Membership):
+        if describes(FLAGS) and not FLAGS.local and cluster.local_size != cluster.size:
+            raise UsageError(
+                f"{cluster.source.name}: this says that there are {cluster.size} ranks, but not on which hosts; run all of "
+                "them here with --local, or start the program itself on every host"
+            )
+        cluster = with_flags(cluster.outline(), FLAGS)
     if cluster.task is not None and not describes(FLAGS):
+        name = cluster.source.name
         raise UsageError(
-            f"TF_CONFIG says that this process is {cluster.task[0]}:{cluster.task[1]} of a cluster that somebody else starts; "
-            "run the program itself (python train.py), or unset TF_CONFIG and give --tier or --cluster"
+            f"{name} says that this process is {cluster.task[0]}:{cluster.task[1]} of a cluster that somebody else starts; "
+            f"run the program itself (python train.py), or unset {name} and give --tier or --cluster"
         )
     return cluster
 

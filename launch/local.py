@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.fork_server import MESSAGE_BYTES
 from tfdist.strategies import serving_jobs
 
@@ -127,7 +128,7 @@ def task_environment(cluster: Cluster, choice: Choice, task: Task) -> dict[str, 
 
     On few cores, many TensorFlow processes with a thread per core each fight for them. What the user has set stays.
     """
-    environment = {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}
+    environment = {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}
     serving = serving_jobs(choice.strategy)
     if task.job == "evaluator":
         # It must not slow the training down: one thread to compute with, and no GPU, of whose memory TensorFlow takes all.

@@ -12,6 +12,8 @@ from tfdist.cluster import Cluster
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
+_offered: dict[int, socket.socket] = {}
+
 
 class HeldPorts:
     """The ports of the tasks that run on this machine; close it when the job has ended."""
@@ -44,6 +46,11 @@ class HeldPorts:
             tasks.append(task)
         return dataclasses.replace(cluster, tasks=tuple(tasks))
 
+    def offer(self) -> None:
+        """Lets the ports be taken by the next in this process who holds them; nobody else gets them in between."""
+        _offered.update({int(held.getsockname()[1]): held for held in self._sockets})
+        self._sockets.clear()
+
     def close(self) -> None:
         """Lets the ports go."""
         for held in self._sockets:
@@ -51,6 +58,9 @@ class HeldPorts:
         self._sockets.clear()
 
     def _bind(self, port: int) -> int | None:
+        if port in _offered:
+            self._sockets.append(_offered.pop(port))
+            return port
         held = socket.socket()
         try:
             held.bind(("", port))  # All interfaces, as TensorFlow's server does.

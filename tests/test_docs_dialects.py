@@ -1,5 +1,7 @@
 """The pages about the dialects say what really happens: every file and every command on them is tried."""
 
+import itertools
+import os
 import re
 import shlex
 import subprocess
@@ -23,9 +25,13 @@ def test_every_command_prints_what_the_page_says(page: Path, tmp_path: Path) -> 
         if language != "console":
             continue
         line, _, expected = content.partition("\n")
-        assert line.startswith("$ python ")
-        arguments = [sys.executable, *shlex.split(line.removeprefix("$ python "))]
-        result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert line.startswith("$ ")
+        words = shlex.split(line.removeprefix("$ "))
+        given = list(itertools.takewhile(lambda word: "=" in word, words))
+        assert words[len(given)] == "python"
+        arguments = [sys.executable, *words[len(given) + 1 :]]
+        environ = os.environ | dict(word.split("=", 1) for word in given)
+        result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
         assert result.stdout + result.stderr == expected, line
         assert result.returncode == (2 if result.stderr else 0)
         commands += 1

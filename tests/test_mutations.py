@@ -12,8 +12,10 @@ from collections.abc import Callable
 import pytest
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import DIALECTS, read
+from tfdist.dialects import environment, read
+from tfdist.dialects.registry import writers
 from tfdist.errors import ClusterError
+from tfdist.membership import Membership
 
 COUNT = int(os.environ.get("TFDIST_MUTATIONS", "6000"))
 
@@ -81,7 +83,52 @@ TF_CONFIG = json.dumps(
     indent=1,
 )
 
-SAMPLES = (SINGA_JOB, SINGA_BARE, CLOUDML_YAML, CLOUDML_JSON, TF_CONFIG)
+COUNTS = '{"cluster": {"chief": 1, "worker": 4, "ps": 2, "evaluator": 1}, "tfdist": {"sync_period": 4}}'
+
+HOSTFILE = "# all\nworker-0 slots=2\n\nuser@worker-1 slots = 4 max_slots=8 # fast\n10.0.0.3 slots=1\n"
+
+HOSTFILE_MPICH = "a:2\nb.example.org:3\n"
+
+HOROVODRUN = "X=1 horovodrun -np 4 --min-np 2 -H h1:2,h2:2 --verbose python train.py -H x\n"
+
+MPIRUN = (
+    "mpirun --allow-run-as-root -np 6 --map-by ppr:2:node --mca btl tcp,self -x PATH \\\n  -H 'a:4,b:2',c python train.py\n"
+)
+
+SBATCH = "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH -N 2 --ntasks-per-node=4 # tasks\n#SBATCH --gpus-per-task a100:1\nsrun python x\n"
+
+SBATCH_OF_TFDIST = f"#!/bin/bash\n#SBATCH --ntasks=8\nexport TFDIST_CLUSTER='{COUNTS}'\nsrun python train.py\n"
+
+SAMPLES = (
+    *(SINGA_JOB, SINGA_BARE, CLOUDML_YAML, CLOUDML_JSON, TF_CONFIG, COUNTS),
+    *(HOSTFILE, HOSTFILE_MPICH, HOROVODRUN, MPIRUN, SBATCH, SBATCH_OF_TFDIST),
+)
+
+ENVIRONMENTS: tuple[dict[str, str], ...] = (
+    {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": "7",
+        "SLURM_STEP_NODELIST": "n[01-02,7],gpu-a[1-2]b[3]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x3)",
+        "SLURM_PROCID": "3",
+        "SLURM_NODEID": "1",
+        "SLURM_LOCALID": "1",
+        "SLURM_DISTRIBUTION": "plane",
+        "SLURM_DIST_PLANESIZE": "2",
+        "SLURM_GPUS_PER_TASK": "a100:2",
+        "SLURM_STEP_RESV_PORTS": "12000-12003",
+    },
+    {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1", "HOROVOD_LOCAL_SIZE": "2"},
+    {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    },
+    {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "TF_CONFIG": TF_CONFIG},
+)
+"""Each is read by itself, and with variables of the others."""
 
 _TOKEN = re.compile(r"\w+|\s+|[^\w\s]")
 _HOSTILE = [
@@ -177,9 +224,42 @@ def mutated(seed: int) -> bytes:
     return content
 
 
+def mutated_environment(seed: int) -> dict[str, str]:
+    """The damaged variables of one number."""
+    rng = random.Random(seed)
+    environ = dict(rng.choice(ENVIRONMENTS))
+    if rng.random() < 0.2:
+        environ |= rng.choice(ENVIRONMENTS)
+    for name in rng.sample(sorted(environ), min(len(environ), rng.choice((1, 1, 2)))):
+        if rng.random() < 0.2:
+            del environ[name]
+        else:
+            value = rng.choice(MUTATORS)(environ[name].encode(), rng) if environ[name] else b""
+            environ[name] = value.decode("utf-8", "surrogateescape").replace("\0", "")
+    return environ
+
+
 def test_the_samples_themselves_are_read() -> None:
     for sample in SAMPLES:
         assert isinstance(read(sample), Cluster)
+    for environ in ENVIRONMENTS:
+        assert environment.find({name: value for name, value in environ.items() if name != "TF_CONFIG"}) is not None
+
+
+def test_a_damaged_environment_is_read_or_refused_in_one_line() -> None:
+    refused = 0
+    count = min(COUNT, 20000)
+    for seed in range(count):
+        try:
+            found = environment.find(mutated_environment(seed))
+        except ClusterError as error:
+            refused += 1
+            assert str(error).isprintable() and len(str(error)) < 1500, f"seed {seed}: {error}"
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+        else:
+            assert found is None or isinstance(found, Cluster | Membership)
+    assert count * 0.2 < refused < count
 
 
 @pytest.mark.timeout(600)
@@ -207,7 +287,7 @@ def test_what_is_read_from_a_damaged_description_can_be_written_or_is_refused() 
             cluster = read(mutated(seed))
         except ClusterError:
             continue
-        for dialect in DIALECTS.values():
+        for dialect in writers().values():
             if len(cluster.tasks) < 100:
                 try:
                     assert isinstance(dialect.write(cluster), str)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.dialects import read
-from tfdist.translate import main
+from tfdist.translate import OUTPUTS, main
 
 HOGWILD = "cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 4 }\n"
 
@@ -69,6 +69,21 @@ def test_singa_and_cloudml(capsys: pytest.CaptureFixture[str], job_conf: str, tm
     assert "nworkers_per_group: 2" in run(capsys, str(config), "--to", "singa")
 
 
+def test_a_command_line_and_standard_input_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "horovodrun -np 3 -H a:2,b:2 python train.py --to x"
+    assert run(capsys, line, "--to", "horovod") == "a slots=2\nb slots=1\n"
+    assert command("-", "--to", "horovod", text=line).stdout == "a slots=2\nb slots=1\n"
+
+
+def test_the_program_of_the_containers(capsys: pytest.CaptureFixture[str]) -> None:
+    program = ("--image", "gcr.io/p/i", "--command", "python train.py --name 'a b'")
+    for to in ("kubernetes", "tfjob", "vertex"):
+        out = run(capsys, "STANDARD_1", "--to", to, *program)
+        assert "gcr.io/p/i" in out
+        assert "- 'a b'\n" in out
+    assert "name: mine-ps\n  namespace: ml\n" in run(capsys, "premium-1", "--to=kubernetes", "--name=mine", "--namespace=ml")
+
+
 def test_the_environment_without_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1", "b:1"]}}')
     assert json.loads(run(capsys, "--to", "cluster_spec")) == {"worker": ["a:1", "b:1"]}
@@ -80,7 +95,10 @@ def test_the_environment_without_a_file(capsys: pytest.CaptureFixture[str], monk
         (["nowhere.conf"], "translate: nowhere.conf: there is no such file"),
         (["starndard_1"], "did you mean STANDARD_1?"),
         (["BASIC", "BASIC"], "there are 2 files"),
-        (["BASIC", "--to", "sing"], "'sing' is not one of tf_config, cluster_spec, singa, cloudml; did you mean singa?"),
+        (["BASIC", "--to", "sing"], "; did you mean singa?"),
+        (["BASIC", "--to", "vertex", "--name", "x"], "--name: this flag goes with --to kubernetes, tfjob"),
+        (["BASIC", "--image", "x"], "--image: this flag goes with --to vertex, kubernetes, tfjob"),
+        (["BASIC", "--to", "tfjob", "--name", "X"], "--name: 'X' is not a name that Kubernetes takes"),
         (["BASIC", "--too", "x"], "Unknown command line flag 'too'"),
         (["BASIC", "--task", "worker"], "'worker' is not a task; expected JOB:INDEX"),
         (["BASIC", "--task", "worker:x"], "is not a task"),
@@ -107,7 +125,8 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for flag in ("--help", "-h"):
         out = run(capsys, flag)
         assert all(
-            word in out for word in ("usage:", "--to", "tf_config", "cluster_spec", "singa", "cloudml", "--task", "--hostfile")
+            word in out
+            for word in ("usage:", "--to", "tf_config", "cluster_spec", "singa", "cloudml", "--task", "--hostfile", *OUTPUTS)
         )
 
 
@@ -139,3 +158,4 @@ def test_translating_imports_only_what_the_dialect_needs() -> None:
     assert "google.protobuf.text_format" in result.stderr
     assert "tensorflow" not in result.stderr
     assert "yaml" not in result.stderr
+    assert "hostlist" not in result.stderr

@@ -2,7 +2,7 @@
 
     import tfdist
 
-    with tfdist.strategy("STANDARD_1").scope():  # or a file, a dict, absl FLAGS, or nothing: TF_CONFIG
+    with tfdist.strategy("STANDARD_1").scope():  # or a file, a dict, absl FLAGS, or nothing: the environment
         model = keras.Sequential([...])
         model.compile(...)
     model.fit(...)
@@ -15,6 +15,8 @@ from tfdist.cluster import Task as Task
 from tfdist.dialects import read as read
 from tfdist.errors import ClusterError as ClusterError
 from tfdist.flags import define_flags as define_flags
+from tfdist.ranks import cross_rank as cross_rank
+from tfdist.ranks import cross_size as cross_size
 from tfdist.ranks import is_chief as is_chief
 from tfdist.ranks import local_rank as local_rank
 from tfdist.ranks import local_size as local_size
@@ -30,6 +32,8 @@ __all__ = [
     "ClusterError",
     "Synchronisation",
     "Task",
+    "cross_rank",
+    "cross_size",
     "define_flags",
     "is_chief",
     "local_rank",

@@ -7,8 +7,9 @@ from absl import flags
 
 from tfdist.choice import STRATEGIES, choose, not_hogwild
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import from_environment, read
+from tfdist.dialects import description, from_environment
 from tfdist.errors import Source
+from tfdist.membership import Membership
 from tfdist.synchronisation import (
     COMPRESSIONS,
     DEFAULT_SYNC_PERIOD,
@@ -57,7 +58,13 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     if "cluster" in flag_values and "tier" in flag_values:
         return
     define: dict[str, Any] = {"flag_values": flag_values}
-    flags.DEFINE_string("cluster", None, "File with the cluster: SINGA job.conf, CloudML config.yaml, TF_CONFIG.", **define)
+    flags.DEFINE_string(
+        "cluster",
+        None,
+        "The cluster: a file (SINGA job.conf, CloudML config.yaml, TF_CONFIG, a Horovod hostfile, ...) or the command line of "
+        "another launcher ('horovodrun -np 4 -H a:2,b:2').",
+        **define,
+    )
     flags.DEFINE_string("hostfile", None, "SINGA hostfile: one host a line, dealt out to the processes in turn.", **define)
     for name, help_text in CLOUDML_FLAGS.items():
         flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)
@@ -70,6 +77,13 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         "start_timeout",
         300.0,
         "Seconds to wait for the tasks of the cluster to come up.",
+        lower_bound=0.0,
+        **define,
+    )
+    flags.DEFINE_float(
+        "rendezvous_timeout",
+        300.0,
+        "Seconds to wait for the other ranks to meet, where the description gives ranks but no addresses.",
         lower_bound=0.0,
         **define,
     )
@@ -89,34 +103,47 @@ def is_flag_values(cfg: object) -> bool:
 
 
 def describes(flag_values: flags.FlagValues) -> bool:
-    """Whether the flags describe a cluster by themselves, without TF_CONFIG."""
+    """Whether the flags describe a cluster by themselves, without the environment."""
     return flag_values.cluster is not None or any(getattr(flag_values, name) is not None for name in CLOUDML_FLAGS)
 
 
-def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | None:
-    """Reads the cluster that the flags describe, else that of TF_CONFIG; None where there is neither.
+def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | Membership | None:
+    """Reads the cluster that the flags describe, else that of the environment; None where there is neither.
 
-    `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags apply to whichever it is. The sync period is
-    `DEFAULT_SYNC_PERIOD` where `--strategy hogwild` is given on a description that neither means Hogwild nor has a word for
-    the period.
+    `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags apply to whichever it is (to a Membership, once its ranks have
+    met). The sync period is `DEFAULT_SYNC_PERIOD` where `--strategy hogwild` is given on a description that neither means
+    Hogwild nor has a word for the period.
 
     Raises:
         ClusterError: when the description or a flag is bad, or when Hogwild's flags are given for another strategy.
         AttributeError: when `define_flags` was not called.
     """
-    overrides = {name: getattr(flag_values, name) for name in (*CLOUDML_FLAGS, "job_dir")}
     if describes(flag_values):
-        cluster: Cluster | None = read(flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides)
+        overrides = {name: getattr(flag_values, name) for name in CLOUDML_FLAGS}
+        cluster: Cluster | Membership | None = description(
+            flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides
+        )
     elif flag_values.hostfile is not None:
         raise Source("flags", "--hostfile").error("it goes with --cluster: a hostfile alone does not say what runs where")
     else:
-        cluster = from_environment(overrides)
-    if cluster is not None and flag_values.strategy is not None:
+        cluster = from_environment()
+    if cluster is None and (given := _hogwild_flags(flag_values)):
+        raise Source("flags", f"--{next(iter(given))}").error(
+            "it is an option of hogwild, and no cluster is described; give --tier or --cluster"
+        )
+    return with_flags(cluster, flag_values) if isinstance(cluster, Cluster) else cluster
+
+
+def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
+    """The cluster with what `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags say, whatever described it."""
+    if flag_values.strategy is not None:
         if flag_values.strategy == "hogwild" and not _says_period(cluster):
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
     cluster = _with_hogwild_flags(cluster, flag_values)
-    if cluster is not None and flag_values.evaluator and not cluster.job("evaluator"):
+    if flag_values.job_dir is not None:
+        cluster = dataclasses.replace(cluster, job_dir=flag_values.job_dir)
+    if flag_values.evaluator and not cluster.job("evaluator"):
         cluster = dataclasses.replace(cluster, tasks=(*cluster.tasks, Task("evaluator", 0)))
     return cluster
 
@@ -127,13 +154,16 @@ def _says_period(cluster: Cluster) -> bool:
     return means_hogwild or cluster.source.dialect == "singa" or cluster.sync_period != 1
 
 
-def _with_hogwild_flags(cluster: Cluster | None, flag_values: flags.FlagValues) -> Cluster | None:
-    given: dict[str, Any] = {name: flag_values[name].value for name in HOGWILD_FLAGS if flag_values[name].value is not None}
+def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:
+    """Hogwild's flags that are given."""
+    return {name: flag_values[name].value for name in HOGWILD_FLAGS if flag_values[name].value is not None}
+
+
+def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
+    given = _hogwild_flags(flag_values)
     if not given:
         return cluster
     flag = f"--{next(iter(given))}"
-    if cluster is None:
-        raise Source("flags", flag).error("it is an option of hogwild, and no cluster is described; give --tier or --cluster")
     choice = choose(dataclasses.replace(cluster, synchronisation=Synchronisation()))
     if choice.strategy != "hogwild":
         raise Source("flags", flag).error(not_hogwild(choice))

@@ -3,13 +3,16 @@
 A task has a rank when it runs the training program: the chief first, then the workers by index. Under strategies whose workers
 only serve (ParameterServer, Hogwild) that is the chief alone. A `ps` and an `evaluator` never have one.
 
-The answers come from the description that `tfdist.strategy` uses: the one given to it in this process, else TF_CONFIG, else
-none, when this process is the chief and the only task. They do not import TensorFlow, and may be asked for at any time.
+The answers come from the description that `tfdist.strategy` uses: the one given to it in this process, else that of the
+environment, else none, when this process is the chief and the only task. They do not import TensorFlow, and may be asked for at
+any time. Where the environment knows ranks but no hosts, questions about hosts that it does not answer make the ranks meet.
 """
+
+from collections import Counter
 
 from tfdist.choice import SERVED, choose, prepared
 from tfdist.cluster import Cluster, Task
-from tfdist.roles import this_cluster
+from tfdist.roles import membership_here, this_cluster
 
 
 def role() -> str:
@@ -19,7 +22,7 @@ def role() -> str:
     stays a `worker`, as TensorFlow has it, and `is_chief()` is true.
 
     Raises:
-        ClusterError: for a bad TF_CONFIG; so do all functions here.
+        ClusterError: for a bad environment; so do all functions here.
     """
     return _here()[1].job
 
@@ -55,19 +58,40 @@ def size() -> int:
 
 def local_rank() -> int | None:
     """The number of this process among the ranks on its host, from 0; None where `rank()` is None."""
-    cluster, task = _here()
+    membership = membership_here()
+    if membership is not None and membership.local_rank is not None and not membership.known:
+        return membership.local_rank
+    cluster, task = _here(with_hosts=True)
     return _position(task, _on_host_of(task, cluster))
 
 
 def local_size() -> int:
     """The number of ranks on the host of this process; 0 on a host of ps and evaluator tasks only."""
-    cluster, task = _here()
+    membership = membership_here()
+    if membership is not None and membership.local_size is not None and not membership.known:
+        return membership.local_size
+    cluster, task = _here(with_hosts=True)
     return len(_on_host_of(task, cluster))
 
 
-def _here() -> tuple[Cluster, Task]:
+def cross_rank() -> int | None:
+    """The number of this process' host among the hosts that have a rank with its `local_rank()`, from 0; None without rank.
+
+    Horovod's word; where every host has equally many ranks it is the number of the host (torchrun's GROUP_RANK).
+    """
+    cluster, task = _here(with_hosts=True)
+    return _position(task, _across(task, cluster))
+
+
+def cross_size() -> int:
+    """The number of hosts that have a rank with this process' `local_rank()`; 0 on a task without rank."""
+    cluster, task = _here(with_hosts=True)
+    return len(_across(task, cluster))
+
+
+def _here(*, with_hosts: bool = False) -> tuple[Cluster, Task]:
     """The cluster as its strategy runs it, with hosts, and this process' task in it."""
-    described = this_cluster()
+    described = this_cluster(with_hosts=with_hosts)
     if described.task is not None and described.task[0] == "evaluator":
         return described.addressed(), described.find(*described.task)
     cluster = prepared(described).addressed()
@@ -90,6 +114,19 @@ def _ranked(cluster: Cluster) -> tuple[Task, ...]:
 def _on_host_of(task: Task, cluster: Cluster) -> tuple[Task, ...]:
     host = (task.host or "localhost").lower()
     return tuple(other for other in _ranked(cluster) if (other.host or "localhost").lower() == host)
+
+
+def _across(task: Task, cluster: Cluster) -> tuple[Task, ...]:
+    """The ranks with the local rank of `task`, one on each host that has one; empty where it has no rank."""
+    mine = _position(task, _on_host_of(task, cluster))
+    seen: Counter[str] = Counter()
+    across = []
+    for other in _ranked(cluster):
+        host = (other.host or "localhost").lower()
+        if seen[host] == mine:
+            across.append(other)
+        seen[host] += 1
+    return tuple(across)
 
 
 def _position(task: Task, tasks: tuple[Task, ...]) -> int | None:

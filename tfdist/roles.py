@@ -1,35 +1,47 @@
 """What this process is in the cluster, and what `tfdist.strategy` therefore does in it.
 
 The same program runs on every task. On a task that trains and on an evaluator `strategy` returns; on a task that only serves
-it runs a server until the chief has finished and ends the process. In a plain program, without launcher and TF_CONFIG, it
+it runs a server until the chief has finished and ends the process. In a plain program, without any launcher, it
 starts the serving tasks on this machine and the process is the chief.
+
+A description in the program and an environment go together like this: the description says which tasks there are, the
+environment which of them this process is, and, where the description leaves it open, where they are.
 """
 
 import dataclasses
 import json
 import logging
+import os
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import from_environment, read
-from tfdist.errors import Source
-from tfdist.flags import cluster_from_flags, is_flag_values
+from tfdist.dialects import description, environment, from_environment, tf_config
+from tfdist.errors import ClusterError, Source
+from tfdist.flags import cluster_from_flags, is_flag_values, with_flags
+from tfdist.membership import Membership
 from tfdist.synchronisation import Synchronisation
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 DEFAULT_START_TIMEOUT = 300.0
+DEFAULT_RENDEZVOUS_TIMEOUT = 300.0
 
 _log = logging.getLogger("tfdist")
 _active: "list[tuple[Cluster, tf.distribute.Strategy]]" = []
 _described: list[Cluster] = []
+_meetings: dict[Membership, Cluster] = {}
 
 
 def strategy(
-    cfg: Any = None, *, start_timeout: float | None = None, synchronisation: Synchronisation | None = None
+    cfg: Any = None,
+    *,
+    start_timeout: float | None = None,
+    rendezvous_timeout: float | None = None,
+    synchronisation: Synchronisation | None = None,
 ) -> "tf.distribute.Strategy":
     """Returns the `tf.distribute.Strategy` that the description means, on the task that runs the training program.
 
@@ -39,24 +51,33 @@ def strategy(
 
     Args:
         cfg: a `Cluster`, anything that `tfdist.read` takes (a tier name, a path, text, a dict), or absl FLAGS after
-            `tfdist.define_flags()`. None reads TF_CONFIG; without TF_CONFIG too, the program trains in this one process.
-            Where TF_CONFIG is set it says which task this process is, and a `cfg` must describe the same cluster.
+            `tfdist.define_flags()`. None takes the environment: TF_CONFIG, or the variables of another launcher
+            (docs/dialects/environment.md); where there are none too, the program trains in this one process. Where there are,
+            they say which task this process is, and a `cfg` must describe as many tasks.
         start_timeout: seconds to wait for the other tasks; default 300, or the flag `--start_timeout`.
+        rendezvous_timeout: seconds to wait for the other ranks to say where they are, where only they know it; default 300, or
+            the flag `--rendezvous_timeout`.
         synchronisation: Hogwild's options, in place of those that `cfg` describes; those of flags and TF_CONFIG go before.
 
     Raises:
-        ClusterError: for a bad description, one that contradicts TF_CONFIG, or one that cannot be trained with yet.
+        ClusterError: for a bad description, one that contradicts the environment, or one that cannot be trained with yet.
         StartTimeoutError: when tasks of the cluster did not come up; the message names them.
     """
-    if is_flag_values(cfg):
-        start_timeout = cfg.start_timeout if start_timeout is None else start_timeout
-        flag_values, cfg = cfg, cluster_from_flags(cfg)
-        if cfg is not None and flag_values.job_dir is None:
-            flag_values.job_dir = cfg.job_dir  # Given to the launcher, it is the program's too.
+    flag_values = cfg if is_flag_values(cfg) else None
+    if flag_values is not None:
+        start_timeout = flag_values.start_timeout if start_timeout is None else start_timeout
+        rendezvous_timeout = flag_values.rendezvous_timeout if rendezvous_timeout is None else rendezvous_timeout
+        cfg = cluster_from_flags(flag_values)
     elif cfg is not None and synchronisation is not None:
-        cfg = dataclasses.replace(read(cfg), synchronisation=synchronisation)
+        cfg = description(cfg)
+        cfg = dataclasses.replace(cfg, synchronisation=synchronisation) if isinstance(cfg, Cluster) else cfg
     start_timeout = DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout
-    cluster = _this_cluster(cfg)
+    limit = DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout
+    cluster = _this_cluster(cfg, lambda membership: _met(membership, limit))
+    if flag_values is not None and cfg is not None:
+        cluster = with_flags(cluster, flag_values)
+        if flag_values.job_dir is None:
+            flag_values.job_dir = cluster.job_dir  # Given to the launcher, it is the program's too.
     if synchronisation is not None and not cluster.synchronisation.given():
         cluster = dataclasses.replace(cluster, synchronisation=synchronisation)
     if _active:
@@ -99,22 +120,47 @@ def strategy(
     return created
 
 
-def _this_cluster(cfg: Any) -> Cluster:
-    """The cluster that `cfg` and TF_CONFIG describe together, with this process' task where TF_CONFIG says which it is."""
-    here = from_environment()
-    if cfg is None:
-        return here or Cluster((Task("chief", 0),), source=Source("python", "no description"))
-    described = read(cfg)
-    if here is None or here.task is None or here.partial:
-        if here is None or here.task is None:
-            return described
+def _this_cluster(cfg: Any, meet: Callable[[Membership], Cluster]) -> Cluster:
+    """The cluster that `cfg` and the environment describe together, with this process' task where one of them says it.
+
+    `meet` makes a Cluster of ranks that have no addresses yet.
+    """
+    here = environment.find()
+    described = from_environment() if cfg is None else description(cfg)
+    if described is None:
+        return Cluster((Task("chief", 0),), source=Source("python", "no description"))
+    if isinstance(described, Membership):
+        return meet(described if cfg is None else _with_rank_of(here, described))
+    if here is None or described == here:
+        return described
+    if isinstance(here, Membership):
+        is_open = any(task.host is None for task in described.tasks)
+        here = meet(here) if is_open and len(described.tasks) > 1 else here.outline()
+    if here.task is None:
+        return described
+    if here.partial:
         return dataclasses.replace(here, job_dir=here.job_dir or described.job_dir)
+    return _merged(described, here) if here.source.dialect == tf_config.NAME else _placed(described, here)
+
+
+def _with_rank_of(here: Cluster | Membership | None, described: Membership) -> Membership:
+    """The membership with the rank that the environment gives this process: a command line is the same on all of them."""
+    outline = here.outline() if isinstance(here, Membership) else here
+    if outline is None or outline.task is None or outline.partial or outline.job("ps") or len(outline.training_tasks) == 1:
+        return described
+    if len(outline.training_tasks) != described.size:
+        raise _contradiction(described.source, f"{described.size} ranks", outline)
+    rank = [(task.job, task.index) for task in outline.training_tasks].index(outline.task)
+    if isinstance(here, Membership):
+        return dataclasses.replace(described, rank=rank, local_rank=here.local_rank, local_size=here.local_size)
+    return dataclasses.replace(described, rank=rank)
+
+
+def _merged(described: Cluster, here: Cluster) -> Cluster:
+    """The description, with addresses and task of TF_CONFIG, which has jobs of its own."""
     theirs, ours = (Counter(task.job for task in c.training_tasks) for c in (prepared(described), here))
     if theirs != ours and Counter(task.job for task in described.training_tasks) != ours:
-        raise described.source.error(
-            f"the program asks for {described.describe()}, but TF_CONFIG describes {here.describe()}; "
-            "run the program without TF_CONFIG, or describe the same cluster"
-        )
+        raise _contradiction(described.source, described.describe(), here)
     if described.task is None:  # It is not TF_CONFIG itself, with flags on top.
         described = dataclasses.replace(
             described,
@@ -136,9 +182,64 @@ def _this_cluster(cfg: Any) -> Cluster:
     )
 
 
-def this_cluster() -> Cluster:
-    """The cluster that was given to `strategy` in this process, else that of TF_CONFIG, else one task."""
-    return _described[0] if _described else _this_cluster(None)
+def _placed(described: Cluster, here: Cluster) -> Cluster:
+    """The description, dealt out to the processes of a launcher that knows ranks, but no jobs: chief, workers, ps, evaluators.
+
+    Hosts and ports that the description leaves open are those of the processes.
+    """
+    if len(here.tasks) == 1:
+        return described  # One process alone, as in an interactive shell: there is nobody to share the tasks with.
+    fitting = next((c for c in (described, prepared(described)) if len(c.tasks) == len(here.tasks)), None)
+    if fitting is None:
+        raise _contradiction(described.source, described.describe(), here)
+    tasks, task = [], None
+    for mine, place in zip(fitting.tasks, here.tasks, strict=True):
+        tasks.append(mine if mine.host is not None else dataclasses.replace(mine, host=place.host, port=place.port))
+        if (place.job, place.index) == here.task:
+            task = (mine.job, mine.index)
+    return dataclasses.replace(fitting, tasks=tuple(tasks), task=task)
+
+
+def _contradiction(source: Source, asked: str, here: Cluster) -> ClusterError:
+    return source.error(
+        f"the program asks for {asked}, but {here.source.name} describes {here.describe()}; "
+        f"run the program without {here.source.name}, or describe the same cluster"
+    )
+
+
+def _met(membership: Membership, timeout_seconds: float) -> Cluster:
+    """The cluster of ranks that have met; they meet once in a process."""
+    if membership.size == 1 and not membership.known:
+        return membership.outline()
+    if membership.store is None:
+        raise membership.source.error(
+            f"this process is rank {membership.rank} of {membership.size}, but nothing says where the others are; name the "
+            "hosts, for example tfdist.strategy('horovodrun -np 4 -H a:2,b:2') or --cluster hostfile"
+        )
+    if membership not in _meetings:
+        from tfdist.launch.rendezvous import meet
+
+        _meetings[membership] = meet(membership, timeout_seconds)
+        os.environ["TF_GRPC_REUSE_PORT"] = "1"  # The meeting holds this process' port; TensorFlow's server binds it, too.
+    return _meetings[membership]
+
+
+def this_cluster(*, with_hosts: bool = False) -> Cluster:
+    """The cluster that was given to `strategy` in this process, else that of the environment, else one task.
+
+    Where the environment knows ranks but no hosts, the hosts are left open, or with `with_hosts` the ranks meet to find out.
+    """
+    if _described:
+        return _described[0]
+    if with_hosts:
+        return _this_cluster(None, lambda membership: _met(membership, DEFAULT_RENDEZVOUS_TIMEOUT))
+    return _this_cluster(None, Membership.outline)
+
+
+def membership_here() -> Membership | None:
+    """What the environment says of this process' rank, where it says no more than that and `strategy` was not called yet."""
+    here = None if _described else from_environment()
+    return here if isinstance(here, Membership) else None
 
 
 def _is_chief_too(cluster: Cluster) -> bool:

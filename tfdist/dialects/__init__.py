@@ -1,56 +1,34 @@
 """The languages in which a cluster may be described, and `read`, which takes any of them.
 
-`DIALECTS` is the whole list: a new dialect is one new file and one line there. Which dialect a text is in is decided by its
-words alone, never by its file name: see `_choose`.
+`registry.DIALECTS` is the whole list: a new dialect is one new file and one line there. Which dialect a text is in is decided
+by its words alone, never by its file name: see `_choose`. Command lines go by the name of their program, environments by
+their variables (`environment.py`).
 """
 
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import cloudml, singa, tf_config
+from tfdist.dialects import cloudml, environment, tf_config
 from tfdist.dialects.cloudml_fields import OPTIONS, TIERS
-from tfdist.dialects.text import Document, check_text, close, decode, is_json, load, read_bytes
+from tfdist.dialects.registry import DIALECTS as DIALECTS
+from tfdist.dialects.registry import ReadsText, looks_like, programs, text_dialects
+from tfdist.dialects.text import Document, check_text, close, decode, is_json, load, read_bytes, shown
 from tfdist.errors import ClusterError, Source, nearest
-
-
-class Dialect(Protocol):
-    """What the file of a dialect offers."""
-
-    NAME: str
-    """What it is called, as in `--to`."""
-    EXAMPLE: str
-    """What it looks like, for the message about a text that is in none of them."""
-    WORDS: frozenset[str]
-    """The names that occur in it, by which it is recognised."""
-    IS_MAPPING: bool
-    """Whether it is JSON or YAML; the others read the text themselves."""
-
-    def parse(self, document: Document, *, hostfile: str | None = None, options: Mapping[str, Any] | None = None) -> Cluster:
-        """Reads a description. `hostfile` and `options` are only given to the dialect that has them."""
-        ...
-
-    def write(self, cluster: Cluster) -> str:
-        """Writes a description; raises ClusterError where the dialect has no words for the cluster."""
-        ...
-
-
-DIALECTS: dict[str, Dialect] = {
-    dialect.NAME: dialect
-    for dialect in (
-        cast(Dialect, singa),
-        cast(Dialect, cloudml),
-        cast(Dialect, tf_config),
-    )
-}
+from tfdist.membership import Membership
 
 WAYS = (
-    "give a SINGA job.conf, a CloudML config.yaml or a TF_CONFIG file with --cluster, a scale tier with --tier, "
-    "or set TF_CONFIG in the environment"
+    "give a file (a SINGA job.conf, a CloudML config.yaml, TF_CONFIG, a host file, ...) or a command line (horovodrun, mpirun, "
+    f"torchrun, ...) with --cluster or in {environment.CLUSTER_VARIABLE}, a scale tier with --tier, or start the program "
+    "in an environment that describes one (TF_CONFIG, a Slurm step, torchrun, ...)"
 )
+
+MAX_WORDS = 10_000
+"""Words of a command line that are looked at: the launcher's options, not a shell's list of ten thousand files."""
 
 _TEXT_MARKS = ("\n", "{", ": ")
 
@@ -70,7 +48,8 @@ def read(
             a dict: TF_CONFIG, a cluster specification, a CloudML Job or TrainingInput;
             a `tf.train.ClusterSpec` or a `ClusterResolver`;
             a `Cluster`, returned as it is;
-            None: TF_CONFIG of the environment.
+            a command line, `horovodrun -np 4 -H a:2,b:2 python train.py`; nothing of it is executed;
+            None: the environment of this process, TF_CONFIG for instance.
         hostfile: path of the hosts of a SINGA cluster, one per line.
         overrides: CloudML options that were given as flags and win over the file (`cloudml_fields.OPTIONS`); None means absent.
             `job_dir` goes with every dialect.
@@ -79,30 +58,96 @@ def read(
         ClusterError: when the description cannot be used; its text is one line that says where and why.
         TypeError: when `source` is of none of these types.
     """
+    described = description(source, hostfile=hostfile, overrides=overrides)
+    if isinstance(described, Membership):
+        raise described.source.error(
+            f"this says that there are {described.size} ranks, but not where; tfdist.strategy() finds out when it runs on all "
+            "of them; to translate it, name the hosts"
+        )
+    return described
+
+
+def description(
+    source: object = None,
+    *,
+    hostfile: "str | os.PathLike[str] | None" = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Cluster | Membership:
+    """Reads a description as `read` does; a Membership where it gives ranks, but no addresses."""
     options = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name in options:
         if name not in OPTIONS:
             raise Source("flags", f"--{name}").error(f"there is no such option{nearest(name, OPTIONS)}")
     job_dir = _job_dir(options.pop("job_dir", None))
     hosts = None if hostfile is None else os.fspath(hostfile)
-    if isinstance(source, Cluster):
+    if source is None and "tier" not in options:
+        source = from_environment()
+        if source is None and not options and os.environ.get("TF_CONFIG", "").strip() == "{}":
+            source = tf_config.from_environ(os.environ)  # It says nothing, and that is one task, where it is asked for.
+        if source is None and not options:
+            raise Source("environment", "environment").error(
+                f"no cluster is described: neither TF_CONFIG nor another launcher's variables are set; {WAYS}"
+            )
+    described = _described(source, hosts, options)
+    if job_dir is None or isinstance(described, Membership):
+        return described
+    return dataclasses.replace(described, job_dir=job_dir)
+
+
+def from_environment() -> Cluster | Membership | None:
+    """What `TFDIST_CLUSTER` or the environment of this process describes, or None. Raises ClusterError for a bad one."""
+    given = os.environ.get(environment.CLUSTER_VARIABLE, "").strip()
+    return description(given) if given else environment.find()
+
+
+def _described(source: object, hosts: str | None, options: dict[str, Any]) -> Cluster | Membership:
+    if isinstance(source, Cluster | Membership):
         if hosts is not None or options:
             raise _does_not_take(source.source, hosts, options)
-        cluster = source
-    else:
-        dialect, document = _find(source, options)
-        cluster = _parse(dialect, document, hosts, options)
-    return cluster if job_dir is None else dataclasses.replace(cluster, job_dir=job_dir)
+        return source
+    command = _command(source)
+    if command is None:
+        dialect, document = _find(source)
+        return _parse(dialect, document, hosts, options)
+    words, origin = command
+    reader = programs()[words[0]]
+    if hosts is not None or options:
+        raise _does_not_take(Source(reader.NAME, origin.name), hosts, options)
+    return reader.parse_command(words, Source(reader.NAME, origin.name))
 
 
-def from_environment(overrides: Mapping[str, Any] | None = None) -> Cluster | None:
-    """The cluster of TF_CONFIG, or None where TF_CONFIG is not set or empty. Raises ClusterError for a bad one."""
-    text = os.environ.get("TF_CONFIG", "").strip()
-    return read(overrides=overrides) if text and text != "{}" else None
+_PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
 
 
-def _parse(dialect: Dialect, document: Document, hosts: str | None, options: dict[str, Any]) -> Cluster:
-    takes_hosts, takes_options = dialect is DIALECTS["singa"], dialect is DIALECTS["cloudml"]
+def _command(source: object) -> tuple[list[str], Source] | None:
+    """The words of a command line that a dialect reads, from the name of the program on; None for anything else."""
+    if isinstance(source, bytes | bytearray):
+        source = decode(bytes(source), Source("text", "<text>"))
+    if not isinstance(source, str) or not (known := programs()) or not any(name in source for name in known):
+        return None
+    origin = Source("command", shown(source, 40)[1:-1])
+    try:
+        # Lines may be continued as in a shell; of several commands the first is read.
+        words = shlex.split(check_text(source, origin).replace("\\\n", " "), comments=True)
+        fault = None
+    except ValueError as error:  # A quotation that does not end.
+        words, fault = source.split(), error
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        words.pop(0)
+    words = words[:MAX_WORDS]
+    if words and _PYTHON.fullmatch(os.path.basename(words[0])):
+        program = next((n for n, word in enumerate(words) if n and (not word.startswith("-") or words[n - 1] == "-m")), 0)
+        words = words[program:]
+    if not words or os.path.basename(words[0]) not in known or (len(words) == 1 and os.path.exists(words[0])):
+        return None
+    if fault is not None:
+        raise origin.error(f"this command line cannot be split into words: {str(fault).lower()}")
+    return [os.path.basename(words[0]), *words[1:]], origin
+
+
+def _parse(dialect: ReadsText, document: Document, hosts: str | None, options: dict[str, Any]) -> Cluster | Membership:
+    takes_hosts, takes_options = dialect.NAME == "singa", dialect.NAME == "cloudml"
     if (hosts is not None and not takes_hosts) or (options and not takes_options):
         bad_hosts = hosts if not takes_hosts else None
         raise _does_not_take(Source(dialect.NAME, document.name), bad_hosts, {} if takes_options else options)
@@ -134,14 +179,14 @@ def _does_not_take(source: Source, hosts: str | None, options: Iterable[str]) ->
     )
 
 
-def _find(source: object, options: Mapping[str, Any]) -> tuple[Dialect, Document]:
+def _find(source: object) -> tuple[ReadsText, Document]:
     """Returns the dialect of a source, and what to parse."""
     if source is None:
-        return _from_environment(options)
+        return text_dialects()["cloudml"], Document("flags")
     if isinstance(source, str):
         tier = cloudml.tier_name(source)
         if tier is not None:
-            return DIALECTS["cloudml"], Document(source.strip(), mapping={"scaleTier": tier})
+            return text_dialects()["cloudml"], Document(source.strip(), mapping={"scaleTier": tier})
         if any(mark in source for mark in _TEXT_MARKS) or not source.strip():
             return _from_text(source, "<text>")
         return _from_file(source)
@@ -153,27 +198,13 @@ def _find(source: object, options: Mapping[str, Any]) -> tuple[Dialect, Document
         return _from_mapping(Document("<dict>", mapping=source), Source("dict", "<dict>"))
     name = f"<{type(source).__name__}>"
     if callable(getattr(source, "as_dict", None)):
-        return DIALECTS["tf_config"], Document(name, mapping={"cluster": cast(Any, source).as_dict()})
+        return text_dialects()["tf_config"], Document(name, mapping={"cluster": cast(Any, source).as_dict()})
     if callable(getattr(source, "cluster_spec", None)):
-        return DIALECTS["tf_config"], Document(name, mapping=_from_resolver(source))
+        return text_dialects()["tf_config"], Document(name, mapping=_from_resolver(source))
     raise TypeError(
         f"a cluster description is a path, text, a dict, a ClusterSpec, a ClusterResolver or a Cluster, "
         f"not a {type(source).__name__}"
     )
-
-
-def _from_environment(options: Mapping[str, Any]) -> tuple[Dialect, Document]:
-    text = os.environ.get("TF_CONFIG", "")
-    if "tier" in options or (options and not text.strip()):
-        return DIALECTS["cloudml"], Document("flags")
-    error_source = Source("tf_config", "TF_CONFIG")
-    if not text.strip():
-        raise error_source.error(f"no cluster is described: the variable is not set and no description is given; {WAYS}")
-    text = check_text(text, error_source)
-    if not is_json(text):
-        raise error_source.error('the variable does not hold a JSON object; expected {"cluster": {...}, "task": {...}}')
-    loaded = load(Document("TF_CONFIG", text), error_source)
-    return DIALECTS["tf_config"], dataclasses.replace(loaded, from_environment=True)
 
 
 def _from_resolver(resolver: Any) -> dict[str, Any]:
@@ -186,7 +217,7 @@ def _from_resolver(resolver: Any) -> dict[str, Any]:
     return config
 
 
-def _from_file(path: "str | bytes") -> tuple[Dialect, Document]:
+def _from_file(path: "str | bytes") -> tuple[ReadsText, Document]:
     name = os.fsdecode(path)
     # A name that is not one (forgotten line breaks in a text, for instance) may be of any length.
     source = Source("file", name if len(name) <= 250 else f"{name[:250]}...")
@@ -201,11 +232,13 @@ def _from_file(path: "str | bytes") -> tuple[Dialect, Document]:
     return _from_text(decode(content, source), name)
 
 
-def _from_text(text: str, name: str) -> tuple[Dialect, Document]:
+def _from_text(text: str, name: str) -> tuple[ReadsText, Document]:
     source = Source("text", name)
     document = Document(name, check_text(text, source))
     if not is_json(document.text):
-        dialect = _choose(_words_of_text(document.text), DIALECTS.values(), _BLOCK.search(document.text) is not None)
+        dialects = text_dialects().values()
+        claimed = next((dialect for dialect in dialects if looks_like(dialect, document.text)), None)
+        dialect = claimed or _choose(_words_of_text(document.text), dialects, _BLOCK.search(document.text) is not None)
         if dialect is None:
             raise _unknown(source)
         if not dialect.IS_MAPPING:
@@ -213,9 +246,10 @@ def _from_text(text: str, name: str) -> tuple[Dialect, Document]:
     return _from_mapping(load(document, source), source)
 
 
-def _from_mapping(document: Document, source: Source) -> tuple[Dialect, Document]:
-    mappings = [dialect for dialect in DIALECTS.values() if dialect.IS_MAPPING]
-    dialect = _choose(_words_of_mapping(document.mapping), mappings)
+def _from_mapping(document: Document, source: Source) -> tuple[ReadsText, Document]:
+    mappings = [dialect for dialect in text_dialects().values() if dialect.IS_MAPPING]
+    claimed = next((dialect for dialect in mappings if looks_like(dialect, document.mapping)), None)
+    dialect = claimed or _choose(_words_of_mapping(document.mapping), mappings)
     if dialect is None:
         raise _unknown(source)
     return dialect, document
@@ -241,16 +275,18 @@ def _words_of_mapping(mapping: Mapping[Any, Any]) -> set[str]:
     return {key for level in (mapping, *inner) for key in level if isinstance(key, str)}
 
 
-def _choose(words: set[str], dialects: Iterable[Dialect], has_blocks: bool = False) -> Dialect | None:
+def _choose(words: set[str], dialects: Iterable[ReadsText], has_blocks: bool = False) -> ReadsText | None:
     """Returns the dialect to which most of the words belong, or None where none belongs to any.
 
     A word counts two, one that is only nearly right counts one, so that a typo is reported by the reader of the dialect
     that was meant. `cluster` alone may be SINGA or TF_CONFIG: a block (`cluster {`) makes it SINGA, else it is TF_CONFIG.
     """
-    best, most = None, 0
+    best: ReadsText | None = None
+    most = 0
     for dialect in dialects:
         # Long files of other kinds hold thousands of words; the first 500 tell.
-        unknown = sorted(words - dialect.WORDS)[:500]
+        # A text with blocks is no YAML: there only the words themselves can mean a dialect of mappings.
+        unknown = [] if has_blocks and dialect.IS_MAPPING else sorted(words - dialect.WORDS)[:500]
         score = 2 * len(words & dialect.WORDS) + sum(close(word, dialect.WORDS) is not None for word in unknown)
         if score > most or (score == most > 0 and not has_blocks):
             best, most = dialect, score

@@ -10,30 +10,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine type: whether it is a legacy name of CloudML, its GPUs, and the model of these."""
+    """A machine type: whether it is a legacy name of CloudML, its GPUs, their model, and the equivalent of Compute Engine."""
 
     legacy: bool
     gpus: int = 0
     gpu_model: str = ""
+    equivalent: str = ""
 
 
 MACHINES: dict[str, Machine] = {
-    "standard": Machine(True),  # n1-standard-4
-    "large_model": Machine(True),  # n1-highmem-8
-    "complex_model_s": Machine(True),  # n1-highcpu-8
-    "complex_model_m": Machine(True),  # n1-highcpu-16
-    "complex_model_l": Machine(True),  # n1-highcpu-32
-    "standard_gpu": Machine(True, 1, "K80"),  # n1-standard-8
-    "complex_model_m_gpu": Machine(True, 4, "K80"),  # n1-standard-16
-    "complex_model_l_gpu": Machine(True, 8, "K80"),  # n1-standard-32
-    "standard_p100": Machine(True, 1, "P100"),  # n1-standard-8
-    "complex_model_m_p100": Machine(True, 4, "P100"),  # n1-standard-16
-    "standard_v100": Machine(True, 1, "V100"),  # n1-standard-8
-    "large_model_v100": Machine(True, 1, "V100"),  # n1-highmem-8
-    "complex_model_m_v100": Machine(True, 4, "V100"),  # n1-standard-16
-    "complex_model_l_v100": Machine(True, 8, "V100"),  # n1-standard-32
+    "standard": Machine(True, equivalent="n1-standard-4"),
+    "large_model": Machine(True, equivalent="n1-highmem-8"),
+    "complex_model_s": Machine(True, equivalent="n1-highcpu-8"),
+    "complex_model_m": Machine(True, equivalent="n1-highcpu-16"),
+    "complex_model_l": Machine(True, equivalent="n1-highcpu-32"),
+    "standard_gpu": Machine(True, 1, "K80", equivalent="n1-standard-8"),
+    "complex_model_m_gpu": Machine(True, 4, "K80", equivalent="n1-standard-16"),
+    "complex_model_l_gpu": Machine(True, 8, "K80", equivalent="n1-standard-32"),
+    "standard_p100": Machine(True, 1, "P100", equivalent="n1-standard-8"),
+    "complex_model_m_p100": Machine(True, 4, "P100", equivalent="n1-standard-16"),
+    "standard_v100": Machine(True, 1, "V100", equivalent="n1-standard-8"),
+    "large_model_v100": Machine(True, 1, "V100", equivalent="n1-highmem-8"),
+    "complex_model_m_v100": Machine(True, 4, "V100", equivalent="n1-standard-16"),
+    "complex_model_l_v100": Machine(True, 8, "V100", equivalent="n1-standard-32"),
 }
-"""Legacy machine types; the machine of Compute Engine in the comment."""
+"""Legacy machine types."""
 
 CLOUD_TPU = "cloud_tpu"
 """A machine with one Cloud TPU; it goes with both categories of machine types."""

@@ -1,20 +1,21 @@
 """Writing the CloudML dialect: config.yaml of a cluster with one chief."""
 
-import dataclasses
 import json
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.cloudml_fields import REPLICAS, TIERS
-from tfdist.errors import ClusterError
+from tfdist.dialects.unsaid import cannot, check_usual
 
 DEFAULT_MACHINE = "n1-standard-4"
 """The machine of scale tier BASIC, for tasks of which the description does not say on what they run."""
 
+_WHAT = "CloudML"
+
 
 def write_config(cluster: Cluster) -> str:
     """Returns config.yaml; see `cloudml.write`."""
-    _check(cluster)
-    jobs = {job: _machine(cluster, cluster.job(job)) for _, job in REPLICAS}
+    check(cluster, _WHAT)
+    jobs = {job: machine(cluster, cluster.job(job), _WHAT) for _, job in REPLICAS}
     present = tuple((job, len(cluster.job(job)), *jobs[job]) for job in jobs if cluster.job(job))
     lines = ["trainingInput:"]
     tier = next((name for name, tier in TIERS.items() if tier.machines == present), "CUSTOM")
@@ -29,8 +30,8 @@ def write_config(cluster: Cluster) -> str:
 
 
 def _replica(name: str, count: int, shown: str) -> list[str]:
-    machine, _, accelerator = shown.partition("+")
-    lines = [f"  {name}Type: {machine}"]
+    kind, _, accelerator = shown.partition("+")
+    lines = [f"  {name}Type: {kind}"]
     if name != "master":
         lines.append(f'  {name}Count: "{count}"')
     if accelerator:
@@ -39,27 +40,25 @@ def _replica(name: str, count: int, shown: str) -> list[str]:
     return lines
 
 
-def _cannot(cluster: Cluster, what: str) -> ClusterError:
-    return cluster.source.error(f"CloudML has no words for {what}; translate to tf_config instead")
+def machine(cluster: Cluster, tasks: tuple[Task, ...], dialect: str) -> tuple[str, int]:
+    """The machine type and the GPUs of the tasks of one job, which in Google's dialects all have the same.
 
-
-def _check(cluster: Cluster) -> None:
-    if not cluster.job("chief"):
-        raise _cannot(cluster, "a cluster without a chief (its master)")
-    plain = Cluster(tasks=cluster.tasks, job_dir=cluster.job_dir)
-    for entry in dataclasses.fields(Cluster):
-        if entry.compare and getattr(plain, entry.name) != getattr(cluster, entry.name):
-            raise _cannot(cluster, f"{entry.name} other than the usual")
-
-
-def _machine(cluster: Cluster, tasks: tuple[Task, ...]) -> tuple[str, int]:
-    """The machine type and the GPUs of the tasks of one job, which all have the same in CloudML."""
+    Raises:
+        ClusterError: where they differ, or their replicas are not one on each GPU.
+    """
     kinds = {(task.machine_type, task.slots, task.gpus) for task in tasks}
     if len(kinds) > 1:
-        raise _cannot(cluster, f"{tasks[0].job} tasks on different machines")
+        raise cannot(cluster, dialect, f"{tasks[0].job} tasks on different machines")
     machine_type, slots, gpus = kinds.pop() if kinds else (DEFAULT_MACHINE, 1, 0)
     if machine_type is None and gpus:
-        raise _cannot(cluster, f"GPUs of {tasks[0].job} tasks whose machine type is open")
+        raise cannot(cluster, dialect, f"GPUs of {tasks[0].job} tasks whose machine type is open")
     if slots != max(1, gpus):
-        raise _cannot(cluster, f"{slots} replicas on a machine with {gpus} GPUs")
+        raise cannot(cluster, dialect, f"{slots} replicas on a machine with {gpus} GPUs")
     return machine_type or DEFAULT_MACHINE, gpus
+
+
+def check(cluster: Cluster, dialect: str) -> None:
+    """Raises ClusterError where Google's dialects have no words for the cluster."""
+    if not cluster.job("chief"):
+        raise cannot(cluster, dialect, "a cluster without a chief (its master)")
+    check_usual(cluster, dialect)

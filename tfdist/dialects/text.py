@@ -178,8 +178,14 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
         raise source.error(f"the character {bad[0]!r} is not allowed in YAML", line=line)
     # Only events are taken from the library: it never builds an object, and deep nesting needs no deep stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    builders: list[_Builder] = []
     try:
-        value = _Builder(source, lines).build(yaml.parse(text, Loader=loader))
+        for event in yaml.parse(text, Loader=loader):
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            if isinstance(event, yaml.DocumentStartEvent):
+                builders.append(_Builder(source, line))
+            elif builders:
+                builders[-1].take(type(event).__name__, event, line)
     except ClusterError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -189,35 +195,40 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         # PyYAML lets some of Python's own errors through, for instance for escapes beyond Unicode.
         raise source.error(f"this is not YAML: {error}") from None
+    value = _only_one(builders, source, lines)
     if not isinstance(value, dict):
         raise source.error(f"the description is {shown(value)}; expected a mapping such as `trainingInput: ...`")
     return value
 
 
-class _Builder:
-    """Builds plain values from the events of a YAML parser: dict, list, str, int, float, bool and None."""
+def _only_one(builders: "list[_Builder]", source: Source, lines: dict[Path, int]) -> Any:
+    """The value of the one document that is not empty. Several Kubernetes objects become a `kind: List`, the same to them."""
+    full = [builder for builder in builders if builder.value is not None]
+    if len(full) < 2:
+        lines.update(full[0].lines if full else {})
+        return full[0].value if full else None
+    if not all(isinstance(builder.value, dict) and "kind" in builder.value for builder in full):
+        message = "this is not YAML of one description: a second document begins"
+        raise source.error(f"{message}; only Kubernetes objects, which have a `kind`, may be several", line=full[1].line)
+    for number, builder in enumerate(full):
+        lines.update({("items", str(number), *path): line for path, line in builder.lines.items()})
+    return {"apiVersion": "v1", "kind": "List", "items": [builder.value for builder in full]}
 
-    def __init__(self, source: Source, lines: dict[Path, int]) -> None:
+
+class _Builder:
+    """Builds the plain value of one document from the events of a YAML parser: dict, list, str, int, float, bool and None."""
+
+    def __init__(self, source: Source, line: int) -> None:
         self.source = source
-        self.lines = lines
+        self.line = line
+        self.lines: dict[Path, int] = {}
         self.stack: list[Any] = []
         # The path to the value that comes next; in a mapping, None stands for a key that has not come yet.
         self.path: list[str | None] = []
         self.value: Any = None
-        self.documents = 0
-
-    def build(self, events: Iterable[Any]) -> Any:
-        """Returns the value of the one document."""
-        for event in events:
-            self.take(type(event).__name__, event, event.start_mark.line + 1)
-        return self.value
 
     def take(self, kind: str, event: Any, line: int) -> None:
-        if kind == "DocumentStartEvent":
-            self.documents += 1
-            if self.documents > 1:
-                raise self.source.error("this is not YAML of one description: a second document begins", line=line)
-        elif kind == "AliasEvent":
+        if kind == "AliasEvent":
             raise self.source.error(f"the alias *{event.anchor} is not allowed; write the value out", line=line)
         elif kind in ("SequenceEndEvent", "MappingEndEvent"):
             self.stack.pop()

@@ -5,13 +5,15 @@ Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_clus
 `pkg/controller.v1/tensorflow/tensorflow.go` v1.1 to v1.9; AI Platform Training "distributed training details".
 """
 
+import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task, valid_host
-from tfdist.dialects.text import MAX_TASKS, Document, close, shown
+from tfdist.dialects.text import MAX_TASKS, Document, check_text, close, is_json, load, shown
+from tfdist.dialects.vertex_pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
 from tfdist.synchronisation import DEFAULTS, Synchronisation, problem
 
@@ -38,6 +40,10 @@ _EXTENSION_KEYS = (
     "evaluators",
 )
 
+MAX_WRITTEN = 256 << 20
+"""Most bytes that `write` makes of all tasks together."""
+
+_PLACE = {"type": None}
 _INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
 _ADDRESS = re.compile(r"(?:grpc://)?(\[[^\]]*\]|[^:]*):([0-9]{1,5})", re.ASCII)
@@ -51,8 +57,31 @@ def parse(document: Document, **_: Any) -> Cluster:
 def write(cluster: Cluster) -> str:
     """Returns a JSON object: the TF_CONFIG of every task by the task's name, one task in a line."""
     cluster = cluster.addressed()
-    lines = (f"{json.dumps(task.name)}: {json.dumps(cluster.tf_config(task.job, task.index))}" for task in cluster.tasks)
-    return "{" + ",\n ".join(lines) + "}\n"
+    first = cluster.tasks[0]
+    head = json.dumps(cluster.tf_config(first.job, first.index) | {"task": _PLACE})
+    if len(head) * len(cluster.tasks) > MAX_WRITTEN:
+        raise cluster.source.error(
+            f"TF_CONFIG of each of the {len(cluster.tasks)} tasks names them all, in {len(head)} bytes; print that of one with "
+            "--task, or the addresses once with --to cluster_spec"
+        )
+    # All but `task` is the same for every task, and long.
+    before, _, after = head.partition(json.dumps(_PLACE))
+    parts = ((task.name, json.dumps({"type": task.job, "index": task.index})) for task in cluster.tasks)
+    return "{" + ",\n ".join(f"{json.dumps(name)}: {before}{task}{after}" for name, task in parts) + "}\n"
+
+
+def recognises(environ: Mapping[str, str]) -> str | None:
+    """TF_CONFIG is an environment where it is set and holds anything."""
+    return "TF_CONFIG" if environ.get("TF_CONFIG", "").strip() not in ("", "{}") else None
+
+
+def from_environ(environ: Mapping[str, str]) -> Cluster:
+    """Reads the variable TF_CONFIG; raises ClusterError for a bad one."""
+    source = Source(NAME, "TF_CONFIG")
+    text = check_text(environ["TF_CONFIG"], source)
+    if not is_json(text):
+        raise source.error('the variable does not hold a JSON object; expected {"cluster": {...}, "task": {...}}')
+    return parse(dataclasses.replace(load(Document("TF_CONFIG", text), source), from_environment=True))
 
 
 class _Reader:
@@ -62,6 +91,7 @@ class _Reader:
         self.document = document
         self.source = Source(NAME, document.name)
         self.config = document.mapping
+        self.has_counts = False
         self.is_bare = not document.from_environment and not any(key in _KEYS for key in self.config)
 
     def error(self, message: str, *path: str) -> ClusterError:
@@ -75,9 +105,13 @@ class _Reader:
             where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
             spec = self._mapping(where)
             task = self._task()
+        # Numbers of tasks in place of addresses, as SlurmClusterResolver's `jobs` has them; TensorFlow's TF_CONFIG never does.
+        self.has_counts = not self.document.from_environment and all(map(_is_int, spec.values()))
         extension = self._mapping(EXTENSION) if not self.is_bare else {}
         fields = _Extension(self, extension)
         jobs = self._jobs(spec, where)
+        if jobs.get("ps") and not self.is_bare and has_reduction_server(self.config.get("job")):
+            del jobs["ps"]  # Vertex AI's third pool runs Google's Reduction Server, which speaks NCCL's language alone.
         partial = where == "sparseCluster" or self._is_view(spec, jobs, task)
         if partial and task and task[0] == "ps" and len(jobs.get("ps", {})) == 1:
             # TFJob shows a dynamic ps only itself, as a list of one whatever its index.
@@ -180,7 +214,7 @@ class _Reader:
                 raise self.error(f"there are {len(jobs[job])} {job} tasks; TensorFlow allows one", *prefix, job)
         return jobs
 
-    def _entries(self, entries: object, path: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    def _entries(self, entries: Any, path: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
         if isinstance(entries, Mapping):
             seen: set[int] = set()
             for key, address in entries.items():
@@ -191,6 +225,8 @@ class _Reader:
                 yield index, address
         elif isinstance(entries, list | tuple):
             yield from enumerate(entries)
+        elif self.has_counts and _is_int(entries) and 0 <= entries <= MAX_TASKS:
+            yield from ((index, None) for index in range(entries))
         elif entries is not None:
             raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
 
@@ -231,19 +267,31 @@ class _Reader:
             have = ", ".join(dict.fromkeys(entry.job for entry in tasks)) or "no tasks"
             raise self.error(f"the task is {job}:{index}, but `cluster` has {have}; add its address there", "task", "type")
 
-    def _address(self, address: object, *path: str) -> tuple[str, int]:
-        if not isinstance(address, str):
-            raise self.error(f'{shown(address)} is not an address; expected "host:port"', *path)
-        match = _ADDRESS.fullmatch(address)
-        if match is None:
-            hint = "write IPv6 addresses in brackets, [::1]:2222" if address.count(":") > 1 else 'expected "host:port"'
-            raise self.error(f"{shown(address)} has no port or is not an address; {hint}", *path)
-        host, port = match[1].removeprefix("[").removesuffix("]"), int(match[2])
-        if not valid_host(host) or (":" in host) != match[1].startswith("["):
-            raise self.error(f"{shown(address)} does not start with a host name or an IP address", *path)
-        if not 1 <= port <= 65535:
-            raise self.error(f"the port of {shown(address)} is {port}; ports are 1 to 65535", *path)
-        return host, port
+    def _address(self, address: object, *path: str) -> tuple[str | None, int | None]:
+        if address is None and self.has_counts:
+            return None, None
+        return split_address(address, lambda message: self.error(message, *path))
+
+
+def split_address(address: object, error: Callable[[str], ClusterError]) -> tuple[str, int]:
+    """The host and the port of an address as TensorFlow takes it: `host:port`, `grpc://host:port`, `[::1]:2222`.
+
+    Args:
+        address: what stands in the place of an address.
+        error: makes the error about this place.
+    """
+    if not isinstance(address, str):
+        raise error(f'{shown(address)} is not an address; expected "host:port"')
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        hint = "write IPv6 addresses in brackets, [::1]:2222" if address.count(":") > 1 else 'expected "host:port"'
+        raise error(f"{shown(address)} has no port or is not an address; {hint}")
+    host, port = match[1].removeprefix("[").removesuffix("]"), int(match[2])
+    if not valid_host(host) or (":" in host) != match[1].startswith("["):
+        raise error(f"{shown(address)} does not start with a host name or an IP address")
+    if not 1 <= port <= 65535:
+        raise error(f"the port of {shown(address)} is {port}; ports are 1 to 65535")
+    return host, port
 
 
 class _Extension:

@@ -1,0 +1,45 @@
+"""The rendezvous: processes that know only their ranks meet in a store, and every one of them leaves with the same Cluster.
+
+One process leads, the first of the known tasks or else rank 0. Four tables hold what is said:
+
+* `leaders`: a leader announces itself under a name drawn at random, its nonce.
+* `members`: every other process announces itself, and answers the leaders that it sees by their nonces. What a run that is over
+  has left in the store answers no leader of this run, and so is never taken for one of its ranks.
+* `verdicts`: the leader puts the roster once everybody has answered, or what is wrong. A process takes only a roster in which
+  it stands with its nonce.
+* `read`: who has read the verdict. When all have, the leader takes everything of the run out of the store, or closes it.
+"""
+
+from tfdist.cluster import Cluster
+from tfdist.launch.announcement import leader_of
+from tfdist.launch.rendezvous_leader import READ_SECONDS, Leader
+from tfdist.launch.rendezvous_member import Member
+from tfdist.launch.store import open_store
+from tfdist.membership import Membership
+
+
+def meet(membership: Membership, timeout_seconds: float = 300.0) -> Cluster:
+    """Meets the other processes of the job and returns the cluster of all, in which rank r is `worker:r`.
+
+    The port of this process stays held (`tfdist.launch.ports`) until TensorFlow's server takes it. A job of one rank meets
+    nobody.
+
+    Args:
+        membership: what this process knows.
+        timeout_seconds: for everything together: the store to come up, the others to come, and their answers. The verdict of a
+            leader that is there is waited for two seconds longer.
+
+    Raises:
+        StartTimeoutError: when ranks did not come in time, or the store did not answer; the message names them.
+        ClusterError: when the processes contradict each other (a rank twice, different sizes), or no store is given.
+    """
+    if membership.size == 1 and not membership.known:
+        return membership.outline()
+    if membership.store is None:
+        raise membership.source.error(
+            f"there are {membership.size} ranks, and nothing says where they meet; "
+            "name a folder that all of them share, or a Redis server"
+        )
+    leads = membership.task == leader_of(membership)
+    store = open_store(membership, leads, timeout_seconds + READ_SECONDS)
+    return (Leader if leads else Member)(membership, store, timeout_seconds).run()

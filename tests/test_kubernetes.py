@@ -1,0 +1,233 @@
+"""Kubernetes: what the manifests of training jobs mean."""
+
+import json
+
+import pytest
+import yaml
+
+from tfdist.cluster import Cluster
+from tfdist.dialects import read
+from tfdist.errors import ClusterError
+
+SERVICE = "apiVersion: v1\nkind: Service\nmetadata: {name: tensorboard}\nspec: {selector: {app: tb}}\n"
+
+# After examples/tensorflow/dist-mnist/tf_job_mnist.yaml of kubeflow/training-operator.
+MNIST = """apiVersion: "kubeflow.org/v1"
+kind: TFJob
+metadata:
+  name: dist-mnist
+  namespace: ml
+spec:
+  runPolicy: {cleanPodPolicy: None}
+  tfReplicaSpecs:
+    PS:
+      replicas: 2
+      restartPolicy: Never
+      template:
+        spec:
+          containers:
+            - name: tensorflow
+              image: kubeflow/tf-dist-mnist-test:latest
+              resources: {limits: {nvidia.com/gpu: 1}}
+    Worker:
+      replicas: 3
+      restartPolicy: Never
+      template:
+        spec:
+          containers:
+            - name: sidecar
+              image: logs
+              ports: [{name: tfjob-port, containerPort: 1}]
+            - name: tensorflow
+              image: kubeflow/tf-dist-mnist-test:latest
+              ports: [{name: metrics, containerPort: 9090}, {name: tfjob-port, containerPort: 3333}]
+              resources: {limits: {nvidia.com/gpu: "2"}}
+    chief: {}
+    EVALUATOR:
+      replicas: 1
+"""
+
+
+def tfjob(specs: str, version: str = "kubeflow.org/v1", **spec: str) -> str:
+    more = "".join(f"  {key}: {value}\n" for key, value in spec.items())
+    return f"apiVersion: {version}\nkind: TFJob\nmetadata: {{name: j}}\nspec:\n{more}  tfReplicaSpecs: {specs}\n"
+
+
+def addresses(cluster: Cluster) -> dict[str, str | None]:
+    return {task.name: task.address if task.port else task.host for task in cluster.tasks}
+
+
+def test_a_tfjob_has_the_addresses_that_its_operator_gives() -> None:
+    cluster = read(MNIST)
+    assert addresses(cluster) == {
+        "chief:0": "dist-mnist-chief-0.ml.svc:2222",
+        "worker:0": "dist-mnist-worker-0.ml.svc:3333",
+        "worker:1": "dist-mnist-worker-1.ml.svc:3333",
+        "worker:2": "dist-mnist-worker-2.ml.svc:3333",
+        "ps:0": "dist-mnist-ps-0.ml.svc:2222",
+        "ps:1": "dist-mnist-ps-1.ml.svc:2222",
+        "evaluator:0": "dist-mnist-evaluator-0.ml.svc:2222",
+    }
+    assert [(task.slots, task.gpus) for task in cluster.tasks] == [(1, 0), (2, 2), (2, 2), (2, 2), (1, 0), (1, 0), (1, 0)]
+    # The same as the TF_CONFIG that the operator (v1.9) gives to worker 1, but for the GPUs, which TF_CONFIG does not tell.
+    emitted = {
+        "cluster": {
+            "chief": ["dist-mnist-chief-0.ml.svc:2222"],
+            "evaluator": ["dist-mnist-evaluator-0.ml.svc:2222"],
+            "ps": ["dist-mnist-ps-0.ml.svc:2222", "dist-mnist-ps-1.ml.svc:2222"],
+            "worker": [f"dist-mnist-worker-{n}.ml.svc:3333" for n in range(3)],
+        },
+        "task": {"type": "worker", "index": 1},
+        "environment": "cloud",
+    }
+    assert addresses(read(emitted)) == addresses(cluster)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1", "v1alpha2"])
+def test_every_version_of_tfjob_is_read(version: str) -> None:
+    assert len(read(tfjob("{Worker: {replicas: 2}}", f"kubeflow.org/{version}")).tasks) == 2
+
+
+@pytest.mark.parametrize(
+    ("manifest", "expected"),
+    [
+        (
+            tfjob("{Master: {}, Worker: {}}"),
+            {"chief:0": "j-master-0.default.svc:2222", "worker:0": "j-worker-0.default.svc:2222"},
+        ),
+        (tfjob("{Worker: {replicas: 1}, PS: {replicas: 0}}"), {"worker:0": "j-worker-0.default.svc:2222"}),
+        (tfjob("{Worker: {}}", enableDynamicWorker="true", cleanPodPolicy="All"), {"worker:0": "j-worker-0.default.svc:2222"}),
+        (tfjob("{Worker: {}}").replace("name: j", "generateName: j-"), {"worker:0": None}),
+        (tfjob("{Worker: {}}").replace("name: j", "name: j, namespace: ''"), {"worker:0": "j-worker-0.default.svc:2222"}),
+    ],
+)
+def test_variants_of_tfjob(manifest: str, expected: dict[str, str | None]) -> None:
+    found = {task.name: task.address if task.host else None for task in read(manifest).tasks}
+    assert found == expected
+
+
+def test_the_training_job_is_found_among_other_objects() -> None:
+    expected = read(MNIST)
+    documents = f"---\n# only a comment\n---\n{SERVICE}---\n{MNIST}---\n"
+    listed = {"apiVersion": "v1", "kind": "List", "items": list(yaml.safe_load_all(SERVICE + "---\n" + MNIST))}
+    for source in (documents, listed, json.dumps(listed), yaml.safe_load(MNIST), json.dumps(yaml.safe_load(MNIST))):
+        assert read(source) == expected
+
+
+TRAIN_JOB = """apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: llm, namespace: ml}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer:
+    numNodes: 3
+    resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
+"""
+PYTORCH_JOB = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: ddp, namespace: ml}
+spec:
+  nprocPerNode: "2"
+  pytorchReplicaSpecs:
+    Worker: {replicas: 2, template: {spec: {containers: [{name: pytorch, resources: {limits: {nvidia.com/gpu: 2}}}]}}}
+    Master: {replicas: 1, template: {spec: {containers: [{name: pytorch}]}}}
+"""
+MPI_JOB = """apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: mpi, namespace: ml}
+spec:
+  slotsPerWorker: 2
+  mpiReplicaSpecs:
+    Launcher: {template: {spec: {containers: [{name: l}]}}}
+    Worker: {replicas: 2, template: {spec: {containers: [{name: w, resources: {limits: {nvidia.com/gpu: 2}}}]}}}
+"""
+
+
+def shape(cluster: Cluster) -> list[tuple[str, str | None, int, int]]:
+    return [(task.name, task.host, task.slots, task.gpus) for task in cluster.tasks]
+
+
+def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
+    assert shape(read(TRAIN_JOB)) == [(f"worker:{n}", f"llm-node-0-{n}.llm.ml.svc", 4, 4) for n in range(3)]
+    fewer = TRAIN_JOB.replace("numNodes: 3", "numNodes: 1\n    numProcPerNode: 2")
+    assert shape(read(fewer)) == [("worker:0", "llm-node-0-0.llm.ml.svc", 2, 2)]
+    # Rank 0 is the master: it comes first, and has no GPUs here.
+    assert shape(read(PYTORCH_JOB)) == [
+        ("worker:0", "ddp-master-0.ml.svc", 2, 0),
+        ("worker:1", "ddp-worker-0.ml.svc", 2, 2),
+        ("worker:2", "ddp-worker-1.ml.svc", 2, 2),
+    ]
+    assert read(PYTORCH_JOB).tasks[0].port == 23456
+    workers = [("mpi-worker-0.mpi.ml.svc", 2, 2), ("mpi-worker-1.mpi.ml.svc", 2, 2)]
+    assert [entry[1:] for entry in shape(read(MPI_JOB))] == workers
+    joined = MPI_JOB.replace("slotsPerWorker: 2", "slotsPerWorker: 2\n  runLauncherAsWorker: true")
+    assert [entry[1:] for entry in shape(read(joined))] == [("mpi-launcher.mpi.ml.svc", 2, 0), *workers]
+    assert len(read(MPI_JOB).worker_groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("manifest", "message"),
+    [
+        (
+            f"{MNIST}---\n{MNIST}",
+            f"<text>:{MNIST.count(chr(10)) + 2}: items.1: there are 2 training jobs, TFJob 'dist-mnist' and TFJob 'dist-mnist'",
+        ),
+        (SERVICE, "<text>:1: there is no training job, only Service; tfdist reads TFJob, TrainJob, PyTorchJob, MPIJob"),
+        (MNIST.replace("TFJob", "TfJob"), "only TfJob"),
+        (MNIST.replace("TFJob", "TfJob"), "did you mean TFJob?"),
+        (
+            MNIST.replace("tfReplicaSpecs", "tfReplicaSpec"),
+            "<text>:8: spec.tfReplicaSpec: TFJob has no such field; did you mean",
+        ),
+        (
+            MNIST.replace("    Worker:", "    Wroker:"),
+            "'Wroker' is not a replica type; the types are Chief, Master, Worker, PS, E",
+        ),
+        (MNIST.replace("    Worker:", "    Wroker:"), "did you mean Worker?"),
+        (
+            MNIST.replace("replicas: 3", "replica: 3"),
+            "tfReplicaSpecs.Worker.replica: a replica specification has no such field",
+        ),
+        (MNIST.replace("replicas: 3", "replicas: -3"), "<text>:19: spec.tfReplicaSpecs.Worker.replicas: -3 is not a count"),
+        (MNIST.replace("replicas: 3", "replicas: 3.5"), "3.5 is not a count; expected a whole number from 0 to 100000"),
+        (MNIST.replace("replicas: 3", "replicas: 60000"), "there would be 120002 tasks or devices, more than 100000"),
+        (MNIST.replace("chief: {}", "chief: {}\n    Chief: {}"), "Chief is given twice"),
+        (MNIST.replace("chief: {}", "Chief: {}\n    Master: {}"), "both a Chief and a Master are given"),
+        (MNIST.replace("chief: {}", "Chief: {replicas: 2}"), "there are 2 replicas of Chief; TensorFlow allows one chief"),
+        (MNIST.replace("name: tensorflow", "name: tf"), "there is no container named tensorflow"),
+        (MNIST.replace("kubeflow.org/v1", "kubeflow.org/v2"), "'kubeflow.org/v2' is not an API of TFJob"),
+        (
+            MNIST.replace("name: dist-mnist", "name: Dist_Mnist"),
+            "<text>:4: metadata.name: 'Dist_Mnist' is not a name that Kubern",
+        ),
+        (MNIST.replace("namespace: ml", "namespace: 'm l'"), "metadata.namespace: 'm l' is not a name"),
+        (MNIST.replace("  name: dist-mnist\n", ""), "the object has no metadata.name"),
+        (MNIST.replace("containerPort: 3333", "containerPort: 0"), "0 is not a count; expected a whole number from 1 to 65535"),
+        (MNIST.replace("replicas: 2", "replicas: &a 2").replace("replicas: 3", "replicas: *a"), "the alias *a is not allowed"),
+        (tfjob("{}"), "there are no replicas"),
+        (tfjob("{PS: {}}"), "there are ps tasks but no workers"),
+        (tfjob("[]"), "spec.tfReplicaSpecs: [] is not a mapping"),
+        (tfjob("{Evaluator: {}}"), "there are evaluators but nothing that trains"),
+        ("apiVersion: v1\nkind: 5\n", "5 is not a text"),
+        ("apiVersion: v1\nkind: List\nitems: []\n", "there is no training job, only nothing"),
+        (TRAIN_JOB.replace("    numNodes: 3\n", ""), "numNodes is missing: the default of the runtime is not in this file"),
+        (TRAIN_JOB.replace("numNodes", "numNode"), "trainer has no such field; did you mean numNodes?"),
+        (TRAIN_JOB.replace("numNodes: 3", "numNodes: 0"), "0 is not a count; expected a whole number from 1"),
+        (PYTORCH_JOB.replace('"2"', "cpu"), "spec.nprocPerNode: 'cpu' depends on the machine; give the number of processes"),
+        (PYTORCH_JOB.replace('"2"', "gpu"), "'gpu' depends on the machine, and no GPUs are asked for"),
+        (
+            PYTORCH_JOB.replace("Master: {replicas: 1", "Master: {replicas: 2"),
+            "there are 2 replicas of Master; PyTorchJob has one",
+        ),
+        (MPI_JOB.replace("    Worker", "    Wrker"), "'Wrker' is not a replica type"),
+    ],
+)
+def test_what_is_refused_and_how(manifest: str, message: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        read(manifest)
+    assert message in str(caught.value)
+
+
+def test_a_second_document_of_something_else_is_still_refused() -> None:
+    with pytest.raises(ClusterError, match=r"^<text>:3: .*a second document begins; only Kubernetes objects"):
+        read("trainingInput:\n  scaleTier: BASIC\n---\nkind: TFJob\n")

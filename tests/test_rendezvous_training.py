@@ -1,0 +1,51 @@
+"""Programs that nothing but PyTorch's or Paddle's variables describe train together: the ranks meet, then TensorFlow does."""
+
+import socket
+
+import pytest
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+TRAINS = """
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=32, epochs=2, verbose=0)
+    print("rank", tfdist.rank(), "of", tfdist.size(), type(tfdist.strategy()).__name__, "loss",
+          round(float(model.evaluate(np.ones((64, 4)), np.ones((64, 1)), verbose=0)), 6), flush=True)
+"""
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_two_processes_with_pytorchs_variables_train_together(start, script):
+    program = script(TRAINS)
+    master = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    jobs = [start(program, environment={**master, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(2)]
+    losses = set()
+    for rank, job in enumerate(jobs):
+        assert job.wait() == 0, job.output
+        assert f"rank {rank} of 2 MultiWorkerMirrored loss " in job.output
+        losses.add(job.output.rpartition("loss ")[2].strip())
+    assert len(losses) == 1
+
+
+def test_trainers_without_addresses_train_with_the_pserver_where_they_met(start, script):
+    program = script(TRAINS)
+    paddle = {"PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{free_port()}", "PADDLE_TRAINERS_NUM": "2", "POD_IP": "127.0.0.1"}
+    port = paddle["PADDLE_PSERVERS_IP_PORT_LIST"].rpartition(":")[2]
+    server = start(program, environment={**paddle, "TRAINING_ROLE": "PSERVER", "PADDLE_PORT": port})
+    trainers = [
+        start(program, environment={**paddle, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(i)}) for i in range(2)
+    ]
+    assert trainers[0].wait(200) == 0, trainers[0].output + server.output
+    assert "rank 0 of 1 ParameterServer loss " in trainers[0].output
+    assert trainers[1].wait(60) == 0, trainers[1].output
+    assert server.wait(60) == 0, server.output

@@ -1,0 +1,215 @@
+"""Slurm: the environment of a step, batch scripts, and a real Slurm."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import slurm_here
+
+import tfdist
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import slurm
+from tfdist.errors import ClusterError
+
+
+def step(rank=0, nodes="n1,n2", counts="2,1", **more):
+    size = sum(int(count.partition("(")[0]) * int(count.partition("x")[2].rstrip(")") or 1) for count in counts.split(","))
+    return {
+        "SLURM_JOB_ID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": counts,
+        "SLURM_PROCID": str(rank),
+    } | {f"SLURM_{name}": str(value) for name, value in more.items()}
+
+
+def addresses(environ):
+    return [task.address for task in slurm.from_environ(environ).tasks]
+
+
+def test_the_order_is_that_of_the_ranks_and_not_of_the_names():
+    # TensorFlow's resolver gives rank 1 the address of n10 here.
+    cluster = slurm.from_environ(step(1, "n[1-2],n10", "1(x3)"))
+    assert [task.host for task in cluster.tasks] == ["n1", "n2", "n10"]
+    assert cluster.task == ("worker", 1)
+    assert [task.host for task in slurm.from_environ(step(0, "zeta[09-10],alpha", "1(x3)")).tasks] == [
+        "zeta09",
+        "zeta10",
+        "alpha",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("counts", "more", "expected"),
+    [
+        ("2,1", {}, "n1:8888 n1:8889 n2:8888"),
+        ("2(x2)", {"DISTRIBUTION": "block:cyclic"}, "n1:8888 n1:8889 n2:8888 n2:8889"),
+        ("2,1", {"DISTRIBUTION": "cyclic"}, "n1:8888 n2:8888 n1:8889"),
+        ("1,3", {"DISTRIBUTION": "cyclic:block,NoPack"}, "n1:8888 n2:8888 n2:8889 n2:8890"),
+        # As a real Slurm 22.05 has it for srun -N2 -n5 -m plane=2.
+        ("4,1", {"DISTRIBUTION": "plane", "DIST_PLANESIZE": 2}, "n1:8888 n1:8889 n2:8888 n1:8890 n1:8891"),
+    ],
+)
+def test_layouts(counts, more, expected):
+    assert " ".join(addresses(step(counts=counts, **more))) == expected
+
+
+def test_ports_differ_between_jobs_and_steps_and_stay_below_what_linux_hands_out():
+    first = addresses(step())
+    assert addresses(step(JOB_ID=1))[0] == addresses(step(STEP_ID=1))[0] == "n1:8952"
+    assert addresses(step(JOB_ID=300)) == first
+    ports = [int(addresses(step(JOB_ID=job))[0].partition(":")[2]) for job in range(300)]
+    assert len(set(ports)) == 300 and max(ports) < 32768 - 64
+    # Interactive steps have numbers at the end of the range.
+    assert addresses(step(STEP_ID=4294967290))
+    assert addresses(step(STEP_RESV_PORTS="12000-12001")) == ["n1:12000", "n1:12001", "n2:12000"]
+
+
+def test_gpus_are_slots():
+    for text in ("2", "a100:2"):
+        assert {(task.slots, task.gpus) for task in slurm.from_environ(step(GPUS_PER_TASK=text)).tasks} == {(2, 2)}
+    assert {(task.slots, task.gpus) for task in slurm.from_environ(step(GPUS_PER_TASK=0)).tasks} == {(1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (step(counts="2,1,1"), "4 tasks on 3 nodes do not go with 2 hosts"),
+        (step() | {"SLURM_STEP_NUM_TASKS": "9"}, "3 tasks on 2 nodes do not go with 2 hosts and SLURM_STEP_NUM_TASKS 9"),
+        (step(3), "rank 3 of a step of 3 tasks: this step spans the components of a heterogeneous job"),
+        (step(DISTRIBUTION="arbitrary"), "'arbitrary' places ranks in a way that tfdist cannot know"),
+        (step(2, NODEID=0), "SLURM_NODEID: rank 2 is 0, and would be 1 by the layout"),
+        (step(1, LOCALID=0), "SLURM_LOCALID: rank 1 is 0, and would be 1"),
+        (step(nodes="n[1-"), "SLURM_STEP_NODELIST: 'n.1-' is not a list of hosts"),
+        (step(nodes="n[1-99999999999]"), "is not a list of hosts"),
+        (step(nodes="n1[" * 5000), "is not a list of hosts"),
+        (step(nodes=""), "'' is neither a host name"),
+        (step() | {"SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"}, "does not say how many tasks each node has"),
+        (step() | {"SLURM_STEP_TASKS_PER_NODE": "0,3"}, "does not say how many tasks each node has"),
+        (step() | {"SLURM_PROCID": "x"}, "SLURM_PROCID: 'x' is not a whole number"),
+        (step(GPUS_PER_TASK="a:b"), "SLURM_GPUS_PER_TASK: 'b' is not a whole number"),
+    ],
+)  # fmt: skip
+def test_bad_environments(environ, message):
+    with pytest.raises(ClusterError, match=message):
+        slurm.from_environ(environ)
+
+
+def test_lists_of_hosts_without_the_library(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hostlist", None)
+    assert addresses(step())[0] == "n1:8888"
+    with pytest.raises(ClusterError, match=r"needs the library python-hostlist; pip install 'tfdist\[slurm\]'"):
+        slurm.from_environ(step(nodes="n[1-2]"))
+
+
+# Batch scripts.
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "STANDARD_1",
+        "CUSTOM",
+        '{"cluster": {"chief": 1, "worker": 2, "evaluator": 1}}',
+        "cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 4 }",
+        "cluster { nworkers_per_group: 4 nworkers_per_procs: 2 nworker_groups: 1 nserver_groups: 1 server_worker_separate: true }",
+        Cluster((Task("worker", 0, slots=2, gpus=2), Task("worker", 1, slots=2, gpus=1)), job_dir="it's", strategy="x"),
+    ],
+)
+def test_what_is_written_reads_back(source):
+    options = {"master_machine_type": "standard_gpu", "worker_machine_type": "standard", "worker_count": 2}
+    cluster = tfdist.read(source, overrides=options) if source == "CUSTOM" else tfdist.read(source)
+    cluster = dataclasses.replace(
+        cluster, tasks=tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
+    )
+    assert tfdist.read(slurm.write(cluster)) == cluster
+
+
+def test_a_batch_script_of_somebody_else():
+    head = "#!/bin/bash -l\n#SBATCH -J x\n"
+    assert tfdist.read(head + "#SBATCH --ntasks=8 --time=1:00\nsrun python train.py\n").describe() == "8 workers"
+    assert (
+        tfdist.read(head + "#SBATCH -N 2\n#SBATCH --ntasks-per-node 4\n#SBATCH --gpus-per-task=1\nsrun x\n").describe()
+        == "8 workers"
+    )
+    assert tfdist.read(head + "#SBATCH -N 3 # nodes\nsrun x\n").describe() == "3 workers"
+    assert tfdist.read(head + "srun x\n").describe() == "1 worker"
+    for bad, message in (
+        ("#SBATCH -n x\n", "ntasks: 'x' is not a whole number"),
+        ("#SBATCH hetjob\n", ":3: heterogeneous jobs are not read"),
+        ("#SBATCH -N 99999 --ntasks-per-node=99999\n", "more than 100000"),
+        ("#SBATCH -n '2\n", ":3: this line cannot be split into words"),
+        ("export TFDIST_CLUSTER=x\n", ":3: TFDIST_CLUSTER: expected a JSON object"),
+    ):
+        with pytest.raises(ClusterError, match=message):
+            tfdist.read(head + bad + "srun x\n")
+
+
+# The real one.
+
+needs_slurm = pytest.mark.skipif(slurm_here.REASON is not None, reason=str(slurm_here.REASON))
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    with slurm_here.slurm(tmp_path_factory.mktemp("slurm")) as environ:
+        yield environ
+
+
+def run(environ, *command, folder, timeout=60):
+    result = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=timeout, cwd=folder)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+WHERE = """
+import os, sys, tfdist
+cluster = tfdist.read()
+task = cluster.find(*cluster.task)
+right = (task.host, task.index) == (os.environ["SLURMD_NODENAME"], int(os.environ["SLURM_PROCID"]))
+sys.stdout.write(f"{tfdist.rank()} {task.host} {tfdist.local_rank()} {len({t.address for t in cluster.tasks})} {right}\\n")
+"""
+
+
+@needs_slurm
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["-n3"], "0 n1 0, 1 n1 1, 2 n2 0"),
+        (["-n3", "-m", "cyclic"], "0 n1 0, 1 n2 0, 2 n1 1"),
+        (["-n5", "-m", "plane=2"], "0 n1 0, 1 n1 1, 2 n2 0, 3 n1 2, 4 n1 3"),
+        (["-n4", "--ntasks-per-node=2", "--mpi=pmi2"], "0 n1 0, 1 n1 1, 2 n2 0, 3 n2 1"),
+    ],
+)
+def test_a_real_step_tells_every_task_where_it_is(real, options, expected, tmp_path):
+    output = run(real, "srun", "-N2", "-w", "n1,n2", *options, sys.executable, "-c", WHERE, folder=tmp_path)
+    lines = sorted(output.splitlines())
+    size = len(lines)
+    assert lines == [f"{entry} {size} True" for entry in expected.split(", ")]
+
+
+PROGRAM = """
+import sys, numpy as np, tfdist
+strategy = tfdist.strategy()
+import keras
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+x = np.arange(64, dtype="float32").reshape(32, 2) / 64
+history = model.fit(x, x.sum(1, keepdims=True) * 2, epochs=3, batch_size=4, shuffle=False, verbose=0)
+losses = history.history["loss"]
+sys.stdout.write(f"{tfdist.role()} {losses[-1] < losses[0]}\\n")
+"""
+
+
+@needs_slurm
+@pytest.mark.cluster
+def test_the_batch_script_trains_with_a_parameter_server(real, tmp_path):
+    script, program, output = tmp_path / "job.sh", tmp_path / "program.py", tmp_path / "output"
+    program.write_text(PROGRAM)
+    script.write_text(slurm.write(tfdist.read({"chief": 1, "worker": 1, "ps": 1})).replace("python ", f"{sys.executable} "))
+    run(real, "sbatch", "--wait", "-w", "localhost", "-o", str(output), str(script), str(program), folder=tmp_path, timeout=150)
+    told = [line for line in output.read_text().splitlines() if line.startswith(("chief", "worker", "ps"))]
+    assert told == ["chief True"]

@@ -1,0 +1,92 @@
+"""Kubernetes: manifests of training jobs, read; objects that need no operator, written.
+
+A manifest may hold several objects (YAML documents, or `kind: List`); the one that trains is found by its kind. What each kind
+means is in `kubernetes_jobs` (TFJob and its kin) and `kubernetes_objects` (Jobs and StatefulSets that carry TF_CONFIG).
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.cluster import Cluster
+from tfdist.dialects.kubernetes_jobs import READERS
+from tfdist.dialects.kubernetes_objects import CARRIERS, carries_tf_config, read_objects
+from tfdist.dialects.text import Document, shown
+from tfdist.dialects.tree import Node, root
+from tfdist.errors import nearest
+
+NAME = "kubernetes"
+EXAMPLE = "a Kubernetes manifest (kind: TFJob, TrainJob, PyTorchJob or MPIJob, or Jobs that carry TF_CONFIG)"
+OPTIONS = ("image", "command", "name", "namespace")
+IS_MAPPING = True
+WORDS = frozenset(
+    {
+        *("apiVersion", "kind", "metadata", "spec", "items", "status"),
+        *("namespace", "annotations", "selector", "template", "containers", "replicas"),
+        *("restartPolicy", "tfReplicaSpecs", "pytorchReplicaSpecs", "mpiReplicaSpecs", "runPolicy", "successPolicy"),
+        *("cleanPodPolicy", "enableDynamicWorker", "slotsPerWorker", "nprocPerNode", "runtimeRef", "trainer"),
+        *("numNodes", "numProcPerNode", "completions", "parallelism", "completionMode", "clusterIP"),
+    }
+)
+
+
+_MARKS = (re.compile(r"^['\"]?apiVersion['\"]?[ ]*:", re.MULTILINE), re.compile(r"^['\"]?kind['\"]?[ ]*:", re.MULTILINE))
+
+
+def looks_like(content: "str | Mapping[Any, Any]") -> bool:
+    """Whether this says that it is an object of Kubernetes: it has an `apiVersion` and a `kind`."""
+    if isinstance(content, str):
+        return all(mark.search(content) for mark in _MARKS)
+    return "apiVersion" in content and "kind" in content
+
+
+def parse(document: Document, **_: Any) -> Cluster:
+    """Reads the one training job of a manifest, or the Jobs and StatefulSets that together carry one TF_CONFIG."""
+    objects = list(_objects(root(document, NAME)))
+    kinds = [_kind(entry) for entry in objects]
+    jobs = [(entry, kind) for entry, kind in zip(objects, kinds, strict=True) if kind in READERS]
+    if len(jobs) > 1:
+        names = " and ".join(f"{kind} {_name(entry)}" for entry, kind in jobs[:2])
+        raise jobs[1][0].error(f"there are {len(jobs)} training jobs, {names}; give a file with one of them")
+    if jobs:
+        return READERS[jobs[0][1]](jobs[0][0])
+    carriers = [entry for entry, kind in zip(objects, kinds, strict=True) if kind in CARRIERS and carries_tf_config(entry)]
+    if carriers:
+        return read_objects(carriers)
+    known = (*READERS, *CARRIERS)
+    have = ", ".join(dict.fromkeys(shown(kind)[1:-1] for kind in kinds[:5])) or "nothing"
+    hint = next((hint for hint in (nearest(kind, known) for kind in kinds if kind not in known) if hint), "")
+    raise (objects or [root(document, NAME)])[0].error(
+        f"there is no training job, only {have}; tfdist reads {', '.join(READERS)}, and Jobs or StatefulSets whose containers "
+        f"have TF_CONFIG in their env{hint}"
+    )
+
+
+def write(cluster: Cluster, **options: Any) -> str:
+    """Returns a headless Service and one indexed Job per job of the cluster; `options` are those of `kubernetes_write.Program`.
+
+    Raises:
+        ClusterError: where these objects cannot run the cluster, or an option is not one.
+    """
+    from tfdist.dialects.kubernetes_objects import write_objects
+    from tfdist.dialects.kubernetes_write import program
+
+    return write_objects(cluster, program(options))
+
+
+def _objects(top: Node) -> "list[Node]":
+    if top.get("items") is None:
+        return [top]
+    return [entry for entry in top.child("items").entries() if entry.value is not None]
+
+
+def _kind(entry: Node) -> str:
+    kind = entry.get("kind")
+    if kind is None:
+        raise entry.error("the object has no kind; expected one such as `kind: TFJob`")
+    return kind.text()
+
+
+def _name(entry: Node) -> str:
+    metadata = entry.child("metadata").value
+    return shown(metadata.get("name")) if isinstance(metadata, dict) else "without a name"

@@ -1,0 +1,194 @@
+"""The training jobs of Kubeflow, read: TFJob, PyTorchJob, MPIJob and Trainer's TrainJob.
+
+Sources: kubeflow/training-operator v1.9 (`pkg/apis/kubeflow.org/v1`, `pkg/controller.v1/tensorflow/tensorflow.go`,
+`pkg/webhooks/tensorflow/tfjob_webhook.go`); kubeflow/mpi-operator v2beta1; kubeflow/trainer `pkg/apis/trainer/v1alpha1`.
+"""
+
+from collections.abc import Callable
+
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects.kubernetes_pods import container, gpus, namespace, object_name, port
+from tfdist.dialects.text import MAX_TASKS, shown
+from tfdist.dialects.tree import Node
+from tfdist.errors import nearest
+
+TF_JOBS = {"Chief": "chief", "Master": "chief", "Worker": "worker", "PS": "ps", "Evaluator": "evaluator"}
+"""Replica types of TFJob, and the job that TF_CONFIG calls them; `Master` is the older name of `Chief`."""
+
+TF_PORT, TF_CONTAINER = 2222, "tensorflow"
+TF_PORT_NAME = "tfjob-port"
+_TORCH_PORT = 23456
+
+# v1 before the training operator, and the betas, had the fields of runPolicy directly in spec.
+_POLICY = (
+    "runPolicy",
+    "cleanPodPolicy",
+    "ttlSecondsAfterFinished",
+    "activeDeadlineSeconds",
+    "backoffLimit",
+    "schedulingPolicy",
+)
+_TF_VERSIONS = ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1", "kubeflow.org/v1alpha2")
+
+
+def _tfjob(job: Node) -> Cluster:
+    _check_version(job, _TF_VERSIONS)
+    spec = _need(job, "spec")
+    spec.check_keys(("tfReplicaSpecs", "successPolicy", "enableDynamicWorker", *_POLICY), "TFJob")
+    name, space = object_name(job), namespace(job)
+    tasks: list[Task] = []
+    given: dict[str, str] = {}
+    for kind, replicas in _replica_specs(spec, "tfReplicaSpecs", tuple(TF_JOBS)).items():
+        role = TF_JOBS[kind]
+        pod = container(replicas.get("template"), TF_CONTAINER)
+        count, here = _replicas(replicas), port(pod, TF_PORT_NAME, TF_PORT)
+        if role in given:
+            raise replicas.error(f"both a {given[role]} and a {kind} are given; TFJob takes one of them")
+        given[role] = kind
+        if role in ("chief", "evaluator") and count > 1:
+            raise replicas.error(f"there are {count} replicas of {kind}; TensorFlow allows one {role}")
+        width = 0 if role == "ps" else gpus(pod)  # A ps holds one shard, whatever GPUs its pod has.
+        for index in range(_total(replicas, tasks, count, width)):
+            host = f"{name}-{kind.lower()}-{index}.{space}.svc" if name else None
+            tasks.append(Task(role, index, host, here, max(1, width), width))
+    return Cluster(tuple(tasks), source=job.source)
+
+
+def _pytorchjob(job: Node) -> Cluster:
+    _check_version(job, ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1"))
+    spec = _need(job, "spec")
+    spec.check_keys(("pytorchReplicaSpecs", "elasticPolicy", "nprocPerNode", *_POLICY), "PyTorchJob")
+    elastic = spec.get("elasticPolicy")
+    processes = spec.get("nprocPerNode") or (elastic.get("nProcPerNode") if elastic else None)
+    name, space = object_name(job), namespace(job)
+    tasks: list[Task] = []
+    kinds = _replica_specs(spec, "pytorchReplicaSpecs", ("Master", "Worker"))
+    # Rank 0 is the master, worker i has rank i + 1: in TensorFlow's words all of them are workers.
+    for kind in sorted(kinds):
+        replicas = kinds[kind]
+        count = _replicas(replicas)
+        if kind == "Master" and count != 1:
+            raise replicas.error(f"there are {count} replicas of Master; PyTorchJob has one")
+        pod = container(replicas.get("template"), "pytorch")
+        slots, devices = _slots(processes, gpus(pod))
+        here = port(pod, "pytorchjob-port", _TORCH_PORT)
+        for index in range(_total(replicas, tasks, count, slots)):
+            host = f"{name}-{kind.lower()}-{index}.{space}.svc" if name else None
+            tasks.append(Task("worker", len(tasks), host, here, slots, devices))
+    return Cluster(tuple(tasks), source=job.source)
+
+
+def _mpijob(job: Node) -> Cluster:
+    _check_version(job, ("kubeflow.org/v2beta1", "kubeflow.org/v1"))
+    spec = _need(job, "spec")
+    known = ("mpiReplicaSpecs", "slotsPerWorker", "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation")
+    spec.check_keys((*known, "runLauncherAsWorker", "mainContainer", *_POLICY), "MPIJob")
+    kinds = _replica_specs(spec, "mpiReplicaSpecs", ("Launcher", "Worker"))
+    per_worker = spec.get("slotsPerWorker")
+    slots = per_worker.count(1) if per_worker else 1
+    name, space = object_name(job), namespace(job)
+    tasks: list[Task] = []
+    joins = spec.child("runLauncherAsWorker").value is True
+    for kind in sorted(kinds):
+        if kind == "Launcher" and not joins:
+            continue  # It runs mpirun and no rank.
+        replicas = kinds[kind]
+        count = _replicas(replicas)
+        devices = min(slots, gpus(container(replicas.get("template"), None)))
+        for index in range(_total(replicas, tasks, count, slots)):
+            pod = f"{name}-launcher" if kind == "Launcher" else f"{name}-worker-{index}"
+            # MPI gives no ports: mpirun starts its processes over ssh.
+            tasks.append(Task("worker", len(tasks), f"{pod}.{name}.{space}.svc" if name else None, None, slots, devices))
+    if not tasks:
+        raise spec.error("the MPIJob has no Worker replicas, and its launcher runs no rank")
+    return Cluster(tuple(tasks), source=job.source)
+
+
+def _trainjob(job: Node) -> Cluster:
+    version = _need(job, "apiVersion")
+    if version.text().partition("/")[0] not in ("trainer.kubeflow.org", "kubeflow.org"):
+        raise version.error(f"{shown(version.value)} is not the API of a TrainJob; expected trainer.kubeflow.org/v1alpha1")
+    spec = _need(job, "spec")
+    spec.check_near(("trainer", "runtimeRef"), "TrainJob")
+    trainer = _need(spec, "trainer")
+    trainer.check_near(("numNodes", "numProcPerNode", "resourcesPerNode"), "trainer")
+    nodes = trainer.get("numNodes")
+    if nodes is None:
+        raise trainer.error("numNodes is missing: the default of the runtime is not in this file; say how many nodes there are")
+    slots, devices = _slots(trainer.get("numProcPerNode"), gpus(trainer, "resourcesPerNode"))
+    name, space = object_name(job), namespace(job)
+    count = _total(nodes, [], nodes.count(1), slots)
+    # Trainer makes a JobSet with one replicated job called `node`, and a headless service with the name of the TrainJob.
+    hosts = [f"{name}-node-0-{index}.{name}.{space}.svc" if name else None for index in range(count)]
+    return Cluster(
+        tuple(Task("worker", index, host, None, slots, devices) for index, host in enumerate(hosts)), source=job.source
+    )
+
+
+READERS: dict[str, Callable[[Node], Cluster]] = {
+    "TFJob": _tfjob,
+    "TrainJob": _trainjob,
+    "PyTorchJob": _pytorchjob,
+    "MPIJob": _mpijob,
+}
+"""The kinds of training jobs, and how each is read."""
+
+
+def _need(node: Node, field: str) -> Node:
+    found = node.get(field)
+    if found is None:
+        raise node.error(f"the field {field} is missing")
+    return found
+
+
+def _check_version(job: Node, versions: tuple[str, ...]) -> None:
+    version = _need(job, "apiVersion")
+    if version.text() not in versions:
+        hint = nearest(version.value, versions, otherwise="")
+        kind = job.child("kind").value
+        raise version.error(f"{shown(version.value)} is not an API of {kind}; they are {', '.join(versions)}{hint}")
+
+
+def _replica_specs(spec: Node, field: str, kinds: tuple[str, ...]) -> dict[str, Node]:
+    """Replica specifications by type; the operators take the types in any case."""
+    specs = _need(spec, field)
+    usual = {kind.lower(): kind for kind in kinds}
+    found: dict[str, Node] = {}
+    for key, value in specs.mapping().items():
+        kind = usual.get(key.lower()) if isinstance(key, str) else None
+        if kind is None:
+            hint = nearest(key, kinds)
+            raise specs.error(f"{shown(key)} is not a replica type; the types are {', '.join(kinds)}{hint}")
+        if kind in found:
+            raise specs.child(key).error(f"{kind} is given twice; keep one of them")
+        if value is not None:
+            found[kind] = specs.child(key)
+            found[kind].check_keys(("replicas", "template", "restartPolicy"), "a replica specification")
+    if not found:
+        raise specs.error(f"there are no replicas; expected some of {', '.join(kinds)}")
+    return found
+
+
+def _replicas(replicas: Node) -> int:
+    count = replicas.get("replicas")
+    return 1 if count is None else count.count(0)
+
+
+def _total(node: Node, tasks: list[Task], count: int, slots: int) -> int:
+    """`count`, checked against what tfdist supports before so many tasks are made."""
+    total = sum(task.slots for task in tasks) + count * max(1, slots)
+    if total > MAX_TASKS:
+        raise node.error(f"there would be {total} tasks or devices, more than {MAX_TASKS}; are the numbers right?")
+    return count
+
+
+def _slots(processes: Node | None, devices: int) -> tuple[int, int]:
+    """Slots and GPUs of a node: as many as processes, where a number of them is given, else as many as it has GPUs."""
+    if processes is None or processes.value in ("gpu", "auto"):
+        if processes is not None and not devices:
+            raise processes.error(f"{processes.value!r} depends on the machine, and no GPUs are asked for; give a number")
+        return max(1, devices), devices
+    if processes.value == "cpu":
+        raise processes.error("'cpu' depends on the machine; give the number of processes")
+    slots = processes.count(1)
+    return slots, min(slots, devices)

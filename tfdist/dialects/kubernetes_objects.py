@@ -1,0 +1,153 @@
+"""Plain Kubernetes objects, which need no operator: a headless Service, and for each job of the cluster one indexed Job.
+
+A pod of an indexed Job has the host name `<job name>-<index>`, resolves as `<host name>.<service>` where the template says
+`subdomain: <service>`, and learns its index from an annotation; `$(NAME)` in the value of an environment variable stands for a
+variable defined before it. So TF_CONFIG is complete when the program starts, in any image and without a shell (Kubernetes
+documentation: "Indexed Job with Pod-to-Pod Communication", "Define Dependent Environment Variables").
+"""
+
+import dataclasses
+import json
+from typing import Any
+
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import kubernetes_write as writing
+from tfdist.dialects import tf_config
+from tfdist.dialects.kubernetes_write import Program
+from tfdist.dialects.text import Document, is_json, load
+from tfdist.dialects.tree import Node
+from tfdist.dialects.unsaid import check_whole
+from tfdist.errors import Source
+
+CARRIERS = {"Job": "completions", "StatefulSet": "replicas"}
+"""Kinds whose pods are numbered, and the field that says how many there are."""
+
+_WHAT = "Kubernetes"
+_INDEX = "JOB_COMPLETION_INDEX"
+_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_LABEL = "app.kubernetes.io/instance"
+
+
+def carries_tf_config(entry: Node) -> bool:
+    """Whether a container of this object has TF_CONFIG in its `env`."""
+    return _variable(entry) is not None
+
+
+def read_objects(carriers: list[Node]) -> Cluster:
+    """The cluster of the TF_CONFIG that these objects carry.
+
+    Raises:
+        ClusterError: where they carry different ones, or do not start as many pods as it has tasks.
+    """
+    clusters = [_cluster(entry) for entry in carriers]
+    cluster = clusters[0][0]
+    seen: set[str] = set()
+    for entry, (other, job) in zip(carriers, clusters, strict=True):
+        if other != cluster:
+            raise entry.error(
+                f"its TF_CONFIG describes {other.describe()}, but another object's {cluster.describe()}, or other addresses"
+            )
+        if job in seen:
+            raise entry.error(f"two objects are the {job} tasks of one cluster; keep one of them")
+        seen.add(job)
+        spec = entry.child("spec")
+        field = CARRIERS[entry.child("kind").value]
+        count = spec.get(field)
+        number, expected = (1 if count is None else count.count(0)), len(cluster.job(job))
+        if number != expected:
+            raise (count or spec).error(f"{field} is {number}, but TF_CONFIG has {expected} {job} tasks; make them equal")
+    missing = [job for job in dict.fromkeys(task.job for task in cluster.tasks) if job not in seen]
+    if missing:
+        raise carriers[0].error(f"TF_CONFIG has {missing[0]} tasks, and no object starts them")
+    return cluster
+
+
+def write_objects(cluster: Cluster, given: Program) -> str:
+    """Returns the objects; see `kubernetes.write`."""
+    check_whole(cluster, _WHAT)
+    given = writing.named(cluster, given)
+    assert given.name is not None
+    jobs = [job for job in dict.fromkeys(task.job for task in cluster.tasks)]
+    tail = f"{given.name}.{given.namespace}.svc" if given.namespace else given.name
+    addressed = writing.with_addresses(cluster, {job: f"{given.name}-{job}-{{}}.{tail}" for job in jobs})
+    objects = [_service(given)]
+    for job in jobs:
+        objects.append(_job(addressed, given, writing.alike(addressed, _WHAT, job)))
+    return writing.dump(objects, writing.notes(cluster, addressed, given))
+
+
+def _service(given: Program) -> dict[str, Any]:
+    assert given.name is not None
+    # Names resolve before the pods are ready: TensorFlow's servers wait for each other to become so.
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {_LABEL: given.name}}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": writing.metadata(given.name, given), "spec": spec}
+
+
+def _job(cluster: Cluster, given: Program, task: Task) -> dict[str, Any]:
+    assert given.name is not None
+    count, labels = len(cluster.job(task.job)), {_LABEL: given.name, "app.kubernetes.io/component": task.job}
+    env: list[dict[str, Any]] = [
+        # Kubernetes adds this variable by itself, but after TF_CONFIG, which could then not refer to it.
+        {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}},
+        {"name": "TF_CONFIG", "value": _tf_config(cluster, task)},
+    ]
+    spec = {"restartPolicy": "OnFailure", "subdomain": given.name, **writing.pod(given, task, env)}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": writing.metadata(f"{given.name}-{task.job}", given, labels=labels),
+        "spec": {
+            "completions": count,
+            "parallelism": count,
+            "completionMode": "Indexed",
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
+    }
+
+
+def _tf_config(cluster: Cluster, task: Task) -> str:
+    config = cluster.tf_config(task.job, task.index)
+    config["task"] = {"type": task.job, "index": ""}
+    # A $ of the description stays one; the index is the only reference.
+    text = json.dumps(config).replace("$", "$$").replace('"index": ""', f'"index": "$({_INDEX})"', 1)
+    if len(text) > writing.MAX_VARIABLE:
+        raise cluster.source.error(
+            f"TF_CONFIG of {len(cluster.tasks)} tasks is {len(text)} bytes, and Linux passes at most {writing.MAX_VARIABLE} "
+            "in one variable; describe fewer tasks, with several slots each"
+        )
+    return text
+
+
+def _variable(entry: Node) -> Node | None:
+    spec = entry.get("spec")
+    template = spec.get("template") if spec else None
+    pods = template.get("spec") if template else None
+    containers = pods.get("containers") if pods else None
+    for container in containers.entries() if containers else ():
+        env = container.get("env")
+        for variable in env.entries() if env else ():
+            if variable.child("name").value == "TF_CONFIG" if isinstance(variable.value, dict) else False:
+                return variable
+    return None
+
+
+def _cluster(entry: Node) -> tuple[Cluster, str]:
+    """The cluster of one object, and the job whose tasks its pods are."""
+    variable = _variable(entry)
+    assert variable is not None
+    value = variable.get("value")
+    if value is None:
+        raise variable.error("TF_CONFIG has no value here; it has to be in the manifest for tfdist to read it")
+    text = value.text().replace("$$", "$")
+    where = value.error("").args[0].removesuffix(": ")
+    source = Source(tf_config.NAME, where)
+    if not is_json(text):
+        raise source.error('this is not a JSON object; expected {"cluster": {...}, "task": {...}}')
+    config = dict(load(Document(where, text), source).mapping)
+    task = config.pop("task", None)
+    kind = task.get("type") if isinstance(task, dict) else None
+    cluster = tf_config.parse(Document(where, mapping=config))
+    job = "chief" if kind == "master" else kind
+    if not isinstance(job, str) or not cluster.job(job):
+        raise source.error(f"the task is {job!r}, and the cluster has {cluster.describe()}", field="task")
+    return dataclasses.replace(cluster, source=entry.source), job

@@ -1,0 +1,116 @@
+"""PaddlePaddle: parameter servers and trainers of its first years, and the variables and launcher of Paddle 2.
+
+* `paddle train --pservers=...`, `paddle pserver`, `./pserver`, and the same as arguments of `paddle.init` (a dict) and as
+  variables PADDLE_INIT_*: `paddle_legacy.py`.
+* `python -m paddle.distributed.launch`, `fleetrun`: `paddle_launch.py`.
+* The variables that this launcher sets, in parameter server and in collective mode: here.
+
+Source of the rules here: Paddle `python/paddle/distributed/fleet/base/role_maker.py` @ 01560bf4.
+
+A pserver is a `ps` task, a trainer a `worker`. With pservers the trainers run asynchronously of each other, unless the mode
+says `sync`: Paddle itself keeps that in the training program. Without pservers they train together.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import paddle_launch, paddle_legacy
+from tfdist.dialects.command_line import Values, address
+from tfdist.dialects.paddle_legacy import ROLES, addresses, is_synchronous
+from tfdist.dialects.text import Document, shown
+from tfdist.errors import Source, nearest
+from tfdist.membership import Membership, Store
+
+NAME = "paddle"
+EXAMPLE = "a command line of Paddle (paddle train --pservers=..., python -m paddle.distributed.launch ...)"
+IS_MAPPING = True
+WORDS = paddle_legacy.WORDS
+PROGRAMS = ("paddle", "pserver", "paddle.distributed.launch", "paddle.distributed.fleet.launch", "fleetrun")
+
+MODE_VARIABLE = "TFDIST_PADDLE_MODE"
+"""`sync` or `async`: what Paddle's variables do not say."""
+
+_GIVES_AWAY = (
+    "PADDLE_PSERVERS_IP_PORT_LIST",
+    "PADDLE_TRAINER_ENDPOINTS",
+    "PADDLE_INIT_PSERVERS",
+    "PADDLE_INIT_NUM_GRADIENT_SERVERS",
+)
+
+
+def parse(document: Document, **_: Any) -> Cluster | Membership:
+    """Reads the arguments of `paddle.init`."""
+    return paddle_legacy.parse(document, Source(NAME, document.name))
+
+
+def parse_command(words: list[str], source: Source) -> Cluster | Membership:
+    """Reads a command line of Paddle's launcher, or of `paddle train` and `paddle pserver`."""
+    if words[0] in ("paddle", "pserver"):
+        return paddle_legacy.parse_command(words, source)
+    return paddle_launch.parse_command(words, source)
+
+
+def recognises(environ: Mapping[str, str]) -> str | None:
+    """The variable that gives Paddle's environment away."""
+    return next((name for name in _GIVES_AWAY if environ.get(name, "").strip()), None)
+
+
+def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
+    """Reads the variables of Paddle 2, or PADDLE_INIT_*."""
+    name = recognises(environ) or _GIVES_AWAY[0]
+    values = Values(Source(NAME, name), environ)
+    if name == "PADDLE_PSERVERS_IP_PORT_LIST":
+        return _with_servers(values)
+    if name == "PADDLE_TRAINER_ENDPOINTS":
+        return _collective(values)
+    return paddle_legacy.from_environ(environ, values.source, MODE_VARIABLE)
+
+
+def _collective(values: Values) -> Cluster:
+    workers = addresses(values, "PADDLE_TRAINER_ENDPOINTS")
+    rank = values.number("PADDLE_TRAINER_ID", 0, most=len(workers) - 1)
+    current = values.text("PADDLE_CURRENT_ENDPOINT")
+    if current and address(values, "PADDLE_CURRENT_ENDPOINT", current) != workers[rank]:
+        raise values.error(
+            "PADDLE_CURRENT_ENDPOINT",
+            f"{shown(current)} is not number {rank} of PADDLE_TRAINER_ENDPOINTS, as PADDLE_TRAINER_ID says",
+        )
+    tasks = tuple(Task("worker", index, *where) for index, where in enumerate(workers))
+    return Cluster(tasks, source=values.source, task=("worker", rank))
+
+
+def _with_servers(values: Values) -> Cluster | Membership:
+    servers = addresses(values, "PADDLE_PSERVERS_IP_PORT_LIST")
+    workers = addresses(values, "PADDLE_TRAINER_ENDPOINTS") if values.text("PADDLE_TRAINER_ENDPOINTS") else []
+    size = values.number("PADDLE_TRAINERS_NUM", len(workers) or None, least=1)
+    if workers and size != len(workers):
+        raise values.error("PADDLE_TRAINERS_NUM", f"it is {size}, and PADDLE_TRAINER_ENDPOINTS names {len(workers)}")
+    role = values.text("TRAINING_ROLE")
+    if role not in ROLES:
+        hint = "; heterogeneous trainers are not supported" if role.startswith("HETER") else nearest(role, ROLES)
+        raise values.error("TRAINING_ROLE", f"{shown(role) if role else 'it is missing'}; expected {' or '.join(ROLES)}{hint}")
+    known = tuple(Task("ps", index, *where) for index, where in enumerate(servers))
+    is_server = role == "PSERVER"
+    me = Membership(
+        size=size,
+        rank=None if is_server else values.number("PADDLE_TRAINER_ID", most=size - 1),
+        source=values.source,
+        store=Store("tcp", *servers[0]),
+        known=known,
+        known_task=("ps", _server_index(values, servers)) if is_server else None,
+        synchronous=is_synchronous(values, MODE_VARIABLE),
+        host=values.text("POD_IP") or None,
+    )
+    if not workers:
+        return me
+    return me.cluster(Task("worker", index, *where) for index, where in enumerate(workers))
+
+
+def _server_index(values: Values, servers: list[tuple[str, int]]) -> int:
+    here = (values.text("POD_IP"), values.port("PADDLE_PORT"))
+    if here not in servers:
+        raise values.error(
+            "POD_IP", f"{shown(':'.join(map(str, here)))}, with PADDLE_PORT, is none of PADDLE_PSERVERS_IP_PORT_LIST"
+        )
+    return servers.index(here)

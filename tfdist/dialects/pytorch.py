@@ -1,0 +1,178 @@
+"""PyTorch: the variables of `env://`, and the command lines of torchrun and of `python -m torch.distributed.launch`.
+
+Sources of the rules: pytorch `torch/distributed/rendezvous.py` @ 0140b62d, `torch/distributed/run.py` @ 010929fd and of torch
+2.15, `torch/distributed/argparse_util.py` @ 0734fe09; kubeflow/training-operator v1.9 `pkg/controller.v1/pytorch/envvar.go`.
+
+All processes train together (DistributedDataParallel): rank r is `worker:r`. WORLD_SIZE counts processes. Pages that call it
+the number of nodes are right where every node runs one process.
+"""
+
+import os
+from collections.abc import Mapping
+
+from tfdist.cluster import Cluster, Task, valid_host
+from tfdist.dialects.command_line import Values, address, check_count, names, nodes, options
+from tfdist.dialects.text import shown
+from tfdist.errors import Source
+from tfdist.membership import Membership, Store
+
+NAME = "pytorch"
+EXAMPLE = "a command line of torchrun (torchrun --nnodes 2 --node-rank 0 --master-addr host train.py)"
+PROGRAMS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+MASTER_PORT = 29500
+C10D_PORT = 29400
+
+AGENT_PORTS = 8
+"""Under torchrun its agent listens on MASTER_PORT, and the store is at the first free one of so many ports beside it."""
+
+_VALUED = names(
+    "nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method "
+    "event_log_handler role log_dir redirects tee log_line_prefix_template local_ranks_filter duplicate_stdout_filters "
+    "duplicate_stderr_filters node_rank master_addr master_port local_addr logs_specs numa_binding signals_to_handle "
+    "shutdown_timeout print_completion"
+)
+_SWITCHES = names("standalone module no_python run_path use_env virtual_local_rank")
+_LETTERS = {"m": "module", "r": "redirects", "t": "tee"}
+
+
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster | Membership:
+    """Reads a command line of torchrun. An option that is not given may be in the environment, as PET_NNODES for `--nnodes`.
+
+    On one host it is a Cluster of as many workers as there are processes. On several it is a Membership, that of the first
+    process on this node: the processes of all nodes are its ranks, and meet at the master.
+
+    Args:
+        words: the command line; the first word is the program.
+        source: for messages.
+        environ: variables; default those of this process.
+
+    Raises:
+        ClusterError: for options that torchrun refuses, too; and where torchrun gives out ranks only when it runs: an elastic
+            `--nnodes 1:4`, or several nodes with `--rdzv-backend c10d`.
+    """
+    environ = os.environ if environ is None else environ
+    given = options(words[1:], source, _VALUED, _SWITCHES, letters=_LETTERS)
+    inherited = {name: environ[f"PET_{name.upper()}"] for name in _VALUED | _SWITCHES if environ.get(f"PET_{name.upper()}")}
+    values = Values(source, {**inherited, **given.texts}, "--")
+    count = 1 if values.flag("standalone") else nodes(values, "1:1")
+    processes = _processes(values, environ)
+    check_count(values, "nnodes", count * processes)
+    if count == 1:
+        return Cluster(tuple(Task("worker", rank) for rank in range(processes)), source=source)
+    node = values.number("node_rank", 0, most=count - 1)
+    backend = values.text("rdzv_backend", "static")
+    if backend != "static":
+        raise values.error(
+            "rdzv_backend",
+            f"{shown(backend)} gives out the ranks of {count} nodes only when it runs; start the program with this command and "
+            "call tfdist.strategy() without a description, or use --node-rank and --master-addr",
+        )
+    endpoint = values.text("rdzv_endpoint")
+    if endpoint:
+        host, port = address(values, "rdzv_endpoint", endpoint, MASTER_PORT)
+    else:
+        host, port = _host(values, "master_addr", "127.0.0.1"), values.port("master_port", MASTER_PORT)
+    return Membership(
+        size=count * processes,
+        rank=node * processes,
+        source=source,
+        store=Store("tcp", host, port),
+        run_id=values.text("rdzv_id", "none"),
+        local_rank=0,
+        local_size=processes,
+        host=_host(values, "local_addr", "") or None,
+    )
+
+
+def recognises(environ: Mapping[str, str]) -> str | None:
+    """The variable that gives PyTorch's environment away; a master alone, which job scripts set for srun, does not."""
+    master = next((name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)), None)
+    return master if master and (environ.get("RANK") or environ.get("WORLD_SIZE")) else None
+
+
+def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
+    """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_*, as torchrun, Kubeflow's PyTorchJob or a user sets them.
+
+    In a PyTorchJob with several processes per node, a program that runs without torchrun is alone on its node: RANK is then the
+    node's, and the processes become slots.
+    """
+    values = Values(Source(NAME, "MASTER_ADDR"), environ)
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        if not values.text(name):
+            raise values.error(
+                name,
+                "the variable is not set, and others of PyTorch's env:// are; all of RANK, WORLD_SIZE, MASTER_ADDR and "
+                "MASTER_PORT are needed",
+            )
+    size = values.number("WORLD_SIZE", least=1)
+    rank, slots = values.number("RANK"), 1
+    by_node = not values.text("LOCAL_RANK") and values.text("PET_NODE_RANK") and values.text("PET_NPROC_PER_NODE").isdecimal()
+    if by_node:
+        slots = values.number("PET_NPROC_PER_NODE", least=1)
+        rank = values.number("PET_NODE_RANK")
+        if size % slots:
+            raise values.error("WORLD_SIZE", f"{size} is no multiple of PET_NPROC_PER_NODE, {slots}; it counts processes")
+        size //= slots
+    if rank >= size:
+        raise values.error(
+            "PET_NODE_RANK" if by_node else "RANK",
+            f"{rank} is too high for {size} {'nodes' if by_node else 'processes'}; ranks count from 0 to WORLD_SIZE - 1, and "
+            "WORLD_SIZE counts processes, not nodes",
+        )
+    local_size = values.number("LOCAL_WORLD_SIZE", least=1, most=size) if values.text("LOCAL_WORLD_SIZE") else None
+    local_rank = values.number("LOCAL_RANK", most=(local_size or size) - 1) if values.text("LOCAL_RANK") else None
+    if local_rank is not None and local_rank > rank:
+        raise values.error("LOCAL_RANK", f"{local_rank} is higher than RANK, {rank}; a host's processes have ranks in a row")
+    host, port = _host(values, "MASTER_ADDR", ""), values.port("MASTER_PORT")
+    run = "#".join(values.text(name) for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if values.text(name))
+    return Membership(
+        size=size,
+        rank=rank,
+        source=values.source,
+        store=_store(host, port, values.text("TORCHELASTIC_USE_AGENT_STORE") == "True"),
+        run_id=run,
+        local_rank=local_rank,
+        local_size=local_size,
+        slots=slots,
+    )
+
+
+def _store(host: str, port: int, is_agents: bool) -> Store:
+    """The store at the master; beside the master's port where torchrun's agent serves its own store there."""
+    if not is_agents:
+        return Store("tcp", host, port)
+    return Store("tcp", host, port + 1 if port + AGENT_PORTS <= 65535 else port - AGENT_PORTS, ports=AGENT_PORTS)
+
+
+def _processes(values: Values, environ: Mapping[str, str]) -> int:
+    text = values.text("nproc_per_node", "1")
+    gpus = _gpus(environ) if text in ("gpu", "auto") else 0
+    if text == "gpu" and not gpus:
+        raise values.error("nproc_per_node", "gpu asks for one process per GPU, and this machine has none")
+    if gpus:
+        return gpus
+    if text in ("cpu", "auto"):
+        return os.cpu_count() or 1
+    if text == "xpu":
+        raise values.error("nproc_per_node", "xpu counts Intel's devices, which tfdist cannot; give a number")
+    return values.number("nproc_per_node", 1, least=1)
+
+
+def _gpus(environ: Mapping[str, str]) -> int:
+    """GPUs of this machine that the process may use, counted without a library."""
+    try:
+        there = sum(name.startswith("nvidia") and name[6:].isdecimal() for name in os.listdir("/dev"))
+    except OSError:
+        there = 0
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return (
+        there if visible is None else min(there, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+    )
+
+
+def _host(values: Values, name: str, default: str) -> str:
+    host = values.text(name, default).removeprefix("[").removesuffix("]")
+    if host and not valid_host(host):
+        raise values.error(name, f"{shown(host)} is neither a host name nor an address")
+    return host

@@ -1,0 +1,138 @@
+"""Amazon SageMaker: the SM_* variables of its training toolkit, and the resource configuration of a training job.
+
+Sources: aws/sagemaker-training-toolkit `ENVIRONMENT_VARIABLES.md`; aws/sagemaker-tensorflow-training-toolkit
+`src/sagemaker_tensorflow_container/training.py` (jobs and ports); SageMaker documentation, "Distributed training configuration"
+(`/opt/ml/input/config/resourceconfig.json`).
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.cluster import Cluster, Task, valid_host
+from tfdist.dialects.kubernetes_pods import MAX_GPUS
+from tfdist.dialects.text import MAX_TASKS, Document, check_text, is_json, load, shown
+from tfdist.dialects.tree import Node, root
+from tfdist.errors import Source
+
+NAME = "sagemaker"
+EXAMPLE = 'SageMaker\'s resourceconfig.json ({"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]})'
+IS_MAPPING = True
+ALLOCATES = True
+WORDS = frozenset(
+    {
+        *("current_host", "hosts", "network_interface_name", "current_instance_type", "current_group_name"),
+        *("instance_groups", "instance_group_name", "topology"),
+    }
+)
+
+WORKER_PORT, CHIEF_PORT, PS_PORT = 8890, 2222, 2223
+"""Ports of the TensorFlow toolkit: workers that train alike; master and workers beside ps; ps."""
+
+_PS_MODE = "sagemaker_parameter_server_enabled"
+
+
+def looks_like(content: "str | Mapping[Any, Any]") -> bool:
+    """Whether this is a resource configuration."""
+    return not isinstance(content, str) and "current_host" in content and "hosts" in content
+
+
+def recognises(environ: Mapping[str, str]) -> str | None:
+    """SM_HOSTS, or SM_RESOURCE_CONFIG where a container has kept only that."""
+    if environ.get("SM_HOSTS", "").strip() and environ.get("SM_CURRENT_HOST", "").strip():
+        return "SM_HOSTS"
+    return "SM_RESOURCE_CONFIG" if environ.get("SM_RESOURCE_CONFIG", "").strip() else None
+
+
+def from_environ(environ: Mapping[str, str]) -> Cluster:
+    """Reads SM_HOSTS and SM_CURRENT_HOST, else SM_RESOURCE_CONFIG; SM_NUM_GPUS; and SM_FRAMEWORK_PARAMS for ps mode.
+
+    Raises:
+        ClusterError: for variables that do not hold what they should.
+    """
+    resources: Mapping[Any, Any] = {}
+    if environ.get("SM_RESOURCE_CONFIG", "").strip():
+        resources = _object(environ, "SM_RESOURCE_CONFIG").mapping()
+    variable = recognises(environ)
+    if variable == "SM_HOSTS":
+        resources = {**resources, "hosts": _list(environ), "current_host": environ["SM_CURRENT_HOST"].strip()}
+    config = root(Document(variable or "SM_HOSTS", mapping=resources), NAME)
+    gpus = environ.get("SM_NUM_GPUS", "").strip()
+    number = (
+        root(Document("SM_NUM_GPUS", mapping={"SM_NUM_GPUS": gpus}), NAME).child("SM_NUM_GPUS").count(0, MAX_GPUS)
+        if gpus
+        else 0
+    )
+    return _cluster(config, number, _has_ps(environ))
+
+
+def parse(document: Document, **_: Any) -> Cluster:
+    """Reads a resource configuration: every host a worker, since ps mode is not part of it."""
+    config = root(document, NAME)
+    config.check_near(WORDS, "the resource configuration")
+    return _cluster(config, 0, False)
+
+
+def _cluster(config: Node, gpus: int, has_ps: bool) -> Cluster:
+    given = config.get("hosts")
+    if given is None:
+        raise config.error('the list of hosts is missing; expected "hosts": ["algo-1", ...]')
+    hosts = [_host(entry) for entry in given.entries()]
+    if not hosts:
+        raise given.error("the list of hosts is empty")
+    if len(hosts) * max(1, gpus) > MAX_TASKS:
+        raise given.error(f"there are more than {MAX_TASKS} hosts or GPUs, which is more than tfdist supports")
+    current = config.get("current_host")
+    if current is not None and current.value not in hosts:
+        raise current.error(f"{shown(current.value)} is not one of the {len(hosts)} hosts")
+    here = hosts.index(current.value) if current is not None else None
+    # In a cluster of several instance types each host knows its own GPUs alone; all have to read the same cluster.
+    width = gpus if _is_uniform(config) else 0
+    slots = max(1, width)
+    if has_ps and len(hosts) > 1:
+        tasks = [Task("chief", 0, hosts[0], CHIEF_PORT, slots, width)]
+        tasks += [Task("worker", n, host, CHIEF_PORT, slots, width) for n, host in enumerate(hosts[1:])]
+        tasks += [Task("ps", n, host, PS_PORT) for n, host in enumerate(hosts)]
+        me = None if here is None else ("worker", here - 1) if here else ("chief", 0)
+    else:
+        tasks = [Task("worker", n, host, WORKER_PORT, slots, width) for n, host in enumerate(hosts)]
+        me = None if here is None else ("worker", here)
+    return Cluster(tuple(tasks), source=config.source, task=me)
+
+
+def _is_uniform(config: Node) -> bool:
+    groups = config.get("instance_groups")
+    return (
+        groups is None or len({json.dumps(group.mapping().get("instance_type"), default=str) for group in groups.entries()}) < 2
+    )
+
+
+def _host(entry: Node) -> str:
+    host = entry.text()
+    if not valid_host(host):
+        raise entry.error(f"{shown(host)} is neither a host name nor an address")
+    return host
+
+
+def _has_ps(environ: Mapping[str, str]) -> bool:
+    """Whether the job asks for parameter servers: `distribution={"parameter_server": {"enabled": True}}` of the estimator."""
+    if not environ.get("SM_FRAMEWORK_PARAMS", "").strip():
+        return False
+    return _object(environ, "SM_FRAMEWORK_PARAMS").mapping().get(_PS_MODE) in (True, "true", "True")
+
+
+def _object(environ: Mapping[str, str], variable: str) -> Node:
+    source = Source(NAME, variable)
+    text = check_text(environ[variable], source)
+    if not is_json(text):
+        raise source.error("the variable does not hold a JSON object, {...}")
+    return root(load(Document(variable, text), source), NAME)
+
+
+def _list(environ: Mapping[str, str]) -> Any:
+    """SM_HOSTS is a list in JSON. It is read as part of an object, by the reader that all JSON here is read by."""
+    source = Source(NAME, "SM_HOSTS")
+    text = check_text(environ["SM_HOSTS"], source)
+    if not text.lstrip().startswith("["):
+        raise source.error(f'{shown(text)} is not a list of hosts in JSON; expected ["algo-1", "algo-2"]')
+    return load(Document("SM_HOSTS", f'{{"hosts": {text}}}'), source).mapping["hosts"]

@@ -1,0 +1,251 @@
+"""Slurm: the environment of a step, and batch scripts.
+
+`srun` tells every task the hosts of its step, how many tasks each has, and its rank. The layout of the ranks is that of
+srun(1), `--distribution`; names and forms of the variables are those of Slurm 22.05 and later. Other than TensorFlow's
+SlurmClusterResolver (2.21), which sorts hosts by name and cuts jobs off in alphabetical order, rank r is task r here, and no
+GPU is needed.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
+from tfdist.dialects import tf_config
+from tfdist.dialects.text import MAX_TASKS, Document, load, shown
+from tfdist.dialects.variables import whole
+from tfdist.errors import Source
+from tfdist.membership import Membership
+
+NAME = "slurm"
+EXAMPLE = "a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)"
+WORDS: frozenset[str] = frozenset()
+IS_MAPPING = False
+ALLOCATES = True
+
+BASE_PORT = 8888
+"""First port of a step on each host: the default of TensorFlow's SlurmClusterResolver."""
+
+PORTS_OF_A_STEP, STEPS_APART = 64, 300
+"""Steps whose job and step number differ get ports 64 apart, 300 times: two jobs that share a host do not take the same, and
+28023, the highest first port, stays below the range from which Linux hands out ports (32768)."""
+
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
+_PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
+
+
+def recognises(environ: Mapping[str, str]) -> str | None:
+    """Recognises a task of a step. The shell of sbatch has a rank too, but is none: it has no SLURM_STEP_NUM_TASKS."""
+    return "SLURM_PROCID" if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ else None
+
+
+def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
+    """Reads the step: rank r is `worker:r`. Jobs are given to the ranks by a description, see `tfdist.roles.strategy`.
+
+    Raises:
+        ClusterError: where variables are missing or contradict each other, for `--distribution=arbitrary`, for steps across the
+            components of a heterogeneous job, and where the hosts are a bracketed list and python-hostlist is not installed.
+    """
+    source = Source(NAME, "SLURM_PROCID")
+    size = whole(environ, "SLURM_STEP_NUM_TASKS", source, least=1, most=MAX_TASKS)
+    rank = whole(environ, "SLURM_PROCID", source, most=10**9)
+    if rank >= size:
+        raise source.error(
+            f"rank {rank} of a step of {size} tasks: this step spans the components of a heterogeneous job, which tfdist does "
+            "not read; start it in one component, srun --het-group=0"
+        )
+    hosts = _hosts(environ.get("SLURM_STEP_NODELIST", ""), source)
+    counts = _tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), source)
+    if len(hosts) != len(counts) or sum(counts) != size:
+        raise source.error(
+            f"{sum(counts)} tasks on {len(counts)} nodes do not go with {len(hosts)} hosts and SLURM_STEP_NUM_TASKS {size}",
+            field="SLURM_STEP_TASKS_PER_NODE",
+        )
+    places = list(_places(counts, environ, source))
+    ports = _ports(environ, max(counts), source)
+    slots, gpus = _gpus(environ, source)
+    tasks = tuple(Task("worker", index, hosts[node], ports[local], slots, gpus) for index, (node, local) in enumerate(places))
+    for name, here in zip(("SLURM_NODEID", "SLURM_LOCALID"), places[rank], strict=True):
+        if name in environ and whole(environ, name, source) != here:
+            raise source.error(
+                f"rank {rank} is {environ[name]}, and would be {here} by the layout of the step; this layout is not known",
+                field=name,
+            )
+    return Cluster(tasks, source=source, task=("worker", rank))
+
+
+def _hosts(text: str, source: Source) -> list[str]:
+    """The hosts of a list such as `n[1-3,7],login`, in its order."""
+    hosts = text.split(",")
+    if "[" in text or "]" in text:
+        try:
+            import hostlist  # Only needed for such lists.
+        except ImportError:
+            raise source.error(
+                f"{shown(text)} needs the library python-hostlist; pip install 'tfdist[slurm]'", field="SLURM_STEP_NODELIST"
+            ) from None
+        try:
+            hosts = hostlist.expand_hostlist(text[: MAX_TASKS * 10], allow_duplicates=True)
+        except (hostlist.BadHostlist, ValueError, RecursionError) as error:
+            raise source.error(
+                f"{shown(text)} is not a list of hosts: {shown(str(error))}", field="SLURM_STEP_NODELIST"
+            ) from None
+    for host in hosts:
+        if not valid_host(host):
+            raise source.error(f"{shown(host)} is neither a host name nor an address", field="SLURM_STEP_NODELIST")
+    return hosts
+
+
+def _tasks_per_node(text: str, source: Source) -> list[int]:
+    """The numbers of `2(x3),1`: 2, 2, 2, 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is None or int(match[1]) < 1 or len(counts) + int(match[2] or 1) > MAX_TASKS:
+            raise source.error(
+                f"{shown(text)} does not say how many tasks each node has; expected 2(x3),1", field="SLURM_STEP_TASKS_PER_NODE"
+            )
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def _places(counts: list[int], environ: Mapping[str, str], source: Source) -> Iterator[tuple[int, int]]:
+    """The node and the number on it of each rank: block fills node after node, cyclic and plane go round."""
+    text = environ.get("SLURM_DISTRIBUTION", "")
+    kind = re.split("[:,]", text)[0].lower()
+    if kind in ("", "*", "block", "pack", "nopack"):
+        plane = max(counts)
+    elif kind == "cyclic":
+        plane = 1
+    elif kind == "plane":
+        plane = whole(environ, "SLURM_DIST_PLANESIZE", source, least=1)
+    else:
+        raise source.error(
+            f"{shown(text)} places ranks in a way that tfdist cannot know; use block or cyclic", field="SLURM_DISTRIBUTION"
+        )
+    nodes = [iter(range(count)) for count in counts]
+    left = sum(counts)
+    while left:
+        for node, numbers in enumerate(nodes):
+            for _ in range(plane):
+                local = next(numbers, None)
+                if local is None:
+                    break
+                left -= 1
+                yield node, local
+
+
+def _ports(environ: Mapping[str, str], most: int, source: Source) -> list[int]:
+    """A port for each task of a node: those that `srun --resv-ports` has reserved, else by the number of job and step."""
+    reserved = [match for part in environ.get("SLURM_STEP_RESV_PORTS", "").split(",") if (match := _PORTS.fullmatch(part))]
+    ports = [port for match in reserved for port in range(int(match[1]), int(match[2] or match[1]) + 1)]
+    if len(ports) >= most:
+        return ports
+    number = sum(whole(environ, name, source, most=2**32) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if name in environ)
+    first = BASE_PORT + PORTS_OF_A_STEP * (number % STEPS_APART)
+    if first + most > 65536:
+        raise source.error(f"{most} tasks on one node are more than there are ports", field="SLURM_STEP_TASKS_PER_NODE")
+    return list(range(first, first + most))
+
+
+def _gpus(environ: Mapping[str, str], source: Source) -> tuple[int, int]:
+    """Slots and GPUs of each task: what `--gpus-per-task` says, `2` or `a100:2`; one slot without GPU where it says nothing."""
+    text = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
+    if not text:
+        return 1, 0
+    gpus = whole({"SLURM_GPUS_PER_TASK": text}, "SLURM_GPUS_PER_TASK", source, most=1024)
+    return max(1, gpus), gpus
+
+
+# Batch scripts.
+
+_SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
+_OPTIONS = {"-n": "ntasks", "-N": "nodes"}
+
+
+def looks_like(content: "str | Mapping[Any, Any]") -> bool:
+    """Whether this is a batch script."""
+    return isinstance(content, str) and content.startswith("#!") and _SBATCH.search(content) is not None
+
+
+def parse(document: Document, **_: Any) -> Cluster:
+    """Reads a batch script: what it exports as TFDIST_CLUSTER, else a worker for each task that it asks for."""
+    source = Source(NAME, document.name)
+    exported = _EXPORT.search(document.text)
+    if exported is not None:
+        line = document.text.count("\n", 0, exported.start()) + 1
+        try:
+            value = "".join(shlex.split(exported[1])[:1])
+        except ValueError:
+            value = ""
+        if not value.lstrip().startswith("{"):
+            raise source.error("expected a JSON object in quotes", field="TFDIST_CLUSTER", line=line)
+        return tf_config.parse(load(Document(document.name, value), source))
+    wanted = _wanted(document.text, source)
+    if "ntasks" in wanted:
+        count = whole(wanted, "ntasks", source, least=1, most=MAX_TASKS)
+    elif "ntasks-per-node" in wanted:
+        per_node = whole(wanted, "ntasks-per-node", source, least=1, most=MAX_TASKS)
+        count = per_node * whole({"nodes": "1"} | wanted, "nodes", source, least=1, most=MAX_TASKS)
+    else:
+        count = whole({"nodes": "1"} | wanted, "nodes", source, least=1, most=MAX_TASKS)
+    if count > MAX_TASKS:
+        raise source.error(f"there would be {count} tasks, more than {MAX_TASKS}", field="ntasks-per-node")
+    text = wanted.get("gpus-per-task", "")
+    slots, gpus = _gpus({"SLURM_GPUS_PER_TASK": text}, source)
+    return Cluster(tuple(Task("worker", index, slots=slots, gpus=gpus) for index in range(count)), source=source)
+
+
+def _wanted(text: str, source: Source) -> dict[str, str]:
+    """The options that a batch script asks Slurm for, by their long names."""
+    wanted: dict[str, str] = {}
+    for match in _SBATCH.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        try:
+            words = shlex.split(match[1], comments=True)
+        except ValueError as error:
+            raise source.error(f"this line cannot be split into words: {str(error).lower()}", line=line) from None
+        if words[:1] == ["hetjob"]:
+            raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
+        for position, word in enumerate(words):
+            name, equals, value = word.partition("=")
+            name = _OPTIONS.get(name, name.removeprefix("--"))
+            if word.startswith("-"):
+                wanted[name] = value if equals else next(iter(words[position + 1 : position + 2]), "")
+    return wanted
+
+
+def write(cluster: Cluster) -> str:
+    """Returns a batch script that starts every task with srun: `sbatch job.sh train.py`.
+
+    Hosts and ports are not carried over: Slurm chooses the hosts, and `from_environ` the ports. Slurm gives every task of a
+    step as many GPUs, so the script asks for as many as the task with most has.
+
+    Raises:
+        ClusterError: for the view of one task.
+    """
+    if cluster.partial:
+        raise cluster.source.error("this is the view of one task; a batch script starts all of them")
+    first = cluster.tasks[0]
+    extension = cluster.tf_config(first.job, first.index).get(EXTENSION, {})
+    extension.pop("evaluators", None)
+    config: dict[str, Any] = {"cluster": {job: len(cluster.job(job)) for job in JOBS if cluster.job(job)}}
+    if cluster.protocol != "grpc":
+        config["rpc_layer"] = cluster.protocol
+    if extension:
+        config[EXTENSION] = extension
+    gpus = max(task.gpus for task in cluster.tasks)
+    lines = [
+        "#!/bin/bash",
+        "#SBATCH --job-name=tfdist",
+        f"#SBATCH --ntasks={len(cluster.tasks)}",
+        *([f"#SBATCH --gpus-per-task={gpus}"] if gpus else []),
+        "# Which task is what: ranks are dealt out in this order.",
+        f"export TFDIST_CLUSTER={shlex.quote(json.dumps(config))}",
+        "# sbatch job.sh train.py --epochs 5; tfdist.strategy() in the program reads the environment of its task.",
+        f'srun --ntasks={len(cluster.tasks)} --kill-on-bad-exit=1 python "${{@:-train.py}}"',
+    ]
+    return "\n".join(lines) + "\n"

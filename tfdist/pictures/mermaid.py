@@ -1,0 +1,72 @@
+"""Mermaid: a flowchart that GitHub, GitLab and most wikis draw (https://mermaid.js.org/syntax/flowchart.html)."""
+
+import itertools
+import json
+
+from tfdist.cluster import Cluster
+from tfdist.pictures.picture import Cell, Group, picture
+
+_COLOURS = {"chief": "#d8ead2", "worker": "#dbe8f8", "ps": "#fbe5cf", "evaluator": "#e6dcf2"}
+
+
+def write(cluster: Cluster) -> str:
+    """Returns the flowchart. Raises ClusterError where the cluster cannot carry the strategy that it forces."""
+    return _Chart(cluster).text()
+
+
+class _Chart:
+    """Collects the lines of a flowchart. Ids are letters and digits alone; all that a description says is in quoted labels."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.picture = picture(cluster)
+        self.period = cluster.sync_period
+        self.lines = ["flowchart BT"]
+        self.nodes = 0
+
+    def text(self) -> str:
+        shown = self.picture
+        servers: list[str] = []
+        arrows: list[str] = []
+        for number, block in enumerate(shown.blocks):
+            server = self._group(f"s{number}", block.server) if block.server else None
+            workers = [self._group(f"w{number}x{index}", group) for index, group in enumerate(block.workers)]
+            if server and workers:
+                servers.append(server)
+                arrows += [f"{worker} --> {server}" for worker in workers]
+        every = "every update" if self.period == 1 else f"every {self.period} updates"
+        arrows += [f'{one} <-->|"{every}"| {other}' for one, other in itertools.pairwise(servers)]
+        chief = self._group("chief", shown.chief) if shown.chief else None
+        evaluators = self._group("evaluator", shown.evaluators) if shown.evaluators else None
+        if chief and servers:
+            arrows += [f"{chief} -.-> w{number}x0" for number, block in enumerate(shown.blocks) if block.workers][:1]
+        if chief and evaluators:
+            arrows.append(f'{chief} -.->|"checkpoints"| {evaluators}')
+        classes = [f"classDef {job} fill:{colour},stroke:#555,color:#111" for job, colour in _COLOURS.items()]
+        head = f"---\ntitle: {json.dumps(f'{shown.title}; {shown.caption}')}\n---\n"
+        return head + "\n  ".join((*self.lines, *arrows, *classes)) + "\n"
+
+    def _group(self, name: str, group: Group) -> str:
+        """A box with its tasks, or one node for groups that are left out. Returns its id."""
+        if not group.cells:
+            self.lines.append(f"{name}[{_label(group.title)}]:::{group.job}")
+            return name
+        is_all_reduce = self.picture.all_reduce and group.job == "worker" and len(group.cells) > 1
+        title = f"{group.title}: all-reduce" if is_all_reduce else group.title
+        self.lines.append(f"subgraph {name}[{_label(title)}]")
+        ids = [self._node(cell) for cell in group.cells]
+        if is_all_reduce:
+            self.lines += [f"  {one} <--> {other}" for one, other in itertools.pairwise(ids)]
+        self.lines.append("end")
+        return name
+
+    def _node(self, cell: Cell) -> str:
+        name = f"t{self.nodes}"
+        self.nodes += 1
+        text = f"{cell.name}<br/>{cell.detail}" if cell.detail else cell.name
+        self.lines.append(f"  {name}[{_label(text)}]:::{cell.job}")
+        return name
+
+
+def _label(text: str) -> str:
+    """Text in quotes. Mermaid writes what would end it, or begin an entity, as entities itself: `#quot;`, `#35;`."""
+    return '"' + text.replace("#", "#35;").replace('"', "#quot;") + '"'

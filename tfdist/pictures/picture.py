@@ -1,0 +1,209 @@
+"""What a picture of a cluster shows: groups, the tasks in them, and who talks to whom, in the manner of SINGA's figure 2.
+
+"Distributed Training Framework", https://singa.apache.org (0.1 to 0.3), figure 2: worker groups and server groups are boxes,
+their executors stand in them, and every worker group has an arrow to its server group.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tfdist.choice import SERVED, choose, prepared
+from tfdist.cluster import Cluster, Task
+
+_Item = TypeVar("_Item")
+_Shown = TypeVar("_Shown")
+
+MOST_TASKS = 100
+"""Tasks of the largest cluster that is drawn whole."""
+
+MOST_ALIKE = 8
+"""Of a larger one: groups, or tasks of a group, that are drawn; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task, or the part of one that belongs to the group.
+
+    Attributes:
+        job: which job it is of.
+        name: `worker:0`, or how many tasks are left out.
+        detail: its address and its slots as far as they are known, else empty.
+        is_rest: whether it stands for the tasks that are left out.
+    """
+
+    job: str
+    name: str
+    detail: str = ""
+    is_rest: bool = False
+
+
+@dataclass(frozen=True)
+class Group:
+    """A box of tasks: a worker group, a server group, or the chief or evaluators.
+
+    Attributes:
+        job: which job its tasks are of.
+        title: `worker group 0`, or how many groups are left out.
+        cells: its tasks; none where it stands for groups that are left out.
+    """
+
+    job: str
+    title: str
+    cells: tuple[Cell, ...] = ()
+
+
+@dataclass(frozen=True)
+class Block:
+    """A server group and the worker groups that exchange parameters with it; without one, workers that need none."""
+
+    server: Group | None
+    workers: tuple[Group, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """All that is drawn.
+
+    Attributes:
+        cluster: the cluster as its strategy runs it.
+        title: the strategy, and the rule that chose it.
+        caption: how many tasks there are, and how parameters are exchanged.
+        blocks: server groups with their worker groups, in order.
+        chief: the chief that runs the program and does not train, or None.
+        evaluators: the evaluators, or None.
+        all_reduce: whether the tasks of a worker group exchange gradients among themselves.
+    """
+
+    cluster: Cluster
+    title: str
+    caption: str
+    blocks: tuple[Block, ...]
+    chief: Group | None
+    evaluators: Group | None
+    all_reduce: bool
+
+
+def picture(cluster: Cluster) -> Picture:
+    """The picture of the cluster as its strategy runs it: with a chief where the workers only serve.
+
+    Raises:
+        ClusterError: where the cluster cannot carry the strategy that it forces.
+    """
+    return _Painter(prepared(cluster)).picture()
+
+
+class _Painter:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.chosen = choose(cluster)
+        self.serves = self.chosen.strategy in SERVED
+        self.most = MOST_TASKS if len(cluster.tasks) <= MOST_TASKS else MOST_ALIKE
+        self.workers, self.servers = owners(cluster.job("worker")), owners(cluster.job("ps"))
+
+    def picture(self) -> Picture:
+        return Picture(
+            cluster=self.cluster,
+            title=f"{self.chosen.strategy}: {self.chosen.rule}",
+            caption=self._caption(),
+            blocks=tuple(self._blocks()),
+            chief=self._side("chief") if self.serves else None,
+            evaluators=self._side("evaluator"),
+            all_reduce=not self.serves,
+        )
+
+    def _caption(self) -> str:
+        cluster = self.cluster
+        parts = [cluster.describe()]
+        if self.chosen.strategy == "hogwild" or cluster.sync_period > 1:
+            parts.append(f"sync period {cluster.sync_period}")
+        if cluster.job("ps") and not cluster.separate_servers:
+            parts.append("servers on the workers' hosts")
+        return "; ".join(parts)
+
+    def _blocks(self) -> list[Block]:
+        trains, servers = self.cluster.worker_groups, self.cluster.server_groups
+        if not servers:
+            return [Block(None, self._with_chief(self._worker_groups(range(len(trains)))))]
+        if not self.serves:  # A strategy that the user forces leaves the servers without work.
+            blocks = [Block(self._server_group(number), ()) for number in range(len(servers))]
+            return [*blocks, Block(None, self._with_chief(self._worker_groups(range(len(trains)))))]
+        # SINGA's rule: of W worker groups and S server groups, worker group g goes to server group g // (W / S).
+        served: list[list[int]] = [[] for _ in servers]
+        for number in range(len(trains)):
+            served[number * len(servers) // len(trains)].append(number)
+        return shortened(
+            range(len(servers)),
+            self.most,
+            lambda number: Block(self._server_group(number), self._worker_groups(served[number])),
+            lambda left: Block(Group("ps", f"{left} more server groups"), (Group("worker", "and their worker groups"),)),
+        )
+
+    def _worker_groups(self, numbers: Sequence[int]) -> tuple[Group, ...]:
+        groups = self.cluster.worker_groups
+        make: Callable[[int], Group] = lambda number: Group(  # noqa: E731
+            "worker", f"worker group {number}", self._cells("worker", _parts(groups[number], self.workers))
+        )
+        return tuple(shortened(numbers, self.most, make, lambda left: Group("worker", f"{left} more worker groups")))
+
+    def _server_group(self, number: int) -> Group:
+        parts = _parts(self.cluster.server_groups[number], self.servers)
+        return Group("ps", f"server group {number}", self._cells("ps", parts))
+
+    def _with_chief(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        """The worker groups with the chief in the first: under these strategies it trains as they do."""
+        chief = self._side("chief")
+        if chief is None:
+            return groups
+        if not groups:
+            return (chief,)
+        return (Group("worker", groups[0].title, chief.cells + groups[0].cells), *groups[1:])
+
+    def _side(self, job: str) -> Group | None:
+        tasks = self.cluster.job(job)
+        return Group(job, job, self._cells(job, [(task, "") for task in tasks])) if tasks else None
+
+    def _cells(self, job: str, parts: "Sequence[tuple[Task, str]]") -> tuple[Cell, ...]:
+        rest: Callable[[int], Cell] = lambda left: Cell(job, f"{left} more", is_rest=True)  # noqa: E731
+        return tuple(shortened(parts, self.most, lambda part: _cell(*part), rest))
+
+
+def shortened(
+    items: Sequence[_Item], most: int, make: Callable[[_Item], _Shown], rest: Callable[[int], _Shown]
+) -> list[_Shown]:
+    """Each item as it is shown; of more than `most` the first and the last, and between them how many are left out."""
+    if len(items) <= most:
+        return [make(item) for item in items]
+    return [*(make(item) for item in items[: most - 2]), rest(len(items) - most + 1), make(items[-1])]
+
+
+def owners(tasks: tuple[Task, ...]) -> list[tuple[Task, int]]:
+    """The task of each rank, and which of the task's slots it is."""
+    return [(task, slot) for task in tasks for slot in range(task.slots)]
+
+
+def _parts(ranks: Sequence[int], owners: list[tuple[Task, int]]) -> list[tuple[Task, str]]:
+    """The tasks of a group, in the order of its ranks; for a task that is shared with other groups which slots are meant."""
+    slots: dict[Task, list[int]] = {}
+    for rank in ranks:
+        task, slot = owners[rank]
+        slots.setdefault(task, []).append(slot)
+    return [(task, "" if len(own) == task.slots else list_of("slot", own)) for task, own in slots.items()]
+
+
+def list_of(what: str, numbers: list[int]) -> str:
+    """`slot 1`, `slots 0, 1`; of many numbers the first."""
+    text = ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
+    return f"{what} {text}" if len(numbers) == 1 else f"{what}s {text}"
+
+
+def _cell(task: Task, part: str) -> Cell:
+    return Cell(task.job, f"{task.name} {part}".rstrip(), detail(task))
+
+
+def detail(task: Task) -> str:
+    """What is known of a task: its address or host, and its slots where it has several. May be empty."""
+    where = task.address if task.host and task.port else task.host or (f"port {task.port}" if task.port else "")
+    kind = "GPU" if task.gpus == task.slots else "shard" if task.job == "ps" else "slot"
+    many = f"{task.slots} {kind}s" if task.slots > 1 else kind if task.gpus else ""
+    return ", ".join(part for part in (where, many) if part)
