@@ -24,7 +24,7 @@ MODULES = {
     "parameter_server": "tfdist.strategies.parameter_server",
     "hogwild": "tfdist.strategies.hogwild",
 }
-"""Strategy name -> module. A strategy that is chosen and is not here is not built yet."""
+"""Strategy name -> module."""
 
 SERVING_JOBS = dict.fromkeys(SERVED, ("worker", "ps"))
 """Strategy name -> jobs whose tasks run a TensorFlow server instead of the user's training program."""
@@ -36,9 +36,7 @@ def serving_jobs(strategy: str) -> tuple[str, ...]:
 
 
 def refusal(cluster: Cluster, choice: Choice) -> str | None:
-    """Why `cluster` cannot be trained yet under `choice`, as a sentence; None where it can."""
-    if choice.strategy not in MODULES:
-        return f"the description means {choice.strategy} ({choice.rule}), which this version of tfdist cannot train with yet"
+    """Why `cluster` cannot be trained under `choice`, as a sentence; None where it can."""
     if choice.strategy == "multi_worker_mirrored" and cluster.job("ps"):
         return (
             "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, and this "

@@ -65,9 +65,9 @@ def test_every_rule_is_reached_by_some_description():
     ]
 
 
-def test_what_is_not_built_yet_is_refused_with_the_reason():
-    cluster = read(singa(3, 3, 1, 1, "false"))
-    assert "hogwild" in refusal(cluster, choose(cluster))
+def test_ps_that_would_have_nothing_to_do_are_refused_with_the_reason():
+    cluster = dataclasses.replace(read("STANDARD_1"), strategy="multi_worker_mirrored")
+    assert "has nothing for ps tasks to do" in refusal(cluster, choose(cluster))
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,7 @@ def test_what_is_not_built_yet_is_refused_with_the_reason():
         singa(3, 1, 1, 2, "true"),
         singa(1, 1, 3, 2, "true"),
         singa(2, 1, 2, 2, "true"),
+        singa(3, 3, 1, 1, "false"),
     ],
 )
 def test_what_is_built_is_not_refused(description):

@@ -33,14 +33,20 @@ def test_dry_run_shows_every_task_its_tf_config_and_why(launch):
     assert "ps:2      localhost:27185  (n1-standard-4)" in got.stdout
 
 
-def test_dry_run_explains_what_cannot_be_trained_yet_and_a_real_run_refuses_it(launch, tmp_path):
+def test_dry_run_tells_hogwild_and_its_period(launch, tmp_path):
     (tmp_path / "job.conf").write_text("cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 8 }")
     dry = launch("--cluster", "job.conf", "--dry_run")
     assert dry.returncode == 0
-    assert "hogwild" in dry.stdout and "cannot be started" in dry.stdout and "8 updates" in dry.stdout
-    real = launch("--cluster", "job.conf")
+    assert "hogwild" in dry.stdout and "8 updates" in dry.stdout
+
+
+def test_dry_run_explains_what_cannot_be_trained_and_a_real_run_refuses_it(launch, tmp_path):
+    dry = launch("--tier=STANDARD_1", "--strategy=multi_worker_mirrored", "--dry_run")
+    assert dry.returncode == 0
+    assert "cannot be started" in dry.stdout and "nothing for ps tasks to do" in dry.stdout
+    real = launch("--tier=STANDARD_1", "--strategy=multi_worker_mirrored")
     assert real.returncode == 2
-    assert real.stderr.startswith("tfdist: job.conf: the description means hogwild")
+    assert "nothing for ps tasks to do" in real.stderr
     assert not (tmp_path / "tfdist_logs").exists()
 
 
