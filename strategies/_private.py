@@ -134,7 +134,8 @@ global_seed: Any = _need("tensorflow.python.eager.context", tf.__version__, "glo
 is_saving: Any = _need("tensorflow.python.saved_model.save_context", tf.__version__, "in_save_context")
 
 # Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel; saving.py makes them atomic.
-# state_in_files.py adds to what they write. Everything that saves goes through these. (`tf.saved_model.save` itself cannot be wrapped: exporting a model imports it anew.)
+# Everything that saves goes through these; state_in_files.py adds to it. (`tf.saved_model.save` itself cannot be wrapped:
+# exporting a model imports it anew.)
 saving_lib: Any = _need("keras.src.saving.saving_lib", keras.__version__)
 legacy_h5_format: Any = _need("keras.src.legacy.saving.legacy_h5_format", keras.__version__)
 file_utils: Any = _need("keras.src.utils.file_utils", keras.__version__)
@@ -152,8 +153,16 @@ for _module, _path, _arguments in (
     (
         "keras.src.saving.saving_lib",
         ("_load_state",),
-        ["saveable", "weights_store", "assets_store", "inner_path"]
-        + ["skip_mismatch", "visited_saveables", "failed_saveables", "error_msgs"],
+        [
+            "saveable",
+            "weights_store",
+            "assets_store",
+            "inner_path",
+            "skip_mismatch",
+            "visited_saveables",
+            "failed_saveables",
+            "error_msgs",
+        ],
     ),
     (
         "keras.src.legacy.saving.legacy_h5_format",

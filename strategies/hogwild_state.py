@@ -1,8 +1,8 @@
 """What a restart of Hogwild needs beside the variables' values on the chief, to go on as if nothing had been.
 
-Brought together, all groups begin anew from the centre. What is left of each group alone are its optimizer's slots and counters,
-its random numbers, and how far it is from its next exchange; and of the outer rule the momentum. All of it is kept by variable,
-so that it does not matter how many ps tasks there are and how variables are joined to blocks.
+Brought together, all groups begin anew from the centre. What is left of each group alone are its optimizer's slots and
+counters, its random numbers, and how far it is from its next exchange; and of the outer rule the momentum. All of it is kept by
+variable, so that it does not matter how many ps tasks there are and how variables are joined to blocks.
 """
 
 import logging
@@ -19,7 +19,8 @@ from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.server_variables import unwrapped
 
 OUTER = ("momentum", "sum", "count")
-"""What is kept of a rule's `Block.state`. Rounds are complete when the groups are brought together: `pushed` and `round` begin anew."""
+"""What is kept of a rule's `Block.state`. Rounds are complete when the groups are brought together: `pushed` and `round`, which
+tell of rounds, begin anew."""
 
 _log = logging.getLogger("tfdist")
 
@@ -41,11 +42,11 @@ def state_of(copies: Any, model: Any) -> dict[str, Any]:
     """What belongs to the training of `model`. Nothing may be under way; brings the groups together.
 
     Returns:
-        numpy arrays, in which PART is `model` (its variables) or an optimizer's name among the model's attributes, and NUMBER that
-        of the variable there: `groups` and `PART/variables`, how many there are, scalars; `own/PART/NUMBER/GROUP`, what
-        a group has, of the variable's shape and dtype; `outer/PART/NUMBER/NAME`, what the outer rule keeps beside the centre,
-        of the variable's shape, a count of shape [1]; `period/since`, `period/turns` (see `Period`) and `period/examples`, the
-        examples in each group's last call, [groups]. Groups that have not begun are left out.
+        numpy arrays. PART is `model` (its variables) or an optimizer's name among the model's attributes, NUMBER that of the
+        variable there. `groups` and `PART/variables`: how many there are, scalars. `own/PART/NUMBER/GROUP`: what a group has,
+        of the variable's shape and dtype; groups that have not begun are left out. `outer/PART/NUMBER/NAME`: what the outer
+        rule keeps beside the centre, of the variable's shape, a count of shape [1]. `period/since`, `period/turns` (see
+        `Period`) and `period/examples`, the examples in each group's last call: [groups].
     """
     copies.collect([block for block in copies.blocks if block.kind is not Kind.COUNTER])
     period = copies.period_of(model)

@@ -7,6 +7,7 @@
 Writes what came out to PART.json, states of the training to NAME.npz.
 """
 
+import io
 import json
 import logging
 import sys
@@ -16,9 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist.strategies.copies import Copies
 
-GROUPS = 2
-PERIOD = 3
 X = np.random.default_rng(5).normal(size=(96, 5)).astype("float32")
 Y = (X[:, :1] * X[:, 1:2]).astype("float32")
 strategy = tfdist.strategy()
@@ -117,7 +117,15 @@ def restore():
         results[source.__name__] = {"restored": values(model)}
         steps(model, SECOND)
         results[source.__name__]["trained"] = values(model)
+    averaging()
     return results | {"set_weights": set_in_the_middle(), "rate": rate_in_the_middle()}
+
+
+def averaging():
+    """From now on without outer momentum, which would move the centre on."""
+    strategy.synchronisation = tfdist.Synchronisation()
+    strategy.copies = Copies(strategy, strategy._cluster_coordinator)
+    strategy.copies.under_way = strategy._tfdist_steps.__len__
 
 
 class At(keras.callbacks.Callback):
@@ -171,25 +179,21 @@ def one():
     straight = made()
     losses = fit(straight, 4)
     tf.io.gfile.rmtree("backup")
-    first = fit(made(), 2)
-    model = made()
-    second = fit(model, 4)
-    results = {
-        "losses": [losses, first + second],
-        "weights": [values(straight), values(model)],
-    }
+    before, model = fit(made(), 2), made()
+    results = {"losses": [losses, before + fit(model, 4)], "weights": [values(straight), values(model)]}
+    log = io.StringIO()
+    logger, handler = logging.getLogger("tfdist"), logging.StreamHandler(log)
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
     model = wrong(made())
-    with tf.io.gfile.GFile("log.txt", "w") as file:
-        handler = logging.StreamHandler(file)
-        logging.getLogger("tfdist").addHandler(handler)
-        logging.getLogger("tfdist").setLevel(logging.DEBUG)
-        model.load_weights("two.weights.h5")
-        logging.getLogger("tfdist").removeHandler(handler)
+    model.load_weights("two.weights.h5")
+    results["two groups"] = values(model)
     note_state(model, "one.npz")
     model.fit(X, Y, verbose=0)
     model.load_weights("plain.weights.h5")
+    logger.removeHandler(handler)
     model.fit(X, Y, verbose=0)
-    return results | {"log": open("log.txt").read()}
+    return results | {"log": log.getvalue()}
 
 
 with open(f"{sys.argv[1]}.json", "w") as results_file:
