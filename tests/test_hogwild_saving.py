@@ -99,7 +99,7 @@ def test_another_process_with_another_number_of_ps_has_what_was_saved(folder, re
         assert any(saved[name].any() for name in saved if name.endswith("|momentum"))
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", ["from_weights", "from_file"])
 def test_two_groups_that_go_on_from_a_file_end_as_those_that_were_not_interrupted(read, source):
     assert difference(read("restore")[source]["trained"], read("save")["straight"]) == 0
 
@@ -133,5 +133,5 @@ def test_a_file_of_plain_keras_loads(read):
 
 
 def test_what_a_callback_sets_in_the_middle_of_an_epoch_reaches_all_groups(read):
-    assert max(read("restore")["set_weights"]) < 0.01
-    assert max(read("restore")["rate"]) == 0
+    assert len(read("restore")["set"]) == 4
+    assert max(read("restore")["set"]) < 0.01  # Of 100: what a group was pushing at that moment comes on top.
