@@ -134,7 +134,8 @@ global_seed: Any = _need("tensorflow.python.eager.context", tf.__version__, "glo
 is_saving: Any = _need("tensorflow.python.saved_model.save_context", tf.__version__, "in_save_context")
 
 # Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel; saving.py makes them atomic.
-# Everything that saves goes through these. (`tf.saved_model.save` itself cannot be wrapped: exporting a model imports it anew.)
+# Everything that saves goes through these; state_in_files.py adds to it. (`tf.saved_model.save` itself cannot be wrapped:
+# exporting a model imports it anew.)
 saving_lib: Any = _need("keras.src.saving.saving_lib", keras.__version__)
 legacy_h5_format: Any = _need("keras.src.legacy.saving.legacy_h5_format", keras.__version__)
 file_utils: Any = _need("keras.src.utils.file_utils", keras.__version__)
@@ -144,6 +145,25 @@ saved_model_save: Any = _need("tensorflow.python.saved_model.save", tf.__version
 for _module, _path, _arguments in (
     ("keras.src.saving.saving_lib", ("save_model",), ["model", "filepath", "weights_format", "zipped"]),
     ("keras.src.saving.saving_lib", ("save_weights_only",), ["model", "filepath", "max_shard_size", "objects_to_skip"]),
+    (
+        "keras.src.saving.saving_lib",
+        ("_save_state",),
+        ["saveable", "weights_store", "assets_store", "inner_path", "visited_saveables"],
+    ),
+    (
+        "keras.src.saving.saving_lib",
+        ("_load_state",),
+        [
+            "saveable",
+            "weights_store",
+            "assets_store",
+            "inner_path",
+            "skip_mismatch",
+            "visited_saveables",
+            "failed_saveables",
+            "error_msgs",
+        ],
+    ),
     (
         "keras.src.legacy.saving.legacy_h5_format",
         ("save_model_to_hdf5",),
@@ -157,6 +177,11 @@ for _module, _path, _arguments in (
         ["self", "file_prefix", "checkpoint_number", "session", "options"],
     ),
     ("tensorflow.python.checkpoint.checkpoint", ("TrackableSaver", "restore"), ["self", "save_path", "options"]),
+    (
+        "tensorflow.python.checkpoint.checkpoint",
+        ("TrackableSaver", "_gather_serialized_tensors"),
+        ["self", "object_graph_tensor"],
+    ),
     ("tensorflow.python.checkpoint.checkpoint_management", ("_delete_file_if_exists",), ["filespec"]),
     (
         "tensorflow.python.saved_model.save",

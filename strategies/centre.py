@@ -105,11 +105,12 @@ class Block:
     def _value(self, variable: LocalVariable) -> Any:
         if variable.version == self.version or self.values is None:
             return variable.value_on_chief()
-        return self._cut(variable)
+        return self.cut(self.values, variable)
 
-    def _cut(self, variable: LocalVariable) -> Any:
+    def cut(self, vector: Any, variable: LocalVariable) -> Any:
+        """The values of `variable` in a vector of the whole block, numpy arrays."""
         begin = self._begins[id(variable)]
-        return self.values[begin : begin + variable.shape.num_elements()].reshape(variable.shape)
+        return vector[begin : begin + variable.shape.num_elements()].reshape(variable.shape)
 
     def set_values(self, values: Any) -> None:
         """Notes a new vector of values, numpy [size]; the variables take theirs when somebody reads them."""
@@ -125,7 +126,7 @@ class Block:
     def bring(self, variable: LocalVariable) -> None:
         """Gives the chief's variable the value that this block has for it."""
         if variable.version != self.version:
-            variable.set_on_chief(self._cut(variable))
+            variable.set_on_chief(self.cut(self.values, variable))
             variable.version = self.version
 
     # In functions.

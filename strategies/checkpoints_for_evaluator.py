@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies import state_in_files
 from tfdist.strategies._private import TensorFlowTrainer
 from tfdist.strategies.evaluation_folder import FAILED, FINISHED, RUNNING, EvaluationFolder
 
@@ -80,7 +81,8 @@ class _Writer:
 
         def save() -> None:
             if self._is_wanted():
-                self._folder.save(fit, epoch, model.save_weights)
+                with state_in_files.left_out():
+                    self._folder.save(fit, epoch, model.save_weights)
                 if epoch is not None:
                     self._tell(fit, first=first, last=epoch, ended=False)
 

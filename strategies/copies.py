@@ -4,12 +4,14 @@ import contextlib
 import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies import hogwild_state
 from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.centre import Block
 from tfdist.strategies.exchange import Exchange, take_over
@@ -49,6 +51,7 @@ class Copies:
         self._trained = [0.0] * len(self._groups)  # Examples that each group has trained on since its last exchange.
         self._pushed = [0.0] * len(self._groups)  # Those that went into its last change.
         self._functions: dict[Any, Callable[..., Any]] = {}
+        self._periods: weakref.WeakKeyDictionary[Any, hogwild_state.Period] = weakref.WeakKeyDictionary()
         self._locks = [threading.RLock() for _ in self._groups]
         # TensorFlow makes it anew on a worker that was started anew: that is how the chief learns of it.
         self._markers = coordinator._create_per_worker_variables(self._note_start)
@@ -100,6 +103,7 @@ class Copies:
                 block = Block(part, servers, self.rule, len(self._groups), self._options.compression is not None)
                 block.begin()
                 block.publish()
+                hogwild_state.restore_outer(block)
                 self.blocks.append(block)
 
     # Before a group runs a function, in its thread.
@@ -116,8 +120,14 @@ class Copies:
                 state = (block.generation, self._starts[owner])
                 if self._has.get((owner, block)) != state:
                     self._function("take_over", block, owner)(tf.constant(self.control(owner), tf.float64))
+                    hogwild_state.give(block, owner, self._groups[owner].devices[0])
                     block.dirty.discard(owner)
                     self._has[owner, block] = state
+
+    def period_of(self, model: Any) -> hogwild_state.Period:
+        """How far the groups are with a model."""
+        groups = len(self._groups)
+        return self._periods.setdefault(model, hogwild_state.Period([0] * groups, [0] * groups))
 
     def start_of(self, group: int) -> int:
         """How often the group's leader has been started."""
@@ -231,6 +241,7 @@ class Copies:
         """Around an assignment on the chief."""
         self.bring(variable)
         yield
+        variable.restored = {}
         if variable.block is not None:
             variable.block.changed = True
             variable.version = variable.block.version
@@ -269,6 +280,11 @@ class Copies:
         if self._alone is not None and even_for_another:
             self._alone = self.owners[group]
         return self._alone in (None, self.owners[group])
+
+    def copies_of(self, block: Block) -> dict[int, Any]:
+        """The copies of each group that goes on from them, vectors; of a block that is not exchanged."""
+        now = {group: (block.generation, self._starts[group]) for group in self.owners if not block.changed}
+        return self._ask(block, [group for group, state in now.items() if self._has.get((group, block)) == state])
 
     def collect(self, blocks: Sequence[Block]) -> None:
         """Brings the groups' progress together: the chief knows it, and every group goes on from there.

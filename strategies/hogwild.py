@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies import local_optimizer, worker_data
+from tfdist.strategies import hogwild_state, local_optimizer, worker_data
 from tfdist.strategies.copies import Copies
 from tfdist.strategies.group_extended import GroupExtended
 from tfdist.strategies.keras_steps import KerasSteps
@@ -110,6 +110,15 @@ class Hogwild(ParameterServer):
         """See `keras_trainer.StepProvider`."""
         self.copies.rates = self.synchronisation.outer_rates(_name_of(model.optimizer))
         return super().make_step_function(model, step)
+
+    def training_state(self, model: Any) -> dict[str, Any]:
+        """See `state_in_files.Stateful`. Waits for the steps under way."""
+        self._tfdist_steps.wait_for_all()
+        return hogwild_state.state_of(self.copies, model)
+
+    def set_training_state(self, model: Any, state: dict[str, Any]) -> None:
+        """See `state_in_files.Stateful`."""
+        hogwild_state.restore(self.copies, model, state)
 
     def _tfdist_keras_steps(self, model: Any, step: Any) -> KerasSteps:
         trains = getattr(step, "__name__", "") == "train_step"

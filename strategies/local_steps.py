@@ -51,6 +51,9 @@ class LocalStep(GroupStep):
         self._exchanged: list[Block] = []
         self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
         self._turns = [0] * len(self._strategy.worker_groups)
+        if trains:  # As long as the model is trained, also from a file.
+            period = self._copies.period_of(self._model)
+            self._since, self._turns = period.since, period.turns
         # Copies that several groups train at once do not tell what one has counted.
         self._counters = counters_of(self._model) if trains and not self._strategy.shares_copies else []
         self._other_counters: dict[int, LocalVariable] = {}

@@ -55,6 +55,8 @@ class LocalVariable(BaseResourceVariable):
         copy: the copy of the group that runs a function.
         kind: what becomes of the copies.
         block: the `Block` in which it is kept together with others; None before a function has used it.
+        restored: what groups that have not begun since take for their copies, by the group's number; see hogwild_state.py.
+        restored_outer: what the outer rule is to keep beside it in a block.
     """
 
     def __init__(self, strategy: Any, next_creator: Any, **kwargs: Any) -> None:
@@ -67,6 +69,8 @@ class LocalVariable(BaseResourceVariable):
         self.block: Any = None
         self._chief_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._sent_values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self.restored: dict[int, Any] = {}
+        self.restored_outer: dict[str, Any] = {}
         self.version = 0  # Of the block's values that the chief's variable has.
         # What TensorFlow's variables have.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype

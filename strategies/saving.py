@@ -24,6 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies import state_in_files
 from tfdist.strategies._private import (
     TrackableSaver,
     checkpoint_management,
@@ -53,6 +54,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     _install_in_keras()
     _install_in_backup_and_restore()
     _install_in_tensorflow()
+    state_in_files.install()
 
 
 @contextlib.contextmanager
@@ -279,8 +281,9 @@ def _install_in_tensorflow() -> None:
     def _save_saved_model(obj: Any, export_dir: Any, signatures: Any = None, options: Any = None, **kwargs: Any) -> Any:
         options = _on_chief(options, tf.saved_model.SaveOptions)
         if _is_chief and not _is_here(export_dir):
-            return save_model(obj, export_dir, signatures, options, **kwargs)
-        with whole(os.fspath(export_dir), make_folder=True) as partial:
+            with state_in_files.left_out():
+                return save_model(obj, export_dir, signatures, options, **kwargs)
+        with whole(os.fspath(export_dir), make_folder=True) as partial, state_in_files.left_out():
             return save_model(obj, partial, signatures, options, **kwargs)
 
     TrackableSaver.save, TrackableSaver.restore = _save, _restore

@@ -120,6 +120,14 @@ class StepsUnderWay:
         while self.wait_for_any() is not None:
             pass
 
+    def wait_for_all(self) -> None:
+        """Waits until the groups are done with all, and leaves what they gave for `wait_for_any`, which this raises as."""
+        done = list(iter(self.wait_for_any, None))
+        for execution in done:
+            execution.is_done = False
+            self._open.add(execution)
+            self._events.put(execution)
+
     def settle(self) -> None:
         """Waits for all that a `fit` left under way when it was interrupted, and drops their errors."""
         try:
