@@ -1,5 +1,6 @@
 """`python -m tfdist.translate`: its output, its exit status, and what it costs."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -159,3 +160,21 @@ def test_translating_imports_only_what_the_dialect_needs() -> None:
     assert "tensorflow" not in result.stderr
     assert "yaml" not in result.stderr
     assert "hostlist" not in result.stderr
+
+
+def test_no_translation_imports_tensorflow_or_the_client_of_a_cluster() -> None:
+    script = """
+import sys
+from tfdist.translate import OUTPUTS, translate
+for to in OUTPUTS:
+    for source in ("STANDARD_1", "horovodrun -np 2 -H a:1,b:1 x", "cluster { nworker_groups: 2 nserver_groups: 2 }"):
+        try:
+            translate(source, to)
+        except ValueError:
+            pass
+print(sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    imported = set(ast.literal_eval(result.stdout))
+    assert {"tfdist", "yaml", "google"} <= imported
+    assert not imported & {"tensorflow", "keras", "numpy", "ray", "kubernetes", "redis", "torch"}

@@ -15,6 +15,7 @@ from typing import Any
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
 from tfdist.dialects import tf_config
 from tfdist.dialects.text import MAX_TASKS, Document, load, shown
+from tfdist.dialects.unsaid import check_whole
 from tfdist.dialects.variables import whole
 from tfdist.errors import Source
 from tfdist.membership import Membership
@@ -225,10 +226,9 @@ def write(cluster: Cluster) -> str:
     step as many GPUs, so the script asks for as many as the task with most has.
 
     Raises:
-        ClusterError: for the view of one task.
+        ClusterError: for the view of one task, and for evaluators whose indices have holes.
     """
-    if cluster.partial:
-        raise cluster.source.error("this is the view of one task; a batch script starts all of them")
+    check_whole(cluster, "Slurm")
     first = cluster.tasks[0]
     extension = cluster.tf_config(first.job, first.index).get(EXTENSION, {})
     extension.pop("evaluators", None)

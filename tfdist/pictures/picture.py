@@ -106,7 +106,7 @@ class _Painter:
             cluster=self.cluster,
             title=f"{self.chosen.strategy}: {self.chosen.rule}",
             caption=self._caption(),
-            blocks=tuple(self._blocks()),
+            blocks=tuple(block for block in self._blocks() if block.server or block.workers),
             chief=self._side("chief") if self.serves else None,
             evaluators=self._side("evaluator"),
             all_reduce=not self.serves,

@@ -71,6 +71,8 @@ class _Drawing:
             self._blocks(left, top)
             return canvas.text(_GAP)
         edge = self._sides(sides, left, top)
+        if not shown.blocks:  # The view of a task that neither trains nor serves.
+            return canvas.text(_GAP)
         right, bottom = self._blocks(edge + _FRAME, top + _FRAME)
         canvas.rectangle(edge, top, right + _FRAME - edge, bottom + _FRAME - top, "none", "#bbbbbb", 8)
         return canvas.text(_GAP)
@@ -88,7 +90,7 @@ class _Drawing:
             chief, evaluators = boxes
             self.canvas.line([(chief.middle, chief.y + chief.height), (chief.middle, evaluators.y)], dashed=True)
             self.canvas.write(chief.middle + 6, (chief.y + chief.height + evaluators.y) / 2 + 4, "checkpoints", 10)
-        if self.picture.chief is None:
+        if self.picture.chief is None or not self.picture.blocks:
             return left + widest + 2 * _GAP
         chief, edge = boxes[0], left + widest + 60
         middle = chief.y + chief.height / 2
