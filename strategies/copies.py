@@ -14,10 +14,11 @@ import tensorflow as tf
 from tfdist.strategies import hogwild_state
 from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.centre import Block
-from tfdist.strategies.exchange import Exchange, take_over
+from tfdist.strategies.exchange import Exchange, take_over, take_round
 from tfdist.strategies.group_step import tracing_lock
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import RULES, Control
+from tfdist.strategies.rounds import Rounds
 from tfdist.strategies.server_variables import unwrapped
 
 GROUP_SECONDS = 60.0
@@ -58,6 +59,7 @@ class Copies:
         self._alone: int | None = None  # The group that trains while the others wait.
         self._done = 0  # Executions of all groups.
         self._fetched: dict[Block, int] = {}  # How many were done when the chief has last fetched the block.
+        self._rounds = Rounds()
         self.rates = self._options.outer_rates("")
         self.under_way: Callable[[], int] = lambda: 0
 
@@ -148,6 +150,11 @@ class Copies:
         self.pushes(group)
         self._function("exchange", block, group)(tf.constant(self.control(group), tf.float64))
 
+    def wait_for_round(self, block: Block, group: int) -> None:
+        """After `exchange_now`, where the rule works in rounds: lets the group go on from the centre with this round in it."""
+        if self.rule.in_rounds and self._rounds.wait(block, group, self._training(group)):
+            self._function("take_round", block, group)(tf.constant(self.control(group), tf.float64))
+
     def hand_over(self, block: Block, group: int) -> Any:
         """Gives the centre all progress of a group's copies, which then begin anew; of another kind of block gives the copies.
 
@@ -170,13 +177,17 @@ class Copies:
         """What `Control.of` takes apart; `in_round` where a round is to be complete with another number of groups."""
         owner = self.owners[group]
         servers = self._strategy.servers_of
-        live = self._live | {owner} if self._alone is None else {owner}
+        live = self._training(owner)
         beside = [other for other in live if servers(other) == servers(owner)]
         weight = 1.0 / len(beside)
         if self._options.weights == "examples":
             own = self._pushed[owner]
             weight = own / sum(self._pushed[other] or own for other in beside) if own else weight
         return [owner, weight, len(beside) if in_round is None else in_round, step, *self.rates]
+
+    def _training(self, group: int) -> set[int]:
+        """The groups that train now, as this one sees it."""
+        return self._live | {group} if self._alone is None else {group}
 
     def lost(self, group: int) -> None:
         """The group has failed; its copies are gone, and its share of the average is the others'."""
@@ -197,6 +208,9 @@ class Copies:
                     control = Control.of(numbers)
                     if what == "take_over":
                         take_over(block, servers, control.group, len(self._groups))
+                        return tf.constant(0)
+                    if what == "take_round":
+                        take_round(block, servers, control.group)
                         return tf.constant(0)
                     if block.kind is not Kind.EXCHANGED or (what == "hand_over" and self.rule.sends_copy):
                         return block.copies()
@@ -299,6 +313,7 @@ class Copies:
             if block.kind is Kind.EXCHANGED:
                 if self.rule.in_rounds:
                     self._complete_round(block)
+                    self._rounds.begin_anew(block)
                 if self.rule.sends_copy and answers:
                     # Elastic groups move a part of the way only. They meet in the mean of their copies: nothing is lost.
                     block.set_values(_one_of(list(answers.values()), None, block.dtype))

@@ -108,15 +108,7 @@ def take_over(block: Block, servers: int, group: Any, groups: int) -> None:
         group: the number of the group, int32 scalar.
         groups: how many there are.
     """
-    parts = []
-    for number, each in enumerate(block.slices[servers]):
-        value = each.read()
-        if block.known[servers]:
-            with tf.device(each.device):
-                known = block.known[servers][number]
-                tf.raw_ops.ResourceScatterUpdate(resource=known.handle(), indices=group[None], updates=value[None])
-        parts.append(value)
-    vector = tf.concat(parts, axis=0)
+    vector = _told(block, servers, group)
     if block.kind is Kind.COUNTER:
         vector //= tf.cast(groups, vector.dtype)  # Each group makes its part of the updates.
     elif block.kind is Kind.SEED:
@@ -127,3 +119,31 @@ def take_over(block: Block, servers: int, group: Any, groups: int) -> None:
         if block.known[servers]:
             block.received.assign(vector, block.leader)
         block.seen.assign(tf.zeros(block.seen.shape, tf.int64), block.leader)
+
+
+def take_round(block: Block, servers: int, group: Any) -> None:
+    """Gives the group the centre as it is when a round is complete, after it has pushed its own change to that round.
+
+    Args:
+        block: the block, of kind EXCHANGED.
+        servers: the number of the group's server group.
+        group: the number of the group, int32 scalar.
+    """
+    vector = _told(block, servers, group)
+    # What rounding has left out of the progress stays.
+    block.set_copies(vector - block.last.read(block.leader), add=True)
+    block.last.assign(vector, block.leader)
+    block.received.assign(vector, block.leader)
+
+
+def _told(block: Block, servers: int, group: Any) -> Any:
+    """The slices' values as a vector, which the group knows from now on."""
+    parts = []
+    for number, each in enumerate(block.slices[servers]):
+        value = each.read()
+        if block.known[servers]:
+            with tf.device(each.device):
+                known = block.known[servers][number]
+                tf.raw_ops.ResourceScatterUpdate(resource=known.handle(), indices=group[None], updates=value[None])
+        parts.append(value)
+    return tf.concat(parts, axis=0)

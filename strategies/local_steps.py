@@ -145,6 +145,7 @@ class LocalStep(GroupStep):
         self._since[group] = 0
         for block in blocks:
             self._copies.exchange_now(block, group)
+            self._copies.wait_for_round(block, group)
 
     def _register_weights(self) -> None:
         """Puts the model's weights into the centre. Frozen ones are kept apart and not exchanged, as nothing changes them."""

@@ -134,7 +134,8 @@ class DelayedNesterov(Average):
 class Nesterov(DelayedNesterov):
     """DiLoCo's outer step (2311.08105) by rounds: when every live group has pushed, m <- beta m + A and C += rate (A + beta m).
 
-    Nobody waits: until the round is complete a group goes on from its own copy, and takes the centre over later.
+    With overlap nobody waits: until the round is complete a group goes on from its own copy, and takes the centre over later.
+    Without, groups wait for each other within limits (`rounds.Rounds`), and momentum can be as high as in DiLoCo.
     """
 
     in_rounds = True

@@ -91,7 +91,7 @@ def test_only_what_differs_from_the_defaults_is_given():
         ({"outer_learning_rate": 0.5}, "SGD", (0.5, 0.0)),
         ({"outer": "nesterov"}, "AdamW", (0.7, 0.9)),
         ({"outer": "nesterov"}, "adam", (0.7, 0.9)),
-        ({"outer": "nesterov"}, "SGD", (1.0, 0.3)),
+        ({"outer": "nesterov"}, "SGD", (1.0, 0.6)),
         ({"outer": "delayed_nesterov"}, "Nadam", (0.7, 0.9)),
         ({"outer": "delayed_nesterov"}, "RMSprop", (1.0, 0.3)),
         ({"outer": "delayed_nesterov", "outer_momentum": 0.0}, "AdamW", (0.7, 0.0)),

@@ -75,7 +75,8 @@ class Synchronisation:
             1, so that all exchange about equally often (DyLU, arXiv 2401.09135). Default False.
         weights: "groups" (default): a change weighs 1 / number of live groups. "examples": by the examples that went into it.
         overlap: whether a group goes on with its next updates while its exchange is under way (default). What it does
-            meanwhile is kept and sent with its next change.
+            meanwhile is kept and sent with its next change. Without, it waits for the answer; with nesterov also for the other
+            groups of its round, at most a few times as long as its last period took (`tfdist.strategies.rounds`).
 
     Raises:
         ClusterError: for a value that no option has. Which options go together, and with which cluster, is for `check`.
@@ -106,9 +107,10 @@ class Synchronisation:
         """The outer learning rate and momentum: what is given, else the defaults of the rule.
 
         The defaults of nesterov and delayed_nesterov depend on the optimizer that trains the copies: 0.7 and 0.9 for Adam,
-        AdamW, Adamax and Nadam (DiLoCo, tried there with AdamW), 1.0 and 0.3 for all others. With SGD and momentum 0.7 and 0.9
-        were unstable at short periods (65 % in place of 85 % at a period of 4, nesterov) and collapsed (delayed_nesterov), in
-        the experiments that `DEFAULT_SYNC_PERIOD` quotes. For average they are 1.0 and 0.0.
+        AdamW, Adamax and Nadam (DiLoCo, tried there with AdamW). For all others 1.0 and 0.6 for nesterov, 1.0 and 0.3 for
+        delayed_nesterov: those that were good and stable at periods of 16 and of 64 in benchmarks/quality.md, with SGD and
+        momentum. With it 0.7 and 0.9 were unstable at short periods (65 % in place of 85 % at a period of 4, nesterov) and
+        collapsed (delayed_nesterov), in the experiments that `DEFAULT_SYNC_PERIOD` quotes. For average they are 1.0 and 0.0.
 
         Args:
             inner_optimizer: the name of the Keras optimizer's class, in any case: "AdamW", "SGD". Of a LossScaleOptimizer, that
@@ -116,7 +118,8 @@ class Synchronisation:
         """
         rate, momentum = 1.0, 0.0
         if self.outer in _WITH_MOMENTUM:
-            rate, momentum = (0.7, 0.9) if inner_optimizer.lower() in _ADAM else (1.0, 0.3)
+            others = (1.0, 0.6) if self.outer == "nesterov" else (1.0, 0.3)
+            rate, momentum = (0.7, 0.9) if inner_optimizer.lower() in _ADAM else others
         return (
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
             momentum if self.outer_momentum is None else self.outer_momentum,
