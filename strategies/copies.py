@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,9 +18,13 @@ from tfdist.strategies.group_step import tracing_lock
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import RULES, Control
 from tfdist.strategies.server_variables import unwrapped
+from tfdist.strategies.steps_under_way import on_chief
 
-GROUP_SECONDS = 60.0
-"""How long the chief waits for a group that hands over its progress; then that is lost, as that of a worker which is gone."""
+ANSWER_SECONDS = 15.0
+SLOWEST_BYTES_PER_SECOND = 1e7
+"""How long the chief waits for groups that hand over their progress: so long and, for the bytes of all of them, as long as a
+shared network of 100 Mbit/s needs. A group that takes longer is lost, as that of a worker which is gone, until it answers again.
+"""
 
 _MORE_THAN_ALL = 2**30
 _NO_GROUP = -1
@@ -114,7 +119,7 @@ class Copies:
             for block in blocks:
                 state = (block.generation, self._starts[owner])
                 if self._has.get((owner, block)) != state:
-                    self._function("take_over", block, owner)(tf.constant(self.control(owner), tf.float64))
+                    self._function("take_over", block, owner)(on_chief(self.control(owner), tf.float64))
                     block.dirty.discard(owner)
                     self._has[owner, block] = state
 
@@ -124,7 +129,7 @@ class Copies:
 
     def exchange_now(self, block: Block, group: int) -> None:
         """Lets a group exchange its progress in a call of its own."""
-        self._function("exchange", block, group)(tf.constant(self.control(group), tf.float64))
+        self._function("exchange", block, group)(on_chief(self.control(group), tf.float64))
 
     def hand_over(self, block: Block, group: int) -> Any:
         """Gives the centre all progress of a group's copies, which then begin anew; of another kind of block gives the copies.
@@ -132,7 +137,7 @@ class Copies:
         Not compressed, because what rounding leaves out would be gone with the old copies. Completes no round, see `collect`.
         """
         control = self.control(group, in_round=_MORE_THAN_ALL if self.rule.in_rounds else None)
-        return self._function("hand_over", block, group)(tf.constant(control, tf.float64))
+        return self._function("hand_over", block, group)(on_chief(control, tf.float64))
 
     def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
         """An exchange of `block`, to be traced into a group's function."""
@@ -155,10 +160,13 @@ class Copies:
         return [owner, weight, len(beside) if in_round is None else in_round, step, *self.rates]
 
     def lost(self, group: int) -> None:
-        """The group has failed; its copies are gone, and its share of the average is the others'."""
-        self._live.discard(group)
-        for key in [key for key in self._has if key[0] == group]:
+        """The group has failed or does not answer; it begins anew, and its share of the average is the others'."""
+        owner = self.owners[group]
+        self._live.discard(owner)
+        for key in [key for key in self._has if key[0] == owner]:
             del self._has[key]
+        for block in self.blocks:
+            block.dirty.discard(owner)
 
     def _function(self, what: str, block: Block, group: int) -> Callable[..., Any]:
         """The function of this name, which groups that look alike share."""
@@ -289,7 +297,7 @@ class Copies:
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             if key not in self._functions:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](tf.constant([_NO_GROUP, 0.0, 1, 0, *self.rates], tf.float64))
+            self._functions[key](on_chief([_NO_GROUP, 0.0, 1, 0, *self.rates], tf.float64))
 
     def _ask(self, block: Block, groups: Sequence[int]) -> dict[int, Any]:
         """Lets the groups push their progress, or give their copies; what those gave that answered."""
@@ -297,7 +305,8 @@ class Copies:
 
         def ask(group: int) -> None:
             try:
-                answer = self.hand_over(block, group)
+                with self._locks[group]:  # Should it answer late, it does not take over the centre meanwhile.
+                    answer = self.hand_over(block, group)
                 with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
                     answers[group] = tf.identity(answer).numpy()
             except tf.errors.OpError as error:
@@ -307,8 +316,10 @@ class Copies:
         threads = [threading.Thread(target=ask, args=(group,), daemon=True) for group in groups]
         for thread in threads:
             thread.start()
+        size = block.size * block.dtype.size * len(groups)
+        latest = time.monotonic() + ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND
         for group, thread in zip(groups, threads, strict=True):
-            thread.join(GROUP_SECONDS)
+            thread.join(max(0.0, latest - time.monotonic()))
             if thread.is_alive():
                 self.lost(group)
         return dict(answers)
