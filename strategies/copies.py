@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,9 +21,13 @@ from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import RULES, Control
 from tfdist.strategies.rounds import Rounds
 from tfdist.strategies.server_variables import unwrapped
+from tfdist.strategies.steps_under_way import on_chief
 
-GROUP_SECONDS = 60.0
-"""How long the chief waits for a group that hands over its progress; then that is lost, as that of a worker which is gone."""
+ANSWER_SECONDS = 15.0
+SLOWEST_BYTES_PER_SECOND = 1e7
+"""How long the chief waits for groups that hand over their progress: so long and, for the bytes of all of them, as long as a
+shared network of 100 Mbit/s needs. A group that takes longer is lost, as that of a worker which is gone, until it answers again.
+"""
 
 _MORE_THAN_ALL = 2**30
 _NO_GROUP = -1
@@ -121,7 +126,7 @@ class Copies:
             for block in blocks:
                 state = (block.generation, self._starts[owner])
                 if self._has.get((owner, block)) != state:
-                    self._function("take_over", block, owner)(tf.constant(self.control(owner), tf.float64))
+                    self._function("take_over", block, owner)(on_chief(self.control(owner), tf.float64))
                     hogwild_state.give(block, owner, self._groups[owner].devices[0])
                     block.dirty.discard(owner)
                     self._has[owner, block] = state
@@ -148,12 +153,12 @@ class Copies:
     def exchange_now(self, block: Block, group: int) -> None:
         """Lets a group exchange its progress in a call of its own."""
         self.pushes(group)
-        self._function("exchange", block, group)(tf.constant(self.control(group), tf.float64))
+        self._function("exchange", block, group)(on_chief(self.control(group), tf.float64))
 
     def wait_for_round(self, block: Block, group: int) -> None:
         """After `exchange_now`, where the rule works in rounds: lets the group go on from the centre with this round in it."""
         if self.rule.in_rounds and self._rounds.wait(block, group, self._training(group)):
-            self._function("take_round", block, group)(tf.constant(self.control(group), tf.float64))
+            self._function("take_round", block, group)(on_chief(self.control(group), tf.float64))
 
     def hand_over(self, block: Block, group: int) -> Any:
         """Gives the centre all progress of a group's copies, which then begin anew; of another kind of block gives the copies.
@@ -162,7 +167,7 @@ class Copies:
         """
         self.pushes(group)
         control = self.control(group, in_round=_MORE_THAN_ALL if self.rule.in_rounds else None)
-        return self._function("hand_over", block, group)(tf.constant(control, tf.float64))
+        return self._function("hand_over", block, group)(on_chief(control, tf.float64))
 
     def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
         """An exchange of `block`, to be traced into a group's function."""
@@ -190,10 +195,13 @@ class Copies:
         return self._live | {group} if self._alone is None else {group}
 
     def lost(self, group: int) -> None:
-        """The group has failed; its copies are gone, and its share of the average is the others'."""
-        self._live.discard(group)
-        for key in [key for key in self._has if key[0] == group]:
+        """The group has failed or does not answer; it begins anew, and its share of the average is the others'."""
+        owner = self.owners[group]
+        self._live.discard(owner)
+        for key in [key for key in self._has if key[0] == owner]:
             del self._has[key]
+        for block in self.blocks:
+            block.dirty.discard(owner)
 
     def _function(self, what: str, block: Block, group: int) -> Callable[..., Any]:
         """The function of this name, which groups that look alike share."""
@@ -339,7 +347,7 @@ class Copies:
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             if key not in self._functions:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](tf.constant([_NO_GROUP, 0.0, 1, 0, *self.rates], tf.float64))
+            self._functions[key](on_chief([_NO_GROUP, 0.0, 1, 0, *self.rates], tf.float64))
 
     def _ask(self, block: Block, groups: Sequence[int]) -> dict[int, Any]:
         """Lets the groups push their progress, or give their copies; what those gave that answered."""
@@ -347,7 +355,8 @@ class Copies:
 
         def ask(group: int) -> None:
             try:
-                answer = self.hand_over(block, group)
+                with self._locks[group]:  # Should it answer late, it does not take over the centre meanwhile.
+                    answer = self.hand_over(block, group)
                 with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
                     answers[group] = tf.identity(answer).numpy()
             except tf.errors.OpError as error:
@@ -357,8 +366,10 @@ class Copies:
         threads = [threading.Thread(target=ask, args=(group,), daemon=True) for group in groups]
         for thread in threads:
             thread.start()
+        size = block.size * block.dtype.size * len(groups)
+        latest = time.monotonic() + ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND
         for group, thread in zip(groups, threads, strict=True):
-            thread.join(GROUP_SECONDS)
+            thread.join(max(0.0, latest - time.monotonic()))
             if thread.is_alive():
                 self.lost(group)
         return dict(answers)

@@ -74,6 +74,7 @@ class Hogwild(ParameterServer):
         self.copies = Copies(self, self._cluster_coordinator)
         self.speeds = Speeds(len(self.worker_groups))
         self.copies.under_way = self._tfdist_steps.__len__
+        self._tfdist_steps.give_up = self.copies.lost
         self._tfdist_steps.limit = UNDER_WAY_PER_GROUP * len(self.worker_groups)
 
     def _tfdist_seen_by_servers(self) -> list[str]:

@@ -87,9 +87,11 @@ def add_up(gradients: list[Any]) -> list[Any]:
         if gradient is not None:
             kinds.setdefault(("sparse", index) if isinstance(gradient, tf.IndexedSlices) else gradient.dtype, []).append(index)
     for indices in kinds.values():
-        for index, total in zip(
-            indices, context.all_reduce(tf.distribute.ReduceOp.SUM, [gradients[i] for i in indices]), strict=True
-        ):
+        values = [gradients[i] for i in indices]
+        if not isinstance(values[0], tf.IndexedSlices):
+            # Nobody differentiates the sum, and TensorFlow, which prepares for it, would walk back through the whole step.
+            values = [tf.stop_gradient(value) for value in values]
+        for index, total in zip(indices, context.all_reduce(tf.distribute.ReduceOp.SUM, values), strict=True):
             sums[index] = total
     return sums
 

@@ -23,6 +23,7 @@ from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
 from tfdist.strategies.parts import as_tensors
 from tfdist.strategies.server_variables import unwrapped
+from tfdist.strategies.steps_under_way import on_chief
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
 
@@ -107,7 +108,7 @@ class LocalStep(GroupStep):
                 self._copies.trains(group, examples)
             self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
             try:
-                return call(group, tf.constant(self._copies.control(group, step=step), tf.float64))
+                return call(group, on_chief(self._copies.control(group, step=step), tf.float64))
             except tf.errors.OpError:
                 self._copies.lost(owner)
                 raise
@@ -118,7 +119,7 @@ class LocalStep(GroupStep):
         if data is None:
             return super().prepare(batches, element_spec, turn)
         functions = [self._trace_on_workers(group, turn, data) for group in self._strategy.worker_groups]
-        return lambda group, numbers: functions[group](tf.constant(len(batches)), numbers)
+        return lambda group, numbers: functions[group](on_chief(len(batches), tf.int32), numbers)
 
     def _trace_on_workers(self, group: WorkerGroup, turn: Any, data: WorkerData) -> Any:
         """The function that reads its batches itself."""

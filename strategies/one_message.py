@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.steps_under_way import on_chief
+
 ALIGNMENT = 8
 """Every value begins at a multiple of this many bytes."""
 
@@ -31,7 +33,7 @@ def pack(values: list[Any]) -> Any:
         parts.append(flat)
         if flat.size % ALIGNMENT:
             parts.append(np.zeros(ALIGNMENT - flat.size % ALIGNMENT, np.uint8))
-    return tf.constant(np.concatenate(parts))
+    return on_chief(np.concatenate(parts))
 
 
 def unpack(message: Any, specs: list[tf.TensorSpec]) -> list[Any]:

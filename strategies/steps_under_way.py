@@ -2,7 +2,9 @@
 
 import logging
 import queue
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,12 @@ WORKERS_GONE_SECONDS = 60.0
 UNDER_WAY_PER_GROUP = 2
 """One step that a group computes and one that waits for it: enough to keep it busy, few enough to stop soon."""
 
+BACKUP_SECONDS = 10.0
+BACKUP_TIMES = 10.0
+"""A group is given up on when it takes longer for a call than this, and so many times as long as groups usually do: a worker
+that is stopped or cut off answers nothing, not even with an error, while one that is only slower than the others is still useful.
+"""
+
 POLL_SECONDS = 5.0
 CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
@@ -32,12 +40,18 @@ class Execution:
     """One call of a function on a worker group.
 
     Attributes:
+        function: what is called.
+        began: when, for each group that runs it.
+        is_waiting: whether it waits for a group.
         group: the number of the group that has run it, once it is done.
         result: what the function gave, on the chief, once it is done.
         is_done: whether it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[[int], Any]) -> None:
+        self.function = function
+        self.began: dict[int, float] = {}
+        self.is_waiting = True
         self.group = -1
         self.result: Any = None
         self.is_done = False
@@ -48,13 +62,17 @@ class StepsUnderWay:
 
     Attributes:
         limit: how many executions should be under way at most.
+        give_up: called with the number of a group that does not come back from a call, which then goes to another one as well:
+            the backup executions of MapReduce (Dean and Ghemawat, OSDI 2004, 3.6). None where a call must not run twice.
     """
 
     def __init__(self, coordinator: "tf.distribute.coordinator.ClusterCoordinator", workers: tuple[Task, ...]) -> None:
         self._coordinator = coordinator
         self._workers = workers
-        self._events: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
         self._open: set[Execution] = set()
+        self._seconds: deque[float] = deque(maxlen=99)  # What the last calls took.
+        self.give_up: Callable[[int], None] | None = None
         groups = len(coordinator.strategy.worker_groups)
         # One group alone is exact: nothing is begun before the callbacks have seen the step before.
         self.limit = 1 if groups == 1 else UNDER_WAY_PER_GROUP * groups
@@ -64,18 +82,29 @@ class StepsUnderWay:
 
     def schedule(self, function: Callable[[int], Any]) -> Execution:
         """Lets any group run `function(number of the group)`, which gives nested tensors; another group if that one is lost."""
-        execution, events = Execution(), self._events
+        execution = Execution(function)
+        self._schedule(execution)
+        self._open.add(execution)
+        return execution
+
+    def _schedule(self, execution: Execution) -> None:
+        events, seconds = self._events, self._seconds
+        execution.is_waiting = True
 
         def run() -> None:
+            if execution.is_done:
+                return  # By another group, before the coordinator gave what a lost one had begun to this one.
+            group = dispatch_context().worker_index
+            execution.began[group], execution.is_waiting = time.monotonic(), False
             try:
-                group = dispatch_context().worker_index
                 # Copied to this process, so that it stays when the worker is gone.
-                result = tf.nest.map_structure(_to_chief, function(group), expand_composites=True)
+                result = tf.nest.map_structure(_to_chief, execution.function(group), expand_composites=True)
             except BaseException:
+                execution.is_waiting = True
                 events.put(None)  # The coordinator decides whether this is an error or a worker that was lost.
                 raise
-            execution.group, execution.result = group, result
-            events.put(execution)
+            seconds.append(time.monotonic() - execution.began[group])
+            events.put((execution, group, result))
 
         try:
             # The public `schedule` takes functions of TensorFlow only; this one runs Python in the thread of a group.
@@ -83,8 +112,6 @@ class StepsUnderWay:
         except Exception:
             self.drop()
             raise
-        self._open.add(execution)
-        return execution
 
     def wait_for_any(self) -> Execution | None:
         """Waits until one more execution is done and returns it; None where none is open.
@@ -99,14 +126,29 @@ class StepsUnderWay:
                 done = self._events.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 last_alive = self._check_workers(last_alive)
+                self._back_up()
                 done = None
             if done is None:
                 self._raise_error()
-            elif done in self._open:  # Not one that was dropped.
-                self._open.remove(done)
-                done.is_done = True
-                return done
+            elif done[0] in self._open:  # Not one that was dropped, or that another group was faster with.
+                execution, execution.group, execution.result = done[0], *done[1:]
+                self._open.remove(execution)
+                execution.is_done = True
+                return execution
         return None
+
+    def _back_up(self) -> None:
+        """Gives calls from which groups do not come back to other groups, once these have nothing else to do."""
+        if self.give_up is None or any(execution.is_waiting for execution in self._open):
+            return
+        usual = statistics.median(self._seconds or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
+        latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * usual)
+        for execution in self._open:
+            if max(execution.began.values()) < latest:
+                for group in execution.began:
+                    _log.warning("worker group %d does not answer; others do its steps until it does", group)
+                    self.give_up(group)
+                self._schedule(execution)
 
     def result_of(self, execution: Execution) -> Any:
         """Waits for `execution` and returns its result. Raises as `wait_for_any`."""
@@ -174,3 +216,13 @@ class StepsUnderWay:
 def _to_chief(value: Any) -> Any:
     with tf.device(CHIEF):
         return tf.identity(value) if isinstance(value, tf.Tensor) else value
+
+
+def on_chief(value: Any, dtype: Any = None) -> Any:
+    """A constant to call a worker's function with.
+
+    TensorFlow would make it on the worker in the thread of a group, and hold Python's lock until it is there: a worker that is
+    stopped would stop the chief.
+    """
+    with tf.device(CHIEF):
+        return tf.constant(value, dtype)

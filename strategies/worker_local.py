@@ -9,10 +9,12 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, dispatch_context, is_saving, wait_until_ready
 from tfdist.strategies.named_variable import outermost_graph
+from tfdist.strategies.steps_under_way import on_chief
 
 CREATION_SECONDS = 60.0
 """How long a worker may take to create its copy, before it is counted as gone."""
@@ -42,6 +44,8 @@ class WorkerLocalVariable(PerWorkerVariable):
         self._synchronization = tf.VariableSynchronization.ON_READ
         self._aggregation = tf.VariableAggregation.SUM
         self._by_replica: dict[int, Any] = {}
+        self._version = 0  # Goes up when the chief assigns.
+        self._versions: dict[tuple[int, int], int] = {}  # For which of them the copy of a replica and group counts.
         self.known_sum: Any = None  # Set by who knows what the copies add up to; until the next step or assignment.
         self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
@@ -84,14 +88,24 @@ class WorkerLocalVariable(PerWorkerVariable):
             dispatched = dispatch_context()
             if dispatched is None:
                 return self._coordinator_instance.handle  # Only traced.
-            return dispatched.maybe_get_remote_value(self._by_replica[replica]._values[dispatched.worker_index]).handle
+            group = dispatched.worker_index
+            copy = dispatched.maybe_get_remote_value(self._by_replica[replica]._values[group])
+            version = self._version
+            if self._versions.get((replica, group), 0) != version:
+                # In the group's own thread: nobody waits for a worker that does not answer. (`zeros_like` would read the copy,
+                # and TensorFlow's implicit reads hold Python's lock until the worker has answered.)
+                copy.assign(on_chief(np.zeros(copy.shape, copy.dtype.as_numpy_dtype)))
+                self._versions[replica, group] = version
+            return copy.handle
 
         return closure, HandleSpec(value=self._coordinator_instance.handle)
 
     def _copies(self) -> Iterator[Any]:
-        """The workers' variables, as far as they exist; not those of workers that are gone."""
-        for copies in self._by_replica.values():
-            for remote in copies._values:
+        """The workers' variables, as far as they exist and count; not those of workers that are gone."""
+        for replica, copies in self._by_replica.items():
+            for group, remote in enumerate(copies._values):
+                if self._versions.get((replica, group), 0) != self._version:
+                    continue
                 if wait_until_ready(remote, CREATION_SECONDS) and remote._values is not None:
                     yield remote._values
 
@@ -125,10 +139,6 @@ class WorkerLocalVariable(PerWorkerVariable):
         if not tf.executing_eagerly():
             return super().assign(value, use_locking, name, read_value)
         self.known_sum = None
-        for copy in self._copies():
-            try:
-                copy.assign(tf.zeros_like(copy))
-            except tf.errors.UnavailableError:
-                continue
+        self._version += 1  # Each group begins with zero when it runs its next function.
         self._coordinator_instance.assign(value)
         return self
