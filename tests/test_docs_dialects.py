@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-PAGES = sorted((Path(__file__).parent.parent / "docs" / "dialects").glob("*.md"))
+from tfdist.dialects.registry import programs
+from tfdist.translate import OUTPUTS
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = [*sorted((DOCS / "dialects").glob("*.md")), DOCS / "pictures.md"]
 _BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -36,3 +40,21 @@ def test_every_command_prints_what_the_page_says(page: Path, tmp_path: Path) -> 
         assert result.returncode == (2 if result.stderr else 0)
         commands += 1
     assert commands >= 2
+
+
+def test_the_table_has_every_page_every_output_and_every_program() -> None:
+    table = (DOCS / "dialects" / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((\w+\.md)\)", table))
+    assert linked == {page.name for page in (DOCS / "dialects").glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"--to (\w+)", table)) == set(OUTPUTS)
+    assert {dialect.NAME for dialect in programs().values()} == {"horovod", "pytorch", "caffe2", "paddle"}
+    assert all(
+        f"`{program}`" in table
+        for program in ("horovodrun", "mpirun", "mpiexec", "torchrun", "resnet50_trainer.py", "fleetrun")
+    )
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
