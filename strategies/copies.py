@@ -26,7 +26,7 @@ from tfdist.strategies.steps_under_way import on_chief
 ANSWER_SECONDS = 15.0
 SLOWEST_BYTES_PER_SECOND = 1e7
 """How long the chief waits for groups that hand over their progress: so long and, for the bytes of all of them, as long as a
-shared network of 100 Mbit/s needs. A group that takes longer is lost, as that of a worker which is gone, until it answers again.
+shared network of 100 Mbit/s needs. A group that takes longer is lost, as one whose worker is gone, until it answers again.
 """
 
 _MORE_THAN_ALL = 2**30

@@ -23,7 +23,7 @@ UNDER_WAY_PER_GROUP = 2
 BACKUP_SECONDS = 10.0
 BACKUP_TIMES = 10.0
 """A group is given up on when it takes longer for a call than this, and so many times as long as groups usually do: a worker
-that is stopped or cut off answers nothing, not even with an error, while one that is only slower than the others is still useful.
+that is stopped or cut off answers nothing, not even with an error, while one that is only slower is still useful.
 """
 
 POLL_SECONDS = 5.0
