@@ -45,7 +45,7 @@ def test_a_copy_holds_the_whole_package(tmp_path):
 def test_the_public_names_are_these():
     import tfdist
 
-    ranks = ["is_chief", "local_rank", "local_size", "rank", "role", "size"]
+    ranks = ["cross_rank", "cross_size", "is_chief", "local_rank", "local_size", "rank", "role", "size"]
     assert sorted(tfdist.__all__) == sorted(
         ["Cluster", "ClusterError", "Synchronisation", "Task", "define_flags", "read", "strategy", *ranks]
     )
