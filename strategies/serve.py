@@ -42,9 +42,10 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     quiet_tensorflow()
     keep_freed_memory()
 
-    workers = len(cluster.job("worker"))
-    # A ps whose threads all wait for each other's values deadlocks; one per worker and one more is TensorFlow's own
-    # advice (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster").
+    # A task whose threads all wait for each other's values deadlocks; one per worker and one more is TensorFlow's own
+    # advice (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster"). Groups that share a
+    # task are as many workers.
+    workers = max(len(cluster.job("worker")), len(cluster.worker_groups))
     threads = max(os.cpu_count() or 1, workers + 1)
     # A worker with several slots computes several replicas, on as many logical CPU devices where it has no GPUs for them.
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, device_count={"CPU": task.slots})
