@@ -28,7 +28,7 @@ flags.DEFINE_float("timeout", 1500.0, "Seconds that the trainings of one setting
 flags.DEFINE_string("run", None, "Used by the trainings themselves: the setting and its seeds, as JSON.")
 
 POINTS = 20
-TEXT_GROUPS, TEXT_BATCH, TEXT_STEPS, CONTEXT, WIDTH, LAYERS = 4, 8, 1000, 64, 64, 2
+TEXT_GROUPS, TEXT_BATCH, TEXT_STEPS, CONTEXT, WIDTH, LAYERS = 4, 8, 2400, 64, 64, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +57,20 @@ SETTINGS = [
     _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7, overlap=False),
     _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5, overlap=False),
     _of("mnist1d", 16, 0.3, outer="average", overlap=False),
+    _of("mnist1d", 16, 0.2, outer="average", slices=4),
     _of("mnist1d", 16, 0.1, outer="average"),
+    _of("mnist1d", 16, 0.1, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7),
     _of("mnist1d", 16, 0.1, outer="elastic", overlap=False),
     _of("mnist1d", 16, 0.025, outer="sum", overlap=False),
     _of("mnist1d", 64, 0.1, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.7, overlap=False),
     _of("mnist1d", 64, 0.1, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.5, overlap=False),
     _of("mnist1d", 64, 0.2, outer="average", overlap=False),
     _of("mnist1d", 64, 0.1, outer="average"),
-    _of("text", 0, 0.003),
-    _of("text", 50, 0.003, outer="nesterov", overlap=False),
-    _of("text", 50, 0.003, outer="average", overlap=False),
-    _of("text", 50, 0.003, outer="average"),
+    _of("text", 0, 0.01),
+    _of("text", 50, 0.01, outer="nesterov", overlap=False),
+    _of("text", 50, 0.01, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.6, overlap=False),
+    _of("text", 50, 0.01, outer="average", overlap=False),
+    _of("text", 50, 0.01, outer="average"),
 ]
 
 
@@ -119,7 +122,7 @@ class Text:
         characters = text()[1]
         inputs = keras.Input((CONTEXT,), dtype="int32")
         x = layers.Embedding(characters, WIDTH)(inputs)
-        x = x + layers.Embedding(CONTEXT, WIDTH)(keras.ops.arange(CONTEXT))
+        x = x + layers.Embedding(CONTEXT, WIDTH)(keras.ops.cumsum(keras.ops.ones_like(inputs), axis=1) - 1)  # Positions.
         for _ in range(LAYERS):
             normed = layers.LayerNormalization()(x)
             x = x + layers.MultiHeadAttention(4, WIDTH // 4)(normed, normed, use_causal_mask=True)
@@ -212,7 +215,7 @@ def train(setting, seeds):
         curve = []
         for steps, seconds, weights in reader.kept:
             plain.set_weights(model.get_weights() if weights is None else weights)
-            curve.append([steps * together // task.groups, seconds, task.figure(plain, "validation")])
+            curve.append([steps * together // task.groups, round(seconds, 2), round(task.figure(plain, "validation"), 4)])
         found = {
             "name": setting.name,
             **dataclasses.asdict(setting),
@@ -220,8 +223,8 @@ def train(setting, seeds):
             "parameters": plain.count_params(),
             "curve": curve,
             "validation": curve[-1][2],
-            "test": task.figure(plain, "test"),
-            "load": [load, os.getloadavg()[0]],
+            "test": round(task.figure(plain, "test"), 4),
+            "load": [round(load, 1), round(os.getloadavg()[0], 1)],
         }
         with open(FLAGS.results, "a") as file:
             file.write(json.dumps(found) + "\n")
