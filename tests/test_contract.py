@@ -16,7 +16,7 @@ from conftest import MARK, processes_of
 from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, different, page
 
 TESTS = Path(__file__).parent
-SECONDS = 280
+SECONDS = 420
 
 cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference, too, may have to run first.
 
