@@ -168,7 +168,7 @@ class StepsUnderWay:
         for execution in done:
             execution.is_done = False
             self._open.add(execution)
-            self._events.put(execution)
+            self._events.put((execution, execution.group, execution.result))
 
     def settle(self) -> None:
         """Waits for all that a `fit` left under way when it was interrupted, and drops their errors."""
