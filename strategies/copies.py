@@ -41,6 +41,8 @@ class Copies:
     Attributes:
         blocks: all variables that functions of groups have used, in blocks.
         rule: what the centre does with changes.
+        trained: examples that each group has trained on since its last exchange.
+        pushed: examples that went into each group's last change.
     """
 
     def __init__(self, strategy: Any, coordinator: Any) -> None:
@@ -54,8 +56,8 @@ class Copies:
         self._starts = [0] * len(self._groups)
         self.owners = _owners(self._groups, strategy.shares_copies)
         self._live = set(self.owners)
-        self._trained = [0.0] * len(self._groups)  # Examples that each group has trained on since its last exchange.
-        self._pushed = [0.0] * len(self._groups)  # Those that went into its last change.
+        self.trained = [0.0] * len(self._groups)
+        self.pushed = [0.0] * len(self._groups)
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._periods: weakref.WeakKeyDictionary[Any, hogwild_state.Period] = weakref.WeakKeyDictionary()
         self._locks = [threading.RLock() for _ in self._groups]
@@ -142,13 +144,13 @@ class Copies:
 
     def trains(self, group: int, examples: float) -> None:
         """Notes how many examples a group trains on with its next call."""
-        self._trained[self.owners[group]] += examples
+        self.trained[self.owners[group]] += examples
 
     def pushes(self, group: int) -> None:
         """Notes that a group pushes, with its next call, what it has trained so far."""
         owner = self.owners[group]
-        if self._trained[owner]:  # A change goes block by block.
-            self._pushed[owner], self._trained[owner] = self._trained[owner], 0.0
+        if self.trained[owner]:  # A change goes block by block.
+            self.pushed[owner], self.trained[owner] = self.trained[owner], 0.0
 
     def exchange_now(self, block: Block, group: int) -> None:
         """Lets a group exchange its progress in a call of its own."""
@@ -186,8 +188,8 @@ class Copies:
         beside = [other for other in live if servers(other) == servers(owner)]
         weight = 1.0 / len(beside)
         if self._options.weights == "examples":
-            own = self._pushed[owner]
-            weight = own / sum(self._pushed[other] or own for other in beside) if own else weight
+            own = self.pushed[owner]
+            weight = own / sum(self.pushed[other] or own for other in beside) if own else weight
         return [owner, weight, len(beside) if in_round is None else in_round, step, *self.rates]
 
     def _training(self, group: int) -> set[int]:

@@ -46,7 +46,7 @@ def state_of(copies: Any, model: Any) -> dict[str, Any]:
         variable there. `groups` and `PART/variables`: how many there are, scalars. `own/PART/NUMBER/GROUP`: what a group has,
         of the variable's shape and dtype; groups that have not begun are left out. `outer/PART/NUMBER/NAME`: what the outer
         rule keeps beside the centre, of the variable's shape, a count of shape [1]. `period/since`, `period/turns` (see
-        `Period`) and `period/examples`, the examples in each group's last call: [groups].
+        `Period`) and `period/trained` and `period/pushed` (see `Copies`): [groups].
     """
     copies.collect([block for block in copies.blocks if block.kind is not Kind.COUNTER])
     period = copies.period_of(model)
@@ -54,7 +54,8 @@ def state_of(copies: Any, model: Any) -> dict[str, Any]:
         "groups": np.int64(len(copies.owners)),
         "period/since": np.int64(period.since),
         "period/turns": np.int64(period.turns),
-        "period/examples": np.float64(copies.examples),
+        "period/trained": np.float64(copies.trained),
+        "period/pushed": np.float64(copies.pushed),
     }
     vectors: dict[Block, dict[Any, Any]] = {}
     for part, variables in _parts(model).items():
@@ -91,7 +92,7 @@ def restore(copies: Any, model: Any, state: dict[str, Any]) -> None:
     else:
         period = copies.period_of(model)
         period.since[:], period.turns[:] = state["period/since"].tolist(), state["period/turns"].tolist()
-        copies.examples[:] = state["period/examples"].tolist()
+        copies.trained[:], copies.pushed[:] = state["period/trained"].tolist(), state["period/pushed"].tolist()
     for part, variables in _parts(model).items():
         if state.get(f"{part}/variables") != len(variables):
             _log.debug("the file is of another %s, whose worker groups' state is left out", part)
