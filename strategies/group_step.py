@@ -11,6 +11,7 @@ from tfdist.strategies import replica as replicas
 from tfdist.strategies.one_message import can_pack, pack, unpack
 from tfdist.strategies.parts import Layout, per_replica
 from tfdist.strategies.server_variables import ServerVariable, unwrapped
+from tfdist.strategies.steps_under_way import on_chief
 from tfdist.strategies.worker_groups import WorkerGroup
 
 tracing_lock = threading.RLock()
@@ -93,7 +94,7 @@ class GroupStep:
             ]
             self._traced[signature] = traced
         if packed:
-            return lambda group, *arguments: traced[group](pack(flat), *arguments)
+            return lambda group, *arguments: traced[group](on_chief(pack(flat)), *arguments)
         return lambda group, *arguments: traced[group](data, *arguments)
 
     def _variant_of(self, group: WorkerGroup, variant: Any) -> Any:

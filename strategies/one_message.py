@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.steps_under_way import on_chief
-
 ALIGNMENT = 8
 """Every value begins at a multiple of this many bytes."""
 
@@ -24,7 +22,7 @@ _NOT = (tf.string, tf.resource, tf.variant, tf.bool)
 
 
 def pack(values: list[Any]) -> Any:
-    """The values as bytes [n], uint8: first their dimensions as int32, then each value."""
+    """The values as bytes, numpy uint8 [n]: first their dimensions as int32, then each value."""
     arrays = [value.numpy() for value in values]
     header = np.array([size for array in arrays for size in array.shape], np.int32)
     parts = []
@@ -33,7 +31,7 @@ def pack(values: list[Any]) -> Any:
         parts.append(flat)
         if flat.size % ALIGNMENT:
             parts.append(np.zeros(ALIGNMENT - flat.size % ALIGNMENT, np.uint8))
-    return on_chief(np.concatenate(parts))
+    return np.concatenate(parts)
 
 
 def unpack(message: Any, specs: list[tf.TensorSpec]) -> list[Any]:

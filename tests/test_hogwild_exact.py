@@ -314,8 +314,8 @@ def test_slices_take_their_turns_step_by_step(results):
 
 
 def test_changes_weigh_by_their_examples(results):
-    """Six updates with batches of 2, four with batches of 6."""
-    np.testing.assert_allclose(results["examples"][:3], [[0.25 * 6 + 0.75 * 4] * 4] * 3, rtol=1e-6)
+    """Six updates with batches of 2, four with batches of 6. The first change weighs a half: nobody else has pushed one yet."""
+    np.testing.assert_allclose(results["examples"][:3], [[0.5 * 2 + 0.25 * 4 + 0.75 * 4] * 4] * 3, rtol=1e-6)
 
 
 def test_a_group_alone_trains_embeddings_as_plain_keras(results):
