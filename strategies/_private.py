@@ -213,3 +213,17 @@ def keep_remote_functions() -> None:
 def wait_until_ready(remote_value: Any, seconds: float) -> bool:
     """Waits at most `seconds` for a `RemoteValue`, and says whether it is ready. The public `fetch` has no time limit."""
     return bool(remote_value._status_available_event.wait(seconds))
+
+
+# In a function TensorFlow lets operations that touch no resource but may not be left out run one after the other, those that
+# only name a variable too: one that waits for a ps would keep all that are made after it waiting.
+_run_independently: Any = _need(
+    "tensorflow.python.framework.auto_control_deps", tf.__version__, "AutomaticControlDependencies", "run_independently"
+)
+
+
+def run_independently(operation: Any) -> None:
+    """Lets `operation`, which runs in any case, wait for its inputs and control inputs only, and none for it."""
+    manager = operation.graph.experimental_acd_manager
+    if manager is not None:
+        _run_independently(manager, operation)

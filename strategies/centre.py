@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies import chief
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.named_variable import NamedVariable
 
@@ -32,9 +33,12 @@ class Block:
         last: on each group's leader, the copy when its progress was last handed over, [size].
         received: on each group's leader, the centre as it last came; only kept apart from `last` with compression.
         seen: on each group's leader, what the outer rule remembers of each slice, [number of slices].
+        inbox: on each group's leader, what an answer of the centre adds to the copies, [size].
+        is_there: on each group's leader, whether the answer to the last exchange is in `inbox`.
         generation: goes up when the groups have to take over the slices' values.
         version: goes up when `values` changes.
         values: what the slices held when the chief last looked, as a vector; None while it has not looked.
+        rates: the outer learning rate and momentum.
         dirty: groups with progress that the slices do not have.
         changed: whether the chief has assigned variables that the slices do not have yet.
     """
@@ -71,9 +75,12 @@ class Block:
         self.last = NamedVariable("last", self.dtype, [self.size], "")
         self.received = NamedVariable("received", self.dtype, [self.size], "")
         self.seen = NamedVariable("seen", tf.int64, [parts], "")
+        self.inbox = NamedVariable("inbox", self.dtype, [self.size], "")
+        self.is_there = NamedVariable("is_there", tf.bool, [], "")
         self.generation = 0
         self.version = 0
         self.values: Any = None
+        self.rates = (1.0, 0.0)
         self.dirty: set[int] = set()
         self.changed = False
         for variable in variables:
@@ -120,7 +127,7 @@ class Block:
     def fetch(self, servers: int | None = None) -> Any:
         """The vector that the slices hold now: those of one server group, or the mean over all of them."""
         chosen = self.slices if servers is None else [self.slices[servers]]
-        copies = [np.concatenate([_on_chief(each.read()) for each in slices]) for slices in chosen]
+        copies = [np.concatenate([chief.fetched(each.read()).numpy() for each in slices]) for slices in chosen]
         return copies[0] if len(copies) == 1 else np.mean(copies, axis=0, dtype=np.float64).astype(copies[0].dtype)
 
     def bring(self, variable: LocalVariable) -> None:
@@ -156,8 +163,3 @@ class Block:
     def leader(self) -> str:
         """The device of the group's copies."""
         return str(self.variables[0]._strategy_of.extended.copies_device)
-
-
-def _on_chief(value: Any) -> Any:
-    with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-        return tf.identity(value).numpy()

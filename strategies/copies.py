@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies import hogwild_state
+from tfdist.strategies import chief, hogwild_state
 from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.centre import Block
 from tfdist.strategies.exchange import Exchange, take_over, take_round
@@ -20,8 +20,6 @@ from tfdist.strategies.group_step import tracing_lock
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.outer import RULES, Control
 from tfdist.strategies.rounds import Rounds
-from tfdist.strategies.server_variables import unwrapped
-from tfdist.strategies.steps_under_way import on_chief
 
 ANSWER_SECONDS = 15.0
 SLOWEST_BYTES_PER_SECOND = 1e7
@@ -41,6 +39,7 @@ class Copies:
     Attributes:
         blocks: all variables that functions of groups have used, in blocks.
         rule: what the centre does with changes.
+        owners: for each group the one whose copies it trains: itself, or where a process shares them the first there.
         trained: examples that each group has trained on since its last exchange.
         pushed: examples that went into each group's last change.
     """
@@ -67,7 +66,6 @@ class Copies:
         self._done = 0  # Executions of all groups.
         self._fetched: dict[Block, int] = {}  # How many were done when the chief has last fetched the block.
         self._rounds = Rounds()
-        self.rates = self._options.outer_rates("")
         self.under_way: Callable[[], int] = lambda: 0
 
     def _note_start(self) -> Any:
@@ -128,7 +126,7 @@ class Copies:
             for block in blocks:
                 state = (block.generation, self._starts[owner])
                 if self._has.get((owner, block)) != state:
-                    self._function("take_over", block, owner)(on_chief(self.control(owner), tf.float64))
+                    self._function("take_over", block, owner)(self.control(owner, block.rates))
                     hogwild_state.give(block, owner, self._groups[owner].devices[0])
                     block.dirty.discard(owner)
                     self._has[owner, block] = state
@@ -155,12 +153,12 @@ class Copies:
     def exchange_now(self, block: Block, group: int) -> None:
         """Lets a group exchange its progress in a call of its own."""
         self.pushes(group)
-        self._function("exchange", block, group)(on_chief(self.control(group), tf.float64))
+        self._function("exchange", block, group)(self.control(group, block.rates))
 
     def wait_for_round(self, block: Block, group: int) -> None:
         """After `exchange_now`, where the rule works in rounds: lets the group go on from the centre with this round in it."""
         if self.rule.in_rounds and self._rounds.wait(block, group, self._training(group)):
-            self._function("take_round", block, group)(on_chief(self.control(group), tf.float64))
+            self._function("take_round", block, group)(self.control(group, block.rates))
 
     def hand_over(self, block: Block, group: int) -> Any:
         """Gives the centre all progress of a group's copies, which then begin anew; of another kind of block gives the copies.
@@ -168,29 +166,32 @@ class Copies:
         Not compressed, because what rounding leaves out would be gone with the old copies. Completes no round, see `collect`.
         """
         self.pushes(group)
-        control = self.control(group, in_round=_MORE_THAN_ALL if self.rule.in_rounds else None)
-        return self._function("hand_over", block, group)(on_chief(control, tf.float64))
+        in_round = _MORE_THAN_ALL if self.rule.in_rounds else None
+        return self._function("hand_over", block, group)(self.control(group, block.rates, in_round=in_round))
 
     def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
         """An exchange of `block`, to be traced into a group's function."""
         compression = self._options.compression if block.dtype == tf.float32 else None
         return Exchange(block, self.rule, servers, compression, control, self._options.topology)
 
-    def owner_of(self, group: int) -> int:
-        """The group whose copies a group trains: its own, or in a process that shares them those of the first there."""
-        return self.owners[group]
+    def control(self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None) -> Any:
+        """What `Control.of` takes apart, on the chief.
 
-    def control(self, group: int, step: int = 0, in_round: int | None = None) -> list[float]:
-        """What `Control.of` takes apart; `in_round` where a round is to be complete with another number of groups."""
+        Args:
+            group: the number of the group.
+            rates: the outer learning rate and momentum.
+            step: the number of the first step over all groups.
+            in_round: how many groups complete a round, where not all that are training.
+        """
         owner = self.owners[group]
         servers = self._strategy.servers_of
-        live = self._training(owner)
-        beside = [other for other in live if servers(other) == servers(owner)]
+        beside = [other for other in self._training(owner) if servers(other) == servers(owner)]
         weight = 1.0 / len(beside)
         if self._options.weights == "examples":
             own = self.pushed[owner]
             weight = own / sum(self.pushed[other] or own for other in beside) if own else weight
-        return [owner, weight, len(beside) if in_round is None else in_round, step, *self.rates]
+        live = len(beside) if in_round is None else in_round
+        return chief.constant([owner, weight, live, step, *rates], tf.float64)
 
     def _training(self, group: int) -> set[int]:
         """The groups that train now, as this one sees it."""
@@ -270,12 +271,6 @@ class Copies:
             variable.block.changed = True
             variable.version = variable.block.version
 
-    def steps_of(self, optimizer: Any) -> int:
-        """The number of the next step: how many updates the optimizer has made so far, by the chief's count."""
-        optimizer = getattr(optimizer, "inner_optimizer", None) or optimizer
-        counter = unwrapped(getattr(getattr(optimizer, "_iterations", None), "_value", None))
-        return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
-
     def bring_together(self) -> None:
         """Before the groups evaluate or predict: their copies become the centre, with the progress of all."""
         if not self.under_way():
@@ -346,10 +341,10 @@ class Copies:
                     self.rule.received(centre, state, tf.zeros(centre.shape, centre.dtype), control)
 
         key = ("complete_round", block)
-        with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+        with tf.device(chief.DEVICE):
             if key not in self._functions:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](on_chief([_NO_GROUP, 0.0, 1, 0, *self.rates], tf.float64))
+            self._functions[key](chief.constant([_NO_GROUP, 0.0, 1, 0, *block.rates], tf.float64))
 
     def _ask(self, block: Block, groups: Sequence[int]) -> dict[int, Any]:
         """Lets the groups push their progress, or give their copies; what those gave that answered."""
@@ -359,8 +354,7 @@ class Copies:
             try:
                 with self._locks[group]:  # Should it answer late, it does not take over the centre meanwhile.
                     answer = self.hand_over(block, group)
-                with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-                    answers[group] = tf.identity(answer).numpy()
+                answers[group] = chief.fetched(answer).numpy()
             except tf.errors.OpError as error:
                 _log.debug("group %d does not hand over its progress: %s", group, error)
                 self.lost(group)

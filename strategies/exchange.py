@@ -1,8 +1,9 @@
 """One exchange of a worker group with the centre, inside the function that the group runs.
 
-What was read before the local steps is pushed and answered while they run: nothing but their first and last operations touch
-the same variables, so TensorFlow runs both side by side. What the group does meanwhile stays its own progress and goes with
-the next exchange, so no update is lost however late the answer comes.
+What was read before the local steps is pushed and answered while they run: they touch no variables of the exchange but those
+that it is announced by, so TensorFlow runs both side by side. After each step the group looks whether the answer is there and
+takes it over as soon as it is; what the group has done meanwhile stays its own progress and goes with the next exchange, so no
+update is lost however late the answer comes.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ SEED_STRIDE = 1_000_003
 class Exchange:
     """The exchange of one block by a group that belongs to server group `servers`.
 
-    `begin`, the local steps, then `end`.
+    `begin`, the local steps, then `end`; or `begin`, `announce`, local steps with `take_over_if_there` after each, then `end`.
     """
 
     def __init__(
@@ -76,12 +77,41 @@ class Exchange:
         tf.raw_ops.ResourceScatterUpdate(resource=known.handle(), indices=group[None], updates=row[None])
         return news
 
-    def end(self) -> None:
-        """Takes the answer over; what the group did since `begin` stays."""
+    def announce(self) -> Any:
+        """Lets `take_over_if_there` find the answer when it comes. Returns an operation that has to run before the first."""
+        self._change = self._change_of_copies()
+        reset = self._block.is_there.assign(False, self._block.leader)
+        with tf.control_dependencies([self._block.inbox.assign(self._change, self._block.leader)]):
+            self._block.is_there.assign(True, self._block.leader)
+        return reset
+
+    def take_over_if_there(self, taken: Any) -> Any:
+        """Between two local steps: takes the answer over when it is there and not `taken`; whether it is now, bool scalars."""
+        block = self._block
+
+        def take() -> Any:
+            block.set_copies(block.inbox.read_now(block.leader), add=True)
+            return tf.constant(True)
+
+        return tf.cond(block.is_there.read_now(block.leader) & ~taken, take, lambda: taken)
+
+    def end(self, taken: Any = None) -> None:
+        """Takes the answer over if it is not `taken`, bool scalar; what the group did since `begin` stays."""
+        if taken is None:
+            self._block.set_copies(self._change_of_copies(), add=True)
+            return
+
+        def take() -> Any:
+            self._block.set_copies(self._change, add=True)
+            return True
+
+        tf.cond(taken, lambda: True, take)
+
+    def _change_of_copies(self) -> Any:
+        """What the answer adds to the group's copies, whenever it is taken over; notes what the group knows from now on."""
         block, leader = self._block, self._block.leader
         if self._rule.sends_copy:
-            block.set_copies(-tf.concat(self._answers, axis=0), add=True)
-            return
+            return -tf.concat(self._answers, axis=0)
         centres, left_out = self._answers, None
         if self._kind is not None:
             told = block.split(block.received.read(leader))
@@ -93,10 +123,10 @@ class Exchange:
         lasts, seen = zip(*(self._rule.last(*values) for values in each), strict=True)
         last = tf.concat(lasts, axis=0)
         # w <- L + what was done since `begin` + what rounding has left out of the progress.
-        change = last - self._copy
-        block.set_copies(change if left_out is None else change + left_out, add=True)
         block.last.assign(last, leader)
         block.seen.assign(tf.stack(seen), leader)
+        change = last - self._copy
+        return change if left_out is None else change + left_out
 
 
 def take_over(block: Block, servers: int, group: Any, groups: int) -> None:

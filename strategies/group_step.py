@@ -6,12 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies import parameter_exchange
+from tfdist.strategies import chief, parameter_exchange
 from tfdist.strategies import replica as replicas
 from tfdist.strategies.one_message import can_pack, pack, unpack
 from tfdist.strategies.parts import Layout, per_replica
 from tfdist.strategies.server_variables import ServerVariable, unwrapped
-from tfdist.strategies.steps_under_way import on_chief
 from tfdist.strategies.worker_groups import WorkerGroup
 
 tracing_lock = threading.RLock()
@@ -94,7 +93,7 @@ class GroupStep:
             ]
             self._traced[signature] = traced
         if packed:
-            return lambda group, *arguments: traced[group](on_chief(pack(flat)), *arguments)
+            return lambda group, *arguments: traced[group](chief.constant(pack(flat)), *arguments)
         return lambda group, *arguments: traced[group](data, *arguments)
 
     def _variant_of(self, group: WorkerGroup, variant: Any) -> Any:

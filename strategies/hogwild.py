@@ -6,7 +6,6 @@ the average in place of its sum and without its lost updates. See `tfdist.Synchr
 """
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,19 +25,13 @@ from tfdist.strategies.speeds import Speeds
 from tfdist.strategies.steps_under_way import UNDER_WAY_PER_GROUP
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
-_log = logging.getLogger("tfdist")
-
 
 def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
     """Waits for the ps and worker tasks, connects to them as the chief, and returns the strategy.
 
     Raises:
         StartTimeoutError: naming the tasks that were not up within `start_timeout` seconds.
-        ClusterError: for options that exclude each other.
     """
-    cluster.synchronisation.check(cluster)
-    for warning in cluster.synchronisation.warnings(cluster):
-        _log.warning("%s", warning)
     strategy: Hogwild = begin(cluster, start_timeout, Hogwild)
     local_optimizer.install()
     return strategy
@@ -49,7 +42,6 @@ class Hogwild(ParameterServer):
 
     Attributes:
         synchronisation: the options.
-        sync_period: updates of a group between two exchanges.
         steps_per_exchange: updates between two exchanges of any part of the parameters.
         shares_copies: whether the groups of one process train one copy, without locks (Hogwild!, SINGA's `share_memory`).
         server_devices: the devices of the ps that hold one copy of the centre, for each of its copies.
@@ -61,7 +53,6 @@ class Hogwild(ParameterServer):
 
     def __init__(self, cluster: Cluster) -> None:
         self.synchronisation = cluster.synchronisation
-        self.sync_period = cluster.sync_period
         self.steps_per_exchange = max(1, cluster.sync_period // self.synchronisation.slices)
         servers = [task.index for task in cluster.job("ps") for _ in range(task.slots)]
         groups = cluster.server_groups if self.synchronisation.topology != "centre" else (tuple(range(len(servers))),)
@@ -90,7 +81,7 @@ class Hogwild(ParameterServer):
 
     def home_of(self, group: int) -> str:
         """The device, as functions are traced for it, that has the copies which the group trains."""
-        return self.worker_groups[self.copies.owner_of(group)].traced_devices[0]
+        return self.worker_groups[self.copies.owners[group]].traced_devices[0]
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> tf.data.Dataset:
         """As TensorFlow's: data that each worker group reads itself, for `fit` with `steps_per_epoch`.
@@ -106,11 +97,6 @@ class Hogwild(ParameterServer):
     def keras_dataset(self, dataset: Any) -> Any:
         """See `keras_trainer.StepProvider`."""
         return worker_data.of_dataset(dataset) or super().keras_dataset(dataset)
-
-    def make_step_function(self, model: Any, step: Any) -> Any:
-        """See `keras_trainer.StepProvider`."""
-        self.copies.rates = self.synchronisation.outer_rates(_name_of(model.optimizer))
-        return super().make_step_function(model, step)
 
     def training_state(self, model: Any) -> dict[str, Any]:
         """See `state_in_files.Stateful`. Waits for the steps under way."""
@@ -137,10 +123,6 @@ class Hogwild(ParameterServer):
             return lambda group: call(group, 0)
 
         return prepare
-
-
-def _name_of(optimizer: Any) -> str:
-    return type(getattr(optimizer, "inner_optimizer", None) or optimizer).__name__
 
 
 class HogwildExtended(GroupExtended):

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies import chief
 from tfdist.strategies.centre import Block
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.server_variables import unwrapped
@@ -140,12 +141,10 @@ def _outer_of(block: Block) -> dict[str, Any]:
     """What the outer rule keeps of the whole block, by name, vectors; numbers of a slice for each of its values."""
     names = [name for name in OUTER if name in block.state[0][0]]
     pairs = list(zip(block.state[0], block.sizes, strict=True))
-    return {name: np.concatenate([np.broadcast_to(_read(state[name]), [size]) for state, size in pairs]) for name in names}
-
-
-def _read(variable: Any) -> Any:
-    with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-        return tf.identity(variable.read()).numpy()
+    return {
+        name: np.concatenate([np.broadcast_to(chief.fetched(state[name].read()).numpy(), [size]) for state, size in pairs])
+        for name in names
+    }
 
 
 def _parts(model: Any) -> dict[str, list[LocalVariable]]:

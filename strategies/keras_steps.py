@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies import keras_trainer
+from tfdist.strategies import chief, keras_trainer
 from tfdist.strategies._private import StatelessScope
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep
 from tfdist.strategies.parts import as_tensors
-from tfdist.strategies.steps_under_way import CHIEF, Execution, StepsUnderWay
+from tfdist.strategies.steps_under_way import Execution, StepsUnderWay
 from tfdist.strategies.worker_local import WorkerLocalVariable
 
 MOST_METRIC_VALUES = 65536
@@ -174,7 +174,7 @@ class KerasSteps:
             return [total / count if count else 0.0 for total, count in pairs]
         if self._result_of_metrics is None:
             self._result_of_metrics = tf.function(self._results, autograph=False)
-        with tf.device(CHIEF):
+        with tf.device(chief.DEVICE):
             return self._result_of_metrics(tf.constant(self._sum)).numpy()
 
 

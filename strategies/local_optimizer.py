@@ -41,6 +41,21 @@ def numbered(number_for: Callable[[Any], Any]) -> Iterator[None]:
         _number_for = outer
 
 
+def name_of(optimizer: Any) -> str:
+    """The name of the class of the optimizer that updates the variables."""
+    return type(_innermost(optimizer)).__name__
+
+
+def steps_of(optimizer: Any) -> int:
+    """The number of the next step: how many updates the optimizer has made so far, by the chief's count."""
+    counter = unwrapped(getattr(getattr(_innermost(optimizer), "_iterations", None), "_value", None))
+    return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
+
+
+def _innermost(optimizer: Any) -> Any:
+    return getattr(optimizer, "inner_optimizer", None) or optimizer
+
+
 def counters_of(model: Any) -> list[LocalVariable]:
     """The counters of the model's optimizers: of that which it was compiled with, and of others in its attributes."""
     own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]

@@ -12,18 +12,19 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies import chief
 from tfdist.strategies.centre import Block
+from tfdist.strategies.exchange import Exchange
 from tfdist.strategies.feed import Feed
 from tfdist.strategies.group_step import GroupStep, rows_of, tracing_lock
 from tfdist.strategies.keras_optimizer import with_inner
 from tfdist.strategies.keras_steps import KerasSteps, runs_of_equal_shapes
-from tfdist.strategies.local_optimizer import counters_of, numbered
+from tfdist.strategies.local_optimizer import counters_of, name_of, numbered, steps_of
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
 from tfdist.strategies.parts import as_tensors
 from tfdist.strategies.server_variables import unwrapped
-from tfdist.strategies.steps_under_way import on_chief
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
 
@@ -48,6 +49,7 @@ class LocalStep(GroupStep):
         self._trains = trains
         self._gives_each = gives_each
         self._copies = self._strategy.copies
+        self._rates = self._strategy.synchronisation.outer_rates(name_of(getattr(self._model, "optimizer", None)))
         self._blocks: dict[Block, None] = {}
         self._exchanged: list[Block] = []
         self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
@@ -87,7 +89,7 @@ class LocalStep(GroupStep):
         examples = float(len(batches) * (rows_of(data.example() if data else batches[0]) or 1))
 
         def run(group: int, step: int) -> Any:
-            owner = self._copies.owner_of(group)
+            owner = self._copies.owners[group]
             self._copies.prepare(group, list(self._blocks))
             if self._trains:
                 if not overlaps and owner == group and self._since[owner] >= period:
@@ -108,7 +110,7 @@ class LocalStep(GroupStep):
                 self._copies.trains(group, examples)
             self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
             try:
-                return call(group, on_chief(self._copies.control(group, step=step), tf.float64))
+                return call(group, self._copies.control(group, self._rates, step))
             except tf.errors.OpError:
                 self._copies.lost(owner)
                 raise
@@ -119,7 +121,7 @@ class LocalStep(GroupStep):
         if data is None:
             return super().prepare(batches, element_spec, turn)
         functions = [self._trace_on_workers(group, turn, data) for group in self._strategy.worker_groups]
-        return lambda group, numbers: functions[group](on_chief(len(batches), tf.int32), numbers)
+        return lambda group, numbers: functions[group](chief.constant(len(batches), tf.int32), numbers)
 
     def _trace_on_workers(self, group: WorkerGroup, turn: Any, data: WorkerData) -> Any:
         """The function that reads its batches itself."""
@@ -159,6 +161,8 @@ class LocalStep(GroupStep):
         self._copies.register(active, Kind.EXCHANGED, self._strategy.synchronisation.slices)
         self._copies.register(floating, Kind.EXCHANGED)
         self._exchanged = list(dict.fromkeys(v.block for v in active))
+        for block in self._exchanged:
+            block.rates = self._rates
         self._note(floating)
 
     def _note(self, used: list[LocalVariable]) -> None:
@@ -200,21 +204,32 @@ class LocalStep(GroupStep):
         for exchange in exchanges:
             exchange.begin()
         if count is not None:
-            given = self._loop(devices, batch, count, control)
-        else:
-            given = self._numbered_step(devices, batch(0), control.step)
-            given = given[None] if self._gives_each else given
+            return self._loop(devices, batch, count, control, exchanges)
+        given = self._numbered_step(devices, batch(0), control.step)
         for exchange in exchanges:
             exchange.end()
-        return given
+        return given[None] if self._gives_each else given
 
-    def _loop(self, devices: tuple[str, ...], batch: Callable[[Any], Any], count: Any, control: Control) -> Any:
-        def body(number: Any, given: Any) -> Any:
+    def _loop(
+        self,
+        devices: tuple[str, ...],
+        batch: Callable[[Any], Any],
+        count: Any,
+        control: Control,
+        exchanges: list[Exchange],
+    ) -> Any:
+        def body(number: Any, taken: list[Any], given: Any) -> Any:
             vector = self._numbered_step(devices, batch(number), control.step + tf.cast(number, tf.int64))
-            return number + 1, given.write(number, vector)
+            with tf.control_dependencies([vector]):
+                taken = [exchange.take_over_if_there(is_taken) for exchange, is_taken in zip(exchanges, taken, strict=True)]
+            return number + 1, taken, given.write(number, vector)
 
         rows = tf.TensorArray(tf.float64, size=count, infer_shape=False, element_shape=[None])
-        _, rows = tf.while_loop(lambda number, _: number < count, body, (tf.constant(0), rows), parallel_iterations=1)
+        with tf.control_dependencies([exchange.announce() for exchange in exchanges]):
+            begin = (tf.constant(0), [tf.constant(False)] * len(exchanges), rows)
+            _, taken, rows = tf.while_loop(lambda number, *_: number < count, body, begin, parallel_iterations=1)
+        for exchange, is_taken in zip(exchanges, taken, strict=True):
+            exchange.end(is_taken)
         return rows.stack()
 
     def _numbered_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
@@ -324,7 +339,7 @@ class LocalKerasSteps(KerasSteps):
 
     def _calls(self, batches: list[Any], element_spec: Any) -> list[tuple[Callable[[int], Any], int]]:
         if self._next_step is None:
-            self._next_step = self._copies.steps_of(self._model.optimizer) if self._trains else 0
+            self._next_step = steps_of(self._model.optimizer) if self._trains else 0
         calls: list[Any] = []
         for run in [batches] if isinstance(batches[0], OnWorker) else runs_of_equal_shapes(batches):
             call = self._step.prepare(run, element_spec)

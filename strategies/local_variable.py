@@ -11,9 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies._private import BaseResourceVariable, is_saving, register_tensor_conversion, variable_accessed
+from tfdist.strategies import chief
+from tfdist.strategies._private import is_saving, register_tensor_conversion, variable_accessed
 from tfdist.strategies.named_variable import NamedVariable, outermost_graph
 from tfdist.strategies.worker_local import HandleSpec
+from tfdist.strategies.written_variable import WrittenVariable
 
 
 class Kind(enum.Enum):
@@ -48,7 +50,7 @@ def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
     return Kind.OWN
 
 
-class LocalVariable(BaseResourceVariable):
+class LocalVariable(WrittenVariable):
     """A variable with one value on the chief and a copy in every worker group.
 
     Attributes:
@@ -61,7 +63,7 @@ class LocalVariable(BaseResourceVariable):
 
     def __init__(self, strategy: Any, next_creator: Any, **kwargs: Any) -> None:
         self._strategy_of = strategy
-        with tf.init_scope(), tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+        with tf.init_scope(), tf.device(chief.DEVICE):
             self._on_chief = next_creator(**kwargs)
         name = kwargs.get("name") or "Variable"
         self.copy = NamedVariable(name, self._on_chief.dtype, self._on_chief.shape, "")
@@ -81,10 +83,6 @@ class LocalVariable(BaseResourceVariable):
         self._in_graph_mode = False
         self._cached_value = None
         self._constraint = None
-
-    @classmethod
-    def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
-        """The metaclass of TensorFlow's variables would make an ordinary one of this call."""
 
     # In a function of a group.
 
@@ -156,21 +154,6 @@ class LocalVariable(BaseResourceVariable):
             getattr(self._on_chief, method)(value)
         return self
 
-    def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign`; what the chief assigns reaches every group before its next step."""
-        del use_locking, name, read_value
-        return self._write("assign", value)
-
-    def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign_add`."""
-        del use_locking, name, read_value
-        return self._write("assign_add", delta)
-
-    def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign_sub`."""
-        del use_locking, name, read_value
-        return self._write("assign_sub", delta)
-
     # On the chief.
 
     def on_chief(self) -> Any:
@@ -214,20 +197,6 @@ class LocalVariable(BaseResourceVariable):
     def op(self) -> Any:
         """The operation that made the chief's variable."""
         return self._on_chief.op
-
-    # Checkpoints and SavedModels hold the chief's value.
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {"VARIABLE_VALUE": self.value()}
-
-    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
-        return self.assign(restored_tensors["VARIABLE_VALUE"])
-
-    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        raise NotImplementedError  # Makes TensorFlow use the two methods above.
-
-    def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
-        object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self._handle_name)
 
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         resources = self.on_chief()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)

@@ -56,6 +56,12 @@ class NamedVariable:
             value = tf.raw_ops.ReadVariableOp(resource=self.handle(device), dtype=self.dtype)
             return tf.ensure_shape(value, self.shape)
 
+    def read_now(self, device: str | None = None) -> Any:
+        """In a function: the value at the moment, without waiting for assignments that come before in the function."""
+        with tf.device(device or self.device):
+            value = tf.raw_ops.ReadVariableOp(resource=self._make(device or self.device), dtype=self.dtype)
+            return tf.ensure_shape(value, self.shape)
+
     def assign(self, value: Any, device: str | None = None) -> Any:
         """Gives it a value."""
         with tf.device(device or self.device):

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies._private import run_independently
 from tfdist.strategies.named_variable import NamedVariable
 from tfdist.synchronisation import Synchronisation
 
@@ -209,11 +210,12 @@ def alone(mutex: NamedVariable, arrived: Any) -> Iterator[None]:
     """Around operations on a ps, once `arrived` is there: of two groups the second waits until those of the first are done."""
     graph = tf.compat.v1.get_default_graph()
     with tf.device(mutex.device):
+        handle = tf.raw_ops.MutexV2(shared_name=mutex.name)
         with tf.control_dependencies([arrived]):
-            lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=mutex.name))
+            lock = tf.raw_ops.MutexLock(mutex=handle)
         begin = len(graph.get_operations())
         with tf.control_dependencies([lock]):
             yield
         inside = [op for op in graph.get_operations()[begin:] if "VariableOp" in op.type]
         with tf.control_dependencies(inside):
-            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            run_independently(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))

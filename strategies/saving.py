@@ -24,7 +24,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies import state_in_files
+from tfdist.strategies import chief, state_in_files
 from tfdist.strategies._private import (
     TrackableSaver,
     checkpoint_management,
@@ -47,7 +47,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     _is_chief = strategy.extended.should_checkpoint
     # Variables on a ps would be written by the ps, into the ps' own folders.
     elsewhere = isinstance(strategy, tf.distribute.ParameterServerStrategy)
-    _io_device = "/job:chief/replica:0/task:0/device:CPU:0" if elsewhere else None
+    _io_device = chief.DEVICE if elsewhere else None
     if getattr(saving_lib, "_tfdist_installed", False):
         return
     saving_lib._tfdist_installed = True

@@ -17,13 +17,13 @@ from tfdist.strategies import parameter_exchange
 from tfdist.strategies import replica as replicas
 from tfdist.strategies._private import (
     AggregatingVariable,
-    BaseResourceVariable,
     CachingVariable,
     record_operation,
     register_tensor_conversion,
     stop_recording,
     variable_accessed,
 )
+from tfdist.strategies.written_variable import WrittenVariable
 
 
 class _Shard(threading.local):
@@ -92,7 +92,7 @@ class ServerVariable(CachingVariable):
         return super().assign_sub(*args, **kwargs)
 
 
-class ShardedVariable(BaseResourceVariable):
+class ShardedVariable(WrittenVariable):
     """A variable whose rows are split over several ps tasks, each part a `CachingVariable` there.
 
     Attributes:
@@ -111,10 +111,6 @@ class ShardedVariable(BaseResourceVariable):
         self._aggregation = parts[0].aggregation
         self._in_graph_mode = False
         self._cached_value = None
-
-    @classmethod
-    def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
-        """The metaclass of TensorFlow's variables would make an ordinary one of this call."""
 
     @property
     def _here(self) -> Any:
@@ -264,21 +260,6 @@ class ShardedVariable(BaseResourceVariable):
             getattr(part, method)(piece)
         return self
 
-    def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign`, with the value of the whole variable; in a `shard_scope` of that shard."""
-        del use_locking, name, read_value
-        return self._write("assign", value)
-
-    def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign_add`."""
-        del use_locking, name, read_value
-        return self._write("assign_add", delta)
-
-    def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign_sub`."""
-        del use_locking, name, read_value
-        return self._write("assign_sub", delta)
-
     def scatter_add(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
         """As `tf.Variable.scatter_add`."""
         del use_locking, name
@@ -293,20 +274,6 @@ class ShardedVariable(BaseResourceVariable):
         """As `tf.Variable.scatter_update`."""
         del use_locking, name
         return self._write("scatter_update", sparse_delta)
-
-    # Checkpoints hold the whole value under one name, so that another number of ps tasks, or none, can load it.
-
-    def _serialize_to_tensors(self) -> dict[str, Any]:
-        return {"VARIABLE_VALUE": self.value()}
-
-    def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
-        return self.assign(restored_tensors["VARIABLE_VALUE"])
-
-    def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
-        raise NotImplementedError  # Makes TensorFlow use the two methods above.
-
-    def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
-        object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self._name)
 
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Task
+from tfdist.strategies import chief
 from tfdist.strategies._private import dispatch_context
 from tfdist.strategies.startup import is_listening, waiting_for
 
@@ -27,7 +28,6 @@ that is stopped or cut off answers nothing, not even with an error, while one th
 """
 
 POLL_SECONDS = 5.0
-CHIEF = "/job:chief/replica:0/task:0/device:CPU:0"
 
 _log = logging.getLogger("tfdist")
 
@@ -98,7 +98,7 @@ class StepsUnderWay:
             execution.began[group], execution.is_waiting = time.monotonic(), False
             try:
                 # Copied to this process, so that it stays when the worker is gone.
-                result = tf.nest.map_structure(_to_chief, execution.function(group), expand_composites=True)
+                result = tf.nest.map_structure(chief.fetched, execution.function(group), expand_composites=True)
             except BaseException:
                 execution.is_waiting = True
                 events.put(None)  # The coordinator decides whether this is an error or a worker that was lost.
@@ -211,18 +211,3 @@ class StepsUnderWay:
                 f"{waiting_for(task for task in self._workers if task.index in gone)}; training cannot go on without one"
             )
         return last_alive
-
-
-def _to_chief(value: Any) -> Any:
-    with tf.device(CHIEF):
-        return tf.identity(value) if isinstance(value, tf.Tensor) else value
-
-
-def on_chief(value: Any, dtype: Any = None) -> Any:
-    """A constant to call a worker's function with.
-
-    TensorFlow would make it on the worker in the thread of a group, and hold Python's lock until it is there: a worker that is
-    stopped would stop the chief.
-    """
-    with tf.device(CHIEF):
-        return tf.constant(value, dtype)

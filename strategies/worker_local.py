@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies import chief
 from tfdist.strategies._private import PerWorkerVariable, PerWorkerVariableSpec, dispatch_context, is_saving, wait_until_ready
 from tfdist.strategies.named_variable import outermost_graph
-from tfdist.strategies.steps_under_way import on_chief
 
 CREATION_SECONDS = 60.0
 """How long a worker may take to create its copy, before it is counted as gone."""
@@ -94,7 +94,7 @@ class WorkerLocalVariable(PerWorkerVariable):
             if self._versions.get((replica, group), 0) != version:
                 # In the group's own thread: nobody waits for a worker that does not answer. (`zeros_like` would read the copy,
                 # and TensorFlow's implicit reads hold Python's lock until the worker has answered.)
-                copy.assign(on_chief(np.zeros(copy.shape, copy.dtype.as_numpy_dtype)))
+                copy.assign(chief.constant(np.zeros(copy.shape, copy.dtype.as_numpy_dtype)))
                 self._versions[replica, group] = version
             return copy.handle
 

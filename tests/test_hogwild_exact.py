@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parent / "programs" / "hogwild_exact.py"
 CLUSTER = "nworker_groups: 3 nserver_groups: 3 nservers_per_group: 1 server_worker_separate: true"
-CASES = {"data_parallel": None, "examples": None, "slices_in_turn": None, "rows_looked_up": None}
+CASES = {"data_parallel": None, "examples": None, "slices_in_turn": None, "answers_between_steps": None, "rows_looked_up": None}
 """Name -> what the program is to do, see there."""
 
 
@@ -65,6 +65,18 @@ def test_no_update_is_lost_however_late_the_answer_comes(results, name, weight, 
     read = results[f"any delay, {name}"][number]
     np.testing.assert_allclose(read["centre"], [weight * 3 * UPDATES * (number + 1)] * 5, rtol=1e-6)
     np.testing.assert_allclose(read["copies"], [read["centre"]] * 3, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("steps_before", range(5))
+def test_an_answer_is_taken_over_after_the_step_during_which_it_came(results, steps_before):
+    begun = 0.9**4  # After the first period.
+    centre = 1 + (begun - 1) / 2 + (0.6**4 - 1) / 2  # With a first period of each group in it.
+    wanted = begun
+    for step in range(4):
+        wanted *= 0.9
+        if step == min(steps_before, 3):
+            wanted += centre - begun
+    assert results["answers_between_steps"][steps_before] == pytest.approx(wanted, abs=1e-6)
 
 
 case("random", random_schedules()[0])

@@ -8,31 +8,25 @@ The file of cases maps names to cases: `values` (of each variable), `options` (o
 import concurrent.futures
 import json
 import sys
-import time
 
 import keras
 import numpy as np
 import tensorflow as tf
+from gate import LIMIT, PS, Gate, HeldCentre, called_beside, wait_for
 
 import tfdist
 from tfdist.strategies.copies import Copies
 from tfdist.strategies.local_variable import Kind
 from tfdist.strategies.outer import Control
 
-PS = "/job:ps/replica:0/task:0/device:CPU:0"
-LIMIT = 60.0
-"""Seconds for one call of a group."""
-
 
 def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     """Lets `strategy` train with these options from now on, on its first `groups` groups, with these ps in server groups."""
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronisation = tfdist.Synchronisation(**options)
-    strategy.sync_period = period
     strategy.steps_per_exchange = period // strategy.synchronisation.slices
     strategy.copies = Copies(strategy, strategy._cluster_coordinator)
     strategy.copies.under_way = lambda: 0
-    strategy.copies.rates = strategy.synchronisation.outer_rates("SGD")
     for group in range(groups, len(strategy.worker_groups)):
         strategy.copies.lost(group)
 
@@ -51,6 +45,9 @@ class Case:
             self.variables = [tf.Variable(np.float32(value)) for value in values]
         self.copies.register(self.variables, Kind.EXCHANGED, options.get("slices", 1))
         self.blocks = list(self.copies.blocks)
+        self.rates = strategy.synchronisation.outer_rates("SGD")
+        for block in self.blocks:
+            block.rates = self.rates
         self.functions = {}
         self.under_way = {}
         self.reads = []
@@ -76,7 +73,7 @@ class Case:
         """As `exchange`; returns when the ps have answered, and the group waits before its local steps for `end`."""
         call = self.pool.submit(self._call, group, self._chosen(blocks), rows, decay, True)
         self.under_way[group] = call
-        self._wait_for(lambda: call.done() or self._queue("answered", group, tf.raw_ops.QueueSizeV2) > 0)
+        wait_for(lambda: call.done() or self._queue("answered", group, tf.raw_ops.QueueSizeV2) > 0)
         if call.done():
             raise RuntimeError(f"group {group} did not wait") from call.exception()
         self._queue("answered", group, tf.raw_ops.QueueDequeueV2, component_types=[tf.int32])
@@ -122,7 +119,7 @@ class Case:
         if len(rows):
             for block in self.blocks:
                 block.dirty.add(group)
-        control = tf.constant(self.copies.control(group), tf.float64)
+        control = self.copies.control(group, self.rates)
         with tf.device(self.strategy.worker_groups[group].devices[0]):
             copies = function(control, tf.constant(rows), tf.constant(decay, tf.float32))
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
@@ -171,13 +168,6 @@ class Case:
             name = f"hogwild_exact/{what}/{group}"
             handle = tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]], shared_name=name)
             return operation(handle=handle, **arguments)
-
-    def _wait_for(self, condition):
-        deadline = time.monotonic() + LIMIT
-        while not condition():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"not within {LIMIT:.0f} s")
-            time.sleep(0.001)
 
 
 class Trained:
@@ -288,6 +278,52 @@ def examples(strategy):
     for group in (0, 1, 0, 1, 0):
         trained.steps(group, batches[group], batches[group])
     return trained.collect()
+
+
+def answers_between_steps(strategy):
+    """Two groups; each step takes a tenth away from the first's copy. An answer comes when the first has made some steps.
+
+    Returns the copy of the first group at the end of that period, by how many steps it had made.
+    """
+    gate = Gate(strategy)
+
+    class Gated(keras.layers.Dense):
+        def call(self, inputs):
+            return super().call(gate.pass_through(inputs))
+
+    def make():
+        model = keras.Sequential([keras.Input((1,)), Gated(1, use_bias=False, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.1), lambda _, outputs: outputs**2 / 2)
+        return model
+
+    batch, other = ((np.full((1, 1), value, "float32"), np.ones((1, 1), "float32")) for value in (1, 2))
+
+    def with_answer_after(steps_before):
+        begin(strategy, 2, period=4, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
+        trained = Trained(strategy, make, batch)
+        for group, given in ((0, batch), (1, other), (1, other)):
+            gate.let(group, 4)
+            trained.steps(group, *[given] * 4)
+        (block,) = [block for block in strategy.copies.blocks if block.kind is Kind.EXCHANGED]
+        leader = strategy.worker_groups[0].devices[0]
+
+        def weight():
+            return block.variables[0].copy.read(leader).numpy().item()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            with HeldCentre(block):
+                wanted = weight() * 0.9**steps_before
+                call = pool.submit(called_beside, trained.steps, 0, *[batch] * 4)
+                gate.let(0, steps_before)
+                if steps_before < 4:
+                    gate.wait_until_next_waits(0)
+                wait_for(lambda: abs(weight() - wanted) < 1e-6)
+            wait_for(lambda: bool(block.is_there.read(leader).numpy()))
+            gate.let(0, 4 - steps_before)
+            call.result(LIMIT)
+        return weight()
+
+    return [with_answer_after(steps_before) for steps_before in range(5)]
 
 
 def rows_looked_up(strategy):
