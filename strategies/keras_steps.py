@@ -96,11 +96,9 @@ class KerasSteps:
 
     def __call__(self, iterator: Any) -> Any:
         """Keeps the groups busy with batches of `iterator`; returns logs. Raises StopIteration when all of them are done."""
-        if not isinstance(iterator, Feed):  # train_on_batch, test_on_batch: a generator of one batch
+        if not isinstance(iterator, Feed):  # A generator of one batch.
             self.begin()
-            execution = self._schedule([as_tensors(next(iterator))])
-            self._under_way.result_of(execution)
-            return self._done(execution)
+            return self._one_batch(as_tensors(next(iterator)))
         if not len(self._under_way):
             iterator.begin_epoch_if_over()
         while len(self._under_way) < self._under_way.limit:
@@ -112,6 +110,12 @@ class KerasSteps:
         if done is None:
             raise StopIteration
         return self._done(done)
+
+    def _one_batch(self, batch: Any) -> Any:
+        """`train_on_batch` and `test_on_batch`."""
+        execution = self._schedule([batch])
+        self._under_way.result_of(execution)
+        return self._done(execution)
 
     def begin(self) -> None:
         """Before metrics start anew: ends what is under way and forgets what it gave."""

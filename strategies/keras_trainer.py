@@ -41,6 +41,9 @@ class StepProvider(Protocol):
     def settle(self) -> None:
         """Waits for the steps under way before metrics start anew; what they give is not wanted any more."""
 
+    def check_data(self, data: Any) -> None:
+        """Raises ValueError for data that `fit`, `evaluate` or `predict` cannot be given."""
+
     def keras_dataset(self, dataset: Any) -> Any:
         """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.
 
@@ -129,6 +132,8 @@ def _ask_for_data() -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
+        if hasattr(distribute_strategy, "check_data"):
+            distribute_strategy.check_data(kwargs.get("x"))
         give = getattr(distribute_strategy, "keras_dataset", None)
         # Keras asks its argument for nothing but this.
         giver = SimpleNamespace(experimental_distribute_dataset=give) if give else distribute_strategy

@@ -23,7 +23,6 @@ from tfdist.strategies.local_optimizer import counters_of, name_of, numbered, st
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
-from tfdist.strategies.parts import as_tensors
 from tfdist.strategies.server_variables import unwrapped
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
@@ -279,7 +278,7 @@ class LocalKerasSteps(KerasSteps):
     def __call__(self, iterator: Any) -> Any:
         """See `KerasSteps`: returns logs once per `steps_per_execution` steps that are done."""
         if not isinstance(iterator, Feed | WorkerFeed):
-            return self._one_batch(as_tensors(next(iterator)))
+            return super().__call__(iterator)
         if not self._ready and not len(self._under_way):
             iterator.begin_epoch_if_over()
             if self._trains:
@@ -302,11 +301,8 @@ class LocalKerasSteps(KerasSteps):
 
     def _one_batch(self, batch: Any) -> Any:
         """`train_on_batch` and `test_on_batch`. No group trains beside the one that does: it trains as one process would."""
-        self.begin()
         if not self._trains:
-            execution = self._schedule([batch])
-            self._under_way.result_of(execution)
-            return self._done(execution)
+            return super()._one_batch(batch)
         self._copies.train_with_one(True)
         groups = len(self._strategy.worker_groups)
         for number in range(TRIES_PER_GROUP * groups + 1):

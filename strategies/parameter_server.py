@@ -135,6 +135,14 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         )
         tf.config.list_logical_devices()  # Connects now.
 
+    def check_data(self, data: Any) -> None:
+        """See `keras_trainer.StepProvider`."""
+        if isinstance(data, tf.distribute.DistributedDataset):
+            raise ValueError(
+                "under parameter_server the chief reads the data and hands the batches out, and this is data that workers "
+                "read; give it the tf.data.Dataset itself, or choose hogwild, where worker groups read their own."
+            )
+
     def keras_dataset(self, dataset: Any) -> FedDataset:
         """See `keras_trainer.StepProvider`: the chief reads the data."""
         return FedDataset(dataset)

@@ -31,23 +31,21 @@ class WorkerData:
         element_spec: as that of the dataset.
     """
 
-    def __init__(self, dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> None:
+    def __init__(self, dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, first: tf.data.Dataset) -> None:
         self.steps_per_epoch: int | None = None
         self._dataset_fn = dataset_fn
         self._groups = groups
-        self.element_spec = self._dataset(0).element_spec
+        self._first = first
+        self.element_spec = first.element_spec
         self._name = f"tfdist/{os.getpid()}/data/{next(_numbers)}"
         self._example: Any = None
         self._begun: dict[int, int] = {}
         self._makers: dict[int, Any] = {}
 
-    def _dataset(self, group: int) -> tf.data.Dataset:
-        return self._dataset_fn(tf.distribute.InputContext(self._groups, group, self._groups))
-
     def example(self) -> Any:
         """Tensors of the shapes of a batch."""
         if self._example is None:
-            self._example = next(iter(self._dataset(0)))
+            self._example = next(iter(self._first))
         return self._example
 
     def __iter__(self) -> "WorkerFeed":
@@ -60,7 +58,7 @@ class WorkerData:
         if group not in self._makers:
 
             def make() -> Any:
-                variant = self._dataset(group)._variant_tensor
+                variant = _dataset(self._dataset_fn, self._groups, group)._variant_tensor
                 tf.raw_ops.MakeIterator(dataset=variant, iterator=self._handle())
                 return tf.constant(0)
 
@@ -136,14 +134,18 @@ def of_dataset(dataset: Any) -> WorkerData | None:
 
 def dataset_of(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> tf.data.Dataset:
     """What `distribute_datasets_from_function` gives: the first group's dataset, which Keras takes for any other."""
-    dataset = dataset_fn(tf.distribute.InputContext(groups, 0, groups))
+    dataset = _dataset(dataset_fn, groups, 0)
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"the function for distribute_datasets_from_function gave a {type(dataset).__name__}, not a Dataset")
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         raise ValueError("the workers read dense tensors only; give fit the dataset itself, which the chief then reads")
-    dataset._tfdist_on_workers = WorkerData(dataset_fn, groups)
+    dataset._tfdist_on_workers = WorkerData(dataset_fn, groups, dataset)
     dataset.map = _refuse_map  # Keras' class_weight.
     return dataset
+
+
+def _dataset(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, group: int) -> tf.data.Dataset:
+    return dataset_fn(tf.distribute.InputContext(groups, group, groups))
 
 
 def _refuse_map(*_: Any, **__: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Workers that are killed or stopped while Hogwild trains: the others go on. (Waiting times are shortened inside the program.)"""
+"""Workers that are killed or stopped while Hogwild trains: the others go on. Without chief or ps nobody does.
+
+Waiting times are shortened inside the program.
+"""
 
 import json
 import os
@@ -26,10 +29,12 @@ TRAINS = """
             training = len(strategy.copies._live)
             if epoch >= 2 and told[-1:] != [training]:
                 told.append(training)
-                print(f"change {len(told)}: {training} training", flush=True)
+                self.model.save(f"{len(told)}.keras")
+                valid = np.isfinite(logs["val_loss"])
+                print(f"change {len(told)}: {training} training" + ("" if valid else f", {logs}"), flush=True)
             if os.path.exists("end"):
                 self.model.stop_training = True
-    model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Tell()])
+    model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Tell()], validation_data=(x, x.sum(1)))
     loss = model.evaluate(x, x.sum(1), verbose=0)
     print("finished", "finite" if np.isfinite(loss) else loss, flush=True)
 """
@@ -52,7 +57,7 @@ def test_a_killed_worker_is_done_without_and_is_welcome_back(cluster, tmp_path):
     jobs, again = cluster
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
     jobs["worker", 1].wait(10)
-    jobs["chief", 0].wait_for("change 2: 1 training")
+    jobs["chief", 0].wait_for("change 2: 1 training\n")
     back = again(("worker", 1))
     jobs["chief", 0].wait_for("change 3: 2 training")
     (tmp_path / "end").touch()
@@ -65,10 +70,21 @@ def test_a_stopped_worker_holds_nobody_up(cluster, tmp_path):
     jobs, _ = cluster
     os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
     try:
-        jobs["chief", 0].wait_for("change 2: 1 training")
+        jobs["chief", 0].wait_for("change 2: 1 training\n")
     finally:
         os.kill(jobs["worker", 1].process.pid, signal.SIGCONT)
     (tmp_path / "end").touch()
     jobs["chief", 0].wait_for("finished finite")
     assert jobs["chief", 0].wait(60) == 0
     assert jobs["worker", 1].wait(30) == 0
+
+
+@pytest.mark.parametrize("task", ["chief:0", "ps:0", "worker:1"])
+def test_under_the_launcher_a_task_that_is_killed_ends_the_job_and_is_named(start, script, small_cluster, task):
+    options = ("--cluster", small_cluster, "--strategy", "hogwild", "--sync_period", "2")
+    job = start("-m", "tfdist.launch", *options, script(TRAINS))
+    job.wait_for("change 1: ")
+    os.kill(job.pid_of(task), signal.SIGKILL)
+    assert job.wait(20) == 128 + signal.SIGKILL
+    assert f"tfdist: {task} failed first: it was killed by SIGKILL" in job.output
+    assert job.left(within=5) == {}

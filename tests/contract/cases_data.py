@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from contract.common import IDS, LABELS, NUMBERED, RATE, N, X, case, compiled, counting, error_of, fit, once, trained
+from contract.common import IDS, LABELS, NUMBERED, RATE, N, X, Y, case, compiled, counting, error_of, fit, once, plain, trained
 
 
 @case("numpy_arrays")
@@ -69,6 +69,16 @@ def infinite_dataset(strategy):
     model = counting(strategy)
     dataset = tf.data.Dataset.from_tensor_slices((X, NUMBERED)).repeat().batch(50)
     return once(model, fit(model, dataset, epochs=3, steps_per_epoch=5), 3)  # 5 steps of 50 are one pass.
+
+
+@case("data_from_function")
+def data_from_function(strategy):
+    def batches(_):  # All alike, whoever reads them.
+        return tf.data.Dataset.from_tensors((X[:50], Y[:50])).repeat()
+
+    model = plain(strategy)
+    data = strategy.distribute_datasets_from_function(batches)
+    return {"near": {"loss": fit(model, data, epochs=3, steps_per_epoch=12)["loss"]}, "exact": {}}
 
 
 @case("batches_with_none")

@@ -110,6 +110,11 @@ NOT_EAGER = (
     "Leave run_eagerly away, or debug in one process (--tier BASIC)."
 )
 
+CHIEF_READS = (
+    "under parameter_server the chief reads the data and hands the batches out, and this is data that workers read; give it "
+    "the tf.data.Dataset itself, or choose hogwild, where worker groups read their own."
+)
+
 
 def _refused(on_servers: str, on_hogwild: str) -> dict[str, str]:
     return {name: on_hogwild if name == "hogwild" else on_servers for name in SERVED}
@@ -125,6 +130,8 @@ GROUPS: dict[str, list[Row]] = {
         Row("generator", "generator", near=0.15),
         Row("py_dataset", "`PyDataset`", near=0.15),
         Row("infinite_dataset", "infinite dataset with `steps_per_epoch`", near=0.15),
+        Row("data_from_function", "`strategy.distribute_datasets_from_function`", near=0.15, refused=dict.fromkeys(
+            ("parameter_server", "sandblaster", "downpour"), CHIEF_READS)),
         Row("batches_with_none", "batches with `None` for the weights", near=0.15),
         Row("empty_dataset", "an empty dataset: no step, or an error that says so"),
         Row("steps_per_execution", "`steps_per_execution`", near=0.15),
