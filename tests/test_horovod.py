@@ -64,8 +64,8 @@ def test_command_lines(command, expected):
         ("horovodrun -np 2 -H a:b x", "-H: 'a:b' is not a host and its slots; expected a:2,b:2"),
         ("horovodrun -np 2 -H a:2,,b:2 x", "-H: '' is not a host"),
         ("horovodrun -np 2 -H a:0 x", "0 slots"),
-        ("horovodrun -np 0 x", "'0' is not a whole number from 1"),
-        ("horovodrun -np 9999999 x", "is not a whole number from 1 to 100000"),
+        ("horovodrun -np 0 x", "'0' is not right; expected a whole number from 1"),
+        ("horovodrun -np 9999999 x", "is not right; expected a whole number from 1 to 100000"),
         ("horovodrun -np 2 -H a:99999999,b:2 x", "more than 100000 slots"),
         ("horovodrun -np", "-np: the value of this option is missing"),
         ("horovodrun -np 2 -np 3 x", "this is given twice, as '2' and '3'"),
@@ -175,9 +175,9 @@ def test_environments(system):
     [
         ({"HOROVOD_RANK": "1"}, "HOROVOD_SIZE: it is not set, but HOROVOD_RANK is"),
         ({"PMI_SIZE": "2"}, "PMI_RANK: it is not set, but PMI_SIZE is"),
-        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"}, "HOROVOD_RANK: '2' is not a whole number from 0 to 1"),
-        ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": "2"}, "'x' is not a whole number"),
-        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "9" * 5000}, "is not a whole number from 1 to 100000"),
+        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"}, "HOROVOD_RANK: '2' is not right; expected a whole number from 0 to 1"),
+        ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": "2"}, "'x' is not right; expected a whole number from"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "9" * 5000}, "is not right; expected a whole number from 1 to 100000"),
     ],
 )
 def test_bad_environments(environ, message):
