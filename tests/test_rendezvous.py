@@ -417,7 +417,7 @@ def test_one_rank_needs_no_store_and_several_do():
     source = Source("test", "the test")
     alone = meet(Membership(1, 0, source, slots=2))
     assert [(task.name, task.slots) for task in alone.tasks] == [("worker:0", 2)] and alone.task == ("worker", 0)
-    with pytest.raises(ClusterError, match="there are 2 ranks, and nothing says where they meet"):
+    with pytest.raises(ClusterError, match="rank 0 of 2, but nothing says where the others are; name the hosts"):
         meet(Membership(2, 0, source))
 
 
