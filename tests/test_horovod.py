@@ -42,6 +42,14 @@ def hosts(source):
         ("mpirun -pernode -H a:8,b:8 x", "a b"),
         ("mpiexec.hydra -n 3 -ppn 2 -hosts a,b -genv X 1 x", "a a b"),
         ("mpirun --allow-run-as-root -np 3 --oversubscribe -H a:1 --mca btl tcp,self -x PATH -bind-to none x", "a a a"),
+        ("$ CUDA_VISIBLE_DEVICES=0,1 horovodrun -np 2 -H localhost:2 python train.py", "localhost localhost"),
+        # Horovod's own page on mpirun.
+        (
+            "mpirun -np 4 -H server1:2,server2:2 -bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
+            "-mca pml ob1 -mca btl ^openib -mca btl_tcp_if_exclude lo,docker0 python train.py",
+            "server1 server1 server2 server2",
+        ),
+        ("mpiexec -genv A 1 -genv B 2 -n 2 -ppn 1 -hosts a,b x", "a b"),
         ("mpirun -np 2 -- python train.py : x", None),
         ("mpirun \\\n  -np 2 \\\n  -H a:1,b:1 \\\n  python train.py", "a b"),
     ],
@@ -69,6 +77,7 @@ def test_command_lines(command, expected):
         ("horovodrun -np 2 -H a:99999999,b:2 x", "more than 100000 slots"),
         ("horovodrun -np", "-np: the value of this option is missing"),
         ("horovodrun -np 2 -np 3 x", "this is given twice, as '2' and '3'"),
+        ("mpirun -np 2 -x A -n 3 -x B x", "-n: this is given twice, as '2' and '3'"),
         ("horovodrun -np 2 --host a:1 x", "'--host' is no option of horovodrun that tfdist knows.*did you mean hosts"),
         ("horovodrun -np 2 -H a:2 --hostfile h x", "hosts are given by -H and by a host file"),
         ("horovodrun -np 2 --hostfile nowhere x", "nowhere: there is no such file"),

@@ -161,6 +161,7 @@ def test_the_launcher_on_several_nodes_meets_at_the_master():
         ("python -m paddle.distributed.launch --nnodes 2 --master a:1 train.py", "--rank: it is missing"),
         ("python -m paddle.distributed.launch --nnodes 1:4 train.py", "--nnodes: '1:4' lets the number of nodes change"),
         ("fleetrun --run_mode ps-heter train.py", "--run_mode: 'ps-heter' is not supported"),
+        ("fleetrun --servers=a:1 --workers=a:2 --heter_workers=a:3 t.py", "--heter_workers: heterogeneous trainers are not"),
         ("fleetrun --servers=a:1 train.py", "--trainers: the addresses of all servers and all trainers are needed"),
         ("fleetrun --server_nums=1 train.py", "there is no such option; did you mean server_num"),
         ("fleetrun --ips=a --start_port=65535 --nproc_per_node=2 t.py", "--start_port: 65535 leaves too few ports"),

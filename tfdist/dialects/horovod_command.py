@@ -104,7 +104,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             raise source.error("the value of this option is missing", field=written)
         meaning = _MEANINGS.get(name, name)
         value = value if equals else words[position]
-        if found.get(meaning, value) != value:
+        if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
             raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
         found[meaning] = value
         position += count
