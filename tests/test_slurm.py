@@ -135,7 +135,10 @@ def test_a_batch_script_of_somebody_else():
         == "8 workers"
     )
     assert tfdist.read(head + "#SBATCH -N 3 # nodes\nsrun x\n").describe() == "3 workers"
+    assert tfdist.read(head + "#SBATCH -A group -N4 -n8\nsrun x\n").describe() == "8 workers"
     assert tfdist.read(head + "srun x\n").describe() == "1 worker"
+    # As sbatch(1) says: nothing counts behind the first command, and a second # makes a comment.
+    assert tfdist.read(head + "##SBATCH -n 4\n\n # comment\n#SBATCH -n 3\nsrun x\n#SBATCH -n 8\n").describe() == "3 workers"
     for bad, message in (
         ("#SBATCH -n x\n", "ntasks: 'x' is not right; expected a whole number from"),
         ("#SBATCH hetjob\n", ":3: heterogeneous jobs are not read"),

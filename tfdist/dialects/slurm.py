@@ -162,6 +162,7 @@ def _gpus(values: Values, name: str) -> tuple[int, int]:
 # Batch scripts.
 
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
 _EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
 _OPTIONS = {"-n": "ntasks", "-N": "nodes"}
 
@@ -197,9 +198,10 @@ def parse(document: Document, **_: Any) -> Cluster:
 
 
 def _wanted(text: str, source: Source) -> dict[str, str]:
-    """The options that a batch script asks Slurm for, by their long names."""
+    """The options that a batch script asks Slurm for, by their long names; those behind its first command do not count."""
     wanted: dict[str, str] = {}
-    for match in _SBATCH.finditer(text):
+    command = _COMMAND.search(text)
+    for match in _SBATCH.finditer(text, 0, command.start() if command else len(text)):
         line = text.count("\n", 0, match.start()) + 1
         try:
             words = shlex.split(match[1], comments=True)
@@ -209,6 +211,8 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
             raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
         for position, word in enumerate(words):
             name, equals, value = word.partition("=")
+            if word[:2] in _OPTIONS and len(name) > 2:
+                name, equals, value = word[:2], "=", word[2:]  # -n8
             name = _OPTIONS.get(name, name.removeprefix("--"))
             if word.startswith("-"):
                 wanted[name] = value if equals else next(iter(words[position + 1 : position + 2]), "")
