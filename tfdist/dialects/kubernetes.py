@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster
-from tfdist.dialects.kubernetes_jobs import READERS
+from tfdist.dialects.kubernetes_jobs import FIRST_TF_VERSIONS, READERS
 from tfdist.dialects.kubernetes_objects import CARRIERS, carries_tf_config, read_objects
 from tfdist.dialects.text import Document, shown
 from tfdist.dialects.tree import Node, root
@@ -84,7 +84,8 @@ def _kind(entry: Node) -> str:
     kind = entry.get("kind")
     if kind is None:
         raise entry.error("the object has no kind; expected one such as `kind: TFJob`")
-    return kind.text()
+    is_first = kind.value == "TfJob" and entry.child("apiVersion").value in FIRST_TF_VERSIONS
+    return "TFJob" if is_first else kind.text()
 
 
 def _name(entry: Node) -> str:
