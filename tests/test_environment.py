@@ -288,7 +288,7 @@ def test_ranks_without_hosts_say_what_to_do(environ):
     for ask in (tfdist.strategy, tfdist.cross_rank):
         with pytest.raises(ClusterError, match="rank 2 of 4, but nothing says where the others are; name the hosts"):
             ask()
-    with pytest.raises(ClusterError, match="there are 4 ranks, but not where"):
+    with pytest.raises(ClusterError, match="there are 4 ranks, but not where; name the hosts"):
         tfdist.read()
 
 

@@ -60,9 +60,9 @@ def read(
     """
     described = description(source, hostfile=hostfile, overrides=overrides)
     if isinstance(described, Membership):
+        finds_out = "tfdist.strategy() finds out when it runs on all of them; to translate it, " if described.store else ""
         raise described.source.error(
-            f"this says that there are {described.size} ranks, but not where; tfdist.strategy() finds out when it runs on all "
-            "of them; to translate it, name the hosts"
+            f"this says that there are {described.size} ranks, but not where; {finds_out}name the hosts"
         )
     return described
 
