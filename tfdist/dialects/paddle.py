@@ -5,8 +5,8 @@
 * `python -m paddle.distributed.launch`, `fleetrun`: `paddle_launch.py`.
 * The variables that this launcher sets, in parameter server and in collective mode: here.
 
-Sources of the rules here: Paddle `python/paddle/distributed/fleet/base/role_maker.py` @ 01560bf4; of PADDLE_PSERVERS, which went
-before, `python/paddle/fluid/incubate/fleet/base/role_maker.py` @ 020612a3.
+Sources of the rules here: Paddle `python/paddle/distributed/fleet/base/role_maker.py` @ 01560bf4; of PADDLE_PSERVERS, which is
+older, `python/paddle/fluid/incubate/fleet/base/role_maker.py` @ 020612a3.
 
 A pserver is a `ps` task, a trainer a `worker`. With pservers the trainers run asynchronously of each other, unless the mode
 says `sync`: Paddle itself keeps that in the training program. Without pservers they train together.
