@@ -91,6 +91,10 @@ class Rank:
         with theirs:
             self.process.start()
 
+    def go(self):
+        """Lets it meet the others."""
+        self.pipe.send("go")
+
     def outcome(self):
         assert self.pipe.poll(40)
         return self.pipe.recv()
@@ -103,15 +107,15 @@ class Rank:
 
 @pytest.fixture
 def start_ranks():
-    """Starts ranks, `(rank, size)` each, with a store; ends them after the test."""
+    """Starts ranks, `(rank, size)` each, with a store; ends them after the test. With `go=False` they wait to be told to meet."""
     ranks = []
 
-    def start(store, *who, limit=10.0, waits=SOON, **more):
+    def start(store, *who, limit=10.0, waits=SOON, go=True, **more):
         new = [Rank(Membership(size, rank, Source("test", "the test"), store, **more), limit, waits) for rank, size in who]
         ranks.extend(new)
         assert all(rank.outcome() == "started" for rank in new)
-        for rank in new:  # All together, however busy the machine is.
-            rank.pipe.send("go")
+        for rank in new if go else ():  # All together, however busy the machine is.
+            rank.go()
         return new
 
     yield start

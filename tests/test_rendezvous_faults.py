@@ -39,17 +39,20 @@ def test_a_rank_that_comes_twice_is_named_to_all(start_ranks, store):
 
 
 def test_two_runs_at_once_with_one_run_id_are_told_so(start_ranks, store):
-    members = start_ranks(store[0], (1, 3), (1, 3), run_id="again", limit=20)
-    leaders = start_ranks(store[0], (0, 3), (0, 3), run_id="again", limit=20)
+    # Each has a rank that the other does not have: only rank 0 is there twice.
+    members = start_ranks(store[0], (1, 4), (2, 4), run_id="again", limit=20)
+    leaders = start_ranks(store[0], (0, 4), (0, 4), run_id="again", limit=20)
     for message in messages([*members, *leaders], "ClusterError"):
         assert "rank 0 (at " in message and "more than once" in message and "every run a run id of its own" in message
 
 
 def test_a_rank_that_comes_again_within_a_second_of_the_last_is_named_to_all(start_ranks, tmp_path):
     store = Store("file", path=str(tmp_path))
-    ranks = start_ranks(store, (0, 2), (1, 2), waits={})  # With the waits of a cluster.
+    (double,) = start_ranks(store, (1, 2), waits={}, go=False)  # With the waits of a cluster.
+    ranks = start_ranks(store, (0, 2), (1, 2), waits={})
     time.sleep(0.3)
-    for message in messages([*ranks, *start_ranks(store, (1, 2), waits={})], "ClusterError"):
+    double.go()
+    for message in messages([*ranks, double], "ClusterError"):
         assert "rank 1 (at " in message and "came more than once" in message
 
 
@@ -62,9 +65,11 @@ def test_a_rank_that_comes_twice_but_late_does_not_disturb_the_others_and_learns
 
 def test_who_comes_after_a_refusal_is_told_it_too(start_ranks):
     store = Store("tcp", "127.0.0.1", free_port())
+    (late,) = start_ranks(store, (2, 4), limit=20, go=False)
     ranks = start_ranks(store, (0, 4), (1, 4), (1, 4), limit=20)
-    time.sleep(0.5)
-    for message in messages([*ranks, *start_ranks(store, (2, 4), limit=20)], "ClusterError"):
+    time.sleep(0.4)
+    late.go()
+    for message in messages([*ranks, late], "ClusterError"):
         assert "rank 1 (at " in message and "came more than once" in message
 
 
