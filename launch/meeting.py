@@ -53,8 +53,9 @@ class Meeting:
             self._address = self.tries(self._find_address)
             return self.find_cluster()
         finally:
-            for table in self.tables:
-                self.quietly(self.store.remove, table, self.nonce)
+            if self.fault is None:  # A store that does not answer would only be waited for again, past the limit.
+                for table in self.tables:
+                    self.quietly(self.store.remove, table, self.nonce)
             self.store.close()
 
     def find_cluster(self) -> Cluster:

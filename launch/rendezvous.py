@@ -37,8 +37,8 @@ def meet(membership: Membership, timeout_seconds: float = 300.0) -> Cluster:
         return membership.outline()
     if membership.store is None:
         raise membership.source.error(
-            f"there are {membership.size} ranks, and nothing says where they meet; "
-            "name a folder that all of them share, or a Redis server"
+            f"this process is rank {membership.rank} of {membership.size}, but nothing says where the others are; name the "
+            "hosts, for example tfdist.strategy('horovodrun -np 4 -H a:2,b:2') or --cluster hostfile"
         )
     leads = membership.task == leader_of(membership)
     store = open_store(membership, leads, timeout_seconds + READ_SECONDS)

@@ -99,19 +99,21 @@ class Leader(Meeting):
         begin = time.monotonic()
         until = begin + READ_SECONDS
         lingers = begin + LINGER_SECONDS if "error" in verdict else begin
-        all_of_them = len(expected(self.membership))
+        all_of_them = set(expected(self.membership)) - {self.membership.task}
+        came: dict[str, Name] = {}  # With those who have read the verdict and left.
         pause = POLL_SECONDS[0]
         told: list[str] | None = None
         while time.monotonic() < until:
             try:
-                others = self._others()
-                to = sorted(others - roster)
+                here = self._others()
+                came |= here
+                to = sorted(came.keys() - roster)
                 if to != told:
                     late = {"error": "another process of the same rank was here first; give every process a rank of its own"}
                     self.put("verdicts", {**(late if roster else {}), **verdict, "to": to})
                     told = to
-                all_came = len(others) + 1 >= all_of_them or time.monotonic() >= lingers
-                if (roster or others) - {self.nonce} <= set(self.store.get("read")) and all_came:
+                all_came = all_of_them <= set(came.values()) or time.monotonic() >= lingers
+                if (roster or set(here)) - {self.nonce} <= set(self.store.get("read")) and all_came:
                     break
             except (StoreUnavailableError, ClusterError):
                 pass  # It may be back in time.
@@ -119,9 +121,10 @@ class Leader(Meeting):
             pause = min(pause * 1.5, POLL_SECONDS[1])
         self.quietly(self.store.clear)
 
-    def _others(self) -> set[str]:
+    def _others(self) -> dict[str, Name]:
+        """The tasks of those who answer this leader, by nonce."""
         entries = {**self.announcements("members"), **self.announcements("leaders")}
-        return {nonce for nonce, entry in entries.items() if self.nonce in entry.answers} - {self.nonce}
+        return {nonce: entry.task for nonce, entry in entries.items() if self.nonce in entry.answers and nonce != self.nonce}
 
 
 def _contradiction(membership: Membership, everybody: list[Announcement]) -> str | None:

@@ -4,6 +4,7 @@ TensorFlow itself waits without a limit and does not say for whom (keras and ten
 """
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -85,10 +86,13 @@ def _listening(me: Task) -> Iterator[None]:
         if both:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # The launcher may hold the port.
+        if os.environ.get("TF_GRPC_REUSE_PORT") == "1":  # The launcher holds the port. Without it TensorFlow could not bind it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             listener.bind(("", me.port))
             listener.listen(socket.SOMAXCONN)  # The kernel accepts; nothing is said on these connections.
         except OSError as cause:
-            raise StartTimeoutError(f"{me.name} cannot listen at {me.address}: {cause.strerror}") from cause
+            raise StartTimeoutError(
+                f"{me.name} cannot listen at {me.address}: {cause.strerror}; free the port, or describe another"
+            ) from cause
         yield

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytest_plugins = ("rendezvous_here",)
+
 MARK = "TFDIST_TEST_MARK"
 
 

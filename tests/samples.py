@@ -5,7 +5,7 @@ Whatever goes through all dialects takes them from here: the tests of damaged de
 
 import json
 
-from test_kubernetes import MNIST, MPI_JOB, PYTORCH_JOB, SERVICE, TRAIN_JOB
+from test_kubernetes import FIRST_TFJOB, MNIST, MPI_JOB, PYTORCH_JOB, SERVICE, TRAIN_JOB
 from test_sagemaker import RESOURCES
 from test_vertex import CLUSTER_SPEC, CONFIG
 
@@ -99,7 +99,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "tf_config": (TF_CONFIG, COUNTS),
     "horovod": (HOSTFILE, HOSTFILE_MPICH),
     "slurm": (SBATCH, SBATCH_OF_TFDIST),
-    "kubernetes": (MNIST, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, SERVICE + "---\n" + MNIST, PLAIN_OBJECTS),
+    "kubernetes": (MNIST, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, FIRST_TFJOB, SERVICE + "---\n" + MNIST, PLAIN_OBJECTS),
     "vertex": (CONFIG, json.dumps(CLUSTER_SPEC)),
     "sagemaker": (json.dumps(RESOURCES),),
     "caffe2": (
@@ -189,6 +189,7 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], ...]] = {
                 "PADDLE_PSERVERS_IP_PORT_LIST=a:1,b:1 PADDLE_TRAINERS_NUM=2 TRAINING_ROLE=PSERVER POD_IP=b PADDLE_PORT=1",
                 "PADDLE_PSERVERS_IP_PORT_LIST=a:1 PADDLE_TRAINER_ENDPOINTS=a:2,b:2 PADDLE_TRAINER_ID=1 TRAINING_ROLE=TRAINER",
                 "PADDLE_TRAINER_ENDPOINTS=a:1,b:1 PADDLE_TRAINER_ID=1 PADDLE_CURRENT_ENDPOINT=b:1",
+                "PADDLE_PSERVERS=a,b PADDLE_PORT=6174 PADDLE_TRAINERS_NUM=2 TRAINING_ROLE=TRAINER PADDLE_TRAINER_ID=1",
                 "PADDLE_INIT_PSERVERS=a,b PADDLE_INIT_NUM_GRADIENT_SERVERS=2 PADDLE_INIT_TRAINER_ID=1 PADDLE_INIT_PORT=7164",
             ),
         )

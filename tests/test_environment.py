@@ -35,6 +35,59 @@ def slurm(rank, size=4, nodes="n1,n2", counts="2(x2)"):
     }
 
 
+def torchrun(rank, size=4, local_size=2):
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % local_size, "LOCAL_WORLD_SIZE": local_size}
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": "n1", "MASTER_PORT": "29400"} | agent
+
+
+def paddle(rank, trainers=4):
+    hosts = ",".join(f"n{index // 2}:{6170 + index % 2}" for index in range(trainers))
+    return {"PADDLE_TRAINER_ENDPOINTS": hosts, "PADDLE_TRAINERS_NUM": str(trainers), "PADDLE_TRAINER_ID": str(rank)}
+
+
+PADDLE_PS = {
+    "PADDLE_PSERVERS_IP_PORT_LIST": "n0:6170,n1:6170",
+    "PADDLE_TRAINER_ENDPOINTS": "n0:6171,n1:6171",
+    "TRAINING_ROLE": "TRAINER",
+    "PADDLE_TRAINER_ID": "1",
+}
+
+VERTEX_POOLS = {"workerpool0": ["cmle-0:2222"], "workerpool1": ["cmle-1:2222", "cmle-2:2222"]}
+VERTEX_SPEC = {
+    "CLUSTER_SPEC": json.dumps({"cluster": VERTEX_POOLS, "environment": "cloud", "task": {"type": "workerpool1", "index": 1}})
+}
+VERTEX_CONFIG = {"chief": ["cmle-0:2222"], "worker": ["cmle-1:2222", "cmle-2:2222"]}
+VERTEX = VERTEX_SPEC | {
+    "TF_CONFIG": json.dumps({"cluster": VERTEX_CONFIG, "environment": "cloud", "task": {"type": "worker", "index": 1}})
+}
+
+SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2", "algo-3"]', "SM_CURRENT_HOST": "algo-3", "SM_NUM_GPUS": "0"}
+SAGEMAKER_CONFIG = {
+    "TF_CONFIG": json.dumps(
+        {
+            "cluster": {"master": ["algo-1:2222"], "worker": ["algo-2:2222", "algo-3:2222"], "ps": ["algo-1:2223"]},
+            "environment": "cloud",
+            "task": {"type": "worker", "index": 1},
+        }
+    )
+}
+
+TFJOB = {
+    "TF_CONFIG": json.dumps(
+        {
+            "cluster": {
+                "chief": ["mnist-chief-0.kubeflow.svc:2222"],
+                "ps": ["mnist-ps-0.kubeflow.svc:2222"],
+                "worker": ["mnist-worker-0.kubeflow.svc:2222", "mnist-worker-1.kubeflow.svc:2222"],
+            },
+            "task": {"type": "worker", "index": 1},
+            "environment": "cloud",
+        }
+    ),
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+}
+
 SHELL_OF_SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n[1-2]"}
 INTERACTIVE_STEP = slurm(0, size=1, nodes="n1", counts="1")
 
@@ -75,6 +128,29 @@ def test_nothing_describes_nothing():
         # srun --mpi=pmi2 is Slurm, MPICH's own mpiexec is not.
         ([{"PMI_RANK": "3", "PMI_SIZE": "4"}, slurm(3)], "slurm", 3),
         ([{"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, slurm(0)], "horovod", 1),
+        ([torchrun(3), slurm(1, size=2, counts="1(x2)")], "pytorch", 3),
+        ([torchrun(1), SHELL_OF_SBATCH], "pytorch", 1),
+        # A master that a job script exports for srun makes no rank; what `torchrun` has left in that script's shell neither.
+        ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, slurm(2)], "slurm", 2),
+        ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, mpi(2)], "horovod", 2),
+        # A wrapper that makes PyTorch's variables of mpirun's: they have a store, and mpirun's ranks have not.
+        ([torchrun(3), mpi(3)], "pytorch", 3),
+        # Clouds that say the same in variables of their own beside TF_CONFIG.
+        ([VERTEX], "tf_config", 1),
+        ([VERTEX_SPEC], "vertex", 1),
+        ([VERTEX, {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "cmle-0", "MASTER_PORT": "3333"}], "tf_config", 1),
+        ([SAGEMAKER, SAGEMAKER_CONFIG], "tf_config", 1),
+        ([SAGEMAKER], "sagemaker", 2),
+        ([SAGEMAKER, mpi(4, size=6)], "horovod", 4),
+        ([SAGEMAKER, torchrun(4, size=6)], "pytorch", 4),
+        # Paddle under mpirun, which starts pservers and trainers alike.
+        ([paddle(3), mpi(3)], "paddle", 3),
+        ([PADDLE_PS, mpi(3)], "paddle", 1),
+        # On one host mpirun's ranks could meet, too, but Paddle's have their addresses, or those of the pservers.
+        ([PADDLE_PS, mpi(3, local_size=4)], "paddle", 1),
+        ([PADDLE_PS | {"PADDLE_TRAINER_ENDPOINTS": "", "PADDLE_TRAINERS_NUM": "2"}, mpi(3, local_size=4)], "paddle", 1),
+        ([TFJOB, SHELL_OF_SBATCH], "tf_config", 1),
+        ([TFJOB, INTERACTIVE_STEP], "tf_config", 1),
         # One process alone counts against nothing.
         ([tf_config_of(2), mpi(0, size=1, local_size=1)], "tf_config", 2),
         ([slurm(2), mpi(0, size=1, local_size=1)], "slurm", 2),
@@ -107,6 +183,42 @@ def test_a_shell_of_slurm_is_no_task_of_a_cluster(parts):
             [tf_config_of(1), {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4"}],
             "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
             "HOROVOD_RANK (horovod) says that there are 4 tasks, of which this is number 2; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [tf_config_of(1), torchrun(2)],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
+            "MASTER_ADDR (pytorch) says that there are 4 tasks, of which this is number 2; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [mpi(1), torchrun(1, size=2), slurm(0)],
+            "environment: MASTER_ADDR (pytorch) says that there are 2 tasks, of which this is number 1, but "
+            "OMPI_COMM_WORLD_RANK (horovod) says that there are 4 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [PADDLE_PS, mpi(1, size=2)],
+            "environment: PADDLE_PSERVERS_IP_PORT_LIST (paddle) says that there are 4 tasks, but "
+            "OMPI_COMM_WORLD_RANK (horovod) says that there are 2 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [VERTEX, {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "cmle-0", "MASTER_PORT": "3333"}],
+            "environment: TF_CONFIG (tf_config) says that there are 3 tasks, of which this is number 2, but "
+            "MASTER_ADDR (pytorch) says that there are 3 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [SAGEMAKER, SAGEMAKER_CONFIG, mpi(0, size=3, local_size=1)],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, but "
+            "OMPI_COMM_WORLD_RANK (horovod) says that there are 3 tasks, of which this is number 0; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [TFJOB, paddle(1, trainers=2), SHELL_OF_SBATCH],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, but "
+            "PADDLE_TRAINER_ENDPOINTS (paddle) says that there are 2 tasks, of which this is number 1; "
             "unset the variables of the one that does not belong to this run",
         ),
     ],
@@ -176,7 +288,7 @@ def test_ranks_without_hosts_say_what_to_do(environ):
     for ask in (tfdist.strategy, tfdist.cross_rank):
         with pytest.raises(ClusterError, match="rank 2 of 4, but nothing says where the others are; name the hosts"):
             ask()
-    with pytest.raises(ClusterError, match="there are 4 ranks, but not where"):
+    with pytest.raises(ClusterError, match="there are 4 ranks, but not where; name the hosts"):
         tfdist.read()
 
 

@@ -42,6 +42,14 @@ def hosts(source):
         ("mpirun -pernode -H a:8,b:8 x", "a b"),
         ("mpiexec.hydra -n 3 -ppn 2 -hosts a,b -genv X 1 x", "a a b"),
         ("mpirun --allow-run-as-root -np 3 --oversubscribe -H a:1 --mca btl tcp,self -x PATH -bind-to none x", "a a a"),
+        ("$ CUDA_VISIBLE_DEVICES=0,1 horovodrun -np 2 -H localhost:2 python train.py", "localhost localhost"),
+        # Horovod's own page on mpirun.
+        (
+            "mpirun -np 4 -H server1:2,server2:2 -bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
+            "-mca pml ob1 -mca btl ^openib -mca btl_tcp_if_exclude lo,docker0 python train.py",
+            "server1 server1 server2 server2",
+        ),
+        ("mpiexec -genv A 1 -genv B 2 -n 2 -ppn 1 -hosts a,b x", "a b"),
         ("mpirun -np 2 -- python train.py : x", None),
         ("mpirun \\\n  -np 2 \\\n  -H a:1,b:1 \\\n  python train.py", "a b"),
     ],
@@ -64,11 +72,12 @@ def test_command_lines(command, expected):
         ("horovodrun -np 2 -H a:b x", "-H: 'a:b' is not a host and its slots; expected a:2,b:2"),
         ("horovodrun -np 2 -H a:2,,b:2 x", "-H: '' is not a host"),
         ("horovodrun -np 2 -H a:0 x", "0 slots"),
-        ("horovodrun -np 0 x", "'0' is not a whole number from 1"),
-        ("horovodrun -np 9999999 x", "is not a whole number from 1 to 100000"),
+        ("horovodrun -np 0 x", "'0' is not right; expected a whole number from 1"),
+        ("horovodrun -np 9999999 x", "is not right; expected a whole number from 1 to 100000"),
         ("horovodrun -np 2 -H a:99999999,b:2 x", "more than 100000 slots"),
         ("horovodrun -np", "-np: the value of this option is missing"),
         ("horovodrun -np 2 -np 3 x", "this is given twice, as '2' and '3'"),
+        ("mpirun -np 2 -x A -n 3 -x B x", "-n: this is given twice, as '2' and '3'"),
         ("horovodrun -np 2 --host a:1 x", "'--host' is no option of horovodrun that tfdist knows.*did you mean hosts"),
         ("horovodrun -np 2 -H a:2 --hostfile h x", "hosts are given by -H and by a host file"),
         ("horovodrun -np 2 --hostfile nowhere x", "nowhere: there is no such file"),
@@ -175,9 +184,9 @@ def test_environments(system):
     [
         ({"HOROVOD_RANK": "1"}, "HOROVOD_SIZE: it is not set, but HOROVOD_RANK is"),
         ({"PMI_SIZE": "2"}, "PMI_RANK: it is not set, but PMI_SIZE is"),
-        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"}, "HOROVOD_RANK: '2' is not a whole number from 0 to 1"),
-        ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": "2"}, "'x' is not a whole number"),
-        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "9" * 5000}, "is not a whole number from 1 to 100000"),
+        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"}, "HOROVOD_RANK: '2' is not right; expected a whole number from 0 to 1"),
+        ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": "2"}, "'x' is not right; expected a whole number from"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "9" * 5000}, "is not right; expected a whole number from 1 to 100000"),
     ],
 )
 def test_bad_environments(environ, message):
@@ -242,7 +251,6 @@ def test_a_real_mpirun_tells_every_process_its_rank(tmp_path):
 @needs_mpirun
 @pytest.mark.cluster
 def test_a_program_trains_under_mpirun_without_any_description(tmp_path):
-    pytest.importorskip("tfdist.launch.rendezvous")
     program = """
 import sys, numpy as np, tfdist
 strategy = tfdist.strategy()

@@ -88,6 +88,38 @@ def test_every_version_of_tfjob_is_read(version: str) -> None:
     assert len(read(tfjob("{Worker: {replicas: 2}}", f"kubeflow.org/{version}")).tasks) == 2
 
 
+FIRST_TFJOB = """apiVersion: kubeflow.org/v1alpha1
+kind: TFJob
+metadata: {name: j}
+spec:
+  replicaSpecs:
+    - tfReplicaType: MASTER
+    - replicas: 2
+      tfReplicaType: WORKER
+      tfPort: 2223
+      template: {spec: {containers: [{name: tensorflow, resources: {limits: {nvidia.com/gpu: 1}}}]}}
+    - replicas: 2
+      tfReplicaType: PS
+"""
+
+
+@pytest.mark.parametrize("api", ["kubeflow.org/v1alpha1\nkind: TFJob", "mlkube.io/v1beta1\nkind: TfJob"])
+def test_the_first_tfjobs_are_read_without_hosts_into_which_the_operator_put_a_random_id(api: str) -> None:
+    manifest = FIRST_TFJOB.replace("kubeflow.org/v1alpha1\nkind: TFJob", api)
+    cluster = read(manifest)
+    assert cluster.describe() == "1 chief, 2 workers, 2 ps"
+    assert {(task.job, task.host, task.port, task.gpus) for task in cluster.tasks} == {
+        ("chief", None, None, 0),
+        ("worker", None, None, 1),
+        ("ps", None, None, 0),
+    }
+    for before, after in (("replicaSpecs", "replica_specs"), ("tfReplicaType", "tf_replica_type"), ("tfPort", "tf_port")):
+        manifest = manifest.replace(before, after)
+    assert read(manifest) == cluster
+    # The defaults: one master.
+    assert read(manifest.partition("    - tf_replica_type")[0] + "    - {}\n").describe() == "1 chief"
+
+
 @pytest.mark.parametrize(
     ("manifest", "expected"),
     [
@@ -160,6 +192,9 @@ def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
     assert read(PYTORCH_JOB).tasks[0].port == 23456
     workers = [("mpi-worker-0.mpi.ml.svc", 2, 2), ("mpi-worker-1.mpi.ml.svc", 2, 2)]
     assert [entry[1:] for entry in shape(read(MPI_JOB))] == workers
+    assert read(MPI_JOB.replace("v2beta1", "v1alpha2").replace("  slotsPer", "  mpiDistribution: OpenMPI\n  slotsPer")) == read(
+        MPI_JOB
+    )
     joined = MPI_JOB.replace("slotsPerWorker: 2", "slotsPerWorker: 2\n  runLauncherAsWorker: true")
     assert [entry[1:] for entry in shape(read(joined))] == [("mpi-launcher.mpi.ml.svc", 2, 0), *workers]
     assert len(read(MPI_JOB).worker_groups) == 1
@@ -220,6 +255,11 @@ def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
             "there are 2 replicas of Master; PyTorchJob has one",
         ),
         (MPI_JOB.replace("    Worker", "    Wrker"), "'Wrker' is not a replica type"),
+        (FIRST_TFJOB.replace(": PS", ": PSS"), ":12: spec.replicaSpecs.2.tfReplicaType: 'PSS' is not a replica type"),
+        (FIRST_TFJOB.replace(": PS", ": WORKER"), "WORKER is given twice"),
+        (FIRST_TFJOB.replace("tfPort", "tf_Port"), "a replica has no such field; did you mean tfPort"),
+        (FIRST_TFJOB.replace("replicaSpecs", "tfReplicaSpecs"), "TFJob has no such field; did you mean replicaSpecs"),
+        (FIRST_TFJOB.replace("replicas: 2", "replicas: 60000"), "there would be 120001 tasks or devices"),
     ],
 )
 def test_what_is_refused_and_how(manifest: str, message: str) -> None:

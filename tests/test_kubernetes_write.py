@@ -234,8 +234,43 @@ def test_stateful_sets_with_tf_config_are_read_too() -> None:
     sets = text.replace("kind: Job", "kind: StatefulSet").replace("completions:", "replicas:").replace("batch/v1", "apps/v1")
     assert read(sets) == read(text)
     missing = "---\n".join(text.split("---\n")[:-1])
-    with pytest.raises(ClusterError, match="TF_CONFIG has ps tasks, and no object starts them"):
+    with pytest.raises(ClusterError, match="TF_CONFIG has ps:0, and no object starts it"):
         read(missing)
+
+
+def pods_of(kind: str, *who: tuple[str, object], **spec: object) -> str:
+    """Objects with a TF_CONFIG of their own, as the templates of tensorflow/ecosystem make them: a task each."""
+    objects = []
+    for job, index in who:
+        config = {"cluster": {"worker": ["e-0:5000", "e-1:5000"], "ps": ["e-ps:5000"]}, "task": {"type": job, "index": index}}
+        env = [{"name": "TF_CONFIG", "value": json.dumps(config, indent=1)}]
+        pod = {"containers": [{"name": "tensorflow", "image": "x", "env": env}]}
+        inside = pod if kind == "Pod" else {**spec, "template": {"spec": pod}}
+        objects.append({"apiVersion": "v1", "kind": kind, "metadata": {"name": f"e-{job}-{index}"}, "spec": inside})
+    return yaml.safe_dump_all(objects)
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment", "ReplicaSet", "ReplicationController", "Job", "StatefulSet"])
+def test_objects_for_one_task_each_are_read(kind: str) -> None:
+    cluster = read(pods_of(kind, ("worker", 0), ("worker", "1"), ("ps", 0)))
+    assert [(task.name, task.address) for task in cluster.tasks] == [
+        ("worker:0", "e-0:5000"),
+        ("worker:1", "e-1:5000"),
+        ("ps:0", "e-ps:5000"),
+    ]
+    with pytest.raises(ClusterError, match="TF_CONFIG has worker:1, and no object starts it"):
+        read(pods_of(kind, ("worker", 0), ("ps", 0)))
+    with pytest.raises(ClusterError, match="two objects are the worker task 0 of one cluster"):
+        read(pods_of(kind, ("worker", 0), ("worker", 0), ("ps", 0)))
+    with pytest.raises(ClusterError, match="task: the task is worker:2, and the cluster has 2 workers, 1 ps"):
+        read(pods_of(kind, ("worker", 0), ("worker", 2), ("ps", 0)))
+
+
+def test_pods_that_cannot_know_which_task_they_are_are_refused() -> None:
+    with pytest.raises(ClusterError, match="replicas is 2, and TF_CONFIG makes each of these pods worker:0; make it 1"):
+        read(pods_of("Deployment", ("worker", 0), ("worker", 1), ("ps", 0), replicas=2))
+    with pytest.raises(ClusterError, match="the pods of a Deployment have no numbers; give each of the 2 worker tasks an obj"):
+        read(pods_of("Deployment", ("worker", "$(INDEX)"), ("ps", 0), replicas=1))
 
 
 def test_more_than_linux_passes_in_a_variable_is_refused_or_told() -> None:

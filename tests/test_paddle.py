@@ -100,6 +100,24 @@ def test_paddle_2_without_the_trainers_addresses_lets_them_meet():
     assert (me.size, me.rank, me.host, me.store) == (3, 1, "10.0.0.2", Store("tcp", "10.0.0.1", 6000))
 
 
+def test_the_variables_of_fluid_name_the_hosts_of_pservers_with_one_port():
+    fluid = {"PADDLE_PSERVERS": "10.0.0.1,10.0.0.2", "PADDLE_TRAINERS_NUM": "3", "POD_IP": "10.0.0.2"}
+    for port, variables in ((6174, {}), (7000, {"PADDLE_PORT": "7000"})):
+        me = paddle.from_environ({**fluid, **variables, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"})
+        assert (me.size, me.rank, me.store) == (3, 1, Store("tcp", "10.0.0.1", port))
+        assert [task.address for task in me.known] == [f"10.0.0.1:{port}", f"10.0.0.2:{port}"]
+        assert paddle.from_environ({**fluid, **variables, "TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
+    with pytest.raises(ClusterError, match=r"POD_IP: .10\.0\.0\.3:6174., with PADDLE_PORT, is none of PADDLE_PSERVERS$"):
+        paddle.from_environ({**fluid, "POD_IP": "10.0.0.3", "TRAINING_ROLE": "PSERVER"})
+    assert paddle.from_environ({**fluid, "PADDLE_TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
+    # Its first programs took the older names, and TRAINERS.
+    first = {"PADDLE_INIT_PSERVERS": "10.0.0.1,10.0.0.2", "TRAINERS": "3", "PADDLE_INIT_TRAINER_ID": "2"}
+    me = paddle.from_environ({**first, "TRAINING_ROLE": "TRAINER"})
+    assert (me.size, me.rank, me.store) == (3, 2, Store("tcp", "10.0.0.1", 6174))
+    assert paddle.from_environ({**first, "PADDLE_INIT_PORT": "7164"}).store.port == 7164
+    assert paddle.from_environ({**first, "PADDLE_INIT_NUM_GRADIENT_SERVERS": "4"}).size == 4
+
+
 def test_paddle_2_without_servers_trains_together():
     environ = {"PADDLE_TRAINER_ENDPOINTS": "a:1,b:1", "PADDLE_TRAINER_ID": "1", "PADDLE_CURRENT_ENDPOINT": "b:1"}
     cluster = paddle.from_environ(environ)
@@ -161,6 +179,7 @@ def test_the_launcher_on_several_nodes_meets_at_the_master():
         ("python -m paddle.distributed.launch --nnodes 2 --master a:1 train.py", "--rank: it is missing"),
         ("python -m paddle.distributed.launch --nnodes 1:4 train.py", "--nnodes: '1:4' lets the number of nodes change"),
         ("fleetrun --run_mode ps-heter train.py", "--run_mode: 'ps-heter' is not supported"),
+        ("fleetrun --servers=a:1 --workers=a:2 --heter_workers=a:3 t.py", "--heter_workers: heterogeneous trainers are not"),
         ("fleetrun --servers=a:1 train.py", "--trainers: the addresses of all servers and all trainers are needed"),
         ("fleetrun --server_nums=1 train.py", "there is no such option; did you mean server_num"),
         ("fleetrun --ips=a --start_port=65535 --nproc_per_node=2 t.py", "--start_port: 65535 leaves too few ports"),

@@ -6,6 +6,8 @@ import pytest
 
 from tfdist import Cluster, ClusterError, Task
 from tfdist.launch.ports import HeldPorts, is_local
+from tfdist.strategies import startup
+from tfdist.strategies.startup import StartTimeoutError
 
 
 @pytest.fixture
@@ -64,6 +66,15 @@ def test_closing_frees_the_ports():
     port = held.hold(Cluster((Task("chief", 0),)), {"chief:0"}).tasks[0].port
     held.close()
     bound(port).close()
+
+
+def test_a_task_says_that_another_job_listens_at_its_port_and_shares_what_its_launcher_holds(ports, monkeypatch):
+    me = Task("worker", 0, "localhost", ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0].port)
+    monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
+    with pytest.raises(StartTimeoutError, match=f"worker:0 cannot listen at localhost:{me.port}: Address already in use; free"):
+        startup.meet(me, [me], 1.0, print)
+    monkeypatch.setenv("TF_GRPC_REUSE_PORT", "1")
+    startup.meet(me, [me], 1.0, print)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Programs that nothing but PyTorch's or Paddle's variables describe train together: the ranks meet, then TensorFlow does."""
 
-import socket
+import importlib.util
 
 import pytest
+from rendezvous_here import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -19,12 +20,6 @@ TRAINS = """
 """
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def test_two_processes_with_pytorchs_variables_train_together(start, script):
     program = script(TRAINS)
     master = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -35,6 +30,22 @@ def test_two_processes_with_pytorchs_variables_train_together(start, script):
         assert f"rank {rank} of 2 MultiWorkerMirrored loss " in job.output
         losses.add(job.output.rpartition("loss ")[2].strip())
     assert len(losses) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torchrun is not installed (pip install torch)")
+def test_ranks_that_a_real_torchrun_starts_anew_meet_again_and_train(start, script):
+    fails_once = """
+    import os, sys, tfdist
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        assert tfdist.cross_size() == 1  # They meet.
+        sys.exit(tfdist.rank())
+    """
+    program = script(fails_once + TRAINS)
+    job = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", program)
+    assert job.wait() == 0, job.output
+    ranks = sorted(line.partition(" loss ")[::2] for line in job.output.splitlines() if line.startswith("rank "))
+    assert [who for who, _ in ranks] == ["rank 0 of 2 MultiWorkerMirrored", "rank 1 of 2 MultiWorkerMirrored"], job.output
+    assert ranks[0][1] == ranks[1][1]
 
 
 def test_trainers_without_addresses_train_with_the_pserver_where_they_met(start, script):

@@ -88,8 +88,8 @@ def test_gpus_are_slots():
         (step(nodes=""), "'' is neither a host name"),
         (step() | {"SLURM_STEP_TASKS_PER_NODE": "2(x999999999)"}, "does not say how many tasks each node has"),
         (step() | {"SLURM_STEP_TASKS_PER_NODE": "0,3"}, "does not say how many tasks each node has"),
-        (step() | {"SLURM_PROCID": "x"}, "SLURM_PROCID: 'x' is not a whole number"),
-        (step(GPUS_PER_TASK="a:b"), "SLURM_GPUS_PER_TASK: 'b' is not a whole number"),
+        (step() | {"SLURM_PROCID": "x"}, "SLURM_PROCID: 'x' is not right; expected a whole number from"),
+        (step(GPUS_PER_TASK="a:b"), "SLURM_GPUS_PER_TASK: 'b' is not right; expected a whole number from"),
     ],
 )  # fmt: skip
 def test_bad_environments(environ, message):
@@ -135,9 +135,12 @@ def test_a_batch_script_of_somebody_else():
         == "8 workers"
     )
     assert tfdist.read(head + "#SBATCH -N 3 # nodes\nsrun x\n").describe() == "3 workers"
+    assert tfdist.read(head + "#SBATCH -A group -N4 -n8\nsrun x\n").describe() == "8 workers"
     assert tfdist.read(head + "srun x\n").describe() == "1 worker"
+    # As sbatch(1) says: nothing counts behind the first command, and a second # makes a comment.
+    assert tfdist.read(head + "##SBATCH -n 4\n\n # comment\n#SBATCH -n 3\nsrun x\n#SBATCH -n 8\n").describe() == "3 workers"
     for bad, message in (
-        ("#SBATCH -n x\n", "ntasks: 'x' is not a whole number"),
+        ("#SBATCH -n x\n", "ntasks: 'x' is not right; expected a whole number from"),
         ("#SBATCH hetjob\n", ":3: heterogeneous jobs are not read"),
         ("#SBATCH -N 99999 --ntasks-per-node=99999\n", "more than 100000"),
         ("#SBATCH -n '2\n", ":3: this line cannot be split into words"),

@@ -11,7 +11,6 @@ environment which of them this process is, and, where the description leaves it 
 import dataclasses
 import json
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -209,18 +208,10 @@ def _contradiction(source: Source, asked: str, here: Cluster) -> ClusterError:
 
 def _met(membership: Membership, timeout_seconds: float) -> Cluster:
     """The cluster of ranks that have met; they meet once in a process."""
-    if membership.size == 1 and not membership.known:
-        return membership.outline()
-    if membership.store is None:
-        raise membership.source.error(
-            f"this process is rank {membership.rank} of {membership.size}, but nothing says where the others are; name the "
-            "hosts, for example tfdist.strategy('horovodrun -np 4 -H a:2,b:2') or --cluster hostfile"
-        )
     if membership not in _meetings:
         from tfdist.launch.rendezvous import meet
 
         _meetings[membership] = meet(membership, timeout_seconds)
-        os.environ["TF_GRPC_REUSE_PORT"] = "1"  # The meeting holds this process' port; TensorFlow's server binds it, too.
     return _meetings[membership]
 
 

@@ -60,9 +60,9 @@ def read(
     """
     described = description(source, hostfile=hostfile, overrides=overrides)
     if isinstance(described, Membership):
+        finds_out = "tfdist.strategy() finds out when it runs on all of them; to translate it, " if described.store else ""
         raise described.source.error(
-            f"this says that there are {described.size} ranks, but not where; tfdist.strategy() finds out when it runs on all "
-            "of them; to translate it, name the hosts"
+            f"this says that there are {described.size} ranks, but not where; {finds_out}name the hosts"
         )
     return described
 
@@ -133,7 +133,7 @@ def _command(source: object) -> tuple[list[str], Source] | None:
         fault = None
     except ValueError as error:  # A quotation that does not end.
         words, fault = source.split(), error
-    while words and _ASSIGNMENT.fullmatch(words[0]):
+    while words and (words[0] == "$" or _ASSIGNMENT.fullmatch(words[0])):  # As pages print it; variables before it.
         words.pop(0)
     words = words[:MAX_WORDS]
     if words and _PYTHON.fullmatch(os.path.basename(words[0])):
@@ -224,6 +224,10 @@ def _from_file(path: "str | bytes") -> tuple[ReadsText, Document]:
     try:
         content = read_bytes(name, source)
     except ClusterError as error:
+        if re.search(r"\S\s+-", name) and not os.path.lexists(name):
+            raise source.error(
+                f"this is neither a file nor a command line that tfdist reads; those of {', '.join(programs())} are"
+            ) from None
         # The nearest file is named already; a tier is the better guess where there is no such file near.
         tier = close(name.upper().replace("-", "_"), TIERS, 0.6)
         if tier is None or os.sep in name or "did you mean" in str(error) or os.path.lexists(name):

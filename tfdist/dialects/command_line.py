@@ -42,7 +42,7 @@ class Values:
         text = self.text(name)
         if not text:
             if default is None:
-                raise self.error(name, "it is missing; expected a whole number")
+                raise self.error(name, f"it is missing; expected a whole number from {least} to {most}")
             return default
         if not _NUMBER.fullmatch(text) or not least <= int(text) <= most:
             raise self.error(name, f"{shown(text)} is not right; expected a whole number from {least} to {most}")

@@ -77,7 +77,7 @@ def find(environ: Mapping[str, str] | None = None) -> Cluster | Membership | Non
     if environ.get(STARTED_VARIABLE) and environ.get("TF_CONFIG"):
         environ = {"TF_CONFIG": environ["TF_CONFIG"]}
     launchers = list(_environments(environ, allocates=False))
-    several = sorted((entry for entry in launchers if entry.size > 1), key=_knows_nobody)
+    several = sorted((entry for entry in launchers if entry.size > 1), key=_unknown)
     for other in several[1:]:
         _check_agree(several[0], other)
     if several:
@@ -100,9 +100,10 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
             yield Environment(name, variable, described)
 
 
-def _knows_nobody(entry: Environment) -> bool:
-    """Whether it gives ranks, but neither addresses nor a store to meet in: of launchers that agree, another says more."""
-    return isinstance(entry.described, Membership) and entry.described.store is None
+def _unknown(entry: Environment) -> int:
+    """How little it says of where the others are: of launchers that agree, the one that says most counts."""
+    described = entry.described
+    return 0 if isinstance(described, Cluster) else 1 + (not described.known) + (described.store is None)
 
 
 def _check_agree(one: Environment, other: Environment) -> None:

@@ -17,8 +17,8 @@ from itertools import groupby
 from typing import Any
 
 from tfdist.cluster import Cluster, Task, valid_host
+from tfdist.dialects.command_line import Values
 from tfdist.dialects.text import MAX_TASKS, Document, shown
-from tfdist.dialects.variables import whole
 from tfdist.errors import ClusterError, Source, nearest
 from tfdist.membership import Membership, Store
 
@@ -176,12 +176,13 @@ def from_environ(environ: Mapping[str, str]) -> Membership:
     for name, other in ((rank_name, size_name), (size_name, rank_name)):
         if not environ.get(name, "").strip():
             raise source.error(f"it is not set, but {other} is; a launcher sets both (Horovod, too, wants both)", field=name)
-    size = whole(environ, size_name, source, least=1, most=MAX_TASKS)
-    rank = whole(environ, rank_name, source, most=size - 1)
+    values = Values(source, environ)
+    size = values.number(size_name, least=1)
+    rank = values.number(rank_name, most=size - 1)
     local_rank = local_size = None
     if local_rank_name in environ and local_size_name in environ:
-        local_size = whole(environ, local_size_name, source, least=1, most=size)
-        local_rank = whole(environ, local_rank_name, source, most=local_size - 1)
+        local_size = values.number(local_size_name, least=1, most=size)
+        local_rank = values.number(local_rank_name, most=local_size - 1)
     if local_size != size:
         return Membership(size, rank, source, local_rank=local_rank, local_size=local_size)
     run = next((f"{name}-{environ[name]}" for name in _RUN_IDS if environ.get(name)), "")

@@ -4,9 +4,9 @@ The options are those of horovod/horovod v0.28.1 `runner/launch.py`, of Open MPI
 that is not among them is refused, because nobody could know where it ends and the user's program begins.
 """
 
+from tfdist.dialects.command_line import Values
 from tfdist.dialects.horovod import Hosts, merged, parse_hostfile, parse_hosts
 from tfdist.dialects.text import MAX_TASKS, decode, read_bytes, shown
-from tfdist.dialects.variables import whole
 from tfdist.errors import ClusterError, Source, nearest
 
 _NAMES = {
@@ -59,6 +59,7 @@ _MPI_VALUES = dict.fromkeys(
     _MPI_WITH_VALUE.split(),
     1,
 ) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
+_NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
 _BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
 _MPI_REFUSED = ("app", "configfile", "rankfile", "rf")
 
@@ -70,7 +71,7 @@ def ranks(words: list[str], source: Source) -> list[str]:
     if is_horovod:
         _check_elastic(options, source)
     hosts = _hosts(options, source)
-    limit = whole({"-np": options["np"]}, "-np", source, least=1, most=MAX_TASKS) if "np" in options else None
+    limit = _number(options, "np", source) if "np" in options else None
     if limit is None and is_horovod:
         raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
     if hosts is None:
@@ -103,7 +104,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             raise source.error("the value of this option is missing", field=written)
         meaning = _MEANINGS.get(name, name)
         value = value if equals else words[position]
-        if found.get(meaning, value) != value:
+        if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
             raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
         found[meaning] = value
         position += count
@@ -117,6 +118,11 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
     return found
 
 
+def _number(options: dict[str, str], meaning: str, source: Source, *, most: int = MAX_TASKS) -> int:
+    written = _NUMBERS[meaning]
+    return Values(source, {written: options[meaning]}, "").number(written, least=1, most=most)
+
+
 def _check_elastic(options: dict[str, str], source: Source) -> None:
     """A cluster of tfdist keeps its size: of an elastic job it is the size at the start, `-np`, that is read."""
     if "script" in options:
@@ -127,13 +133,12 @@ def _check_elastic(options: dict[str, str], source: Source) -> None:
         )
     if "np" not in options:
         return
-    size = whole({"-np": options["np"]}, "-np", source, least=1, most=MAX_TASKS)
+    size = _number(options, "np", source)
     for name, holds in (("min", lambda limit: limit <= size), ("max", lambda limit: limit >= size)):
         if name in options:
-            option = f"--{name}-np"
-            limit = whole({option: options[name]}, option, source, least=1)
+            limit = _number(options, name, source, most=10**9)
             if not holds(limit):
-                raise source.error(f"{limit} does not go with -np {size}, the size at the start", field=option)
+                raise source.error(f"{limit} does not go with -np {size}, the size at the start", field=_NUMBERS[name])
 
 
 def _hosts(options: dict[str, str], source: Source) -> Hosts | None:
@@ -153,23 +158,11 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
     head, _, rest = mapping.partition(":")
     if head == "ppr" and rest.partition(":")[2].partition(":")[0] == "node":
         per_host = rest.partition(":")[0]
-    elif head not in (
-        "slot",
-        "core",
-        "socket",
-        "hwthread",
-        "numa",
-        "l1cache",
-        "l2cache",
-        "l3cache",
-        "board",
-        "package",
-        "node",
-    ):
+    elif head not in (*_BY_HOST, "node"):
         raise _cannot_map(mapping, source)
     hosts = merged(hosts)
     if per_host is not None:
-        count = whole({"-N": per_host}, "-N", source, least=1, most=MAX_TASKS)
+        count = _number({"per_host": per_host}, "per_host", source)
         hosts = [(host, count) for host, _ in hosts]
     available = sum(slots for _, slots in hosts)
     size = available if limit is None else limit

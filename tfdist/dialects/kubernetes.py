@@ -1,7 +1,7 @@
 """Kubernetes: manifests of training jobs, read; objects that need no operator, written.
 
 A manifest may hold several objects (YAML documents, or `kind: List`); the one that trains is found by its kind. What each kind
-means is in `kubernetes_jobs` (TFJob and its kin) and `kubernetes_objects` (Jobs and StatefulSets that carry TF_CONFIG).
+means is in `kubernetes_jobs` (TFJob and its kin) and `kubernetes_objects` (Jobs and other pods that carry TF_CONFIG).
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster
-from tfdist.dialects.kubernetes_jobs import READERS
+from tfdist.dialects.kubernetes_jobs import FIRST_TF_VERSIONS, READERS
 from tfdist.dialects.kubernetes_objects import CARRIERS, carries_tf_config, read_objects
 from tfdist.dialects.text import Document, shown
 from tfdist.dialects.tree import Node, root
@@ -41,7 +41,7 @@ def looks_like(content: "str | Mapping[Any, Any]") -> bool:
 
 
 def parse(document: Document, **_: Any) -> Cluster:
-    """Reads the one training job of a manifest, or the Jobs and StatefulSets that together carry one TF_CONFIG."""
+    """Reads the one training job of a manifest, or the Jobs and other pods that together carry one TF_CONFIG."""
     objects = list(_objects(root(document, NAME)))
     kinds = [_kind(entry) for entry in objects]
     jobs = [(entry, kind) for entry, kind in zip(objects, kinds, strict=True) if kind in READERS]
@@ -57,8 +57,8 @@ def parse(document: Document, **_: Any) -> Cluster:
     have = ", ".join(dict.fromkeys(shown(kind)[1:-1] for kind in kinds[:5])) or "nothing"
     hint = next((hint for hint in (nearest(kind, known) for kind in kinds if kind not in known) if hint), "")
     raise (objects or [root(document, NAME)])[0].error(
-        f"there is no training job, only {have}; tfdist reads {', '.join(READERS)}, and Jobs or StatefulSets whose containers "
-        f"have TF_CONFIG in their env{hint}"
+        f"there is no training job, only {have}; tfdist reads {', '.join(READERS)}, and Jobs, StatefulSets and other pods "
+        f"whose containers have TF_CONFIG in their env{hint}"
     )
 
 
@@ -84,7 +84,8 @@ def _kind(entry: Node) -> str:
     kind = entry.get("kind")
     if kind is None:
         raise entry.error("the object has no kind; expected one such as `kind: TFJob`")
-    return kind.text()
+    is_first = kind.value == "TfJob" and entry.child("apiVersion").value in FIRST_TF_VERSIONS
+    return "TFJob" if is_first else kind.text()
 
 
 def _name(entry: Node) -> str:

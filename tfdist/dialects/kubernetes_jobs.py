@@ -1,7 +1,8 @@
 """The training jobs of Kubeflow, read: TFJob, PyTorchJob, MPIJob and Trainer's TrainJob.
 
 Sources: kubeflow/training-operator v1.9 (`pkg/apis/kubeflow.org/v1`, `pkg/controller.v1/tensorflow/tensorflow.go`,
-`pkg/webhooks/tensorflow/tfjob_webhook.go`); kubeflow/mpi-operator v2beta1; kubeflow/trainer `pkg/apis/trainer/v1alpha1`.
+`pkg/webhooks/tensorflow/tfjob_webhook.go`) and 0b807f39 (`pkg/apis/tensorflow/v1alpha1/types.go`); kubeflow/mpi-operator
+v2beta1; kubeflow/trainer `pkg/apis/trainer/v1alpha1`.
 """
 
 from collections.abc import Callable
@@ -31,8 +32,14 @@ _POLICY = (
 _TF_VERSIONS = ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1", "kubeflow.org/v1alpha2")
 
 
+FIRST_TF_VERSIONS = ("kubeflow.org/v1alpha1", "tensorflow.org/v1alpha1", "mlkube.io/v1beta1")
+"""Of TFJob when it had a list of replicas. The last was `kind: TfJob`."""
+
+
 def _tfjob(job: Node) -> Cluster:
-    _check_version(job, _TF_VERSIONS)
+    if job.child("apiVersion").value in FIRST_TF_VERSIONS:
+        return _first_tfjob(job)
+    _check_version(job, (*_TF_VERSIONS, *FIRST_TF_VERSIONS))
     spec = _need(job, "spec")
     spec.check_keys(("tfReplicaSpecs", "successPolicy", "enableDynamicWorker", *_POLICY), "TFJob")
     name, space = object_name(job), namespace(job)
@@ -50,7 +57,34 @@ def _tfjob(job: Node) -> Cluster:
         width = 0 if role == "ps" else gpus(pod)  # A ps holds one shard, whatever GPUs its pod has.
         for index in range(_total(replicas, tasks, count, width)):
             host = f"{name}-{kind.lower()}-{index}.{space}.svc" if name else None
-            tasks.append(Task(role, index, host, here, max(1, width), width))
+            tasks.append(Task(role, index, host, here if host else None, max(1, width), width))
+    return Cluster(tuple(tasks), source=job.source)
+
+
+def _first_tfjob(job: Node) -> Cluster:
+    """TFJob of 2017 and 2018: a list of replicas. Its operator put a random id into the hosts, so addresses are open."""
+    spec = _need(job, "spec")
+    spec.check_near(("replicaSpecs", "replica_specs", "terminationPolicy"), "TFJob")
+    replica_specs = spec.get("replicaSpecs", "replica_specs")
+    if replica_specs is None:
+        raise spec.error("the field replicaSpecs is missing")
+    tasks: list[Task] = []
+    for replicas in replica_specs.entries():
+        replicas.check_near(("replicas", "template", "tfPort", "tf_port", "tfReplicaType", "tf_replica_type"), "a replica")
+        given = replicas.get("tfReplicaType", "tf_replica_type")
+        kind = "MASTER" if given is None else given.text().upper()
+        role = {"MASTER": "chief", "WORKER": "worker", "PS": "ps"}.get(kind)
+        if given is not None and role is None:
+            hint = nearest(kind, ("MASTER", "WORKER", "PS"))
+            raise given.error(f"{shown(given.value)} is not a replica type; the types are MASTER, WORKER, PS{hint}")
+        if any(task.job == role for task in tasks):
+            raise replicas.error(f"{kind} is given twice; keep one of them")
+        count = _replicas(replicas)
+        if role == "chief" and count > 1:
+            raise replicas.error(f"there are {count} replicas of MASTER; TensorFlow allows one chief")
+        width = 0 if role == "ps" else gpus(container(replicas.get("template"), TF_CONTAINER))
+        for index in range(_total(replicas, tasks, count, width)):
+            tasks.append(Task(role or "chief", index, slots=max(1, width), gpus=width))
     return Cluster(tuple(tasks), source=job.source)
 
 
@@ -74,14 +108,21 @@ def _pytorchjob(job: Node) -> Cluster:
         here = port(pod, "pytorchjob-port", _TORCH_PORT)
         for index in range(_total(replicas, tasks, count, slots)):
             host = f"{name}-{kind.lower()}-{index}.{space}.svc" if name else None
-            tasks.append(Task("worker", len(tasks), host, here, slots, devices))
+            tasks.append(Task("worker", len(tasks), host, here if host else None, slots, devices))
     return Cluster(tuple(tasks), source=job.source)
 
 
 def _mpijob(job: Node) -> Cluster:
-    _check_version(job, ("kubeflow.org/v2beta1", "kubeflow.org/v1"))
+    _check_version(job, ("kubeflow.org/v2beta1", "kubeflow.org/v1", "kubeflow.org/v1alpha2"))
     spec = _need(job, "spec")
-    known = ("mpiReplicaSpecs", "slotsPerWorker", "sshAuthMountPath", "launcherCreationPolicy", "mpiImplementation")
+    known = (
+        "mpiReplicaSpecs",
+        "slotsPerWorker",
+        "sshAuthMountPath",
+        "launcherCreationPolicy",
+        "mpiImplementation",
+        "mpiDistribution",
+    )
     spec.check_keys((*known, "runLauncherAsWorker", "mainContainer", *_POLICY), "MPIJob")
     kinds = _replica_specs(spec, "mpiReplicaSpecs", ("Launcher", "Worker"))
     per_worker = spec.get("slotsPerWorker")

@@ -19,8 +19,18 @@ from tfdist.dialects.tree import Node
 from tfdist.dialects.unsaid import check_whole
 from tfdist.errors import Source
 
-CARRIERS = {"Job": "completions", "StatefulSet": "replicas"}
-"""Kinds whose pods are numbered, and the field that says how many there are."""
+CARRIERS = {
+    "Job": "completions",
+    "StatefulSet": "replicas",
+    "Deployment": "replicas",
+    "ReplicaSet": "replicas",
+    "ReplicationController": "replicas",
+    "Pod": None,
+}
+"""Kinds that are or start pods, and the field that says how many."""
+
+_NUMBERED = ("Job", "StatefulSet")
+"""Kinds whose pods are numbered, so that one object can start all tasks of a job."""
 
 _WHAT = "Kubernetes"
 _INDEX = "JOB_COMPLETION_INDEX"
@@ -41,25 +51,36 @@ def read_objects(carriers: list[Node]) -> Cluster:
     """
     clusters = [_cluster(entry) for entry in carriers]
     cluster = clusters[0][0]
-    seen: set[str] = set()
-    for entry, (other, job) in zip(carriers, clusters, strict=True):
+    seen: set[tuple[str, int]] = set()
+    for entry, (other, job, index) in zip(carriers, clusters, strict=True):
         if other != cluster:
             raise entry.error(
                 f"its TF_CONFIG describes {other.describe()}, but another object's {cluster.describe()}, or other addresses"
             )
-        if job in seen:
-            raise entry.error(f"two objects are the {job} tasks of one cluster; keep one of them")
-        seen.add(job)
-        spec = entry.child("spec")
-        field = CARRIERS[entry.child("kind").value]
-        count = spec.get(field)
-        number, expected = (1 if count is None else count.count(0)), len(cluster.job(job))
-        if number != expected:
-            raise (count or spec).error(f"{field} is {number}, but TF_CONFIG has {expected} {job} tasks; make them equal")
-    missing = [job for job in dict.fromkeys(task.job for task in cluster.tasks) if job not in seen]
+        tasks = {(job, index)} if index is not None else {(job, number) for number in range(len(cluster.job(job)))}
+        if seen & tasks:
+            which = "tasks" if index is None else f"task {index}"
+            raise entry.error(f"two objects are the {job} {which} of one cluster; keep one of them")
+        seen |= tasks
+        _check_number(entry, job, index, len(tasks))
+    missing = [task for task in cluster.tasks if (task.job, task.index) not in seen]
     if missing:
-        raise carriers[0].error(f"TF_CONFIG has {missing[0]} tasks, and no object starts them")
+        raise carriers[0].error(f"TF_CONFIG has {missing[0].name}, and no object starts it")
     return cluster
+
+
+def _check_number(entry: Node, job: str, index: int | None, tasks: int) -> None:
+    """Raises ClusterError where an object does not start as many pods as it has tasks."""
+    kind, spec = entry.child("kind").value, entry.child("spec")
+    field = CARRIERS[kind]
+    count = spec.get(field) if field else None
+    number = 1 if count is None else count.count(0)
+    if kind not in _NUMBERED and tasks > 1:
+        raise entry.error(f"the pods of a {kind} have no numbers; give each of the {tasks} {job} tasks an object of its own")
+    if number != tasks and index is not None:
+        raise (count or spec).error(f"{field} is {number}, and TF_CONFIG makes each of these pods {job}:{index}; make it 1")
+    if number != tasks:
+        raise (count or spec).error(f"{field} is {number}, but TF_CONFIG has {tasks} {job} tasks; make them equal")
 
 
 def write_objects(cluster: Cluster, given: Program) -> str:
@@ -120,7 +141,7 @@ def _tf_config(cluster: Cluster, task: Task) -> str:
 
 def _variable(entry: Node) -> Node | None:
     spec = entry.get("spec")
-    template = spec.get("template") if spec else None
+    template = entry if entry.child("kind").value == "Pod" else spec.get("template") if spec else None
     pods = template.get("spec") if template else None
     containers = pods.get("containers") if pods else None
     for container in containers.entries() if containers else ():
@@ -131,8 +152,8 @@ def _variable(entry: Node) -> Node | None:
     return None
 
 
-def _cluster(entry: Node) -> tuple[Cluster, str]:
-    """The cluster of one object, and the job whose tasks its pods are."""
+def _cluster(entry: Node) -> tuple[Cluster, str, int | None]:
+    """The cluster of one object, the job whose tasks its pods are, and which of them, where it is not the pod's number."""
     variable = _variable(entry)
     assert variable is not None
     value = variable.get("value")
@@ -150,4 +171,10 @@ def _cluster(entry: Node) -> tuple[Cluster, str]:
     job = "chief" if kind == "master" else kind
     if not isinstance(job, str) or not cluster.job(job):
         raise source.error(f"the task is {job!r}, and the cluster has {cluster.describe()}", field="task")
-    return dataclasses.replace(cluster, source=entry.source), job
+    assert isinstance(task, dict)
+    index = str(task.get("index", ""))[:10]
+    if not index.isdecimal() or not index.isascii():
+        return dataclasses.replace(cluster, source=entry.source), job, None
+    if int(index) >= len(cluster.job(job)):
+        raise source.error(f"the task is {job}:{index}, and the cluster has {cluster.describe()}", field="task")
+    return dataclasses.replace(cluster, source=entry.source), job, int(index)

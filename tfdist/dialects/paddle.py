@@ -5,7 +5,8 @@
 * `python -m paddle.distributed.launch`, `fleetrun`: `paddle_launch.py`.
 * The variables that this launcher sets, in parameter server and in collective mode: here.
 
-Source of the rules here: Paddle `python/paddle/distributed/fleet/base/role_maker.py` @ 01560bf4.
+Sources of the rules here: Paddle `python/paddle/distributed/fleet/base/role_maker.py` @ 01560bf4; of PADDLE_PSERVERS, which is
+older, `python/paddle/fluid/incubate/fleet/base/role_maker.py` @ 020612a3.
 
 A pserver is a `ps` task, a trainer a `worker`. With pservers the trainers run asynchronously of each other, unless the mode
 says `sync`: Paddle itself keeps that in the training program. Without pservers they train together.
@@ -31,8 +32,12 @@ PROGRAMS = ("paddle", "pserver", "paddle.distributed.launch", "paddle.distribute
 MODE_VARIABLE = "TFDIST_PADDLE_MODE"
 """`sync` or `async`: what Paddle's variables do not say."""
 
+FLUID_PORT = 6174
+"""Default of PADDLE_PORT in Paddle's programs of Fluid's time, where all pservers had one (PADDLE_PSERVERS has their hosts)."""
+
 _GIVES_AWAY = (
     "PADDLE_PSERVERS_IP_PORT_LIST",
+    "PADDLE_PSERVERS",
     "PADDLE_TRAINER_ENDPOINTS",
     "PADDLE_INIT_PSERVERS",
     "PADDLE_INIT_NUM_GRADIENT_SERVERS",
@@ -57,11 +62,13 @@ def recognises(environ: Mapping[str, str]) -> str | None:
 
 
 def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
-    """Reads the variables of Paddle 2, or PADDLE_INIT_*."""
+    """Reads the variables of Paddle 2, of Fluid, or PADDLE_INIT_*."""
     name = recognises(environ) or _GIVES_AWAY[0]
     values = Values(Source(NAME, name), environ)
     if name == "PADDLE_PSERVERS_IP_PORT_LIST":
-        return _with_servers(values)
+        return _with_servers(values, name, None)
+    if name == "PADDLE_PSERVERS":
+        return _with_servers(values, name, values.port("PADDLE_PORT", FLUID_PORT))
     if name == "PADDLE_TRAINER_ENDPOINTS":
         return _collective(values)
     return paddle_legacy.from_environ(environ, values.source, MODE_VARIABLE)
@@ -80,13 +87,14 @@ def _collective(values: Values) -> Cluster:
     return Cluster(tasks, source=values.source, task=("worker", rank))
 
 
-def _with_servers(values: Values) -> Cluster | Membership:
-    servers = addresses(values, "PADDLE_PSERVERS_IP_PORT_LIST")
+def _with_servers(values: Values, name: str, port: int | None) -> Cluster | Membership:
+    """`port` is that of all pservers, or None where each has its own in the list."""
+    servers = addresses(values, name, port)
     workers = addresses(values, "PADDLE_TRAINER_ENDPOINTS") if values.text("PADDLE_TRAINER_ENDPOINTS") else []
     size = values.number("PADDLE_TRAINERS_NUM", len(workers) or None, least=1)
     if workers and size != len(workers):
         raise values.error("PADDLE_TRAINERS_NUM", f"it is {size}, and PADDLE_TRAINER_ENDPOINTS names {len(workers)}")
-    role = values.text("TRAINING_ROLE")
+    role = values.text("TRAINING_ROLE", values.text("PADDLE_TRAINING_ROLE"))  # The first role maker's name.
     if role not in ROLES:
         hint = "; heterogeneous trainers are not supported" if role.startswith("HETER") else nearest(role, ROLES)
         raise values.error("TRAINING_ROLE", f"{shown(role) if role else 'it is missing'}; expected {' or '.join(ROLES)}{hint}")
@@ -98,7 +106,7 @@ def _with_servers(values: Values) -> Cluster | Membership:
         source=values.source,
         store=Store("tcp", *servers[0]),
         known=known,
-        known_task=("ps", _server_index(values, servers)) if is_server else None,
+        known_task=("ps", _server_index(values, name, servers, port)) if is_server else None,
         synchronous=is_synchronous(values, MODE_VARIABLE),
         host=values.text("POD_IP") or None,
     )
@@ -107,10 +115,8 @@ def _with_servers(values: Values) -> Cluster | Membership:
     return me.cluster(Task("worker", index, *where) for index, where in enumerate(workers))
 
 
-def _server_index(values: Values, servers: list[tuple[str, int]]) -> int:
-    here = (values.text("POD_IP"), values.port("PADDLE_PORT"))
+def _server_index(values: Values, name: str, servers: list[tuple[str, int]], port: int | None) -> int:
+    here = (values.text("POD_IP"), values.port("PADDLE_PORT", port))
     if here not in servers:
-        raise values.error(
-            "POD_IP", f"{shown(':'.join(map(str, here)))}, with PADDLE_PORT, is none of PADDLE_PSERVERS_IP_PORT_LIST"
-        )
+        raise values.error("POD_IP", f"{shown(':'.join(map(str, here)))}, with PADDLE_PORT, is none of {name}")
     return servers.index(here)

@@ -17,7 +17,7 @@ _VALUED = names(
     "master legacy rank log_level log_overwrite sort_ip enable_gpu_log nnodes nproc_per_node log_dir run_mode job_id "
     "devices gpus npus xpus host ips start_port auto_parallel_config auto_cluster_config auto_tuner_json servers "
     "trainers trainer_num server_num gloo_port with_gloo max_restart elastic_level elastic_timeout mode workers "
-    "worker_num http_port heter_workers heter_worker_num backend"
+    "worker_num http_port heter_workers heter_worker_num heter_devices backend"
 )
 _OF_2_2 = {"workers": "trainers", "worker_num": "trainer_num"}
 _DEVICES = ("devices", "gpus", "npus", "xpus")
@@ -32,6 +32,9 @@ def parse_command(words: list[str], source: Source) -> Cluster | Membership:
     """
     given = options(words[1:], source, _VALUED, names("module"), letters={"m": "module"})
     values = Values(source, {_OF_2_2.get(name, name): text for name, text in given.texts.items()}, "--")
+    for name in ("heter_workers", "heter_worker_num", "heter_devices"):
+        if values.text(name) not in ("", "0"):
+            raise values.error(name, "heterogeneous trainers are not supported; give servers and trainers alone")
     mode = values.text("run_mode") or (
         "ps" if any(map(values.text, ("servers", "trainers", "server_num", "trainer_num"))) else ""
     )

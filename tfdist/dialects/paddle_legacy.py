@@ -62,7 +62,10 @@ def parse_command(words: list[str], source: Source) -> Cluster | Membership:
 
 
 def from_environ(environ: Mapping[str, str], source: Source, mode_variable: str) -> Cluster | Membership:
-    """Reads PADDLE_INIT_*; TRAINING_ROLE, where it is set, says whether this is a pserver."""
+    """Reads PADDLE_INIT_*; TRAINING_ROLE, where it is set, says whether this is a pserver.
+
+    The first programs of Fluid asked for TRAINERS beside them, and took 6174 where there was no port.
+    """
     prefix = "PADDLE_INIT_"
     texts = {}
     for variable, text in environ.items():
@@ -70,6 +73,9 @@ def from_environ(environ: Mapping[str, str], source: Source, mode_variable: str)
         name = _ALIASES.get(name, name)
         if variable.startswith(prefix) and name in _VALUED | _SWITCHES:
             texts[name] = text
+    if environ.get("TRAINERS"):
+        texts.setdefault("num_gradient_servers", environ["TRAINERS"])
+        texts.setdefault("port", environ.get("PADDLE_INIT_PSERVER_PORT") or "6174")
     if environ.get(mode_variable):
         texts["mode"] = environ[mode_variable]
     return _read(Values(source, texts, prefix.lower()), environ.get("TRAINING_ROLE") == "PSERVER", environ)

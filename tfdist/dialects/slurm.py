@@ -14,9 +14,9 @@ from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
 from tfdist.dialects import tf_config
+from tfdist.dialects.command_line import Values
 from tfdist.dialects.text import MAX_TASKS, Document, load, shown
 from tfdist.dialects.unsaid import check_whole
-from tfdist.dialects.variables import whole
 from tfdist.errors import Source
 from tfdist.membership import Membership
 
@@ -50,8 +50,9 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
             components of a heterogeneous job, and where the hosts are a bracketed list and python-hostlist is not installed.
     """
     source = Source(NAME, "SLURM_PROCID")
-    size = whole(environ, "SLURM_STEP_NUM_TASKS", source, least=1, most=MAX_TASKS)
-    rank = whole(environ, "SLURM_PROCID", source, most=10**9)
+    values = Values(source, environ)
+    size = values.number("SLURM_STEP_NUM_TASKS", least=1)
+    rank = values.number("SLURM_PROCID", most=10**9)
     if rank >= size:
         raise source.error(
             f"rank {rank} of a step of {size} tasks: this step spans the components of a heterogeneous job, which tfdist does "
@@ -66,10 +67,10 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
         )
     places = list(_places(counts, environ, source))
     ports = _ports(environ, max(counts), source)
-    slots, gpus = _gpus(environ, source)
+    slots, gpus = _gpus(values, "SLURM_GPUS_PER_TASK")
     tasks = tuple(Task("worker", index, hosts[node], ports[local], slots, gpus) for index, (node, local) in enumerate(places))
     for name, here in zip(("SLURM_NODEID", "SLURM_LOCALID"), places[rank], strict=True):
-        if name in environ and whole(environ, name, source) != here:
+        if name in environ and values.number(name) != here:
             raise source.error(
                 f"rank {rank} is {environ[name]}, and would be {here} by the layout of the step; this layout is not known",
                 field=name,
@@ -121,7 +122,7 @@ def _places(counts: list[int], environ: Mapping[str, str], source: Source) -> It
     elif kind == "cyclic":
         plane = 1
     elif kind == "plane":
-        plane = whole(environ, "SLURM_DIST_PLANESIZE", source, least=1)
+        plane = Values(source, environ).number("SLURM_DIST_PLANESIZE", least=1, most=10**9)
     else:
         raise source.error(
             f"{shown(text)} places ranks in a way that tfdist cannot know; use block or cyclic", field="SLURM_DISTRIBUTION"
@@ -144,25 +145,24 @@ def _ports(environ: Mapping[str, str], most: int, source: Source) -> list[int]:
     ports = [port for match in reserved for port in range(int(match[1]), int(match[2] or match[1]) + 1)]
     if len(ports) >= most:
         return ports
-    number = sum(whole(environ, name, source, most=2**32) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID") if name in environ)
+    number = sum(Values(source, environ).number(name, 0, most=2**32) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     first = BASE_PORT + PORTS_OF_A_STEP * (number % STEPS_APART)
     if first + most > 65536:
         raise source.error(f"{most} tasks on one node are more than there are ports", field="SLURM_STEP_TASKS_PER_NODE")
     return list(range(first, first + most))
 
 
-def _gpus(environ: Mapping[str, str], source: Source) -> tuple[int, int]:
+def _gpus(values: Values, name: str) -> tuple[int, int]:
     """Slots and GPUs of each task: what `--gpus-per-task` says, `2` or `a100:2`; one slot without GPU where it says nothing."""
-    text = environ.get("SLURM_GPUS_PER_TASK", "").rpartition(":")[2]
-    if not text:
-        return 1, 0
-    gpus = whole({"SLURM_GPUS_PER_TASK": text}, "SLURM_GPUS_PER_TASK", source, most=1024)
+    number = values.text(name).rpartition(":")[2]
+    gpus = Values(values.source, {name: number}, values.prefix).number(name, 0, most=1024)
     return max(1, gpus), gpus
 
 
 # Batch scripts.
 
 _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
 _EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
 _OPTIONS = {"-n": "ntasks", "-N": "nodes"}
 
@@ -186,24 +186,22 @@ def parse(document: Document, **_: Any) -> Cluster:
             raise source.error("expected a JSON object in quotes", field="TFDIST_CLUSTER", line=line)
         return tf_config.parse(load(Document(document.name, value), source))
     wanted = _wanted(document.text, source)
+    values = Values(source, wanted, "--")
     if "ntasks" in wanted:
-        count = whole(wanted, "ntasks", source, least=1, most=MAX_TASKS)
-    elif "ntasks-per-node" in wanted:
-        per_node = whole(wanted, "ntasks-per-node", source, least=1, most=MAX_TASKS)
-        count = per_node * whole({"nodes": "1"} | wanted, "nodes", source, least=1, most=MAX_TASKS)
+        count = values.number("ntasks", least=1)
     else:
-        count = whole({"nodes": "1"} | wanted, "nodes", source, least=1, most=MAX_TASKS)
+        count = values.number("nodes", 1, least=1) * values.number("ntasks-per-node", 1, least=1)
     if count > MAX_TASKS:
         raise source.error(f"there would be {count} tasks, more than {MAX_TASKS}", field="ntasks-per-node")
-    text = wanted.get("gpus-per-task", "")
-    slots, gpus = _gpus({"SLURM_GPUS_PER_TASK": text}, source)
+    slots, gpus = _gpus(values, "gpus-per-task")
     return Cluster(tuple(Task("worker", index, slots=slots, gpus=gpus) for index in range(count)), source=source)
 
 
 def _wanted(text: str, source: Source) -> dict[str, str]:
-    """The options that a batch script asks Slurm for, by their long names."""
+    """The options that a batch script asks Slurm for, by their long names; those behind its first command do not count."""
     wanted: dict[str, str] = {}
-    for match in _SBATCH.finditer(text):
+    command = _COMMAND.search(text)
+    for match in _SBATCH.finditer(text, 0, command.start() if command else len(text)):
         line = text.count("\n", 0, match.start()) + 1
         try:
             words = shlex.split(match[1], comments=True)
@@ -213,6 +211,8 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
             raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
         for position, word in enumerate(words):
             name, equals, value = word.partition("=")
+            if word[:2] in _OPTIONS and len(name) > 2:
+                name, equals, value = word[:2], "=", word[2:]  # -n8
             name = _OPTIONS.get(name, name.removeprefix("--"))
             if word.startswith("-"):
                 wanted[name] = value if equals else next(iter(words[position + 1 : position + 2]), "")

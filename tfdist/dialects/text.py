@@ -247,7 +247,8 @@ class _Builder:
 
     def key(self, kind: str, event: Any, line: int) -> None:
         if kind != "ScalarEvent":
-            raise self.source.error("a key of a mapping is a list or a mapping; expected a name", line=line)
+            hint = "; a template, {{...}}, has to be filled in first" if kind == "MappingStartEvent" else ""
+            raise self.source.error(f"a key of a mapping is a list or a mapping; expected a name{hint}", line=line)
         self.path[-1] = event.value
         here = tuple(map(str, self.path))
         if event.value in self.stack[-1]:
