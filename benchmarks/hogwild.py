@@ -115,11 +115,11 @@ class Way:
 def ways() -> list[Way]:
     served = ("chief", "worker", "ps")
     found = [
-        Way("multi_worker_mirrored", "multi_worker_mirrored", 1),
+        Way("multi_worker_mirrored", "multi_worker_mirrored", 4),
         Way("parameter_server", "served", 4, NODES, served),
     ]
     if FLAGS.horovod:
-        found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 1, python=FLAGS.horovod))
+        found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 4, python=FLAGS.horovod))
     for entry in FLAGS.hogwild:
         length, _, compression = entry.partition(":")
         period = int(length)

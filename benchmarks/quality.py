@@ -28,7 +28,7 @@ flags.DEFINE_float("timeout", 1500.0, "Seconds that the trainings of one setting
 flags.DEFINE_string("run", None, "Used by the trainings themselves: the setting and its seeds, as JSON.")
 
 POINTS = 20
-TEXT_GROUPS, TEXT_BATCH, TEXT_STEPS, CONTEXT, WIDTH, LAYERS = 4, 8, 2400, 64, 64, 2
+TEXT_GROUPS, TEXT_BATCH, TEXT_STEPS, CONTEXT, WIDTH, LAYERS = 4, 32, 2400, 64, 64, 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +58,17 @@ SETTINGS = [
     _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5, overlap=False),
     _of("mnist1d", 16, 0.3, outer="average", overlap=False),
     _of("mnist1d", 16, 0.2, outer="average", slices=4),
-    _of("mnist1d", 16, 0.3, outer="average"),
+    _of("mnist1d", 16, 0.2, outer="average"),
     _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5),
-    _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7),
+    _of("mnist1d", 16, 0.1, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7),
     _of("mnist1d", 16, 0.1, outer="elastic", overlap=False),
     _of("mnist1d", 16, 0.025, outer="sum", overlap=False),
     _of("mnist1d", 64, 0.1, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.7, overlap=False),
     _of("mnist1d", 64, 0.1, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.5, overlap=False),
     _of("mnist1d", 64, 0.2, outer="average", overlap=False),
-    _of("mnist1d", 64, 0.2, outer="average"),
-    _of("mnist1d", 64, 0.1, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.5),
-    _of("mnist1d", 64, 0.1, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.7),
+    _of("mnist1d", 64, 0.1, outer="average"),
     _of("text", 0, 0.01),
-    _of("text", 50, 0.01, outer="nesterov", overlap=False),
     _of("text", 50, 0.01, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.6, overlap=False),
-    _of("text", 50, 0.01, outer="average", overlap=False),
     _of("text", 50, 0.01, outer="average"),
 ]
 

@@ -369,9 +369,11 @@ class LocalKerasSteps(KerasSteps):
     def _done(self, execution: Any) -> Any:
         rows = [row for stacked in execution.result for row in stacked.numpy()]
         for row in rows:
-            self._note(execution.group, row)
             self._steps_done += 1
-            if self._steps_done >= self._model.steps_per_execution:
+            is_told = self._steps_done >= self._model.steps_per_execution
+            if is_told or row is rows[-1]:  # A row has all that the group has done up to it.
+                self._note(execution.group, row)
+            if is_told:
                 self._steps_done = 0
                 self._ready.append(self.logs)
         self._copies.count(self._step.counted(rows))

@@ -39,6 +39,8 @@ NAMES = [
 
 
 def optimizer(name):
+    if name == "Ftrl":  # By default its first updates are so large that much depends on which worker makes them.
+        return keras.optimizers.Ftrl(1e-3, initial_accumulator_value=1.0)
     if name != "MultiOptimizer":
         return getattr(keras.optimizers, name)(1e-3)
     parts = {"dense.*kernel": keras.optimizers.Adam(1e-3)}
