@@ -70,7 +70,7 @@ def test_a_signal_to_the_launcher_ends_tasks_that_tensorflow_makes_deaf_to_it(la
 
 def test_the_launcher_names_a_task_that_does_not_come_up(launched):
     body = "    import time, tfdist\n    if me['index'] == 1: time.sleep(600)\n    tfdist.strategy()"
-    job = launched(body, "--start_timeout", "40")
+    job = launched(body, "--start_timeout", "20")
     assert job.wait() == 1
     assert "s (--start_timeout): worker:1 (" in job.output or "no answer from worker:1 (" in job.output
     assert job.left() == {}

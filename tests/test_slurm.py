@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import time
 
 import pytest
 import slurm_here
@@ -213,6 +214,11 @@ def test_the_batch_script_trains_with_a_parameter_server(real, tmp_path):
     script, program, output = tmp_path / "job.sh", tmp_path / "program.py", tmp_path / "output"
     program.write_text(PROGRAM)
     script.write_text(slurm.write(tfdist.read({"chief": 1, "worker": 1, "ps": 1})).replace("python ", f"{sys.executable} "))
-    run(real, "sbatch", "--wait", "-w", "localhost", "-o", str(output), str(script), str(program), folder=tmp_path, timeout=150)
+    options = ("--parsable", "-w", "localhost", "-o", str(output))
+    job = run(real, "sbatch", *options, str(script), str(program), folder=tmp_path).strip()
+    latest = time.monotonic() + 150
+    while run(real, "squeue", "-h", "-j", job, folder=tmp_path).strip():  # `sbatch --wait` asks every half minute only.
+        assert time.monotonic() < latest, output.read_text()
+        time.sleep(0.5)
     told = [line for line in output.read_text().splitlines() if line.startswith(("chief", "worker", "ps"))]
     assert told == ["chief True"]
