@@ -215,6 +215,7 @@ def test_what_cannot_be_written(cluster: Cluster, options: dict[str, Any], messa
         (("completions: 4", "completions: 3"), "completions is 3, but TF_CONFIG has 4 worker tasks; make them equal"),
         (('"type": "ps"', '"type": "worker"'), "two objects are the worker tasks of one cluster"),
         (('"type": "ps"', '"type": "pss"'), "task: the task is 'pss', and the cluster has 1 chief, 4 workers, 3 ps"),
+        (('"type": "ps"', '"type": "' + "s" * 9999 + '"'), "task: the task is '" + "s" * 59 + "..., and the cluster has"),
         (("tfdist-ps-0.tfdist:2222", "tfdist-ps-0.tfdist:2223"), "its TF_CONFIG describes"),
         (('{"cluster"', '["cluster"'), "env.1.value: this is not a JSON object"),
     ],

@@ -14,7 +14,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects import kubernetes_write as writing
 from tfdist.dialects import tf_config
 from tfdist.dialects.kubernetes_write import Program
-from tfdist.dialects.text import Document, is_json, load
+from tfdist.dialects.text import Document, is_json, load, shown
 from tfdist.dialects.tree import Node
 from tfdist.dialects.unsaid import check_whole
 from tfdist.errors import Source
@@ -170,7 +170,7 @@ def _cluster(entry: Node) -> tuple[Cluster, str, int | None]:
     cluster = tf_config.parse(Document(where, mapping=config))
     job = "chief" if kind == "master" else kind
     if not isinstance(job, str) or not cluster.job(job):
-        raise source.error(f"the task is {job!r}, and the cluster has {cluster.describe()}", field="task")
+        raise source.error(f"the task is {shown(job)}, and the cluster has {cluster.describe()}", field="task")
     assert isinstance(task, dict)
     index = str(task.get("index", ""))[:10]
     if not index.isdecimal() or not index.isascii():
