@@ -224,6 +224,6 @@ _run_independently: Any = _need(
 
 def run_independently(operation: Any) -> None:
     """Lets `operation`, which runs in any case, wait for its inputs and control inputs only, and none for it."""
-    manager = operation.graph.experimental_acd_manager
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
     if manager is not None:
         _run_independently(manager, operation)

@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies._private import run_independently
+
 _numbers = itertools.count()
 
 
@@ -48,7 +50,10 @@ class NamedVariable:
 
     def _make(self, device: str) -> Any:
         with tf.device(device):
-            return tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape, shared_name=self.name, container="")
+            handle = tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape, shared_name=self.name, container="")
+        if not tf.executing_eagerly():
+            run_independently(handle.op)  # Else what is local would wait for the names of what is elsewhere.
+        return handle
 
     def read(self, device: str | None = None) -> Any:
         """The value as a tensor on its device."""

@@ -211,6 +211,7 @@ def alone(mutex: NamedVariable, arrived: Any) -> Iterator[None]:
     graph = tf.compat.v1.get_default_graph()
     with tf.device(mutex.device):
         handle = tf.raw_ops.MutexV2(shared_name=mutex.name)
+        run_independently(handle.op)
         with tf.control_dependencies([arrived]):
             lock = tf.raw_ops.MutexLock(mutex=handle)
         begin = len(graph.get_operations())
