@@ -140,6 +140,7 @@ def test_paddle_2_without_servers_trains_together():
         ),
         ({"PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1"}, "PADDLE_PSERVERS_IP_PORT_LIST: '10.0.0.1' is not an address"),
         ({"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,a:1"}, "PADDLE_PSERVERS_IP_PORT_LIST: a:1 is given twice"),
+        ({"PADDLE_PSERVERS_IP_PORT_LIST": "a:1,A:1"}, "PADDLE_PSERVERS_IP_PORT_LIST: A:1 is given twice"),
         ({"TFDIST_PADDLE_MODE": "half"}, "TFDIST_PADDLE_MODE: 'half' is not right; expected sync or async"),
     ],
 )

@@ -97,18 +97,12 @@ def addresses(values: Values, name: str, default_port: int | None = None) -> lis
     found = [address(values, name, part, default_port) for part in parts]
     if not found:
         raise values.error(name, "it names no address; expected host:port,host:port")
-    twice = (
-        next((where for position, where in enumerate(found) if where in set(found[:position])), None)
-        if _repeats(found)
-        else None
-    )
-    if twice:
-        raise values.error(name, f"{twice[0]}:{twice[1]} is given twice")
+    held: set[tuple[str, int]] = set()
+    for host, port in found:
+        if (host.lower(), port) in held:
+            raise values.error(name, f"{host}:{port} is given twice")
+        held.add((host.lower(), port))
     return found
-
-
-def _repeats(found: list[tuple[str, int]]) -> bool:
-    return len(set(found)) < len(found)
 
 
 def _known_spelling(word: str) -> str:
