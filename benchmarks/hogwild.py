@@ -7,7 +7,8 @@ Node k has one processor core and one link (networks.py) and carries worker k an
 parameter_server and hogwild is on node 0 beside them, so that all ways have the same two machines. The jobs of all ways
 (peers.py) are started once per model and then take turns: while one trains the others stand still. In a turn the links get
 their rate, the way trains until every worker has reported twice, and from then on counts. The limit is as many trainings as
-there are workers, which talk to nobody. Ratios are of turns of the same round.
+there are workers, which talk to nobody; on each link and in each round it is measured before all others and after them, and
+ratios are to the mean of both.
 """
 
 import json
@@ -285,18 +286,17 @@ def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
                 places = [(link, rate, False) for link, rate in rates.items()]
                 if slow_worker:
                     places.append((SLOW, None, True))
-                limits: dict[bool, float] = {}
                 for link, rate, slow in places:
-                    for way in list(comparison.ways):
-                        if way.name == LIMIT and slow in limits:
-                            continue  # No link takes part in it.
+                    # The limit before all others and after them: a machine of others' neighbours changes its speed by the minute.
+                    limits, others = [], []
+                    for way in [*comparison.ways, comparison.ways[0]]:
                         if (measured := comparison.turn(way, rate, slow)) is None:
                             continue
-                        if way.name == LIMIT:
-                            limits[slow] = measured
-                        for each in [*rates] if way.name == LIMIT and not slow else [link]:
-                            found[way.name, each].append((measured, measured / limits[slow]))
+                        (limits if way.name == LIMIT else others).append((way.name, measured))
                         tell(f"round {round_ + 1}, {link}, {way.name}: {measured:.1f} worker-steps/s")
+                    limit = statistics.mean(measured for _, measured in limits)
+                    for name, measured in [(LIMIT, limit), *others]:
+                        found[name, link].append((measured, measured / limit))
         finally:
             network.end([process for way in everything for process in way.processes.values()])
     return table(units, everything, [link for link, *_ in places], found, comparison.failed)
@@ -327,11 +327,14 @@ def table(units, everything, links, found, failed) -> str:
 def main(_: list[str]) -> None:
     if sentence := networks.missing():
         raise SystemExit(f"nothing was measured: {sentence}")
+    path = Path(FLAGS.markdown) if FLAGS.markdown else None
+    if path and "## Figures" not in (path.read_text() if path.exists() else ""):
+        raise SystemExit(f"nothing was measured: --markdown: {path} has no line `## Figures`, after which the tables would go")
     if FLAGS.quick:
         FLAGS.rounds, FLAGS.seconds, FLAGS.models = 1, 1.0, FLAGS.models[-1:]
     begin, load = time.monotonic(), os.getloadavg()[0]
     machine = f"{len(os.sched_getaffinity(0))} cores, TensorFlow {version('tensorflow')}, Keras {version('keras')}"
-    texts = [f"{machine}; load before: {load:.1f}; worker-steps per second, in brackets of the limit in the same round."]
+    texts = [f"{machine}; load before: {load:.1f}; worker-steps per second, in brackets of the limit beside them."]
     with networks.Network(NODES) as network:
         speeds = []
         for link, rate in networks.RATES.items():
@@ -344,8 +347,7 @@ def main(_: list[str]) -> None:
     texts.append(f"All of it took {(time.monotonic() - begin) / 60:.0f} minutes.")
     text = "\n\n".join(texts) + "\n"
     print(text)
-    if FLAGS.markdown:
-        path = Path(FLAGS.markdown)
+    if path:
         path.write_text(path.read_text().partition("## Figures")[0] + "## Figures\n\n" + text)
 
 

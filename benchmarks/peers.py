@@ -51,7 +51,7 @@ def train(keras, model, dataset, options, index=0, worker_steps=1):
             os.write(done, f"{time.monotonic()} {(batch - self.last) * worker_steps}\n".encode())
             self.last = batch
             while (folder / "turn").read_text() != name:
-                time.sleep(0.005)
+                time.sleep(0.05)  # Looking more often would take time from those whose turn it is.
 
     model.fit(dataset, steps_per_epoch=10**6, verbose=0, callbacks=[Turns()])
 
