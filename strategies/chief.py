@@ -21,3 +21,9 @@ def fetched(value: Any) -> Any:
     """A tensor that another task has, on the chief, where it stays when that task is gone; anything else as it is."""
     with tf.device(DEVICE):
         return tf.identity(value) if isinstance(value, tf.Tensor) else value
+
+
+def value_of(variable: Any) -> Any:
+    """The value of a variable of the chief, to call a worker's function with: it goes there with the call, as a `constant`."""
+    with tf.device(DEVICE):
+        return variable.read_value()

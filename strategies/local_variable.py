@@ -129,7 +129,7 @@ class LocalVariable(WrittenVariable):
             return self.on_chief()._read_variable_op(no_copy)
         if self.kind is Kind.FROM_CHIEF and self._strategy_of.extended.is_tracing:
             spec = tf.TensorSpec(self.shape, self.dtype)
-            return self._at_call_time(self._sent_values, self._on_chief.read_value, spec)
+            return self._at_call_time(self._sent_values, lambda: chief.value_of(self._on_chief), spec)
         with tf.device(self._here):
             return super()._read_variable_op(no_copy)
 
