@@ -287,7 +287,7 @@ def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
                 if slow_worker:
                     places.append((SLOW, None, True))
                 for link, rate, slow in places:
-                    # The limit before all others and after them: a machine of others' neighbours changes its speed by the minute.
+                    # The limit before all others and after them: on a machine with neighbours it changes by the minute.
                     limits, others = [], []
                     for way in [*comparison.ways, comparison.ways[0]]:
                         if (measured := comparison.turn(way, rate, slow)) is None:

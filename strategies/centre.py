@@ -14,6 +14,11 @@ from tfdist.strategies import chief
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.named_variable import NamedVariable
 
+SLICES_PER_SERVER, SLICE_BYTES = 8, 2**19
+"""A ps holds its part in up to so many slices of at least so many bytes, which travel one after the other: while the answer to
+one comes back, the next is on its way there.
+"""
+
 ALIGNMENT = 64
 """So many values fill whole cache lines whatever their dtype: how TensorFlow aligns tensors (EIGEN_MAX_ALIGN_BYTES)."""
 
@@ -27,7 +32,7 @@ class Block:
         dtype: of all of them.
         size: the number of values.
         sizes: of the slices.
-        slices: for each server group its slices of the vector, one on each of its ps.
+        slices: for each server group its slices of the vector, those of one ps side by side.
         state: for each slice what the outer rule keeps beside it.
         known: for each slice what each group knows of the centre, [groups, n]; empty without compression.
         last: on each group's leader, the copy when its progress was last handed over, [size].
@@ -55,14 +60,16 @@ class Block:
         begins = itertools.accumulate(self.lengths, initial=0)
         self._begins = {id(variable): begin for variable, begin in zip(variables, begins, strict=False)}
         exchanged = self.kind is Kind.EXCHANGED
-        parts = min(self.size, min(len(devices) for devices in servers)) or 1
+        tasks = min(len(devices) for devices in servers)
+        each = min(max(self.size * self.dtype.size // (tasks * SLICE_BYTES), 1), SLICES_PER_SERVER) if exchanged else 1
+        parts = min(self.size, tasks * each) or 1
         bounds = [self.size * number // parts for number in range(parts)]
         if self.size >= parts * ALIGNMENT:
             bounds = [bound // ALIGNMENT * ALIGNMENT for bound in bounds]
         bounds.append(self.size)
         self.sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
         self.slices = [
-            [NamedVariable("centre", self.dtype, [n], device) for n, device in zip(self.sizes, devices, strict=False)]
+            [NamedVariable("centre", self.dtype, [n], devices[number // each]) for number, n in enumerate(self.sizes)]
             for devices in servers
         ]
         self.state = [[rule.state(each) if exchanged else {} for each in slices] for slices in self.slices]

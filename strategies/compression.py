@@ -126,7 +126,7 @@ def _scales(magnitudes: Any, limit: int) -> Any:
 
 
 def _packed(whole: Any, n: int) -> Any:
-    """Two numbers from -7 to 7 in a byte, as 1 to 15: one of the first half in the low bits, one of the second in the high ones.
+    """Two numbers from -7 to 7 in a byte, as 1 to 15: one of the first half in the low bits, one of the second above them.
 
     Halves rather than neighbours, and numbers rather than bits: a processor does that with many values at a time.
     """

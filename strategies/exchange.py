@@ -6,6 +6,7 @@ takes it over as soon as it is; what the group has done meanwhile stays its own 
 update is lost however late the answer comes.
 """
 
+from collections import defaultdict
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +16,9 @@ from tfdist.strategies.centre import Block
 from tfdist.strategies.local_variable import Kind
 from tfdist.strategies.named_variable import NamedVariable
 from tfdist.strategies.outer import Control
+
+ON_THE_WAY = 2
+"""So many slices are on their way to a ps at a time: while one is read there, the next fills the line."""
 
 SEED_STRIDE = 1_000_003
 """Between the seeds of two groups: any number that users' own seeds are unlikely to differ by."""
@@ -44,6 +48,7 @@ class Exchange:
         self._seen = block.seen.read(block.leader)
         progress = self._copy if self._rule.sends_copy else self._copy - self._before
         self._understood, self._answers, self._notes = [], [], []
+        self._arrived: dict[str, list[Any]] = defaultdict(list)  # By ps.
         for number, part in enumerate(block.split(progress)):
             understood, answer, note = self._push(number, part)
             self._understood.append(understood)
@@ -56,8 +61,14 @@ class Exchange:
         centre, state = block.slices[self._servers][number], block.state[self._servers][number]
         length = block.sizes[number]
         message = compression.encode(part, kind)
+        arrived = self._arrived[centre.device]
+        # All at once they would share the way, and the answers come all at its end.
+        with tf.control_dependencies(arrived[len(arrived) - ON_THE_WAY :][:1] if len(arrived) >= ON_THE_WAY else []):
+            sent = tf.nest.map_structure(tf.identity, message)
         with tf.device(centre.device):
-            there = compression.decode(tf.nest.map_structure(tf.identity, message), length, kind)
+            there = tf.nest.map_structure(tf.identity, sent)
+            arrived.append(there[0])
+            there = compression.decode(there, length, kind)
             answer, note = self._rule.received(centre, state, there, control)
             if self._topology != "centre":
                 topology.mix(self._topology, block, self._servers, number)

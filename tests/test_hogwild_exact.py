@@ -44,7 +44,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 PROGRAM = Path(__file__).parent / "programs" / "hogwild_exact.py"
 CLUSTER = "nworker_groups: 3 nserver_groups: 3 nservers_per_group: 1 server_worker_separate: true"
-CASES = {"data_parallel": None, "examples": None, "slices_in_turn": None, "answers_between_steps": None, "rows_looked_up": None}
+CASES = {
+    "data_parallel": None,
+    "examples": None,
+    "slices_in_turn": None,
+    "answers_between_steps": None,
+    "rows_looked_up": None,
+    "what_steps_wait_for": None,
+}
 """Name -> what the program is to do, see there."""
 
 
@@ -77,6 +84,12 @@ def test_an_answer_is_taken_over_after_the_step_during_which_it_came(results, st
         if step == min(steps_before, 3):
             wanted += centre - begun
     assert results["answers_between_steps"][steps_before] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_local_steps_wait_for_nothing_that_a_ps_does(results):
+    for on_ps, waited_for in results["what_steps_wait_for"]:
+        assert on_ps > 10
+        assert waited_for == []
 
 
 case("random", random_schedules()[0])

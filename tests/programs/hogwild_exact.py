@@ -15,6 +15,7 @@ import tensorflow as tf
 from gate import LIMIT, PS, Gate, HeldCentre, called_beside, wait_for
 
 import tfdist
+import tfdist.strategies.centre
 from tfdist.strategies.copies import Copies
 from tfdist.strategies.local_variable import Kind
 from tfdist.strategies.outer import Control
@@ -326,6 +327,35 @@ def answers_between_steps(strategy):
     return [with_answer_after(steps_before) for steps_before in range(5)]
 
 
+def what_steps_wait_for(strategy):
+    """Under each rule, in the function of a period: how many operations there are on ps, and which its local steps wait for."""
+    batch = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
+
+    def make():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="relu"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        return model
+
+    def counted(options):
+        begin(strategy, 3, period=4, **options)
+        trained = Trained(strategy, make, batch)
+        trained.steps(0, *[batch] * 4)
+        graphs = [functions[0].graph for functions in trained.model.train_function._step._traced.values()]
+        (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
+        (loop,) = [op for op in graph.get_operations() if "While" in op.type]
+        waited_for, new = set(), [loop]
+        while new:
+            op = new.pop()
+            before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - waited_for
+            waited_for |= before
+            new += before
+        on_ps = {op for op in graph.get_operations() if "job:ps" in op.device}
+        return len(on_ps), sorted(op.name for op in on_ps & waited_for)
+
+    rules = [{"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")]
+    return [counted(options) for options in (*rules, {"compression": "int8"})]
+
+
 def rows_looked_up(strategy):
     """An embedding, whose gradients are sparse, and a weight without a gradient: a group alone, two groups, plain Keras."""
 
@@ -375,7 +405,8 @@ def rows_looked_up(strategy):
 
 
 def main(cases_file, results_file):
-    """Runs all cases."""
+    """Runs all cases, with several slices on each ps, as a model of megabytes has them."""
+    tfdist.strategies.centre.SLICE_BYTES = 4
     with open(cases_file) as file:
         cases = json.load(file)
     strategy = tfdist.strategy()
