@@ -54,6 +54,7 @@ class Exchange:
             self._understood.append(understood)
             self._answers.append(answer)
             self._notes.append(note)
+        self._change = self._change_of_copies()
 
     def _push(self, number: int, part: Any) -> tuple[Any, Any, Any]:
         """For one slice: the progress as the ps has understood it, the answer and the note."""
@@ -90,7 +91,6 @@ class Exchange:
 
     def announce(self) -> Any:
         """Lets `take_over_if_there` find the answer when it comes. Returns an operation that has to run before the first."""
-        self._change = self._change_of_copies()
         reset = self._block.is_there.assign(False, self._block.leader)
         with tf.control_dependencies([self._block.inbox.assign(self._change, self._block.leader)]):
             self._block.is_there.assign(True, self._block.leader)
@@ -108,15 +108,15 @@ class Exchange:
 
     def end(self, taken: Any = None) -> None:
         """Takes the answer over if it is not `taken`, bool scalar; what the group did since `begin` stays."""
-        if taken is None:
-            self._block.set_copies(self._change_of_copies(), add=True)
-            return
 
         def take() -> Any:
             self._block.set_copies(self._change, add=True)
             return True
 
-        tf.cond(taken, lambda: True, take)
+        if taken is None:
+            take()
+        else:
+            tf.cond(taken, lambda: True, take)
 
     def _change_of_copies(self) -> Any:
         """What the answer adds to the group's copies, whenever it is taken over; notes what the group knows from now on."""

@@ -28,6 +28,7 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     strategy.steps_per_exchange = period // strategy.synchronisation.slices
     strategy.copies = Copies(strategy, strategy._cluster_coordinator)
     strategy.copies.under_way = lambda: 0
+    wait_for(lambda: all(strategy.copies.start_of(group) for group in range(len(strategy.worker_groups))))
     for group in range(groups, len(strategy.worker_groups)):
         strategy.copies.lost(group)
 
