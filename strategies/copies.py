@@ -201,8 +201,8 @@ class Copies:
         """The group has failed or does not answer; it begins anew, and its share of the average is the others'."""
         owner = self.owners[group]
         self._live.discard(owner)
-        for key in [key for key in self._has if key[0] == owner]:
-            del self._has[key]
+        for key in [key for key in list(self._has) if key[0] == owner]:
+            self._has.pop(key, None)
         for block in self.blocks:
             block.dirty.discard(owner)
 

@@ -3,7 +3,9 @@
 import logging
 import queue
 import statistics
+import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies import chief
 from tfdist.strategies._private import dispatch_context
+from tfdist.strategies.connections import cut
 from tfdist.strategies.startup import is_listening, waiting_for
 
 WORKERS_GONE_SECONDS = 60.0
@@ -72,6 +75,7 @@ class StepsUnderWay:
         self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
         self._open: set[Execution] = set()
         self._seconds: deque[float] = deque(maxlen=99)  # What the last calls took.
+        self._watcher: threading.Thread | None = None
         self.give_up: Callable[[int], None] | None = None
         groups = len(coordinator.strategy.worker_groups)
         # One group alone is exact: nothing is begun before the callbacks have seen the step before.
@@ -85,6 +89,10 @@ class StepsUnderWay:
         execution = Execution(function)
         self._schedule(execution)
         self._open.add(execution)
+        if self.give_up is not None and self._watcher is None:
+            # In a thread of its own: what the chief asks of a worker that is stopped stops the chief's main thread.
+            self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-backups", daemon=True)
+            self._watcher.start()
         return execution
 
     def _schedule(self, execution: Execution) -> None:
@@ -126,7 +134,6 @@ class StepsUnderWay:
                 done = self._events.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 last_alive = self._check_workers(last_alive)
-                self._back_up()
                 done = None
             if done is None:
                 self._raise_error()
@@ -137,17 +144,22 @@ class StepsUnderWay:
                 return execution
         return None
 
-    def _back_up(self) -> None:
+    def back_up(self) -> None:
         """Gives calls from which groups do not come back to other groups, once these have nothing else to do."""
-        if self.give_up is None or any(execution.is_waiting for execution in self._open):
+        under_way = list(self._open)
+        if self.give_up is None or any(execution.is_waiting for execution in under_way):
             return
-        usual = statistics.median(self._seconds or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
+        usual = statistics.median(list(self._seconds) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
         latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * usual)
-        for execution in self._open:
+        for execution in under_way:
             if max(execution.began.values()) < latest:
-                for group in execution.began:
+                for group in list(execution.began):
                     _log.warning("worker group %d does not answer; others do its steps until it does", group)
                     self.give_up(group)
+                    tasks = self._coordinator.strategy.worker_groups[group].tasks
+                    for task in self._workers:
+                        if task.index in tasks:
+                            cut(task)
                 self._schedule(execution)
 
     def result_of(self, execution: Execution) -> Any:
@@ -211,3 +223,11 @@ class StepsUnderWay:
                 f"{waiting_for(task for task in self._workers if task.index in gone)}; training cannot go on without one"
             )
         return last_alive
+
+
+def _watch(reference: "weakref.ref[StepsUnderWay]") -> None:
+    """Calls `back_up` now and then, as long as there is what `reference` is to."""
+    while (steps := reference()) is not None:
+        steps.back_up()
+        del steps
+        time.sleep(POLL_SECONDS)

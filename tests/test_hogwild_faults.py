@@ -35,7 +35,8 @@ TRAINS = """
             if os.path.exists("end"):
                 self.model.stop_training = True
     model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Tell()], validation_data=(x, x.sum(1)))
-    loss = model.evaluate(x, x.sum(1), verbose=0)
+    model.fit(x[:32], x[:32].sum(1), batch_size=4, epochs=2, verbose=0)
+    loss = model.evaluate(x[:24], x[:24].sum(1), verbose=0)
     print("finished", "finite" if np.isfinite(loss) else loss, flush=True)
 """
 
@@ -77,6 +78,18 @@ def test_a_stopped_worker_holds_nobody_up(cluster, tmp_path):
     jobs["chief", 0].wait_for("finished finite")
     assert jobs["chief", 0].wait(60) == 0
     assert jobs["worker", 1].wait(30) == 0
+
+
+def test_with_a_worker_that_stays_stopped_the_chief_begins_another_training_evaluates_and_ends(cluster, tmp_path):
+    jobs, _ = cluster
+    os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
+    try:
+        jobs["chief", 0].wait_for("change 2: 1 training\n")
+        (tmp_path / "end").touch()
+        jobs["chief", 0].wait_for("finished finite")
+        assert jobs["chief", 0].wait(90) == 0
+    finally:
+        os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("task", ["chief:0", "ps:0", "worker:1"])
