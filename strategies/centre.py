@@ -61,15 +61,15 @@ class Block:
         self._begins = {id(variable): begin for variable, begin in zip(variables, begins, strict=False)}
         exchanged = self.kind is Kind.EXCHANGED
         tasks = min(len(devices) for devices in servers)
-        each = min(max(self.size * self.dtype.size // (tasks * SLICE_BYTES), 1), SLICES_PER_SERVER) if exchanged else 1
-        parts = min(self.size, tasks * each) or 1
+        on_each = min(max(self.size * self.dtype.size // (tasks * SLICE_BYTES), 1), SLICES_PER_SERVER) if exchanged else 1
+        parts = min(self.size, tasks * on_each) or 1
         bounds = [self.size * number // parts for number in range(parts)]
         if self.size >= parts * ALIGNMENT:
             bounds = [bound // ALIGNMENT * ALIGNMENT for bound in bounds]
         bounds.append(self.size)
         self.sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
         self.slices = [
-            [NamedVariable("centre", self.dtype, [n], devices[number // each]) for number, n in enumerate(self.sizes)]
+            [NamedVariable("centre", self.dtype, [n], devices[number // on_each]) for number, n in enumerate(self.sizes)]
             for devices in servers
         ]
         self.state = [[rule.state(each) if exchanged else {} for each in slices] for slices in self.slices]

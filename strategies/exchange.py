@@ -64,7 +64,7 @@ class Exchange:
         message = compression.encode(part, kind)
         arrived = self._arrived[centre.device]
         # All at once they would share the way, and the answers come all at its end.
-        with tf.control_dependencies(arrived[len(arrived) - ON_THE_WAY :][:1] if len(arrived) >= ON_THE_WAY else []):
+        with tf.control_dependencies(arrived[: 1 - ON_THE_WAY][-1:]):
             sent = tf.nest.map_structure(tf.identity, message)
         with tf.device(centre.device):
             there = tf.nest.map_structure(tf.identity, sent)
