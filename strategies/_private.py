@@ -215,6 +215,20 @@ def wait_until_ready(remote_value: Any, seconds: float) -> bool:
     return bool(remote_value._status_available_event.wait(seconds))
 
 
+_context: Any = _need("tensorflow.python.eager.context", tf.__version__, "context")
+_new_executor: Any = _need("tensorflow.python.eager.executor", tf.__version__, "new_executor")
+
+
+def use_own_executor() -> Any:
+    """Lets what this thread does wait for nothing that other threads have begun, nor fail with it; keep what it returns.
+
+    Threads share TensorFlow's default executor, in which what is told to a worker that is stopped stays open.
+    """
+    executor = _new_executor(enable_async=False)
+    _context().executor = executor
+    return executor
+
+
 # In a function TensorFlow lets operations that touch no resource but may not be left out run one after the other, those that
 # only name a variable too: one that waits for a ps would keep all that are made after it waiting.
 _run_independently: Any = _need(

@@ -1,7 +1,8 @@
-"""Ends this process' connections to a task that does not answer: for TensorFlow it is then like one that is gone.
+"""Whether a task answers, and the end of this process' connections to one that does not.
 
 TensorFlow tells every worker of each new function, waits for the answer without a limit and holds Python's lock meanwhile.
 A worker that was killed is an error that it handles; one that is stopped (SIGSTOP, a frozen machine) would stop the chief.
+Without connections it is for TensorFlow like one that was killed.
 """
 
 import contextlib
@@ -11,8 +12,21 @@ import stat
 
 from tfdist.cluster import Task
 
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How clients of HTTP/2, and so of gRPC, begin: a preface and their settings (RFC 9113, 3.4). A server says its own at once."""
+
 DESCRIPTORS = "/dev/fd"
 """Lists what this process has open, on Linux and macOS."""
+
+
+def answers(task: Task, seconds: float = 10.0) -> bool:
+    """Whether the gRPC server of `task` says something within so many seconds, however busy it is with its steps."""
+    try:
+        with socket.create_connection((task.host, task.port), seconds) as connection:
+            connection.sendall(HELLO)
+            return connection.recv(1) != b""
+    except OSError:
+        return False
 
 
 def cut(task: Task) -> int:

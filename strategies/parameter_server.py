@@ -23,6 +23,7 @@ from tfdist.strategies._private import (
     connect_to_cluster,
     keep_remote_functions,
     set_server_def_retries,
+    use_own_executor,
 )
 from tfdist.strategies.feed import Batch, FedDataset
 from tfdist.strategies.group_step import GroupStep
@@ -92,6 +93,7 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         self._verify_args_and_config(resolver)
         self._cluster_coordinator = None
         self._tfdist_connect(cluster, resolver)
+        self._tfdist_executor = use_own_executor()
         devices = {device.name for device in tf.config.list_logical_devices()}
         self.worker_groups = groups_of(cluster, devices)
         tf.distribute.Strategy.__init__(self, self._tfdist_extended(resolver))

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies import chief
 from tfdist.strategies._private import dispatch_context
-from tfdist.strategies.connections import cut
+from tfdist.strategies.connections import answers, cut
 from tfdist.strategies.startup import is_listening, waiting_for
 
 WORKERS_GONE_SECONDS = 60.0
@@ -158,7 +158,7 @@ class StepsUnderWay:
                     self.give_up(group)
                     tasks = self._coordinator.strategy.worker_groups[group].tasks
                     for task in self._workers:
-                        if task.index in tasks:
+                        if task.index in tasks and not answers(task):  # Else it is only slow.
                             cut(task)
                 self._schedule(execution)
 

@@ -1,12 +1,13 @@
-"""Ending the connections to a task that does not answer."""
+"""Whether a task answers, and the end of the connections to one that does not."""
 
 import os
 import socket
+import threading
 
 import pytest
 
 from tfdist.cluster import Task
-from tfdist.strategies.connections import cut
+from tfdist.strategies.connections import answers, cut
 
 LOCAL = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
@@ -54,3 +55,29 @@ def test_a_new_connection_can_be_made_at_once(listener):
     assert cut(task_at(listener)) == 0
     with socket.create_connection(listener.getsockname()[:2], 5):
         pass
+
+
+def test_a_task_whose_server_says_something_answers(listener):
+    heard = []
+
+    def serve():
+        connection, _ = listener.accept()
+        with connection:
+            heard.append(connection.recv(100))
+            connection.sendall(b"settings")
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert answers(task_at(listener), 5)
+    server.join(5)
+    assert heard[0].startswith(b"PRI * HTTP/2.0")
+
+
+def test_a_task_that_says_nothing_does_not_answer(listener):
+    assert not answers(task_at(listener), 0.2)
+
+
+def test_where_nothing_listens_nothing_answers(listener):
+    task = task_at(listener)
+    listener.close()
+    assert not answers(task, 5)

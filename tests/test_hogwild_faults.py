@@ -6,9 +6,13 @@ Waiting times are shortened inside the program.
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from test_by_hand import configs
+
+import tfdist
+from tfdist.strategies.connections import answers
 
 pytestmark = pytest.mark.cluster
 
@@ -69,9 +73,14 @@ def test_a_killed_worker_is_done_without_and_is_welcome_back(cluster, tmp_path):
 
 def test_a_stopped_worker_holds_nobody_up(cluster, tmp_path):
     jobs, _ = cluster
+    environment = Path(f"/proc/{jobs['worker', 1].process.pid}/environ").read_text().split("\0")
+    config = next(line.partition("=")[2] for line in environment if line.startswith("TF_CONFIG="))
+    workers = tfdist.read(config).job("worker")
+    assert all(answers(worker) for worker in workers)  # However busy they are.
     os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
     try:
         jobs["chief", 0].wait_for("change 2: 1 training\n")
+        assert answers(workers[0]) and not answers(workers[1], 1)
     finally:
         os.kill(jobs["worker", 1].process.pid, signal.SIGCONT)
     (tmp_path / "end").touch()
