@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies._private import CoordinatorWorker
+from tfdist.strategies._private import CoordinatorWorker, use_own_executor
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,14 @@ class WorkerGroup:
     devices: tuple[str, ...]
     traced_devices: tuple[str, ...]
     tasks: tuple[int, ...]
+
+
+class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
+    """TensorFlow's thread of a group, which waits for nothing that other groups have not answered."""
+
+    def _process_queue(self) -> None:
+        self._tfdist_executor = use_own_executor()
+        super()._process_queue()
 
 
 def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:
@@ -72,5 +80,5 @@ def coordinator_of(strategy: Any, groups: list[WorkerGroup]) -> "tf.distribute.c
     cluster = coordinator._cluster
     cluster._num_workers = len(groups)
     cluster._transient_timeouts_threshold = len(groups) // 10  # As it would have been.
-    cluster.workers = [CoordinatorWorker(group.number, group.devices[0], cluster) for group in groups]
+    cluster.workers = [_QueueReader(group.number, group.devices[0], cluster) for group in groups]
     return coordinator
