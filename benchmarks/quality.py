@@ -67,9 +67,19 @@ SETTINGS = [
     _of("mnist1d", 64, 0.1, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.5, overlap=False),
     _of("mnist1d", 64, 0.2, outer="average", overlap=False),
     _of("mnist1d", 64, 0.1, outer="average"),
-    _of("text", 0, 0.01),
-    _of("text", 50, 0.01, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.6, overlap=False),
-    _of("text", 50, 0.01, outer="average"),
+    *(_of("text", 0, rate) for rate in (0.005, 0.01, 0.02, 0.04)),
+    *(
+        _of("text", 50, rate, outer="nesterov", outer_learning_rate=outer_rate, outer_momentum=momentum, overlap=False)
+        for rate, outer_rate, momentum in (
+            (0.01, 0.7, 0.9),
+            (0.01, 0.9, 0.9),
+            (0.01, 1.0, 0.6),
+            (0.01, 1.0, 0.8),
+            (0.014, 0.7, 0.9),
+            (0.02, 0.7, 0.9),
+            (0.02, 1.0, 0.6),
+        )
+    ),
 ]
 
 
