@@ -71,7 +71,9 @@ SETTINGS = [
     *(
         _of("text", 50, rate, outer="nesterov", outer_learning_rate=outer_rate, outer_momentum=momentum, overlap=False)
         for rate, outer_rate, momentum in (
+            (0.01, 0.7, 0.8),
             (0.01, 0.7, 0.9),
+            (0.01, 0.8, 0.8),
             (0.01, 0.9, 0.9),
             (0.01, 1.0, 0.6),
             (0.01, 1.0, 0.8),
