@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies import chief
 from tfdist.strategies._private import dispatch_context
-from tfdist.strategies.connections import answers, cut
 from tfdist.strategies.startup import is_listening, waiting_for
 
 WORKERS_GONE_SECONDS = 60.0
@@ -158,10 +157,6 @@ class StepsUnderWay:
                 for group in list(execution.began):
                     _log.warning("worker group %d does not answer; others do its steps until it does", group)
                     self.give_up(group)
-                    tasks = self._coordinator.strategy.worker_groups[group].tasks
-                    for task in self._workers:
-                        if task.index in tasks and not answers(task):  # Else it is only slow.
-                            cut(task)
                 self._schedule(execution)
 
     def result_of(self, execution: Execution) -> Any:

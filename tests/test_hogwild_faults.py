@@ -6,13 +6,9 @@ Waiting times are shortened inside the program.
 import json
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from test_by_hand import configs
-
-import tfdist
-from tfdist.strategies.connections import answers
 
 pytestmark = pytest.mark.cluster
 
@@ -39,8 +35,7 @@ TRAINS = """
             if os.path.exists("end"):
                 self.model.stop_training = True
     model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Tell()], validation_data=(x, x.sum(1)))
-    model.fit(x[:32], x[:32].sum(1), batch_size=4, epochs=2, verbose=0)
-    loss = model.evaluate(x[:24], x[:24].sum(1), verbose=0)
+    loss = model.evaluate(x, x.sum(1), verbose=0)
     print("finished", "finite" if np.isfinite(loss) else loss, flush=True)
 """
 
@@ -73,32 +68,15 @@ def test_a_killed_worker_is_done_without_and_is_welcome_back(cluster, tmp_path):
 
 def test_a_stopped_worker_holds_nobody_up(cluster, tmp_path):
     jobs, _ = cluster
-    environment = Path(f"/proc/{jobs['worker', 1].process.pid}/environ").read_text().split("\0")
-    config = next(line.partition("=")[2] for line in environment if line.startswith("TF_CONFIG="))
-    workers = tfdist.read(config).job("worker")
-    assert all(answers(worker) for worker in workers)  # However busy they are.
     os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
     try:
         jobs["chief", 0].wait_for("change 2: 1 training\n")
-        assert answers(workers[0]) and not answers(workers[1], 1)
     finally:
         os.kill(jobs["worker", 1].process.pid, signal.SIGCONT)
     (tmp_path / "end").touch()
     jobs["chief", 0].wait_for("finished finite")
     assert jobs["chief", 0].wait(60) == 0
     assert jobs["worker", 1].wait(30) == 0
-
-
-def test_with_a_worker_that_stays_stopped_the_chief_begins_another_training_evaluates_and_ends(cluster, tmp_path):
-    jobs, _ = cluster
-    os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
-    try:
-        jobs["chief", 0].wait_for("change 2: 1 training\n")
-        (tmp_path / "end").touch()
-        jobs["chief", 0].wait_for("finished finite")
-        assert jobs["chief", 0].wait(90) == 0
-    finally:
-        os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("task", ["chief:0", "ps:0", "worker:1"])
