@@ -5,9 +5,8 @@
 measures what one TCP connection between two nodes really gets at the rates that the benchmarks use, and that nothing is left.
 Every node is a network namespace whose one interface is a veth pair; the other ends are ports of a bridge, in a namespace of
 its own, so that the networks of the machine stay as they are. Both ends of a link are shaped by `tc`'s token bucket filter:
-the rate holds in each direction by itself, as on a switched network (man tc-tbf). A burst of 640 kbit, 6.4 ms at 100 Mbit/s,
-lets the kernel pass segments of 64 kB on as to a network card that cuts them into packets itself; below, the nodes' processors
-would pay for that cutting, a third of their time at 100 Mbit/s. 50 ms is the queue of a small switch.
+the rate holds in each direction by itself, as on a switched network (man tc-tbf). A burst of 256 kbit is 0.26 ms at 1 Gbit/s,
+and 50 ms is the queue of a small switch.
 """
 
 import contextlib
@@ -89,7 +88,7 @@ class Network:
         """Gives all links a rate, such as `1gbit`, in each direction; None takes the limit away."""
         for node, name in enumerate(self.names):
             for place, interface in ((name, "eth0"), (self._switch, f"port{node}")):
-                discipline = ["noqueue"] if rate is None else ["tbf", "rate", rate, "burst", "640kbit", "latency", "50ms"]
+                discipline = ["noqueue"] if rate is None else ["tbf", "rate", rate, "burst", "256kbit", "latency", "50ms"]
                 _run("tc", "-n", place, "qdisc", "replace", "dev", interface, "root", *discipline)
 
     def sent(self) -> list[int]:
