@@ -74,7 +74,6 @@ class StepsUnderWay:
         self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
         self._open: set[Execution] = set()
         self._seconds: deque[float] = deque(maxlen=99)  # What the last calls took.
-        self._last_done = time.monotonic()
         self._watcher: threading.Thread | None = None
         self.give_up: Callable[[int], None] | None = None
         groups = len(coordinator.strategy.worker_groups)
@@ -111,8 +110,7 @@ class StepsUnderWay:
                 execution.is_waiting = True
                 events.put(None)  # The coordinator decides whether this is an error or a worker that was lost.
                 raise
-            self._last_done = time.monotonic()
-            seconds.append(self._last_done - execution.began[group])
+            seconds.append(time.monotonic() - execution.began[group])
             events.put((execution, group, result))
 
         try:
@@ -146,14 +144,14 @@ class StepsUnderWay:
         return None
 
     def back_up(self) -> None:
-        """Gives calls from which groups do not come back to other groups, once these have nothing else to do, or do nothing."""
+        """Gives calls from which groups do not come back to other groups, once these have nothing else to do."""
         under_way = list(self._open)
+        if self.give_up is None or any(execution.is_waiting for execution in under_way):
+            return
         usual = statistics.median(list(self._seconds) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
         latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * usual)
-        if self.give_up is None or (self._last_done > latest and any(execution.is_waiting for execution in under_way)):
-            return
         for execution in under_way:
-            if not execution.is_waiting and max(list(execution.began.values())) < latest:
+            if max(list(execution.began.values())) < latest:
                 for group in list(execution.began):
                     _log.warning("worker group %d does not answer; others do its steps until it does", group)
                     self.give_up(group)
