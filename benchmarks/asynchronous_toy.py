@@ -13,8 +13,8 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
+import figures
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -143,9 +143,7 @@ def main(_):
     if FLAGS.train:
         train(*json.loads(FLAGS.train))
         return
-    path = Path(FLAGS.markdown) if FLAGS.markdown else None
-    if path and "## Figures" not in (path.read_text() if path.exists() else ""):
-        raise SystemExit(f"nothing was trained: --markdown: {path} has no line `## Figures`, after which the table would go")
+    figures.check(FLAGS.markdown)
     texts = []
     for size in SIZES:
         found = {}
@@ -158,10 +156,7 @@ def main(_):
             found[name] = json.loads(done.stdout.splitlines()[-1])
             print(f"{size}, {name}: {found[name]}", file=sys.stderr, flush=True)
         texts += [table(size, found)] if found else []
-    text = "\n\n".join(texts) + "\n"
-    print(text)
-    if path:
-        path.write_text(path.read_text().partition("## Figures")[0] + "## Figures\n\n" + text)
+    figures.put(FLAGS.markdown, "\n\n".join(texts) + "\n")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
+import figures
 import networks
 from absl import app, flags
 
@@ -294,6 +295,8 @@ def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
                             continue
                         (limits if way.name == LIMIT else others).append((way.name, measured))
                         tell(f"round {round_ + 1}, {link}, {way.name}: {measured:.1f} worker-steps/s")
+                    if not limits:
+                        raise SystemExit("nothing was measured: there is no limit to compare with any more")
                     limit = statistics.mean(measured for _, measured in limits)
                     for name, measured in [(LIMIT, limit), *others]:
                         found[name, link].append((measured, measured / limit))
@@ -327,9 +330,7 @@ def table(units, everything, links, found, failed) -> str:
 def main(_: list[str]) -> None:
     if sentence := networks.missing():
         raise SystemExit(f"nothing was measured: {sentence}")
-    path = Path(FLAGS.markdown) if FLAGS.markdown else None
-    if path and "## Figures" not in (path.read_text() if path.exists() else ""):
-        raise SystemExit(f"nothing was measured: --markdown: {path} has no line `## Figures`, after which the tables would go")
+    figures.check(FLAGS.markdown)
     if FLAGS.quick:
         FLAGS.rounds, FLAGS.seconds, FLAGS.models = 1, 1.0, FLAGS.models[-1:]
     begin, load = time.monotonic(), os.getloadavg()[0]
@@ -345,10 +346,7 @@ def main(_: list[str]) -> None:
             texts.append(compare(network, int(units), FLAGS.slow_worker and units == FLAGS.models[0]))
             tell(texts[-1])
     texts.append(f"All of it took {(time.monotonic() - begin) / 60:.0f} minutes.")
-    text = "\n\n".join(texts) + "\n"
-    print(text)
-    if path:
-        path.write_text(path.read_text().partition("## Figures")[0] + "## Figures\n\n" + text)
+    figures.put(FLAGS.markdown, "\n\n".join(texts) + "\n")
 
 
 if __name__ == "__main__":
