@@ -7,8 +7,7 @@ Node k has one processor core and one link (networks.py) and carries worker k an
 parameter_server and hogwild is on node 0 beside them, so that all ways have the same two machines. The jobs of all ways
 (peers.py) are started once per model and then take turns: while one trains the others stand still. In a turn the links get
 their rate, the way trains until every worker has reported twice, and from then on counts. The limit is as many trainings as
-there are workers, which talk to nobody; on each link and in each round it is measured before all others and after them, and
-ratios are to the mean of both.
+there are workers, which talk to nobody; it is measured before and after each other way, and ratios are to the mean of both.
 """
 
 import json
@@ -32,7 +31,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
 flags.DEFINE_float("seconds", 2.5, "How long a turn counts.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
-flags.DEFINE_list("hogwild", ["20", "20:int8", "100", "100:int4"], "Its sync periods, each with a compression after a colon.")
+flags.DEFINE_list("hogwild", ["20", "20:int8", "50", "100", "100:int4"], "Its sync periods, each with a compression after a colon.")
 flags.DEFINE_list("ways", [], "Only the ways whose name has one of these in it, and the limit.")
 flags.DEFINE_list("links", list(networks.RATES), "Only these links; the slow worker is measured without limit.")
 flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
@@ -64,7 +63,7 @@ class Way:
         port: the first of its ports.
         python: the interpreter that runs it.
         processes: those of its tasks, by job and index.
-        sent: bytes that a node has sent in its turns, the mean of the nodes.
+        sent: bytes that a node has sent in its turns without limit, the mean of the nodes.
         done: worker-steps that it has reported in them.
     """
 
@@ -192,9 +191,10 @@ class Comparison:
                 self._network.slow(last, 1.0)
             self._rest(way)
         reports = self._reports(way, begin)
-        # What is done and not reported yet when the turn ends, it will be in the next; so only the sums over turns are exact.
-        way.sent += (sum(self._network.sent()) - before) / NODES
-        way.done += sum(steps for task in reports for _, steps in task)
+        if rate is None:  # A link that has just become slow makes TCP send much again, which no real one does.
+            # What is done and not reported yet when the turn ends, it will be in the next; so only the sums over turns are exact.
+            way.sent += (sum(self._network.sent()) - before) / NODES
+            way.done += sum(steps for task in reports for _, steps in task)
         return sum(steps_within(task, way.streams // len(reports), begin, first, end) for task in reports) / (end - first)
 
     def _give_turn(self, way: Way | None) -> None:
@@ -288,18 +288,19 @@ def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
                 if slow_worker:
                     places.append((SLOW, None, True))
                 for link, rate, slow in places:
-                    # The limit before all others and after them: on a machine with neighbours it changes by the minute.
-                    limits, others = [], []
-                    for way in [*comparison.ways, comparison.ways[0]]:
-                        if (measured := comparison.turn(way, rate, slow)) is None:
-                            continue
-                        (limits if way.name == LIMIT else others).append((way.name, measured))
-                        tell(f"round {round_ + 1}, {link}, {way.name}: {measured:.1f} worker-steps/s")
-                    if not limits:
-                        raise SystemExit("nothing was measured: there is no limit to compare with any more")
-                    limit = statistics.mean(measured for _, measured in limits)
-                    for name, measured in [(LIMIT, limit), *others]:
-                        found[name, link].append((measured, measured / limit))
+                    # The limit before and after each other way: on a machine with neighbours it changes by the minute.
+                    limit, *others = comparison.ways
+                    before = comparison.turn(limit, rate, slow)
+                    for way in others:
+                        measured, after = comparison.turn(way, rate, slow), comparison.turn(limit, rate, slow)
+                        if before is None or after is None:
+                            raise SystemExit("nothing was measured: there is no limit to compare with any more")
+                        mean, before = (before + after) / 2, after
+                        found[LIMIT, link].append((mean, 1.0))
+                        if measured is not None:
+                            found[way.name, link].append((measured, measured / mean))
+                            told = f"{measured:.1f} worker-steps/s, {measured / mean:.2f} of the limit, {mean:.1f}"
+                            tell(f"round {round_ + 1}, {link}, {way.name}: {told}")
         finally:
             network.end([process for way in everything for process in way.processes.values()])
     return table(units, everything, [link for link, *_ in places], found, comparison.failed)
