@@ -31,7 +31,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
 flags.DEFINE_float("seconds", 2.5, "How long a turn counts.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
-flags.DEFINE_list("hogwild", ["20", "20:int8", "50", "100", "100:int4"], "Its sync periods, each with a compression after a colon.")
+flags.DEFINE_list("hogwild", ["20", "20:int8", "50", "100", "100:int4"], "Sync periods, each with a compression after a colon.")
 flags.DEFINE_list("ways", [], "Only the ways whose name has one of these in it, and the limit.")
 flags.DEFINE_list("links", list(networks.RATES), "Only these links; the slow worker is measured without limit.")
 flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
@@ -192,7 +192,7 @@ class Comparison:
             self._rest(way)
         reports = self._reports(way, begin)
         if rate is None:  # A link that has just become slow makes TCP send much again, which no real one does.
-            # What is done and not reported yet when the turn ends, it will be in the next; so only the sums over turns are exact.
+            # What is done and not reported when the turn ends will be in the next; so only the sums over turns are exact.
             way.sent += (sum(self._network.sent()) - before) / NODES
             way.done += sum(steps for task in reports for _, steps in task)
         return sum(steps_within(task, way.streams // len(reports), begin, first, end) for task in reports) / (end - first)

@@ -5,8 +5,8 @@
 measures what one TCP connection between two nodes really gets at the rates that the benchmarks use, and that nothing is left.
 Every node is a network namespace whose one interface is a veth pair; the other ends are ports of a bridge, in a namespace of
 its own, so that the networks of the machine stay as they are. Both ends of a link are shaped by `tc`'s token bucket filter:
-the rate holds in each direction by itself, as on a switched network (man tc-tbf). A burst of 640 kbit lets the segments of 64 kB
-pass that network cards take; of a smaller one the node's processor would cut them.
+the rate holds in each direction by itself, as on a switched network (man tc-tbf). A burst of 640 kbit lets pass the segments of
+64 kB that network cards take; for a smaller one the node's processor would cut them.
 """
 
 import contextlib
