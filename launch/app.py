@@ -285,7 +285,8 @@ def _launch(cluster: Cluster, choice: Choice, program: dict[str, Any]) -> int:
     if outcome.failure.task is not None:
         name = outcome.failure.task
         path = next(log_dir / task.log_name for task in cluster.tasks if task.name == name)
-        _say_all(terminal.say, [f"the last lines of {path}:", *("  " + line for line in supervisor.last_lines(name))])
+        if last := supervisor.last_lines(name):
+            _say_all(terminal.say, [f"the last lines of {path}:", *("  " + line for line in last)])
     return outcome.failure.exit_code
 
 

@@ -4,15 +4,21 @@ import atexit
 import contextlib
 import logging
 import os
+import selectors
 import shutil
+import signal
 import tempfile
 import threading
 from pathlib import Path
 
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
-from tfdist.launch.local import Exited, LocalTasks, Lost, Ready, task_environment
+from tfdist.launch.local import Event, LocalTasks, Lost, Ready, Stopped, task_environment
 from tfdist.launch.ports import HeldPorts, is_local
+from tfdist.launch.restarts import Restarts
+from tfdist.strategies import replaceable_jobs
+
+POLL_SECONDS = 0.5
 
 _log = logging.getLogger("tfdist")
 
@@ -36,24 +42,16 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     ports = HeldPorts()
     cluster = ports.hold(cluster, {"chief:0", *(task.name for task in tasks)})
     folder = Path(tempfile.mkdtemp(prefix="tfdist-"))
-    choice = choose(cluster)
     with open(folder / "fork_server.log", "wb") as log:
-        running = LocalTasks(log, verbose=False)
+        servers = _Servers(cluster, LocalTasks(log, verbose=False), folder)
     _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
-    for task in tasks:
-        with open(folder / task.log_name, "wb") as log:
-            running.start(task.name, {"serve": True}, task_environment(cluster, choice, task), log.fileno(), log.fileno())
-    ending = threading.Event()
-    logs = {task.name: folder / task.log_name for task in tasks}
-    threading.Thread(target=_watch, args=(running, logs, ending), name="tfdist-servers", daemon=True).start()
-
+    servers.start(tasks)
     program = os.getpid()
 
     def end() -> None:
         if os.getpid() != program:
             return  # A forked child of the program ends, not the program.
-        ending.set()
-        running.close()
+        servers.close()
         ports.close()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -61,16 +59,61 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     return cluster
 
 
-def _watch(running: LocalTasks, logs: dict[str, Path], ending: threading.Event) -> None:
-    """Logs servers that die while the program still runs; what it does then, TensorFlow tells it."""
-    while not ending.is_set():
-        event = running.read()
-        if isinstance(event, Ready) or ending.wait(0.5):
-            continue
+class _Servers:
+    """The running servers. A thread starts those again that the others can do without, and logs what happens to them."""
+
+    def __init__(self, cluster: Cluster, running: LocalTasks, folder: Path) -> None:
+        self._cluster = cluster
+        self._choice = choose(cluster)
+        self._running = running
+        self._folder = folder
+        self._ending = threading.Event()
+
+    def start(self, tasks: list[Task]) -> None:
+        replaceable = [task for task in tasks if task.job in replaceable_jobs(self._choice.strategy)]
+        self._restarts = Restarts(replaceable, start=self._start, kill=self._kill, say=_log.warning)
+        self._logs = {task.name: self._folder / task.log_name for task in tasks}
+        for task in tasks:
+            self._start(task)
+        threading.Thread(target=self._watch, name="tfdist-servers", daemon=True).start()
+
+    def close(self) -> None:
+        self._ending.set()
+        self._running.close()
+
+    def _start(self, task: Task) -> None:
+        environment = task_environment(self._cluster, self._choice, task)
+        with open(self._logs[task.name], "ab") as log:
+            self._running.start(task.name, {"serve": True}, environment, log.fileno(), log.fileno())
+
+    def _kill(self, task: Task) -> None:
+        self._running.signal([task.name], signal.SIGKILL)
+
+    def _watch(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._running, selectors.EVENT_READ)
+            while not self._ending.is_set():
+                there = selector.select(POLL_SECONDS)
+                self._restarts.tick()
+                if there and not self._handle(self._running.read()):
+                    return
+
+    def _handle(self, event: Event) -> bool:
+        """Logs what has happened while the program runs; whether there is more to come."""
+        if isinstance(event, Ready) or self._ending.wait(POLL_SECONDS):
+            return True
         if isinstance(event, Lost):
             _log.error("the process that runs the ps and worker tasks is gone: %s", event.reason)
-            return
-        if isinstance(event, Exited) and event.code != 0:
+            return False
+        if isinstance(event, Stopped):
+            if event.task in self._restarts.names:
+                self._restarts.stopped(event.task, event.is_stopped)
+            if event.is_stopped:
+                _log.warning("%s", event.told)
+        elif event.task in self._restarts.names and event.code < 0:
+            self._restarts.exited(event.task, event.code, event.how)
+        elif event.code != 0:  # What the program does then, TensorFlow tells it.
             with contextlib.suppress(OSError):
-                last = logs[event.task].read_text(errors="replace").splitlines()[-10:]
+                last = self._logs[event.task].read_text(errors="replace").splitlines()[-10:]
                 _log.error("%s ended with %d; its last lines:\n%s", event.task, event.code, "\n".join(last))
+        return True

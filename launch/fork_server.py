@@ -11,6 +11,7 @@ the socket, or dies, it ends every task and itself.
                                         standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
     server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS}   {"failed": TEXT}
+                      {"stopped": NAME, "signal": NUMBER, "pid": PID}   {"continued": NAME, "signal": NUMBER, "pid": PID}
 """
 
 import ctypes
@@ -123,11 +124,16 @@ class ForkServer:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                if pid in self._running:
+                    what, number = ("stopped", os.WSTOPSIG(status)) if os.WIFSTOPPED(status) else ("continued", signal.SIGCONT)
+                    self._tell({what: self._running[pid], "signal": int(number), "pid": pid})
+                continue
             name = self._running.pop(pid, None)  # None: an orphan of a task
             if name is not None:
                 self._tell({"exited": name, "code": os.waitstatus_to_exitcode(status), "time": time.time()})

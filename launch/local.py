@@ -25,6 +25,31 @@ class Exited:
     code: int
     time: float
 
+    @property
+    def how(self) -> str:
+        """The code in words."""
+        if self.code >= 0:
+            return f"it exited with {self.code}"
+        try:
+            return f"it was killed by {signal.Signals(-self.code).name}"
+        except ValueError:
+            return f"it was killed by signal {-self.code}"
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A signal has stopped a task's process, or it goes on."""
+
+    task: str
+    is_stopped: bool
+    pid: int
+    number: int
+
+    @property
+    def told(self) -> str:
+        """A sentence about a process that was stopped."""
+        return f"{self.task} was stopped by {signal.Signals(self.number).name}; `kill -CONT {self.pid}` lets it go on"
+
 
 @dataclass(frozen=True)
 class Ready:
@@ -38,7 +63,7 @@ class Lost:
     reason: str
 
 
-Event = Exited | Ready | Lost
+Event = Exited | Stopped | Ready | Lost
 
 
 class LocalTasks:
@@ -82,6 +107,9 @@ class LocalTasks:
         message: dict[str, Any] = json.loads(data) if data else {"failed": self._how_it_ended()}
         if "exited" in message:
             return Exited(message["exited"], message["code"], message["time"])
+        if "stopped" in message or "continued" in message:
+            name = message.get("stopped") or message["continued"]
+            return Stopped(name, "stopped" in message, message["pid"], message["signal"])
         return Ready() if "ready" in message else Lost(message["failed"])
 
     def _how_it_ended(self) -> str:

@@ -29,7 +29,7 @@ def make(cluster: Cluster, choice: Choice, outcome: Outcome, log_dir: Path) -> d
                 "address": task.address,
                 "exit_code": outcome.exits.get(task.name),
                 "log": str(log_dir / task.log_name),
-                **({"restarts": outcome.restarts.get(task.name, 0)} if task.job == "evaluator" else {}),
+                **({"restarts": outcome.restarts[task.name]} if task.name in outcome.restarts else {}),
             }
             for task in cluster.tasks
         ],
@@ -57,15 +57,19 @@ def lines(summary: dict[str, Any]) -> list[str]:
     metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, int | float)]
     if metrics:
         told.append("  metrics   " + ", ".join(metrics))
-    told += [_evaluator_line(task) for task in summary["tasks"] if "restarts" in task]
+    told += [line for task in summary["tasks"] if (line := _line_of(task))]
     told.append(f"  logs      {summary['log_dir']}")
     return told
 
 
-def _evaluator_line(task: dict[str, Any]) -> str:
+def _line_of(task: dict[str, Any]) -> str | None:
+    """What there is to tell of a task that may have been started again."""
+    count = task.get("restarts", 0)
+    again = f"started again {count} time{'s' * (count > 1)}" if count else ""
+    if not task["task"].startswith("evaluator"):
+        return f"  again     {task['task']} was {again}" if again else None
     ended = "finished" if task["exit_code"] == 0 else "did not finish; what it has evaluated is kept"
-    again = f", started again {task['restarts']} time{'s' * (task['restarts'] > 1)}" if task["restarts"] else ""
-    return f"  evaluator {task['task']} {ended}{again}"
+    return f"  evaluator {task['task']} {ended}{', ' + again if again else ''}"
 
 
 def write(summary: dict[str, Any], path: str) -> None:

@@ -4,17 +4,17 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster, Task
-from tfdist.launch import evaluators
-from tfdist.launch.local import Exited, LocalTasks, Lost, Ready, task_environment
+from tfdist.launch.local import Exited, LocalTasks, Lost, Ready, Stopped, task_environment
 from tfdist.launch.output import TaskOutput, Terminal
-from tfdist.strategies import serving_jobs
+from tfdist.launch.restarts import STOPPED_SECONDS, Restarts
+from tfdist.strategies import replaceable_jobs, serving_jobs
 from tfdist.strategies.serve import EXIT_CHIEF_FAILED
 from tfdist.strategies.startup import is_listening, waiting_for
 
@@ -25,6 +25,9 @@ GRACE_SECONDS = 5.0
 
 SERVER_GRACE_SECONDS = 1.0
 """The same for servers, which have nothing to save. With the times of fork_server.py, all have ended within 10 seconds."""
+
+EVALUATORS_GRACE_SECONDS = 600.0
+"""How long evaluators may take, when the training is done, for the checkpoints that are left."""
 
 SETTLE_SECONDS = 8.0
 """How long a task that ended because of another may be ahead of that other's own end."""
@@ -48,7 +51,7 @@ class Outcome:
     exits: dict[str, int] = field(default_factory=dict)
     """Task name -> exit code, minus the signal's number where a signal ended it; tasks that were ended are included."""
     restarts: dict[str, int] = field(default_factory=dict)
-    """Evaluator's name -> how often it was started again."""
+    """How often each task was started again that the others can do without."""
 
 
 class Supervisor:
@@ -91,7 +94,9 @@ class Supervisor:
         self._outputs: dict[str, TaskOutput] = {}
         self._outcome = Outcome(None, 0.0)
         self._suspect: tuple[float, Failure] | None = None  # (when to believe it, it)
-        self._evaluators = evaluators.Evaluators(cluster.job("evaluator"), self._start, terminal.say)
+        replaceable = [task for task in self._all.values() if task.job in replaceable_jobs(choice.strategy)]
+        self._evaluators = self._restarts(cluster.job("evaluator"))
+        self._workers = self._restarts(replaceable)
         self._asked_to_end: list[int] = []
         self._begin = time.monotonic()
         self._started = self._told = self._begin
@@ -112,7 +117,7 @@ class Supervisor:
             for output in self._outputs.values():
                 output.close()
             restore()
-        self._outcome.restarts = self._evaluators.restarts
+        self._outcome.restarts = self._evaluators.counts | self._workers.counts
         return self._outcome
 
     def last_lines(self, task: str) -> list[str]:
@@ -128,6 +133,7 @@ class Supervisor:
             for key, _ in self._selector.select(TICK_SECONDS):
                 key.data()
             self._evaluators.tick()
+            self._workers.tick()
             answer = verdict()
             if isinstance(answer, Failure):
                 return answer
@@ -178,24 +184,50 @@ class Supervisor:
         event = self._tasks.read()
         if isinstance(event, Ready):
             self._started = self._told = time.monotonic()
-            for task in self._all.values():
+            for task in [*self._all.values(), *self._cluster.job("evaluator")]:
                 self._start(task)
-            self._evaluators.start()
         elif isinstance(event, Exited):
             self._outcome.exits[event.task] = event.code
-            if event.task in self._evaluators.names:
-                self._evaluators.exited(event.task, event.code, _how(event.code))
+            restarts = self._restarts_for(event)
+            if restarts is not None:
+                restarts.exited(event.task, event.code, event.how)
             else:
                 self._judge(event)
+        elif isinstance(event, Stopped):
+            self._note_stop(event)
         elif isinstance(event, Lost):
             self._selector.unregister(self._tasks)
             self._evaluators.stop()
+            self._workers.stop()
             for name in self._all.keys() | self._evaluators.names:
                 self._outcome.exits.setdefault(name, -signal.SIGKILL)
             self._suspect = (
                 0.0,
                 Failure(f"the parent of all tasks is gone: {event.reason}; see {self._log_dir / 'fork_server.log'}", 1),
             )
+
+    def _restarts(self, tasks: Iterable[Task]) -> Restarts:
+        def kill(task: Task) -> None:
+            self._tasks.signal([task.name], signal.SIGKILL)
+
+        return Restarts(tasks, start=self._start, kill=kill, say=self._terminal.say)
+
+    def _restarts_for(self, event: Exited) -> Restarts | None:
+        """What starts the task again that has ended so; None where the job stands or falls with it."""
+        if event.task in self._evaluators.names:
+            return self._evaluators
+        came_up = event.task not in {task.name for task in self._awaited}
+        # A worker that exits by itself would do so again, and so might one that never came up.
+        return self._workers if event.task in self._workers.names and came_up and event.code < 0 else None
+
+    def _note_stop(self, event: Stopped) -> None:
+        told = event.told
+        for restarts in (self._evaluators, self._workers):
+            if event.task in restarts.names:
+                restarts.stopped(event.task, event.is_stopped)
+                told += f"; after {STOPPED_SECONDS:.0f} s it is killed and started again"
+        if event.is_stopped:
+            self._terminal.say(told)
 
     def _start(self, task: Task) -> None:
         shows_progress = self._terminal.is_tty and task.name in self._training
@@ -229,7 +261,7 @@ class Supervisor:
         """Remembers the failure that came first and is not the consequence of another."""
         if event.task in self._training and event.code == 0:
             return
-        serving = self._all.keys() - self._training
+        serving = self._all.keys() - self._training - (self._workers.names - set(self._workers.running))
         if event.code == 0 and all(self._outcome.exits.get(name) == 0 for name in serving) and not self._nobody_served():
             if self._suspect and self._suspect[1].task in serving:
                 self._suspect = None  # They have ended because the chief told them to; it has its time to end.
@@ -242,7 +274,7 @@ class Supervisor:
         else:
             early = [name for name, code in self._outcome.exits.items() if code == 0 and name in self._training]
             before = f"; {', '.join(early)} had ended with 0 before" if early else ""
-            reason = f"{event.task} failed first: {_how(event.code)}{before}"
+            reason = f"{event.task} failed first: {event.how}{before}"
             suspect = (now, Failure(reason, _exit_code(event.code), event.task))
         if self._suspect is None or suspect[0] < self._suspect[0]:
             self._suspect = suspect
@@ -251,6 +283,7 @@ class Supervisor:
 
     def _end_tasks(self) -> None:
         """Lets servers end by themselves after success; else asks every task to end, and kills what does not."""
+        self._workers.stop()
         if self._outcome.failure is None:
             self._await_end(self._all.keys(), GRACE_SECONDS)
             self._await_evaluators()
@@ -272,9 +305,9 @@ class Supervisor:
         if not self._evaluators.running:
             return
         names = ", ".join(self._evaluators.running)
-        self._terminal.say(f"the training is done; waiting for {names}, at most {evaluators.GRACE_SECONDS:.0f} s")
+        self._terminal.say(f"the training is done; waiting for {names}, at most {EVALUATORS_GRACE_SECONDS:.0f} s")
         asked = len(self._asked_to_end)
-        self._loop(lambda: not self._evaluators.running or len(self._asked_to_end) > asked, evaluators.GRACE_SECONDS)
+        self._loop(lambda: not self._evaluators.running or len(self._asked_to_end) > asked, EVALUATORS_GRACE_SECONDS)
 
     def _await_end(self, names: Set[str], limit: float) -> None:
         """Waits until these tasks have ended, for at most `limit` seconds or until another signal asks to hurry."""
@@ -293,15 +326,6 @@ class Supervisor:
                 signal.signal(number, handler)
 
         return restore
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"it exited with {code}"
-    try:
-        return f"it was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"it was killed by signal {-code}"
 
 
 def _exit_code(code: int) -> int:

@@ -35,6 +35,11 @@ def serving_jobs(strategy: str) -> tuple[str, ...]:
     return SERVING_JOBS.get(strategy, ())
 
 
+def replaceable_jobs(strategy: str) -> tuple[str, ...]:
+    """The jobs whose tasks may die and be started again under `strategy` while the others train on."""
+    return ("worker",) if strategy == "hogwild" else ()
+
+
 def refusal(cluster: Cluster, choice: Choice) -> str | None:
     """Why `cluster` cannot be trained under `choice`, as a sentence; None where it can."""
     if choice.strategy == "multi_worker_mirrored" and cluster.job("ps"):

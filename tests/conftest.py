@@ -56,12 +56,12 @@ class Job:
     def output(self) -> str:
         return self.output_path.read_text(errors="replace")
 
-    def wait_for(self, text: str, timeout: float = 90.0) -> None:
-        """Waits until the output contains `text`."""
+    def wait_for(self, text: str, timeout: float = 90.0, after: str = "") -> None:
+        """Waits until the output contains `text`, behind the last `after`."""
         deadline = time.monotonic() + timeout
-        while text not in self.output:
-            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s in:\n{self.output}"
-            assert self.process.poll() is None or text in self.output, f"ended without {text!r}:\n{self.output}"
+        while text not in (output := self.output).rpartition(after or "\0")[2]:
+            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s in:\n{output}"
+            assert self.process.poll() is None or text in self.output, f"ended without {text!r}:\n{output}"
             time.sleep(0.05)
 
     def pid_of(self, task: str) -> int:

@@ -6,8 +6,10 @@ Waiting times are shortened inside the program.
 import json
 import os
 import signal
+import textwrap
 
 import pytest
+from conftest import processes_of
 from test_by_hand import configs
 
 pytestmark = pytest.mark.cluster
@@ -79,12 +81,58 @@ def test_a_stopped_worker_holds_nobody_up(cluster, tmp_path):
     assert jobs["worker", 1].wait(30) == 0
 
 
-@pytest.mark.parametrize("task", ["chief:0", "ps:0", "worker:1"])
-def test_under_the_launcher_a_task_that_is_killed_ends_the_job_and_is_named(start, script, small_cluster, task):
-    options = ("--cluster", small_cluster, "--strategy", "hogwild", "--sync_period", "2")
-    job = start("-m", "tfdist.launch", *options, script(TRAINS))
+OPTIONS = ("--strategy", "hogwild", "--sync_period", "2", "--summary", "summary.json")
+
+SOON = """
+from tfdist.launch import restarts, supervisor
+restarts.STOPPED_SECONDS = supervisor.STOPPED_SECONDS = 3.0
+from tfdist.launch.app import main
+main()
+"""
+
+
+@pytest.mark.parametrize("task", ["chief:0", "ps:0"])
+def test_under_the_launcher_a_chief_or_ps_that_is_killed_ends_the_job_and_is_named(start, script, small_cluster, task):
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, *OPTIONS, script(TRAINS))
     job.wait_for("change 1: ")
     os.kill(job.pid_of(task), signal.SIGKILL)
     assert job.wait(20) == 128 + signal.SIGKILL
     assert f"tfdist: {task} failed first: it was killed by SIGKILL" in job.output
+    assert job.left(within=5) == {}
+
+
+@pytest.mark.parametrize("fate", ["killed", "stopped"])
+def test_under_the_launcher_a_worker_is_started_again(start, script, small_cluster, tmp_path, read_json, fate):
+    job = start("-c", SOON, "--cluster", small_cluster, *OPTIONS, script(TRAINS))
+    job.wait_for("change 1: 2 training")
+    pid = job.pid_of("worker:1")
+    os.kill(pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+    if fate == "stopped":
+        job.wait_for(
+            f"worker:1 was stopped by SIGSTOP; `kill -CONT {pid}` lets it go on; after 3 s it is killed and started again"
+        )
+        job.wait_for("worker:1 has been stopped for 3 s; it is killed, so that nobody waits for it")
+    job.wait_for("worker:1 has ended early: it was killed by SIGKILL; the training goes on, and it is started again")
+    job.wait_for("2 training", after="started again")
+    assert job.pid_of("worker:1") != pid
+    (tmp_path / "end").touch()
+    assert job.wait(60) == 0, job.output
+    assert "again     worker:1 was started again 1 time" in job.output
+    assert {task["task"]: task.get("restarts") for task in read_json("summary.json")["tasks"]}["worker:1"] == 1
+    assert job.left() == {}
+
+
+def test_a_worker_of_a_plain_program_is_started_again(start, script, small_cluster, tmp_path):
+    cluster = f'dataclasses.replace(tfdist.read("{small_cluster}"), strategy="hogwild", sync_period=2)'
+    program = "import dataclasses\n" + textwrap.dedent(TRAINS).replace("tfdist.strategy()", f"tfdist.strategy({cluster})")
+    job = start(script(program))
+    job.wait_for("change 1: 2 training")
+    servers = sorted(pid for pid, command in processes_of(job.mark).items() if "fork_server" in command)
+    forked = servers[1:]  # By the first, in the order of their tasks.
+    assert len(forked) == 3
+    os.kill(forked[1], signal.SIGKILL)
+    job.wait_for("worker:1 has ended early: it was killed by SIGKILL; the training goes on, and it is started again")
+    job.wait_for("2 training", after="started again")
+    (tmp_path / "end").touch()
+    assert job.wait(60) == 0, job.output
     assert job.left(within=5) == {}
