@@ -37,7 +37,8 @@ class Exchange:
         self._rule = rule
         self._servers = servers
         self._kind = kind
-        self._control = control
+        devices = dict.fromkeys(each.device for each in block.slices[servers])
+        self._control = {device: control.sent(device) for device in devices}
         self._topology = mixing
 
     def begin(self) -> None:
@@ -58,8 +59,9 @@ class Exchange:
 
     def _push(self, number: int, part: Any) -> tuple[Any, Any, Any]:
         """For one slice: the progress as the ps has understood it, the answer and the note."""
-        block, control, kind = self._block, self._control, self._kind
+        block, kind = self._block, self._kind
         centre, state = block.slices[self._servers][number], block.state[self._servers][number]
+        control = self._control[centre.device]
         length = block.sizes[number]
         message = compression.encode(part, kind)
         arrived = self._arrived[centre.device]
@@ -75,14 +77,14 @@ class Exchange:
                 topology.mix(self._topology, block, self._servers, number)
                 answer = centre.read()
             if kind is not None:
-                answer = self._news(block.known[self._servers][number], answer, length)
+                answer = self._news(block.known[self._servers][number], answer, length, control.group)
             answer, note = tf.nest.map_structure(tf.identity, (answer, note))
         answer = answer if kind is None else compression.decode(tf.nest.map_structure(tf.identity, answer), length, kind)
         return compression.decode(message, length, kind), answer, note
 
-    def _news(self, known: NamedVariable, centre: Any, length: int) -> Any:
+    def _news(self, known: NamedVariable, centre: Any, length: int, group: Any) -> Any:
         """On the ps: what is new in the centre since the group was told of it; what rounding leaves out goes next time."""
-        group, kind = self._control.group, self._kind
+        kind = self._kind
         row = tf.raw_ops.ResourceGather(resource=known.handle(), indices=group, dtype=centre.dtype)
         news = compression.encode(centre - row, kind)
         row += compression.decode(news, length, kind)

@@ -28,6 +28,7 @@ class Control:
         step: the number of the first step over all groups, int64 scalar.
         rate: the outer learning rate, float32 scalar.
         momentum: the outer momentum, float32 scalar.
+        numbers: all of them, as they came.
     """
 
     group: Any
@@ -36,6 +37,7 @@ class Control:
     step: Any
     rate: Any
     momentum: Any
+    numbers: Any
 
     SPEC = tf.TensorSpec([6], tf.float64)
 
@@ -43,7 +45,12 @@ class Control:
     def of(cls, numbers: Any) -> "Control":
         """Takes apart what `numbers` holds, in a function."""
         dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32)
-        return cls(*(tf.cast(number, dtype) for number, dtype in zip(tf.unstack(numbers), dtypes, strict=True)))
+        return cls(*(tf.cast(n, dtype) for n, dtype in zip(tf.unstack(numbers), dtypes, strict=True)), numbers=numbers)
+
+    def sent(self, device: str) -> "Control":
+        """The same on another device, where it goes as one message."""
+        with tf.device(device):
+            return Control.of(tf.identity(self.numbers))
 
 
 class Average:
