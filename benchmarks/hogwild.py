@@ -10,6 +10,7 @@ their rate, the way trains until every worker has reported twice, and from then 
 there are workers, which talk to nobody; it is measured before and after each other way, and ratios are to the mean of both.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -29,7 +30,7 @@ from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
-flags.DEFINE_float("seconds", 2.5, "How long a turn counts.")
+flags.DEFINE_float("seconds", 2.5, "How long a turn counts, until each worker has reported three times.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
 flags.DEFINE_list("hogwild", ["20", "20:int8", "50", "100", "100:int4"], "Sync periods, each with a compression after a colon.")
 flags.DEFINE_list("ways", [], "Only the ways whose name has one of these in it, and the limit.")
@@ -109,6 +110,14 @@ class Way:
         for process in self.processes.values():
             os.killpg(process.pid, number)
 
+    def seconds(self) -> float:
+        """Processor time that its processes have used."""
+        ticks = 0
+        for process in self.processes.values():
+            with contextlib.suppress(OSError):
+                ticks += sum(map(int, Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def ended(self) -> bool:
         return any(process.poll() is not None for process in self.processes.values())
 
@@ -183,6 +192,8 @@ class Comparison:
                 return None
             first = time.monotonic()
             time.sleep(FLAGS.seconds)
+            if not self._wait_for(way, 3 * way.streams, first, REPORT_SECONDS):
+                return None
             end = time.monotonic()
             if not self._wait_for(way, way.streams, end, REPORT_SECONDS):
                 return None
@@ -203,17 +214,17 @@ class Comparison:
         part.rename(self._folder / "turn")
 
     def _rest(self, way: Way) -> None:
-        """Ends the turn, and waits until nothing travels: what is under way may go at full speed."""
+        """Ends the turn, and waits until nothing of it is computed or travels: what is under way may go at full speed."""
         self._give_turn(None)
         self._network.shape(None)
         if way.program == "horovod" and not way.ended():
             way.signal(signal.SIGSTOP)
-        before, deadline = sum(self._network.sent()), time.monotonic() + REPORT_SECONDS
-        while time.monotonic() < deadline:
-            time.sleep(0.4)
-            now = sum(self._network.sent())
-            if now - before < 20_000:
-                return
+        deadline = time.monotonic() + REPORT_SECONDS
+        before, quiet = (sum(self._network.sent()), way.seconds()), 0
+        while quiet < 3 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            now = (sum(self._network.sent()), way.seconds())
+            quiet = quiet + 1 if now[0] - before[0] < 10_000 and now[1] - before[1] < 0.04 else 0
             before = now
 
     def _reports(self, way: Way, since: float) -> list[list[tuple[float, int]]]:
