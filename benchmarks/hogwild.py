@@ -4,13 +4,14 @@
     sudo python benchmarks/hogwild.py --quick
 
 Node k has one processor core and one link (networks.py) and carries worker k and, where there are ps, ps k. The chief of
-parameter_server and hogwild is on node 0 beside them, so that all ways have the same two machines. The jobs of all ways
-(peers.py) are started once per model and then take turns: while one trains the others stand still. In a turn the links get
-their rate, the way trains until every worker has reported twice, and from then on counts. The limit is as many trainings as
-there are workers, which talk to nobody; it is measured before and after each other way, and ratios are to the mean of both.
+parameter_server and hogwild is on node 0 beside them, so that all ways have the same two machines. Each way's job (peers.py) is
+started and takes turns with the limit, as many trainings as there are workers, which talk to nobody: while one trains the
+other stands still. In a turn the links get their rate, the way trains until every worker has reported twice, and from then on
+counts. The limit is measured before and after each turn of the way, and ratios are to the mean of both.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -32,7 +33,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
 flags.DEFINE_float("seconds", 2.5, "How long a turn counts, until each worker has reported three times.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
-flags.DEFINE_list("hogwild", ["20", "20:int8", "50", "100", "100:int4"], "Sync periods, each with a compression after a colon.")
+flags.DEFINE_list("hogwild", ["20", "50", "100", "100:int4"], "Sync periods, each with a compression after a colon.")
 flags.DEFINE_list("ways", [], "Only the ways whose name has one of these in it, and the limit.")
 flags.DEFINE_list("links", list(networks.RATES), "Only these links; the slow worker is measured without limit.")
 flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
@@ -97,7 +98,7 @@ class Way:
             variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = network.address(0)
             variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"  # It counts while the job stands still.
         elif self.program != "alone":
-            # Ports of its own: the jobs of all ways are up at the same time.
+            # Ports of its own: those of the way before may not be free yet.
             cluster = {
                 each: [f"{network.address(node)}:{self.port + place}" for node in range(1 if each == "chief" else NODES)]
                 for place, each in enumerate(self.jobs)
@@ -150,7 +151,6 @@ class Comparison:
         self._network = network
         self._folder = folder
         self._units = units
-        self.ways: list[Way] = []
         self.failed: dict[str, str] = {}
         self._give_turn(None)
 
@@ -174,8 +174,12 @@ class Comparison:
                 way.processes[job, index] = self._network.start(index, command, log, environment)
         if self._wait_for(way, way.streams, begin, START_SECONDS):
             self._rest(way)
-            self.ways.append(way)
             tell(f"{way.name}: started in {time.monotonic() - begin:.0f} s")
+
+    def end(self, way: Way) -> None:
+        """Ends its tasks."""
+        self._network.end(list(way.processes.values()))
+        way.processes.clear()
 
     def turn(self, way: Way, rate: str | None, slow: bool = False) -> float | None:
         """Worker-steps per second; None where the way has failed."""
@@ -245,9 +249,7 @@ class Comparison:
                 logs = [path.read_text()[-800:] for path in paths]
                 self.failed[way.name] = reason
                 tell("\n".join([f"{way.name} {reason}; the ends of its logs:", *logs]))
-                self._network.end(list(way.processes.values()))
-                way.processes.clear()
-                self.ways = [each for each in self.ways if each is not way]
+                self.end(way)
                 return False
             time.sleep(0.05)
         return True
@@ -289,29 +291,28 @@ def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
     with tempfile.TemporaryDirectory() as folder:
         comparison = Comparison(network, Path(folder), units)
         everything = ways()
+        places = [(link, rate, False) for link, rate in rates.items()]
+        if slow_worker:
+            places.append((SLOW, None, True))
         try:
-            for way in everything:
+            limit, *others = everything
+            comparison.start(limit)
+            for way in others:
                 comparison.start(way)
-            if comparison.failed.get(LIMIT):
-                raise SystemExit("nothing was measured: there is no limit to compare with")
-            for round_ in range(FLAGS.rounds):
-                places = [(link, rate, False) for link, rate in rates.items()]
-                if slow_worker:
-                    places.append((SLOW, None, True))
-                for link, rate, slow in places:
-                    # The limit before and after each other way: on a machine with neighbours it changes by the minute.
-                    limit, *others = comparison.ways
-                    before = comparison.turn(limit, rate, slow)
-                    for way in others:
-                        measured, after = comparison.turn(way, rate, slow), comparison.turn(limit, rate, slow)
-                        if before is None or after is None:
-                            raise SystemExit("nothing was measured: there is no limit to compare with any more")
-                        mean, before = (before + after) / 2, after
-                        found[LIMIT, link].append((mean, 1.0))
-                        if measured is not None:
-                            found[way.name, link].append((measured, measured / mean))
-                            told = f"{measured:.1f} worker-steps/s, {measured / mean:.2f} of the limit, {mean:.1f}"
-                            tell(f"round {round_ + 1}, {link}, {way.name}: {told}")
+                for round_, (link, rate, slow) in itertools.product(range(FLAGS.rounds), places):
+                    if way.name in comparison.failed:
+                        break
+                    # Before and after: on a machine with neighbours the limit changes by the minute.
+                    before, measured, after = (comparison.turn(each, rate, slow) for each in (limit, way, limit))
+                    if before is None or after is None:
+                        raise SystemExit("nothing was measured: there is no limit to compare with")
+                    mean = (before + after) / 2
+                    found[LIMIT, link].append((mean, 1.0))
+                    if measured is not None:
+                        found[way.name, link].append((measured, measured / mean))
+                        told = f"{measured:.1f} worker-steps/s, {measured / mean:.2f} of the limit, {mean:.1f}"
+                        tell(f"{way.name}, round {round_ + 1}, {link}: {told}")
+                comparison.end(way)
         finally:
             network.end([process for way in everything for process in way.processes.values()])
     return table(units, everything, [link for link, *_ in places], found, comparison.failed)
