@@ -43,7 +43,7 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     cluster = ports.hold(cluster, {"chief:0", *(task.name for task in tasks)})
     folder = Path(tempfile.mkdtemp(prefix="tfdist-"))
     with open(folder / "fork_server.log", "wb") as log:
-        servers = _Servers(cluster, LocalTasks(log, verbose=False), folder)
+        servers = _Servers(cluster, LocalTasks(log, verbose=False, folder=str(folder)), folder)
     _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
     servers.start(tasks)
     program = os.getpid()

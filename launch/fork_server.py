@@ -1,11 +1,11 @@
-"""One process that has imported TensorFlow and forks every task: `python -m tfdist.launch.fork_server FD`.
+"""One process that has imported TensorFlow and forks every task: `python -m tfdist.launch.fork_server FD [FOLDER]`.
 
 Importing TensorFlow takes seconds and hundreds of megabytes; a fork of a process that has only imported it takes milliseconds
 and shares them. The standard library's forkserver does this too, but does not adopt and end what the tasks leave behind when
 the launcher is killed, which is why this one exists.
 
 It talks with its owner over a Unix socket (SOCK_SEQPACKET, short JSON messages, descriptors beside them). When the owner closes
-the socket, or dies, it ends every task and itself.
+the socket, or dies, it ends every task and itself, and removes FOLDER.
 
     owner -> server   {"start": NAME}   and three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
                                         standard output, standard error
@@ -20,6 +20,7 @@ import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -201,6 +202,9 @@ def main() -> None:
     program = ForkServer(owner).serve()
     if program is not None:
         program()
+        return
+    for folder in sys.argv[2:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -69,12 +69,13 @@ Event = Exited | Stopped | Ready | Lost
 class LocalTasks:
     """The fork server and the tasks that it runs. `close` ends them all; so does the end of this process, however it comes."""
 
-    def __init__(self, output: IO[bytes], verbose: bool) -> None:
+    def __init__(self, output: IO[bytes], verbose: bool, folder: str | None = None) -> None:
         """Starts the fork server; it imports TensorFlow while the caller goes on.
 
         Args:
             output: where the fork server's own output goes.
             verbose: whether TensorFlow tells everything.
+            folder: removed at the end of the fork server, so also when this process is killed.
         """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
@@ -85,7 +86,7 @@ class LocalTasks:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tfdist.launch.fork_server", str(theirs.fileno())],
+                [sys.executable, "-m", "tfdist.launch.fork_server", str(theirs.fileno()), *([folder] if folder else [])],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -122,19 +122,22 @@ def test_a_plain_program_starts_its_servers_itself_and_ends_them(start, script, 
     assert job.left(within=3) == {}
 
 
-def test_a_plain_program_that_is_killed_leaves_no_server(start, script, small_cluster):
-    job = start(
-        script("""
+def test_a_plain_program_that_is_killed_leaves_no_server_and_no_file(start, script, small_cluster, tmp_path):
+    body = """
         import time, tfdist
         tfdist.strategy("small.yaml")
         print("up", flush=True)
         time.sleep(600)
-    """)
-    )
+    """
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    job = start(script(body), environment={"TMPDIR": str(temporary)})
     job.wait_for("up")
     assert len(job.left()) >= 5  # itself, the fork server, 3 servers
+    assert [folder.name.startswith("tfdist-") for folder in temporary.iterdir()] == [True]
     os.kill(job.process.pid, signal.SIGKILL)
     assert job.left(within=10) == {}
+    assert not list(temporary.iterdir())
 
 
 def test_a_plain_program_that_fails_has_its_own_exit_code_and_leaves_no_server(start, script, small_cluster):
