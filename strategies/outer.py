@@ -45,7 +45,8 @@ class Control:
     def of(cls, numbers: Any) -> "Control":
         """Takes apart what `numbers` holds, in a function."""
         dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32)
-        return cls(*(tf.cast(n, dtype) for n, dtype in zip(tf.unstack(numbers), dtypes, strict=True)), numbers=numbers)
+        group, weight, live, step, rate, momentum = map(tf.cast, tf.unstack(numbers), dtypes)
+        return cls(group, weight, live, step, rate, momentum, numbers)
 
     def sent(self, device: str) -> "Control":
         """The same on another device, where it goes as one message."""
