@@ -183,6 +183,8 @@ class Comparison:
 
     def turn(self, way: Way, rate: str | None, slow: bool = False) -> float | None:
         """Worker-steps per second; None where the way has failed."""
+        if way.name in self.failed:
+            return None
         last = way.processes["worker", NODES - 1]
         if slow:
             self._network.slow(last, 0.25)

@@ -42,10 +42,7 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     ports = HeldPorts()
     cluster = ports.hold(cluster, {"chief:0", *(task.name for task in tasks)})
     folder = Path(tempfile.mkdtemp(prefix="tfdist-"))
-    with open(folder / "fork_server.log", "wb") as log:
-        servers = _Servers(cluster, LocalTasks(log, verbose=False, folder=str(folder)), folder)
-    _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
-    servers.start(tasks)
+    servers = _Servers(cluster, tasks, folder)
     program = os.getpid()
 
     def end() -> None:
@@ -53,7 +50,7 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
             return  # A forked child of the program ends, not the program.
         servers.close()
         ports.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # The fork server does this, too, if it has not been killed.
 
     atexit.register(end)
     return cluster
@@ -62,17 +59,16 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
 class _Servers:
     """The running servers. A thread starts those again that the others can do without, and logs what happens to them."""
 
-    def __init__(self, cluster: Cluster, running: LocalTasks, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, tasks: list[Task], folder: Path) -> None:
+        _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
         self._cluster = cluster
         self._choice = choose(cluster)
-        self._running = running
-        self._folder = folder
         self._ending = threading.Event()
-
-    def start(self, tasks: list[Task]) -> None:
+        with open(folder / "fork_server.log", "wb") as log:
+            self._running = LocalTasks(log, verbose=False, folder=str(folder))
         replaceable = [task for task in tasks if task.job in replaceable_jobs(self._choice.strategy)]
         self._restarts = Restarts(replaceable, start=self._start, kill=self._kill, say=_log.warning)
-        self._logs = {task.name: self._folder / task.log_name for task in tasks}
+        self._logs = {task.name: folder / task.log_name for task in tasks}
         for task in tasks:
             self._start(task)
         threading.Thread(target=self._watch, name="tfdist-servers", daemon=True).start()
@@ -106,10 +102,10 @@ class _Servers:
             _log.error("the process that runs the ps and worker tasks is gone: %s", event.reason)
             return False
         if isinstance(event, Stopped):
-            if event.task in self._restarts.names:
-                self._restarts.stopped(event.task, event.is_stopped)
-            if event.is_stopped:
+            if event.told:
                 _log.warning("%s", event.told)
+            if event.task in self._restarts.names:
+                self._restarts.stopped(event.task, event.signal is not None)
         elif event.task in self._restarts.names and event.code < 0:
             self._restarts.exited(event.task, event.code, event.how)
         elif event.code != 0:  # What the program does then, TensorFlow tells it.

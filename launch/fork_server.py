@@ -11,7 +11,7 @@ the socket, or dies, it ends every task and itself, and removes FOLDER.
                                         standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
     server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS}   {"failed": TEXT}
-                      {"stopped": NAME, "signal": NUMBER, "pid": PID}   {"continued": NAME, "signal": NUMBER, "pid": PID}
+                      {"stopped": NAME, "pid": PID, "signal": NUMBER}   where it goes on, "signal" is null
 """
 
 import ctypes
@@ -132,8 +132,8 @@ class ForkServer:
                 return
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 if pid in self._running:
-                    what, number = ("stopped", os.WSTOPSIG(status)) if os.WIFSTOPPED(status) else ("continued", signal.SIGCONT)
-                    self._tell({what: self._running[pid], "signal": int(number), "pid": pid})
+                    number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
+                    self._tell({"stopped": self._running[pid], "pid": pid, "signal": number})
                 continue
             name = self._running.pop(pid, None)  # None: an orphan of a task
             if name is not None:

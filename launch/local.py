@@ -38,17 +38,18 @@ class Exited:
 
 @dataclass(frozen=True)
 class Stopped:
-    """A signal has stopped a task's process, or it goes on."""
+    """A signal has stopped a task's process; where `signal` is None it goes on."""
 
     task: str
-    is_stopped: bool
     pid: int
-    number: int
+    signal: int | None
 
     @property
-    def told(self) -> str:
+    def told(self) -> str | None:
         """A sentence about a process that was stopped."""
-        return f"{self.task} was stopped by {signal.Signals(self.number).name}; `kill -CONT {self.pid}` lets it go on"
+        if self.signal is None:
+            return None
+        return f"{self.task} was stopped by {signal.Signals(self.signal).name}; `kill -CONT {self.pid}` lets it go on"
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,8 @@ class LocalTasks:
         message: dict[str, Any] = json.loads(data) if data else {"failed": self._how_it_ended()}
         if "exited" in message:
             return Exited(message["exited"], message["code"], message["time"])
-        if "stopped" in message or "continued" in message:
-            name = message.get("stopped") or message["continued"]
-            return Stopped(name, "stopped" in message, message["pid"], message["signal"])
+        if "stopped" in message:
+            return Stopped(message["stopped"], message["pid"], message["signal"])
         return Ready() if "ready" in message else Lost(message["failed"])
 
     def _how_it_ended(self) -> str:

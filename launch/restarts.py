@@ -85,7 +85,10 @@ class Restarts:
 
     def stopped(self, name: str, is_stopped: bool) -> None:
         """Takes notice that a signal has stopped one, or that it goes on."""
-        self._all[name].stopped_for = 0.0 if is_stopped and not self._over else None
+        is_stopped = is_stopped and not self._over
+        self._all[name].stopped_for = 0.0 if is_stopped else None
+        if is_stopped:
+            self._say(f"unless it goes on within {STOPPED_SECONDS:.0f} s, {name} is killed and started again")
 
     def tick(self) -> None:
         """Starts those again whose time has come, and kills those that have been stopped for too long."""

@@ -13,7 +13,7 @@ from tfdist.choice import Choice
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.local import Exited, LocalTasks, Lost, Ready, Stopped, task_environment
 from tfdist.launch.output import TaskOutput, Terminal
-from tfdist.launch.restarts import STOPPED_SECONDS, Restarts
+from tfdist.launch.restarts import Restarts
 from tfdist.strategies import replaceable_jobs, serving_jobs
 from tfdist.strategies.serve import EXIT_CHIEF_FAILED
 from tfdist.strategies.startup import is_listening, waiting_for
@@ -221,13 +221,11 @@ class Supervisor:
         return self._workers if event.task in self._workers.names and came_up and event.code < 0 else None
 
     def _note_stop(self, event: Stopped) -> None:
-        told = event.told
+        if event.told:
+            self._terminal.say(event.told)
         for restarts in (self._evaluators, self._workers):
             if event.task in restarts.names:
-                restarts.stopped(event.task, event.is_stopped)
-                told += f"; after {STOPPED_SECONDS:.0f} s it is killed and started again"
-        if event.is_stopped:
-            self._terminal.say(told)
+                restarts.stopped(event.task, event.signal is not None)
 
     def _start(self, task: Task) -> None:
         shows_progress = self._terminal.is_tty and task.name in self._training

@@ -59,9 +59,13 @@ class Job:
     def wait_for(self, text: str, timeout: float = 90.0, after: str = "") -> None:
         """Waits until the output contains `text`, behind the last `after`."""
         deadline = time.monotonic() + timeout
-        while text not in (output := self.output).rpartition(after or "\0")[2]:
-            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s in:\n{output}"
-            assert self.process.poll() is None or text in self.output, f"ended without {text!r}:\n{output}"
+
+        def is_there() -> bool:
+            return text in (self.output.rpartition(after)[2] if after else self.output)
+
+        while not is_there():
+            assert time.monotonic() < deadline, f"no {text!r} within {timeout} s in:\n{self.output}"
+            assert self.process.poll() is None or is_there(), f"ended without {text!r}:\n{self.output}"
             time.sleep(0.05)
 
     def pid_of(self, task: str) -> int:

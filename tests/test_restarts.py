@@ -51,7 +51,7 @@ def test_a_stopped_task_is_killed_after_a_minute_and_one_that_goes_on_is_not(wat
     task.stopped(NAME, True)
     passes(61)
     assert [each.name for each in done.killed] == [NAME]
-    assert done.said == [f"{NAME} has been stopped for 60 s; it is killed, so that nobody waits for it"]
+    assert done.said[-1:] == [f"{NAME} has been stopped for 60 s; it is killed, so that nobody waits for it"]
 
 
 def test_time_in_which_the_launcher_was_stopped_too_does_not_count(watched):
