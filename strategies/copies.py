@@ -294,6 +294,10 @@ class Copies:
             self.bring_together()
             self._alone = self.owners[min(self._live, default=0)] if one else None
 
+    def has_lost_the_one(self) -> bool:
+        """Whether the group that trains while the others wait is lost."""
+        return self._alone is not None and self._alone not in self._live
+
     def takes(self, group: int, even_for_another: bool) -> bool:
         """Whether a group may take the next steps: while one trains alone only that one, or whoever does it from now on."""
         if self._alone is not None and even_for_another:

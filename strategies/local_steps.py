@@ -6,6 +6,8 @@ see them as ever.
 """
 
 import functools
+import itertools
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +29,11 @@ from tfdist.strategies.server_variables import unwrapped
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
 
-TRIES_PER_GROUP = 2
-"""How often each group is asked for a step that one of them has to do, before any other may: that one may be gone."""
+TURN_SECONDS = 10.0
+"""So long a step that one group has to do waits for that group, before any other may do it: that one may be gone."""
+
+PAUSE_SECONDS = 0.001
+"""Between two times that all groups are asked for such a step: the one that has to do it may be busy with its last one."""
 
 
 class LocalStep(GroupStep):
@@ -89,28 +94,28 @@ class LocalStep(GroupStep):
 
         def run(group: int, step: int) -> Any:
             owner = self._copies.owners[group]
-            self._copies.prepare(group, list(self._blocks))
-            if self._trains:
-                if not overlaps and owner == group and self._since[owner] >= period:
-                    self._exchange(group)
-                for block in self._blocks:
-                    if block in self._exchanged or block.kind is not Kind.EXCHANGED:
-                        block.dirty.add(owner)
-            if data is not None:
-                data.begin(group, self._copies.start_of(group), self._strategy.worker_groups[group].devices[0])
-            call = calls[self._turns[group] % len(turns)]
-            if owner != group and overlaps:
-                call = calls[-1]
-            elif overlaps:
-                self._turns[group] += 1
-            if overlaps and owner == group:
-                self._copies.pushes(group)
-            if self._trains:
-                self._copies.trains(group, examples)
-            self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
             try:
+                self._copies.prepare(group, list(self._blocks))
+                if self._trains:
+                    if not overlaps and owner == group and self._since[owner] >= period:
+                        self._exchange(group)
+                    for block in self._blocks:
+                        if block in self._exchanged or block.kind is not Kind.EXCHANGED:
+                            block.dirty.add(owner)
+                if data is not None:
+                    data.begin(group, self._copies.start_of(group), self._strategy.worker_groups[group].devices[0])
+                call = calls[self._turns[group] % len(turns)]
+                if owner != group and overlaps:
+                    call = calls[-1]
+                elif overlaps:
+                    self._turns[group] += 1
+                if overlaps and owner == group:
+                    self._copies.pushes(group)
+                if self._trains:
+                    self._copies.trains(group, examples)
+                self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
                 return call(group, self._copies.control(group, self._rates, step))
-            except tf.errors.OpError:
+            except Exception:
                 self._copies.lost(owner)
                 raise
 
@@ -304,14 +309,17 @@ class LocalKerasSteps(KerasSteps):
         if not self._trains:
             return super()._one_batch(batch)
         self._copies.train_with_one(True)
-        groups = len(self._strategy.worker_groups)
-        for number in range(TRIES_PER_GROUP * groups + 1):
+        latest = time.monotonic() + TURN_SECONDS
+        for number in itertools.count(1):
             self._next_step = None
-            self._takes_any = number == TRIES_PER_GROUP * groups
+            self._takes_any = self._copies.has_lost_the_one() or time.monotonic() > latest
+            if self._takes_any:
+                self._copies.bring_together()  # Whoever does it goes on from what that one has done.
             execution = self._schedule([batch])
             if self._under_way.result_of(execution):
-                break
-        return self._done(execution)
+                return self._done(execution)
+            if number % len(self._strategy.worker_groups) == 0:
+                time.sleep(PAUSE_SECONDS)
 
     def begin(self) -> None:
         """See `KerasSteps.begin`."""

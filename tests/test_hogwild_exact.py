@@ -51,6 +51,7 @@ CASES = {
     "answers_between_steps": None,
     "rows_looked_up": None,
     "what_steps_wait_for": None,
+    "alone_and_late": None,
 }
 """Name -> what the program is to do, see there."""
 
@@ -341,6 +342,15 @@ def test_slices_take_their_turns_step_by_step(results):
 def test_changes_weigh_by_their_examples(results):
     """Six updates with batches of 2, four with batches of 6. The first change weighs a half: nobody else has pushed one yet."""
     np.testing.assert_allclose(results["examples"][:3], [[0.5 * 2 + 0.25 * 4 + 0.75 * 4] * 4] * 3, rtol=1e-6)
+
+
+def test_train_on_batch_waits_for_the_group_that_trains(results):
+    """As plain Keras, however late that group comes back for its next step."""
+    np.testing.assert_allclose(results["alone_and_late"]["late"], results["alone_and_late"]["keras"], rtol=1e-5)
+
+
+def test_train_on_batch_goes_on_in_another_group_from_what_the_first_has_done(results):
+    np.testing.assert_allclose(results["alone_and_late"]["gone"], results["alone_and_late"]["keras"], rtol=1e-5)
 
 
 def test_a_group_alone_trains_embeddings_as_plain_keras(results):

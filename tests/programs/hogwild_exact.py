@@ -6,8 +6,11 @@ The file of cases maps names to cases: `values` (of each variable), `options` (o
 """
 
 import concurrent.futures
+import itertools
 import json
 import sys
+import threading
+import time
 
 import keras
 import numpy as np
@@ -16,6 +19,7 @@ from gate import LIMIT, PS, Gate, HeldCentre, called_beside, wait_for
 
 import tfdist
 import tfdist.strategies.centre
+import tfdist.strategies.local_steps
 from tfdist.strategies.copies import Copies
 from tfdist.strategies.local_variable import Kind
 from tfdist.strategies.outer import Control
@@ -403,6 +407,47 @@ def rows_looked_up(strategy):
         trained.steps(group, *batches[group])
     results["sgd two groups"] = trained.collect()
     return results
+
+
+def alone_and_late(strategy):
+    """`train_on_batch` in three groups: the one that trains always comes back late, and in the end no more.
+
+    Returns the losses of plain Keras, those with a group that comes late, and those with it gone after the third step.
+    """
+    generator = np.random.default_rng(4)
+    batch = generator.normal(size=(8, 3)).astype("float32"), generator.normal(size=(8, 1)).astype("float32")
+
+    def losses(comes_back=lambda: None):
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.train_on_batch(*batch)
+        reader = strategy._cluster_coordinator._cluster.workers[0]
+
+        def process(closure):
+            type(reader)._process_closure(reader, closure)
+            comes_back()
+
+        reader._process_closure = process
+        try:
+            return [float(model.train_on_batch(*batch)) for _ in range(7)]
+        finally:
+            del reader._process_closure
+
+    keras_losses = losses()
+    begin(strategy, 3, period=2)
+    with strategy.scope():
+        late = losses(lambda: time.sleep(0.1))
+    begin(strategy, 3, period=2)
+    calls, is_over = itertools.count(1), threading.Event()
+    limit, tfdist.strategies.local_steps.TURN_SECONDS = tfdist.strategies.local_steps.TURN_SECONDS, 0.5
+    try:
+        with strategy.scope():
+            gone = losses(lambda: is_over.wait(LIMIT) if next(calls) == 2 else None)
+    finally:
+        is_over.set()
+        tfdist.strategies.local_steps.TURN_SECONDS = limit
+    return {"keras": keras_losses, "late": late, "gone": gone}
 
 
 def main(cases_file, results_file):
