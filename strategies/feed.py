@@ -76,12 +76,14 @@ class FedDataset:
 
     Attributes:
         steps_per_epoch: how many batches Keras takes for one epoch, whole executions; None where it takes all.
+        batches_per_epoch: how many an epoch has; None where that is not known before the first.
         element_spec: as that of the dataset.
         is_empty: whether no iteration has yielded a batch yet.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         self.steps_per_epoch: int | None = None
+        self.batches_per_epoch: int | None = None
         self.element_spec = dataset.element_spec
         self.is_empty = True
         self._dataset = dataset

@@ -20,8 +20,8 @@ from tfdist.strategies.local_steps import LocalKerasSteps, LocalStep
 from tfdist.strategies.local_variable import LocalVariable
 from tfdist.strategies.parameter_server import ParameterServer, begin
 from tfdist.strategies.parts import joined
+from tfdist.strategies.periods import Speeds
 from tfdist.strategies.server_variables import unwrapped
-from tfdist.strategies.speeds import Speeds
 from tfdist.strategies.steps_under_way import UNDER_WAY_PER_GROUP
 from tfdist.strategies.worker_local import WorkerLocalVariable
 

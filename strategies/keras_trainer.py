@@ -47,7 +47,8 @@ class StepProvider(Protocol):
     def keras_dataset(self, dataset: Any) -> Any:
         """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.
 
-        Where it has an attribute `steps_per_epoch`, that is set to Keras' argument, rounded up to whole executions.
+        Where it has an attribute `steps_per_epoch`, that is set to Keras' argument, rounded up to whole executions, and
+        `batches_per_epoch` to the number of batches of an epoch, where Keras knows it before the first.
         """
 
     def example_batch(self, dataset: Any) -> Any:
@@ -143,6 +144,7 @@ def _ask_for_data() -> None:
             steps, execution = self.steps_per_epoch, self.steps_per_execution
             # Keras runs whole executions.
             self._distributed_dataset.steps_per_epoch = steps and math.ceil(steps / execution) * execution
+            self._distributed_dataset.batches_per_epoch = self.num_batches
 
     @functools.wraps(symbolic_build)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:

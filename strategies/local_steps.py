@@ -1,8 +1,8 @@
 """What Keras calls as `train_function` and `test_function` under Hogwild: groups train copies of their own, period by period.
 
-A group gets the batches of a whole sync period with one call. Its function begins the exchange with the centre, makes the local
-steps while that is under way, and takes the answer over at the end. It tells the logs of each step, so that Keras' callbacks
-see them as ever.
+A group gets the batches of a whole sync period with one call, fewer in short epochs. Its function begins the exchange with the
+centre, makes the local steps while that is under way, and takes the answer over at the end. It tells the logs of each step, so
+that Keras' callbacks see them as ever.
 """
 
 import functools
@@ -25,6 +25,7 @@ from tfdist.strategies.local_optimizer import counters_of, name_of, numbered, st
 from tfdist.strategies.local_variable import Kind, LocalVariable
 from tfdist.strategies.one_message import can_pack
 from tfdist.strategies.outer import Control
+from tfdist.strategies.periods import is_due, steps_per_call
 from tfdist.strategies.server_variables import unwrapped
 from tfdist.strategies.worker_data import OnWorker, WorkerData, WorkerFeed
 from tfdist.strategies.worker_groups import WorkerGroup
@@ -79,9 +80,9 @@ class LocalStep(GroupStep):
         del variant
         self._register_weights()
         data = batches[0].data if isinstance(batches[0], OnWorker) else None
-        # Whoever has a period's batches exchanges while it computes them; with fewer, before them, when the period is over.
+        # Whoever has about a period's batches exchanges while it computes them; with fewer, before them, when that is due.
         period = period or self._strategy.steps_per_exchange
-        overlaps = self._trains and len(batches) >= period and self._strategy.synchronisation.overlap
+        overlaps = self._trains and is_due(len(batches), len(batches), period) and self._strategy.synchronisation.overlap
         turns: list[Any] = [(number,) for number in range(len(self._exchanged))] if overlaps else [()]
         if overlaps and self._strategy.synchronisation.slices == 1:
             turns = [tuple(range(len(self._exchanged)))]
@@ -97,7 +98,7 @@ class LocalStep(GroupStep):
             try:
                 self._copies.prepare(group, list(self._blocks))
                 if self._trains:
-                    if not overlaps and owner == group and self._since[owner] >= period:
+                    if not overlaps and owner == group and is_due(self._since[owner], len(batches), period):
                         self._exchange(group)
                     for block in self._blocks:
                         if block in self._exchanged or block.kind is not Kind.EXCHANGED:
@@ -261,7 +262,7 @@ def can_be_cut(batches: list[Any]) -> bool:
 
 
 class LocalKerasSteps(KerasSteps):
-    """As `KerasSteps`, with as many batches to a call as a sync period has steps, and the logs of each of them."""
+    """As `KerasSteps`, with up to as many batches to a call as a sync period has steps, and the logs of each of them."""
 
     def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: Any, trains: bool) -> None:
         self._trains = trains
@@ -288,9 +289,10 @@ class LocalKerasSteps(KerasSteps):
             iterator.begin_epoch_if_over()
             if self._trains:
                 self._copies.train_with_one(False)
+        steps = steps_per_call(iterator.owner.batches_per_epoch, len(self._strategy.worker_groups), self._length)
         while not self._ready:
             while len(self._under_way) < self._under_way.limit:
-                batches = iterator.take(self._length)
+                batches = iterator.take(steps)
                 if not batches:
                     break
                 self._schedule(batches, iterator.owner.element_spec)

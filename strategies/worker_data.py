@@ -28,11 +28,13 @@ class WorkerData:
 
     Attributes:
         steps_per_epoch: how many batches Keras takes for one epoch.
+        batches_per_epoch: as `FedDataset`'s.
         element_spec: as that of the dataset.
     """
 
     def __init__(self, dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, first: tf.data.Dataset) -> None:
         self.steps_per_epoch: int | None = None
+        self.batches_per_epoch: int | None = None
         self._dataset_fn = dataset_fn
         self._groups = groups
         self._first = first

@@ -52,6 +52,7 @@ CASES = {
     "rows_looked_up": None,
     "what_steps_wait_for": None,
     "alone_and_late": None,
+    "short_epochs": None,
 }
 """Name -> what the program is to do, see there."""
 
@@ -342,6 +343,13 @@ def test_slices_take_their_turns_step_by_step(results):
 def test_changes_weigh_by_their_examples(results):
     """Six updates with batches of 2, four with batches of 6. The first change weighs a half: nobody else has pushed one yet."""
     np.testing.assert_allclose(results["examples"][:3], [[0.5 * 2 + 0.25 * 4 + 0.75 * 4] * 4] * 3, rtol=1e-6)
+
+
+def test_in_short_epochs_every_group_gets_its_part(results):
+    got = results["short_epochs"]
+    assert got["examples"] == [8.0] * 6
+    assert got["evaluations"] == 3
+    np.testing.assert_allclose(got["weights"][:3], [[8.0] * 4] * 3, rtol=1e-6)  # The mean of 24 steps of three groups.
 
 
 def test_train_on_batch_waits_for_the_group_that_trains(results):

@@ -11,6 +11,7 @@ import json
 import sys
 import threading
 import time
+import unittest.mock
 
 import keras
 import numpy as np
@@ -407,6 +408,27 @@ def rows_looked_up(strategy):
         trained.steps(group, *batches[group])
     results["sgd two groups"] = trained.collect()
     return results
+
+
+def short_epochs(strategy):
+    """Epochs of 12 batches for three groups with a sync period of 16: how many examples each call has, and the weights after it."""
+    begin(strategy, 3, period=16)
+    with strategy.scope():
+        model = upwards()
+    called = []
+
+    def note(group, examples):
+        called.append(examples)
+        Copies.trains(strategy.copies, group, examples)
+
+    strategy.copies.trains = note
+    strategy.copies.under_way = strategy._tfdist_steps.__len__
+    ones = np.ones((24, 1), "float32")
+    model.fit(ones, ones, batch_size=2, epochs=2, verbose=0)
+    given, schedule = [], strategy._tfdist_steps.schedule
+    with unittest.mock.patch.object(strategy._tfdist_steps, "schedule", lambda run: given.append(run) or schedule(run)):
+        model.evaluate(ones, ones, batch_size=2, verbose=0)
+    return {"examples": called, "evaluations": len(given), "weights": [weight.tolist() for weight in model.get_weights()]}
 
 
 def alone_and_late(strategy):

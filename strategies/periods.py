@@ -1,6 +1,7 @@
-"""How fast worker groups are, and after how many updates each therefore exchanges."""
+"""After how many updates a worker group exchanges: as near to the sync period as the length of epochs and its speed allow."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 
@@ -32,3 +33,22 @@ class Speeds:
         if speed is None or not known:
             return period
         return max(1, int(speed / max(known) * period))
+
+
+def steps_per_call(batches: int | None, groups: int, period: int) -> int:
+    """How many batches a group gets at a time: those of a whole period, in short epochs no more than its part of them.
+
+    Args:
+        batches: in an epoch; None where that is not known.
+        groups: the number of groups.
+        period: updates between two exchanges.
+    """
+    return min(period, math.ceil(batches / groups)) if batches else period
+
+
+def is_due(since: int, steps: int, period: int) -> bool:
+    """Whether a group exchanges before its next `steps`, having made `since` after its last exchange.
+
+    An exchange is at the begin of a call: at that which is nearest to the end of the period.
+    """
+    return 2 * since + steps >= 2 * period
