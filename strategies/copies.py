@@ -286,7 +286,7 @@ class Copies:
         """Adds updates that are done to the chief's counters."""
         self._done += 1
         for variable, updates in made:
-            variable.set_on_chief(variable.value_on_chief() + updates)
+            variable.count_on_chief(updates)
 
     def train_with_one(self, one: bool) -> None:
         """Whether from now on one group trains while the others wait: then its progress counts in full, as in one process."""

@@ -74,6 +74,7 @@ class LocalVariable(WrittenVariable):
         self.restored: dict[int, Any] = {}
         self.restored_outer: dict[str, Any] = {}
         self.version = 0  # Of the block's values that the chief's variable has.
+        self._uncounted = 0  # What is still to be added to the chief's variable.
         # What TensorFlow's variables have.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
         self._trainable = self._on_chief.trainable
@@ -151,7 +152,7 @@ class LocalVariable(WrittenVariable):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self
         with self._strategy_of.copies.assigning(self):
-            getattr(self._on_chief, method)(value)
+            getattr(self._counted(), method)(value)
         return self
 
     # On the chief.
@@ -159,15 +160,26 @@ class LocalVariable(WrittenVariable):
     def on_chief(self) -> Any:
         """The chief's variable, with the value that this variable has now."""
         self._strategy_of.copies.bring(self)
-        return self._on_chief
+        return self._counted()
 
     def set_on_chief(self, value: Any) -> None:
         """Sets what the chief knows of the value, without telling the groups."""
-        self._on_chief.assign(value)
+        self._counted().assign(value)
+
+    def count_on_chief(self, updates: int) -> None:
+        """Adds to what the chief knows of the value, without telling the groups."""
+        self._uncounted += updates
 
     def value_on_chief(self) -> Any:
         """What the chief's variable holds, whatever the groups have done since; a numpy array."""
-        return self._on_chief.numpy()
+        return self._counted().numpy()
+
+    def _counted(self) -> Any:
+        # Only when somebody looks: after each call of a group it would be a twelfth of what the call costs the chief.
+        if self._uncounted:
+            self._on_chief.assign_add(self._uncounted)
+            self._uncounted = 0
+        return self._on_chief
 
     def numpy(self) -> Any:
         """The value as a numpy array."""
