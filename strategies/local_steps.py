@@ -95,6 +95,7 @@ class LocalStep(GroupStep):
 
         def run(group: int, step: int) -> Any:
             owner = self._copies.owners[group]
+            exchanges = overlaps and owner == group  # Of the groups that train the same copies, one does.
             try:
                 self._copies.prepare(group, list(self._blocks))
                 if self._trains:
@@ -105,16 +106,14 @@ class LocalStep(GroupStep):
                             block.dirty.add(owner)
                 if data is not None:
                     data.begin(group, self._copies.start_of(group), self._strategy.worker_groups[group].devices[0])
-                call = calls[self._turns[group] % len(turns)]
-                if owner != group and overlaps:
-                    call = calls[-1]
-                elif overlaps:
+                call = calls[-1]
+                if exchanges:
+                    call = calls[self._turns[group] % len(turns)]
                     self._turns[group] += 1
-                if overlaps and owner == group:
                     self._copies.pushes(group)
                 if self._trains:
                     self._copies.trains(group, examples)
-                self._since[owner] = len(batches) if overlaps and owner == group else self._since[owner] + len(batches)
+                self._since[owner] = len(batches) + (0 if exchanges else self._since[owner])
                 return call(group, self._copies.control(group, self._rates, step))
             except Exception:
                 self._copies.lost(owner)
