@@ -78,8 +78,8 @@ def strategy_of(name):
     from tfdist.cluster import Cluster, Task
 
     tasks = (Task("chief", 0), *(Task("worker", index) for index in range(len(SECONDS))), Task("ps", 0))
-    options = tfdist.Synchronisation(**TRAININGS[name])
-    return tfdist.strategy(Cluster(tasks, strategy="hogwild", sync_period=PERIOD, synchronisation=options))
+    options = tfdist.Synchronization(**TRAININGS[name])
+    return tfdist.strategy(Cluster(tasks, strategy="hogwild", sync_period=PERIOD, synchronization=options))
 
 
 def train(size, name):

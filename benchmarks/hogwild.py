@@ -134,7 +134,7 @@ def ways() -> list[Way]:
     for entry in FLAGS.hogwild:
         length, _, compression = entry.partition(":")
         period = int(length)
-        options = {"sync_period": period, "synchronisation": {"compression": compression} if compression else {}}
+        options = {"sync_period": period, "synchronization": {"compression": compression} if compression else {}}
         name = f"hogwild, exchange each {period} steps" + (f", {compression}" if compression else "")
         found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
     wanted = FLAGS.ways or (["mirrored", "20 steps"] if FLAGS.quick else [""])
@@ -304,7 +304,7 @@ def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
                 for round_, (link, rate, slow) in itertools.product(range(FLAGS.rounds), places):
                     if way.name in comparison.failed:
                         break
-                    # Before and after: on a machine with neighbours the limit changes by the minute.
+                    # Before and after: on a machine with neighbors the limit changes by the minute.
                     before, measured, after = (comparison.turn(each, rate, slow) for each in (limit, way, limit))
                     if before is None or after is None:
                         raise SystemExit("nothing was measured: there is no limit to compare with")

@@ -97,8 +97,8 @@ def by_hand(name, steps, seconds):
             os.environ["GLIBC_TUNABLES"] = ""  # For `keep_freed_memory`: the user has chosen. glibc has read it long ago.
         tfdist.strategy()  # Serves.
     from tfdist.dialects import from_environment
-    from tfdist.strategies import ending
-    from tfdist.strategies.startup import wait_for_tasks
+    from tfdist.strategies.runtime import shutdown
+    from tfdist.strategies.runtime.peers import wait_for_tasks
 
     cluster = from_environment()
     servers = [*cluster.job("ps"), *cluster.job("worker")]
@@ -146,7 +146,7 @@ def by_hand(name, steps, seconds):
             done += count * steps
             if now > begin + seconds:
                 break
-    ending.tell(servers, ending.FINISHED)
+    shutdown.tell(servers, shutdown.FINISHED)
     return done / (now - begin)
 
 

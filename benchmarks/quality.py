@@ -33,7 +33,7 @@ TEXT_GROUPS, TEXT_BATCH, TEXT_STEPS, CONTEXT, WIDTH, LAYERS = 4, 32, 2400, 64, 6
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is trained: `period` 0 is synchronous training; `options` are those of `tfdist.Synchronisation`."""
+    """What is trained: `period` 0 is synchronous training; `options` are those of `tfdist.Synchronization`."""
 
     task: str
     period: int
@@ -181,7 +181,7 @@ def strategy_of(setting, task):
         (Task("chief", 0), *(Task("worker", index) for index in range(task.groups)), Task("ps", 0)),
         strategy="hogwild",
         sync_period=setting.period,
-        synchronisation=tfdist.Synchronisation(**dict(setting.options)),
+        synchronization=tfdist.Synchronization(**dict(setting.options)),
     )
     return tfdist.strategy(cluster)
 

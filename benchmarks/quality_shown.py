@@ -78,7 +78,7 @@ def _plot(results, settings, tasks, file):
     shown = [name for name in tasks if any(result["task"] == name for result in results)]
     figure, rows = pyplot.subplots(len(shown), 2, figsize=(14, 4.4 * len(shown)), squeeze=False)
     for name, (by_time, by_bytes) in zip(shown, rows, strict=True):
-        colours = iter(pyplot.cm.tab20.colors)
+        colors = iter(pyplot.cm.tab20.colors)
         for setting in settings:
             seeds = [result for result in results if result["name"] == setting.name and result["task"] == name]
             if not seeds:
@@ -87,7 +87,7 @@ def _plot(results, settings, tasks, file):
             points = list(zip(*(seed["curve"] for seed in seeds), strict=True))
             values = [statistics.mean(point[2] for point in at) for at in points]
             style = {"label": _label(seeds[0]), "linestyle": "-" if setting.period else "--", "marker": ".", "markersize": 3}
-            style["color"] = next(colours)
+            style["color"] = next(colors)
             by_time.plot([statistics.median(point[1] for point in at) for at in points], values, **style)
             by_bytes.plot([at[0][0] * each for at in points], values, **style)
         by_time.set(xlabel="seconds, on a busy machine", ylabel=UNITS[name][0].replace("test", "validation"), title=name)

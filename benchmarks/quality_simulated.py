@@ -4,7 +4,7 @@
 
 Trains the network of `quality.py` for mnist1d with all groups in step with each other; they exchange one after the other,
 evenly spread over the period. The centre is that of tests/periodic_oracles.py, and what a group keeps is as in
-strategies/exchange.py: with overlap it takes the answer over one period after it has pushed.
+strategies/hogwild/push_pull.py: with overlap it takes the answer over one period after it has pushed.
 """
 
 import ast
@@ -16,7 +16,7 @@ import time
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
-sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path.dirname(__file__), "..", "tests")]
+sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path.dirname(__file__), "..", "tests", "support")]
 import periodic_oracles as oracles  # noqa: E402
 from quality_data import CLASSES, FEATURES, HIDDEN, LOCAL_BATCH, STEPS, mnist1d  # noqa: E402
 
@@ -85,7 +85,7 @@ class Network:
 
 
 class Centre:
-    """The centre with `outer`'s rule: `take` gives what the group counts as known from then on (L), see strategies/outer.py."""
+    """The centre with `outer`'s rule: `take` gives what the group counts as known from then on (L), see strategies/hogwild/outer_optimizers.py."""
 
     def __init__(self, outer, start, groups, rate, momentum):
         self.outer, self.groups = outer, groups
@@ -137,7 +137,7 @@ def train(
     """The validation and test accuracy of the centre, in percent.
 
     Args:
-        outer: as of `tfdist.Synchronisation`, or "synchronous".
+        outer: as of `tfdist.Synchronization`, or "synchronous".
         delay: updates after which a group takes the answer over; None for those of the period with overlap, 0 without.
         spread: whether groups exchange evenly over the period, or all at the same step.
         waits: whether groups begin each period together, from the centre with the round in it. Not with spread or overlap.

@@ -20,8 +20,8 @@ from absl import app, flags
 
 import tfdist
 from tfdist.choice import choose, prepared
-from tfdist.launch.local import task_environment
-from tfdist.launch.ports import HeldPorts
+from tfdist.launch.backends.local.ports import HeldPorts
+from tfdist.launch.backends.local.processes import task_environment
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("tiers", ["STANDARD_1", "PREMIUM_1"], "CloudML tiers to start.")

@@ -1,6 +1,6 @@
-"""python -m tfdist.launch: see tfdist/launch/app.py."""
+"""python -m tfdist.launch: see tfdist/launch/cli.py."""
 
-from tfdist.launch.app import main
+from tfdist.launch.cli import main
 
 if __name__ == "__main__":
     main()

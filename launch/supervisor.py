@@ -11,12 +11,12 @@ from typing import Any
 
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster, Task
-from tfdist.launch.local import Exited, LocalTasks, Lost, Ready, Stopped, task_environment
+from tfdist.launch.backends.local.processes import Exited, LocalTasks, Lost, Ready, Stopped, task_environment
 from tfdist.launch.output import TaskOutput, Terminal
 from tfdist.launch.restarts import Restarts
 from tfdist.strategies import replaceable_jobs, serving_jobs
-from tfdist.strategies.serve import EXIT_CHIEF_FAILED
-from tfdist.strategies.startup import is_listening, waiting_for
+from tfdist.strategies.runtime.peers import is_listening, waiting_for
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 TICK_SECONDS = 0.1
 TELL_SECONDS = 10.0
@@ -24,7 +24,7 @@ GRACE_SECONDS = 5.0
 """How long a training task may take to end when asked; then it is killed."""
 
 SERVER_GRACE_SECONDS = 1.0
-"""The same for servers, which have nothing to save. With the times of fork_server.py, all have ended within 10 seconds."""
+"""The same for servers, which have nothing to save. With the times of backends/local/fork_server.py, all have ended within 10 seconds."""
 
 EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, when the training is done, for the checkpoints that are left."""
@@ -73,7 +73,7 @@ class Supervisor:
         Args:
             cluster: the prepared cluster, with held addresses.
             choice: its strategy.
-            program: what every task runs (see bootstrap.py).
+            program: what every task runs (see backends/local/run_program.py).
             tasks: the fork server, which may still be importing TensorFlow.
             log_dir: an existing folder for the tasks' output.
             terminal: where their output is shown.

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 MODULES = {
     "default": "tfdist.strategies.default",
-    "mirrored": "tfdist.strategies.mirrored",
-    "multi_worker_mirrored": "tfdist.strategies.multi_worker_mirrored",
-    "parameter_server": "tfdist.strategies.parameter_server",
-    "hogwild": "tfdist.strategies.hogwild",
+    "mirrored": "tfdist.strategies.data_parallel.mirrored",
+    "multi_worker_mirrored": "tfdist.strategies.data_parallel.multi_worker_mirrored",
+    "parameter_server": "tfdist.strategies.parameter_server.strategy",
+    "hogwild": "tfdist.strategies.hogwild.strategy",
 }
 """Strategy name -> module."""
 
@@ -64,30 +64,32 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         choice: what `tfdist.choice.choose` said.
         start_timeout: seconds to wait for the other tasks.
     """
-    from tfdist.strategies import report, saving
+    from tfdist.strategies.checkpoint import atomic_saving
+    from tfdist.strategies.runtime import run_summary
 
     quiet_tensorflow()
-    report.install()
+    run_summary.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
-    saving.install(strategy)
+    atomic_saving.install(strategy)
     return strategy
 
 
 def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.Strategy":
     """Creates the strategy of this process, an evaluator task of `cluster`, under which `fit` evaluates."""
-    from tfdist.strategies import evaluator, saving
+    from tfdist.strategies.checkpoint import atomic_saving
+    from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
 
     quiet_tensorflow()
     assert cluster.task is not None
-    strategy = evaluator.create(cluster, cluster.find(*cluster.task), start_timeout)
-    saving.install(strategy)
+    strategy = create_evaluator_strategy(cluster, cluster.find(*cluster.task), start_timeout)
+    atomic_saving.install(strategy)
     return strategy
 
 
 def write_for_evaluator(strategy: "tf.distribute.Strategy", cluster: Cluster) -> None:
     """Makes the chief's `fit` write checkpoints for the evaluator, where there is one and a folder in which they can meet."""
-    from tfdist.strategies.evaluation_folder import EvaluationFolder
+    from tfdist.strategies.evaluator.folder import EvaluationFolder
 
     expected = bool(cluster.job("evaluator"))
     try:
@@ -96,9 +98,9 @@ def write_for_evaluator(strategy: "tf.distribute.Strategy", cluster: Cluster) ->
         if expected:
             logging.getLogger("tfdist").warning("the training goes on without its evaluator: %s", error)
         return
-    from tfdist.strategies import checkpoints_for_evaluator
+    from tfdist.strategies.evaluator import chief_callback
 
-    checkpoints_for_evaluator.install(strategy, folder, expected)
+    chief_callback.install(strategy, folder, expected)
 
 
 def quiet_tensorflow() -> None:

@@ -12,6 +12,7 @@ Importing this package, reading a description and translating it do not import T
 
 from tfdist.cluster import Cluster as Cluster
 from tfdist.cluster import Task as Task
+from tfdist.create_strategy import strategy as strategy
 from tfdist.dialects import read as read
 from tfdist.errors import ClusterError as ClusterError
 from tfdist.flags import define_flags as define_flags
@@ -23,14 +24,13 @@ from tfdist.ranks import local_size as local_size
 from tfdist.ranks import rank as rank
 from tfdist.ranks import role as role
 from tfdist.ranks import size as size
-from tfdist.roles import strategy as strategy
-from tfdist.synchronisation import Synchronisation as Synchronisation
+from tfdist.synchronization import Synchronization as Synchronization
 from tfdist.version import __version__ as __version__
 
 __all__ = [
     "Cluster",
     "ClusterError",
-    "Synchronisation",
+    "Synchronization",
     "Task",
     "cross_rank",
     "cross_size",

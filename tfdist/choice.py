@@ -93,7 +93,7 @@ def choose(cluster: Cluster) -> Choice:
 
     Raises:
         ClusterError: when the strategy that the user forces is unknown or the cluster cannot carry it, or when the options of
-            synchronisation do not fit the strategy or the cluster.
+            synchronization do not fit the strategy or the cluster.
     """
     if cluster.strategy is not None:
         _check_forced(cluster, cluster.strategy)
@@ -102,14 +102,14 @@ def choose(cluster: Cluster) -> Choice:
         rule = next(rule for rule in RULES if rule.fits(cluster))
         choice = Choice(rule.strategy, f"{rule.description} ({rule.known_as})")
     if choice.strategy == "hogwild":
-        cluster.synchronisation.check(cluster)
-    elif options := cluster.synchronisation.given():
+        cluster.synchronization.check(cluster)
+    elif options := cluster.synchronization.given():
         raise cluster.source.error(not_hogwild(choice), field=next(iter(options)))
     return choice
 
 
 def not_hogwild(choice: Choice) -> str:
-    """Why an option of synchronisation is refused under another strategy, as the end of a sentence."""
+    """Why an option of synchronization is refused under another strategy, as the end of a sentence."""
     return (
         f"it is an option of hogwild, and this cluster means {choice.strategy}: {choice.rule}; choose --strategy hogwild, "
         "describe several server groups, or leave it out"

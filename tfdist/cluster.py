@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.errors import Source
-from tfdist.synchronisation import Synchronisation
+from tfdist.synchronization import Synchronization
 
 JOBS = ("chief", "worker", "ps", "evaluator")
 """The jobs of a TensorFlow cluster, in the order in which tasks are listed everywhere."""
@@ -82,7 +82,7 @@ class Cluster:
         server_groups: server ranks by group. Empty on construction means: one group of all servers.
         separate_servers: whether servers run in processes of their own (SINGA's `server_worker_separate`).
         sync_period: updates of a worker group between two exchanges with the centre, at least 1 (SINGA's `sync_freq`).
-        synchronisation: what becomes of such an exchange (Hogwild's options).
+        synchronization: what becomes of such an exchange (Hogwild's options).
         share_memory: whether worker groups of one process update one copy of the parameters (SINGA's `share_memory`).
         job_dir: folder for what the job writes (CloudML's `jobDir`, SINGA's `workspace`), or None.
         strategy: the strategy that the user forces (`--strategy`), or None to choose by the description.
@@ -100,7 +100,7 @@ class Cluster:
     server_groups: Groups = ()
     separate_servers: bool = True
     sync_period: int = 1
-    synchronisation: Synchronisation = field(default=Synchronisation())
+    synchronization: Synchronization = field(default=Synchronization())
     share_memory: bool = True
     job_dir: str | None = None
     strategy: str | None = None
@@ -250,8 +250,8 @@ class Cluster:
                 value = getattr(self, entry.name)
                 if value != entry.default:
                     extension[entry.name] = value
-        if options := self.synchronisation.given():
-            extension["synchronisation"] = options
+        if options := self.synchronization.given():
+            extension["synchronization"] = options
         evaluators = self.job("evaluator")
         if evaluators:
             extension["evaluators"] = _addresses(self.addressed().job("evaluator"))

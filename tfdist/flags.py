@@ -9,14 +9,14 @@ from tfdist.choice import STRATEGIES, choose, not_hogwild
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
 from tfdist.errors import Source
-from tfdist.membership import Membership
-from tfdist.synchronisation import (
+from tfdist.rank_info import RankInfo
+from tfdist.synchronization import (
     COMPRESSIONS,
     DEFAULT_SYNC_PERIOD,
     OUTERS,
     TOPOLOGIES,
     WEIGHTS,
-    Synchronisation,
+    Synchronization,
     problem,
 )
 
@@ -44,7 +44,7 @@ HOGWILD_FLAGS = {
     "exchange_weights": f"What a change weighs by: {', '.join(WEIGHTS)}.",
     "overlap": "A group goes on while its exchange is under way.",
 }
-"""The flags of Hogwild: `sync_period` and the options of `Synchronisation`, where `exchange_weights` is called `weights`."""
+"""The flags of Hogwild: `sync_period` and the options of `Synchronization`, where `exchange_weights` is called `weights`."""
 
 
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -107,10 +107,10 @@ def describes(flag_values: flags.FlagValues) -> bool:
     return flag_values.cluster is not None or any(getattr(flag_values, name) is not None for name in CLOUDML_FLAGS)
 
 
-def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | Membership | None:
+def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | None:
     """Reads the cluster that the flags describe, else that of the environment; None where there is neither.
 
-    `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags apply to whichever it is (to a Membership, once its ranks have
+    `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags apply to whichever it is (to a RankInfo, once its ranks have
     met). The sync period is `DEFAULT_SYNC_PERIOD` where `--strategy hogwild` is given on a description that neither means
     Hogwild nor has a word for the period.
 
@@ -120,7 +120,7 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | Membership | 
     """
     if describes(flag_values):
         overrides = {name: getattr(flag_values, name) for name in CLOUDML_FLAGS}
-        cluster: Cluster | Membership | None = description(
+        cluster: Cluster | RankInfo | None = description(
             flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides
         )
     elif flag_values.hostfile is not None:
@@ -164,7 +164,7 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
     if not given:
         return cluster
     flag = f"--{next(iter(given))}"
-    choice = choose(dataclasses.replace(cluster, synchronisation=Synchronisation()))
+    choice = choose(dataclasses.replace(cluster, synchronization=Synchronization()))
     if choice.strategy != "hogwild":
         raise Source("flags", flag).error(not_hogwild(choice))
     period = given.pop("sync_period", cluster.sync_period)
@@ -174,5 +174,5 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
     for flag, name in zip(given, options, strict=True):
         if fault := problem(name, options[name]):
             raise Source("flags", f"--{flag}").error(fault)
-    synchronisation = dataclasses.replace(cluster.synchronisation, **options)
-    return dataclasses.replace(cluster, sync_period=period, synchronisation=synchronisation)
+    synchronization = dataclasses.replace(cluster.synchronization, **options)
+    return dataclasses.replace(cluster, sync_period=period, synchronization=synchronization)

@@ -12,7 +12,7 @@ from collections import Counter
 
 from tfdist.choice import SERVED, choose, prepared
 from tfdist.cluster import Cluster, Task
-from tfdist.roles import membership_here, this_cluster
+from tfdist.create_strategy import membership_here, this_cluster
 
 
 def role() -> str:
@@ -58,18 +58,18 @@ def size() -> int:
 
 def local_rank() -> int | None:
     """The number of this process among the ranks on its host, from 0; None where `rank()` is None."""
-    membership = membership_here()
-    if membership is not None and membership.local_rank is not None and not membership.known:
-        return membership.local_rank
+    rank_info = membership_here()
+    if rank_info is not None and rank_info.local_rank is not None and not rank_info.known:
+        return rank_info.local_rank
     cluster, task = _here(with_hosts=True)
     return _position(task, _on_host_of(task, cluster))
 
 
 def local_size() -> int:
     """The number of ranks on the host of this process; 0 on a host of ps and evaluator tasks only."""
-    membership = membership_here()
-    if membership is not None and membership.local_size is not None and not membership.known:
-        return membership.local_size
+    rank_info = membership_here()
+    if rank_info is not None and rank_info.local_size is not None and not rank_info.known:
+        return rank_info.local_size
     cluster, task = _here(with_hosts=True)
     return len(_on_host_of(task, cluster))
 
@@ -97,7 +97,7 @@ def _here(*, with_hosts: bool = False) -> tuple[Cluster, Task]:
     cluster = prepared(described).addressed()
     name = described.task
     if name == ("worker", 0) and cluster.job("chief") and not described.job("chief"):
-        name = ("chief", 0)  # Beside worker 0, which is its child: see `tfdist.roles.strategy`.
+        name = ("chief", 0)  # Beside worker 0, which is its child: see `tfdist.create_strategy.strategy`.
     if name is None:
         return cluster, next(iter(cluster.training_tasks))
     return cluster, cluster.find(*name)

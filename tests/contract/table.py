@@ -153,7 +153,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("subclassed", "subclassed", near=0.15),
         Row("custom_train_step", "own `train_step`", near=0.15),
         Row("embedding", "embeddings", near=0.15),
-        Row("batch_normalization", "BatchNormalization (each replica normalises its own part of the batch)", near=0.15, replicas=0.15),
+        Row("batch_normalization", "BatchNormalization (each replica normalizes its own part of the batch)", near=0.15, replicas=0.15),
         Row("synchronized_batch_normalization", "BatchNormalization(synchronized=True)", near=0.15),
         Row("dropout", "Dropout (each replica draws its own)", near=0.15, replicas=0.15),
         Row("recurrent", "recurrent layers", near=0.15),

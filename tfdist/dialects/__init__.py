@@ -15,11 +15,11 @@ from typing import Any, cast
 from tfdist.cluster import Cluster
 from tfdist.dialects import cloudml, environment, tf_config
 from tfdist.dialects.cloudml_fields import OPTIONS, TIERS
+from tfdist.dialects.document import Document, check_text, close, decode, is_json, load, read_bytes, shown
 from tfdist.dialects.registry import DIALECTS as DIALECTS
 from tfdist.dialects.registry import ReadsText, looks_like, programs, text_dialects
-from tfdist.dialects.text import Document, check_text, close, decode, is_json, load, read_bytes, shown
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.membership import Membership
+from tfdist.rank_info import RankInfo
 
 WAYS = (
     "give a file (a SINGA job.conf, a CloudML config.yaml, TF_CONFIG, a host file, ...) or a command line (horovodrun, mpirun, "
@@ -59,7 +59,7 @@ def read(
         TypeError: when `source` is of none of these types.
     """
     described = description(source, hostfile=hostfile, overrides=overrides)
-    if isinstance(described, Membership):
+    if isinstance(described, RankInfo):
         finds_out = "tfdist.strategy() finds out when it runs on all of them; to translate it, " if described.store else ""
         raise described.source.error(
             f"this says that there are {described.size} ranks, but not where; {finds_out}name the hosts"
@@ -72,8 +72,8 @@ def description(
     *,
     hostfile: "str | os.PathLike[str] | None" = None,
     overrides: Mapping[str, Any] | None = None,
-) -> Cluster | Membership:
-    """Reads a description as `read` does; a Membership where it gives ranks, but no addresses."""
+) -> Cluster | RankInfo:
+    """Reads a description as `read` does; a RankInfo where it gives ranks, but no addresses."""
     options = {name: value for name, value in (overrides or {}).items() if value is not None}
     for name in options:
         if name not in OPTIONS:
@@ -89,19 +89,19 @@ def description(
                 f"no cluster is described: neither TF_CONFIG nor another launcher's variables are set; {WAYS}"
             )
     described = _described(source, hosts, options)
-    if job_dir is None or isinstance(described, Membership):
+    if job_dir is None or isinstance(described, RankInfo):
         return described
     return dataclasses.replace(described, job_dir=job_dir)
 
 
-def from_environment() -> Cluster | Membership | None:
+def from_environment() -> Cluster | RankInfo | None:
     """What `TFDIST_CLUSTER` or the environment of this process describes, or None. Raises ClusterError for a bad one."""
     given = os.environ.get(environment.CLUSTER_VARIABLE, "").strip()
     return description(given) if given else environment.find()
 
 
-def _described(source: object, hosts: str | None, options: dict[str, Any]) -> Cluster | Membership:
-    if isinstance(source, Cluster | Membership):
+def _described(source: object, hosts: str | None, options: dict[str, Any]) -> Cluster | RankInfo:
+    if isinstance(source, Cluster | RankInfo):
         if hosts is not None or options:
             raise _does_not_take(source.source, hosts, options)
         return source
@@ -146,7 +146,7 @@ def _command(source: object) -> tuple[list[str], Source] | None:
     return [os.path.basename(words[0]), *words[1:]], origin
 
 
-def _parse(dialect: ReadsText, document: Document, hosts: str | None, options: dict[str, Any]) -> Cluster | Membership:
+def _parse(dialect: ReadsText, document: Document, hosts: str | None, options: dict[str, Any]) -> Cluster | RankInfo:
     takes_hosts, takes_options = dialect.NAME == "singa", dialect.NAME == "cloudml"
     if (hosts is not None and not takes_hosts) or (options and not takes_options):
         bad_hosts = hosts if not takes_hosts else None

@@ -13,9 +13,9 @@ from typing import Any
 
 from tfdist.cluster import Cluster, valid_host
 from tfdist.dialects.command_line import Values, names, options
-from tfdist.dialects.text import Document, close, shown
+from tfdist.dialects.document import Document, close, shown
 from tfdist.errors import Source
-from tfdist.membership import Membership, Store
+from tfdist.rank_info import RankInfo, Store
 
 NAME = "caffe2"
 EXAMPLE = "Caffe2's flags ({num_shards: 2, shard_id: 0, run_id: r1, file_store_path: /shared})"
@@ -30,7 +30,7 @@ WORDS = _MINE | names("distributed_interfaces redis_password use_cpu")
 _OF_RENDEZVOUS = names("kv_handler engine transport interface mpi_rendezvous exit_nets")
 
 
-def parse(document: Document, **_: Any) -> Cluster | Membership:
+def parse(document: Document, **_: Any) -> Cluster | RankInfo:
     """Reads the flags from a mapping, with other flags of the program among them; those of a `rendezvous` dict, too."""
     source = Source(NAME, document.name)
     texts = {}
@@ -52,7 +52,7 @@ def parse(document: Document, **_: Any) -> Cluster | Membership:
     return _read(Values(source, texts, ""))
 
 
-def parse_command(words: list[str], source: Source) -> Cluster | Membership:
+def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     """Reads a command line of the trainer; flags that do not concern the cluster are passed over."""
     if any(word.startswith("--redis_password") for word in words):
         raise source.error(
@@ -61,7 +61,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | Membership:
     return _read(options(words[1:], source, WORDS - {"redis_password"}, is_program=True))
 
 
-def _read(values: Values) -> Cluster | Membership:
+def _read(values: Values) -> Cluster | RankInfo:
     size = values.number("num_shards", 1, least=1)
     rank = values.number("shard_id", 0)
     if rank >= size:
@@ -78,7 +78,7 @@ def _read(values: Values) -> Cluster | Membership:
         slots = values.number("num_gpus", 1, least=1)
     # One GPU is what the trainer assumes when nobody says anything; a machine without any is no contradiction then.
     said = (values.text("gpus") or values.text("num_gpus")) and not values.flag("use_cpu")
-    membership = Membership(
+    rank_info = RankInfo(
         size=size,
         rank=rank,
         source=values.source,
@@ -87,7 +87,7 @@ def _read(values: Values) -> Cluster | Membership:
         slots=slots,
         gpus=slots if said else 0,
     )
-    return membership if size > 1 else membership.outline()
+    return rank_info if size > 1 else rank_info.outline()
 
 
 def _store(values: Values) -> Store:

@@ -23,7 +23,7 @@ from tfdist.dialects.cloudml_fields import (
     Machine,
     machine,
 )
-from tfdist.dialects.text import MAX_TASKS, Document, Path, shown
+from tfdist.dialects.document import MAX_TASKS, Document, Path, shown
 from tfdist.errors import ClusterError, Source, nearest
 
 NAME = "cloudml"
@@ -128,7 +128,7 @@ class _Reader:
     def unknown(self, value: Value, name: str, kind: str) -> ClusterError:
         if kind == "Job" and name in _TRAINING:
             return self.error("this field belongs inside trainingInput; move it there", value)
-        # A bare TrainingInput may be a Job whose one important field is misspelt.
+        # A bare TrainingInput may be a Job whose one important field is misspelled.
         known = [*MESSAGES[kind], "trainingInput"] if kind == "TrainingInput" else list(MESSAGES[kind])
         hint = nearest(name, known, otherwise=f"; the fields are {', '.join(MESSAGES[kind])}")
         return self.error(f"{kind} has no such field{hint}", value)

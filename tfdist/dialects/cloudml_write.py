@@ -4,7 +4,7 @@ import json
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.cloudml_fields import REPLICAS, TIERS
-from tfdist.dialects.unsaid import cannot, check_usual
+from tfdist.dialects.unsupported import cannot, check_usual
 
 DEFAULT_MACHINE = "n1-standard-4"
 """The machine of scale tier BASIC, for tasks of which the description does not say on what they run."""

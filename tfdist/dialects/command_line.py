@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import valid_host
-from tfdist.dialects.text import MAX_TASKS, close, shown
+from tfdist.dialects.document import MAX_TASKS, close, shown
 from tfdist.errors import ClusterError, Source, nearest
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)

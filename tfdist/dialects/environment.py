@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from tfdist.cluster import Cluster
 from tfdist.dialects.registry import environment_dialects
 from tfdist.errors import Source
-from tfdist.membership import Membership
+from tfdist.rank_info import RankInfo
 
 CLUSTER_VARIABLE = "TFDIST_CLUSTER"
 """A description for programs that are given none: a path or a text in any dialect, as `--cluster` takes it."""
@@ -41,19 +41,19 @@ class Environment:
 
     dialect: str
     variable: str
-    described: Cluster | Membership
+    described: Cluster | RankInfo
 
     @property
     def size(self) -> int:
         """Processes that it has started, as far as they can be counted alike everywhere: those that train or serve."""
-        if isinstance(self.described, Membership):
+        if isinstance(self.described, RankInfo):
             return self.described.size + len(self.described.known)
         return len(self.described.training_tasks)
 
     @property
     def rank(self) -> int | None:
         """The position of this process: None where there are servers, which every system counts in its own way."""
-        if isinstance(self.described, Membership):
+        if isinstance(self.described, RankInfo):
             return None if self.described.known else self.described.rank
         ranked = [(task.job, task.index) for task in self.described.training_tasks]
         task = self.described.task
@@ -64,7 +64,7 @@ class Environment:
         return f"{self.variable} ({self.dialect}) says that there are {self.size} tasks{which}"
 
 
-def find(environ: Mapping[str, str] | None = None) -> Cluster | Membership | None:
+def find(environ: Mapping[str, str] | None = None) -> Cluster | RankInfo | None:
     """What the environment of this process describes, or None where nothing has started it.
 
     Args:
@@ -93,9 +93,9 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
     """The environments of one kind that are there, the one that counts most first."""
     dialects = environment_dialects().items()
     for name, dialect in sorted(dialects, key=lambda entry: entry[0] != "tf_config"):
-        if bool(getattr(dialect, "ALLOCATES", False)) is allocates and (variable := dialect.recognises(environ)):
+        if bool(getattr(dialect, "ALLOCATES", False)) is allocates and (variable := dialect.recognizes(environ)):
             described = dialect.from_environ(environ)
-            if isinstance(described, Membership) and described.size == 1 and not described.known:
+            if isinstance(described, RankInfo) and described.size == 1 and not described.known:
                 described = described.outline()  # Alone, it needs nobody's address.
             yield Environment(name, variable, described)
 

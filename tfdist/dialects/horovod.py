@@ -18,9 +18,9 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task, valid_host
 from tfdist.dialects.command_line import Values
-from tfdist.dialects.text import MAX_TASKS, Document, shown
+from tfdist.dialects.document import MAX_TASKS, Document, shown
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.membership import Membership, Store
+from tfdist.rank_info import RankInfo, Store
 
 NAME = "horovod"
 EXAMPLE = "a Horovod or MPI command line or host file (horovodrun -np 4 -H a:2,b:2; a slots=2)"
@@ -147,8 +147,8 @@ _SYSTEMS = (
 """Rank, size, local rank and local size, in the order in which Horovod looks (horovod/common/gloo/gloo_context.cc)."""
 
 
-def recognises(environ: Mapping[str, str]) -> str | None:
-    """Recognises a rank of horovodrun, Open MPI or MPICH by its rank or size.
+def recognizes(environ: Mapping[str, str]) -> str | None:
+    """Recognizes a rank of horovodrun, Open MPI or MPICH by its rank or size.
 
     `srun --mpi=pmi2` sets PMI_RANK too; where MPICH's own variables are missing that is Slurm's, which also knows the hosts.
     """
@@ -165,12 +165,12 @@ _RUN_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "HOROVOD_GLOO_RENDEZVOU
 """What all ranks of one run have alike and no other run on the host at the same time."""
 
 
-def from_environ(environ: Mapping[str, str]) -> Membership:
+def from_environ(environ: Mapping[str, str]) -> RankInfo:
     """Reads rank and size. Ranks that are all on one host meet in its temporary folder; else nothing says where they are.
 
     HOROVOD_GLOO_RENDEZVOUS_ADDR is of no use to others: Horovod's own server stops serving when its ranks have met.
     """
-    found = recognises(environ)
+    found = recognizes(environ)
     rank_name, size_name, local_rank_name, local_size_name = next(names for names in _SYSTEMS if found in names[:2])
     source = Source(NAME, rank_name)
     for name, other in ((rank_name, size_name), (size_name, rank_name)):
@@ -184,10 +184,10 @@ def from_environ(environ: Mapping[str, str]) -> Membership:
         local_size = values.number(local_size_name, least=1, most=size)
         local_rank = values.number(local_rank_name, most=local_size - 1)
     if local_size != size:
-        return Membership(size, rank, source, local_rank=local_rank, local_size=local_size)
+        return RankInfo(size, rank, source, local_rank=local_rank, local_size=local_size)
     run = next((f"{name}-{environ[name]}" for name in _RUN_IDS if environ.get(name)), "")
     store, run_id = Store("file", path=tempfile.gettempdir()), f"mpi-{os.getuid()}-{run[:100]}"
-    return Membership(size, rank, source, store, run_id, local_rank=local_rank, local_size=local_size, host="localhost")
+    return RankInfo(size, rank, source, store, run_id, local_rank=local_rank, local_size=local_size, host="localhost")
 
 
 # Writing.

@@ -5,8 +5,8 @@ that is not among them is refused, because nobody could know where it ends and t
 """
 
 from tfdist.dialects.command_line import Values
+from tfdist.dialects.document import MAX_TASKS, decode, read_bytes, shown
 from tfdist.dialects.horovod import Hosts, merged, parse_hostfile, parse_hosts
-from tfdist.dialects.text import MAX_TASKS, decode, read_bytes, shown
 from tfdist.errors import ClusterError, Source, nearest
 
 _NAMES = {

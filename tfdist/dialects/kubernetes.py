@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster
+from tfdist.dialects.document import Document, shown
 from tfdist.dialects.kubernetes_jobs import FIRST_TF_VERSIONS, READERS
 from tfdist.dialects.kubernetes_objects import CARRIERS, carries_tf_config, read_objects
-from tfdist.dialects.text import Document, shown
-from tfdist.dialects.tree import Node, root
+from tfdist.dialects.node import Node, root
 from tfdist.errors import nearest
 
 NAME = "kubernetes"

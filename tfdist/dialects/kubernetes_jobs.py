@@ -8,9 +8,9 @@ v2beta1; kubeflow/trainer `pkg/apis/trainer/v1alpha1`.
 from collections.abc import Callable
 
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.document import MAX_TASKS, shown
 from tfdist.dialects.kubernetes_pods import container, gpus, namespace, object_name, port
-from tfdist.dialects.text import MAX_TASKS, shown
-from tfdist.dialects.tree import Node
+from tfdist.dialects.node import Node
 from tfdist.errors import nearest
 
 TF_JOBS = {"Chief": "chief", "Master": "chief", "Worker": "worker", "PS": "ps", "Evaluator": "evaluator"}

@@ -13,10 +13,10 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import kubernetes_write as writing
 from tfdist.dialects import tf_config
+from tfdist.dialects.document import Document, is_json, load, shown
 from tfdist.dialects.kubernetes_write import Program
-from tfdist.dialects.text import Document, is_json, load, shown
-from tfdist.dialects.tree import Node
-from tfdist.dialects.unsaid import check_whole
+from tfdist.dialects.node import Node
+from tfdist.dialects.unsupported import check_whole
 from tfdist.errors import Source
 
 CARRIERS = {

@@ -2,7 +2,7 @@
 
 import re
 
-from tfdist.dialects.tree import Node
+from tfdist.dialects.node import Node
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 

@@ -7,7 +7,7 @@ from tfdist.cluster import Cluster
 from tfdist.dialects import kubernetes_write as writing
 from tfdist.dialects.kubernetes_jobs import TF_JOBS
 from tfdist.dialects.kubernetes_write import Program
-from tfdist.dialects.unsaid import cannot, check_usual
+from tfdist.dialects.unsupported import cannot, check_usual
 
 NAME = "tfjob"
 EXAMPLE = "Kubeflow's TFJob, which is read as kubernetes"

@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.kubernetes_jobs import TF_CONTAINER, TF_PORT, TF_PORT_NAME
 from tfdist.dialects.kubernetes_pods import GPUS, is_label
-from tfdist.dialects.unsaid import cannot
+from tfdist.dialects.unsupported import cannot
 from tfdist.errors import Source, nearest
 
 PLACEHOLDER_IMAGE = "registry.example.com/your-image:tag"

@@ -18,10 +18,10 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import paddle_launch, paddle_legacy
 from tfdist.dialects.command_line import Values, address
+from tfdist.dialects.document import Document, shown
 from tfdist.dialects.paddle_legacy import ROLES, addresses, is_synchronous
-from tfdist.dialects.text import Document, shown
 from tfdist.errors import Source, nearest
-from tfdist.membership import Membership, Store
+from tfdist.rank_info import RankInfo, Store
 
 NAME = "paddle"
 EXAMPLE = "a command line of Paddle (paddle train --pservers=..., python -m paddle.distributed.launch ...)"
@@ -44,26 +44,26 @@ _GIVES_AWAY = (
 )
 
 
-def parse(document: Document, **_: Any) -> Cluster | Membership:
+def parse(document: Document, **_: Any) -> Cluster | RankInfo:
     """Reads the arguments of `paddle.init`."""
     return paddle_legacy.parse(document, Source(NAME, document.name))
 
 
-def parse_command(words: list[str], source: Source) -> Cluster | Membership:
+def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     """Reads a command line of Paddle's launcher, or of `paddle train` and `paddle pserver`."""
     if words[0] in ("paddle", "pserver"):
         return paddle_legacy.parse_command(words, source)
     return paddle_launch.parse_command(words, source)
 
 
-def recognises(environ: Mapping[str, str]) -> str | None:
+def recognizes(environ: Mapping[str, str]) -> str | None:
     """The variable that gives Paddle's environment away."""
     return next((name for name in _GIVES_AWAY if environ.get(name, "").strip()), None)
 
 
-def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
+def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
     """Reads the variables of Paddle 2, of Fluid, or PADDLE_INIT_*."""
-    name = recognises(environ) or _GIVES_AWAY[0]
+    name = recognizes(environ) or _GIVES_AWAY[0]
     values = Values(Source(NAME, name), environ)
     if name == "PADDLE_PSERVERS_IP_PORT_LIST":
         return _with_servers(values, name, None)
@@ -87,7 +87,7 @@ def _collective(values: Values) -> Cluster:
     return Cluster(tasks, source=values.source, task=("worker", rank))
 
 
-def _with_servers(values: Values, name: str, port: int | None) -> Cluster | Membership:
+def _with_servers(values: Values, name: str, port: int | None) -> Cluster | RankInfo:
     """`port` is that of all pservers, or None where each has its own in the list."""
     servers = addresses(values, name, port)
     workers = addresses(values, "PADDLE_TRAINER_ENDPOINTS") if values.text("PADDLE_TRAINER_ENDPOINTS") else []
@@ -100,7 +100,7 @@ def _with_servers(values: Values, name: str, port: int | None) -> Cluster | Memb
         raise values.error("TRAINING_ROLE", f"{shown(role) if role else 'it is missing'}; expected {' or '.join(ROLES)}{hint}")
     known = tuple(Task("ps", index, *where) for index, where in enumerate(servers))
     is_server = role == "PSERVER"
-    me = Membership(
+    me = RankInfo(
         size=size,
         rank=None if is_server else values.number("PADDLE_TRAINER_ID", most=size - 1),
         source=values.source,

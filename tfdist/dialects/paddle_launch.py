@@ -6,10 +6,10 @@ Sources of the rules: Paddle `python/paddle/distributed/launch/context/args_envs
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.command_line import Values, address, check_count, names, nodes, options
+from tfdist.dialects.document import shown
 from tfdist.dialects.paddle_legacy import addresses, is_synchronous
-from tfdist.dialects.text import shown
 from tfdist.errors import Source
-from tfdist.membership import Membership, Store
+from tfdist.rank_info import RankInfo, Store
 
 START_PORT = 6070
 
@@ -23,7 +23,7 @@ _OF_2_2 = {"workers": "trainers", "worker_num": "trainer_num"}
 _DEVICES = ("devices", "gpus", "npus", "xpus")
 
 
-def parse_command(words: list[str], source: Source) -> Cluster | Membership:
+def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     """Reads a command line of the launcher: a Cluster where hosts are named or there is one, else the first rank of this node.
 
     Raises:
@@ -62,7 +62,7 @@ def _servers(values: Values) -> Cluster:
     return Cluster((*workers, *ps), worker_groups=together, source=values.source)
 
 
-def _collective(values: Values) -> Cluster | Membership:
+def _collective(values: Values) -> Cluster | RankInfo:
     devices = next((values.text(name) for name in _DEVICES if values.text(name)), "")
     processes = values.number("nproc_per_node", len(devices.split(",")) if devices else 1, least=1)
     start_port = values.port("start_port", START_PORT)
@@ -80,7 +80,7 @@ def _collective(values: Values) -> Cluster | Membership:
     master = values.text("master")
     if not master or "://" in master.removeprefix("http://"):
         raise values.error("master", f"{count} nodes need a place to meet; give host:port of the first node")
-    return Membership(
+    return RankInfo(
         size=count * processes,
         rank=values.number("rank", most=count - 1) * processes,
         source=values.source,

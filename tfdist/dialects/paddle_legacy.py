@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.command_line import Values, address, names, options
-from tfdist.dialects.text import MAX_TASKS, Document, close, shown
+from tfdist.dialects.document import MAX_TASKS, Document, close, shown
 from tfdist.errors import ClusterError, Source
-from tfdist.membership import Membership, Store
+from tfdist.rank_info import RankInfo, Store
 
 PORT = 20134
 
@@ -28,7 +28,7 @@ _ALIASES = {"num_of_gradient_servers": "num_gradient_servers"}
 WORDS = (_VALUED | _SWITCHES | frozenset(_ALIASES)) - {"port", "mode"}
 
 
-def parse(document: Document, source: Source) -> Cluster | Membership:
+def parse(document: Document, source: Source) -> Cluster | RankInfo:
     """Reads the arguments of `paddle.init`. A trainer is meant, or with `job: pserver` a pserver."""
     texts = {}
     for key, value in document.mapping.items():
@@ -51,7 +51,7 @@ def parse(document: Document, source: Source) -> Cluster | Membership:
     return _read(Values(source, texts, ""), is_server=texts.get("job") == "pserver", environ={})
 
 
-def parse_command(words: list[str], source: Source) -> Cluster | Membership:
+def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     """Reads `paddle train ...`, `paddle pserver ...` or `./pserver ...`; flags about other things are passed over."""
     words = [words[0], *(_known_spelling(word) for word in words[1:])]
     job = words[1] if words[0] == "paddle" and len(words) > 1 else words[0]
@@ -61,7 +61,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | Membership:
     return _read(values, is_server=job == "pserver", environ={})
 
 
-def from_environ(environ: Mapping[str, str], source: Source, mode_variable: str) -> Cluster | Membership:
+def from_environ(environ: Mapping[str, str], source: Source, mode_variable: str) -> Cluster | RankInfo:
     """Reads PADDLE_INIT_*; TRAINING_ROLE, where it is set, says whether this is a pserver.
 
     The first programs of Fluid asked for TRAINERS beside them, and took 6174 where there was no port.
@@ -112,7 +112,7 @@ def _known_spelling(word: str) -> str:
     return word
 
 
-def _read(values: Values, is_server: bool, environ: Mapping[str, str]) -> Cluster | Membership:
+def _read(values: Values, is_server: bool, environ: Mapping[str, str]) -> Cluster | RankInfo:
     size = values.number("num_gradient_servers", 1, least=1)
     slots = values.number("trainer_count", 1, least=1)
     gpus = slots if values.flag("use_gpu") else 0
@@ -124,7 +124,7 @@ def _read(values: Values, is_server: bool, environ: Mapping[str, str]) -> Cluste
         return Cluster((Task("worker", 0, slots=slots, gpus=gpus),), source=values.source)
     port = values.port("port", PORT)
     servers = addresses(values, "pservers", port) if values.text("pservers") else [("127.0.0.1", port)]
-    return Membership(
+    return RankInfo(
         size=size,
         rank=None if is_server else values.number("trainer_id", 0, most=size - 1),
         source=values.source,

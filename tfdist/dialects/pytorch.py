@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from tfdist.cluster import Cluster, Task, valid_host
 from tfdist.dialects.command_line import Values, address, check_count, names, nodes, options
-from tfdist.dialects.text import shown
+from tfdist.dialects.document import shown
 from tfdist.errors import Source
-from tfdist.membership import Membership, Store
+from tfdist.rank_info import RankInfo, Store
 
 NAME = "pytorch"
 EXAMPLE = "a command line of torchrun (torchrun --nnodes 2 --node-rank 0 --master-addr host train.py)"
@@ -36,10 +36,10 @@ _SWITCHES = names("standalone module no_python run_path use_env virtual_local_ra
 _LETTERS = {"m": "module", "r": "redirects", "t": "tee"}
 
 
-def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster | Membership:
+def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster | RankInfo:
     """Reads a command line of torchrun. An option that is not given may be in the environment, as PET_NNODES for `--nnodes`.
 
-    On one host it is a Cluster of as many workers as there are processes. On several it is a Membership, that of the first
+    On one host it is a Cluster of as many workers as there are processes. On several it is a RankInfo, that of the first
     process on this node: the processes of all nodes are its ranks, and meet at the master.
 
     Args:
@@ -73,7 +73,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
         host, port = address(values, "rdzv_endpoint", endpoint, MASTER_PORT)
     else:
         host, port = _host(values, "master_addr", "127.0.0.1"), values.port("master_port", MASTER_PORT)
-    return Membership(
+    return RankInfo(
         size=count * processes,
         rank=node * processes,
         source=source,
@@ -85,13 +85,13 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     )
 
 
-def recognises(environ: Mapping[str, str]) -> str | None:
+def recognizes(environ: Mapping[str, str]) -> str | None:
     """The variable that gives PyTorch's environment away; a master alone, which job scripts set for srun, does not."""
     master = next((name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)), None)
     return master if master and (environ.get("RANK") or environ.get("WORLD_SIZE")) else None
 
 
-def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
+def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
     """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_*, as torchrun, Kubeflow's PyTorchJob or a user sets them.
 
     In a PyTorchJob with several processes per node, a program that runs without torchrun is alone on its node: RANK is then the
@@ -126,7 +126,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
         raise values.error("LOCAL_RANK", f"{local_rank} is higher than RANK, {rank}; a host's processes have ranks in a row")
     host, port = _host(values, "MASTER_ADDR", ""), values.port("MASTER_PORT")
     run = "#".join(values.text(name) for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if values.text(name))
-    return Membership(
+    return RankInfo(
         size=size,
         rank=rank,
         source=values.source,

@@ -23,9 +23,9 @@ from tfdist.dialects import (
     tf_config,
     vertex,
 )
-from tfdist.dialects.text import Document
+from tfdist.dialects.document import Document
 from tfdist.errors import Source
-from tfdist.membership import Membership
+from tfdist.rank_info import RankInfo
 
 
 class Dialect(Protocol):
@@ -41,13 +41,13 @@ class ReadsText(Dialect, Protocol):
     """A dialect of files, texts and dicts. It may also have `looks_like`, see `looks_like`."""
 
     WORDS: frozenset[str]
-    """The names that occur in it, by which it is recognised; may be empty where `looks_like` recognises it."""
+    """The names that occur in it, by which it is recognized; may be empty where `looks_like` recognizes it."""
     IS_MAPPING: bool
     """Whether it is JSON or YAML; the others read the text themselves."""
 
     def parse(
         self, document: Document, *, hostfile: str | None = None, options: Mapping[str, Any] | None = None
-    ) -> Cluster | Membership:
+    ) -> Cluster | RankInfo:
         """Reads a description. `hostfile` and `options` are only given to the dialect that has them."""
         ...
 
@@ -67,7 +67,7 @@ class ReadsCommands(Dialect, Protocol):
     """The programs whose command lines it reads: `horovodrun`; of `python -m torch.distributed.run` the module, of
     `python trainer.py` the file name."""
 
-    def parse_command(self, words: list[str], source: Source) -> Cluster | Membership:
+    def parse_command(self, words: list[str], source: Source) -> Cluster | RankInfo:
         """Reads a command line. `words[0]` is one of PROGRAMS; the user's own program stands at the end and is ignored."""
         ...
 
@@ -79,12 +79,12 @@ class ReadsEnvironments(Dialect, Protocol):
     another launcher's variables beside it are no contradiction, and are the ones that count.
     """
 
-    def recognises(self, environ: Mapping[str, str]) -> str | None:
+    def recognizes(self, environ: Mapping[str, str]) -> str | None:
         """The name of the variable that gives the environment away, or None. Does not raise."""
         ...
 
-    def from_environ(self, environ: Mapping[str, str]) -> Cluster | Membership:
-        """Reads the environment; only called where `recognises` it. A Cluster has `task` set."""
+    def from_environ(self, environ: Mapping[str, str]) -> Cluster | RankInfo:
+        """Reads the environment; only called where `recognizes` it. A Cluster has `task` set."""
         ...
 
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster, Task, valid_host
+from tfdist.dialects.document import MAX_TASKS, Document, check_text, is_json, load, shown
 from tfdist.dialects.kubernetes_pods import MAX_GPUS
-from tfdist.dialects.text import MAX_TASKS, Document, check_text, is_json, load, shown
-from tfdist.dialects.tree import Node, root
+from tfdist.dialects.node import Node, root
 from tfdist.errors import Source
 
 NAME = "sagemaker"
@@ -37,7 +37,7 @@ def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     return not isinstance(content, str) and "current_host" in content and "hosts" in content
 
 
-def recognises(environ: Mapping[str, str]) -> str | None:
+def recognizes(environ: Mapping[str, str]) -> str | None:
     """SM_HOSTS, or SM_RESOURCE_CONFIG where a container has kept only that."""
     if environ.get("SM_HOSTS", "").strip() and environ.get("SM_CURRENT_HOST", "").strip():
         return "SM_HOSTS"
@@ -53,7 +53,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
     resources: Mapping[Any, Any] = {}
     if environ.get("SM_RESOURCE_CONFIG", "").strip():
         resources = _object(environ, "SM_RESOURCE_CONFIG").mapping()
-    variable = recognises(environ)
+    variable = recognizes(environ)
     if variable == "SM_HOSTS":
         resources = {**resources, "hosts": _list(environ), "current_host": environ["SM_CURRENT_HOST"].strip()}
     config = root(Document(variable or "SM_HOSTS", mapping=resources), NAME)

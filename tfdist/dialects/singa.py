@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cluster import Cluster, Groups, Task, valid_host
+from tfdist.dialects.document import MAX_TASKS, Document, check_text, close, decode, read_bytes, shown
 from tfdist.dialects.singa_text import CLUSTER_FIELDS, JOB_FIELDS, Entry, entries, messages, parse_strictly
-from tfdist.dialects.text import MAX_TASKS, Document, check_text, close, decode, read_bytes, shown
 from tfdist.errors import ClusterError, Source, nearest
 
 NAME = "singa"

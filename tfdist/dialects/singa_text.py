@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.dialects.text import shown
+from tfdist.dialects.document import shown
 from tfdist.errors import ClusterError, Source
 
 CLUSTER_FIELDS: dict[str, tuple[int, str, str]] = {

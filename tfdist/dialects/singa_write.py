@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import singa
+from tfdist.dialects.document import Document
 from tfdist.dialects.singa_text import CLUSTER_FIELDS
-from tfdist.dialects.text import Document
 from tfdist.errors import ClusterError, Source
 
 _ALWAYS = ("nworker_groups", "nserver_groups", "nworkers_per_group", "nservers_per_group")

@@ -15,10 +15,10 @@ from typing import Any
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
 from tfdist.dialects import tf_config
 from tfdist.dialects.command_line import Values
-from tfdist.dialects.text import MAX_TASKS, Document, load, shown
-from tfdist.dialects.unsaid import check_whole
+from tfdist.dialects.document import MAX_TASKS, Document, load, shown
+from tfdist.dialects.unsupported import check_whole
 from tfdist.errors import Source
-from tfdist.membership import Membership
+from tfdist.rank_info import RankInfo
 
 NAME = "slurm"
 EXAMPLE = "a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)"
@@ -37,13 +37,13 @@ _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 
 
-def recognises(environ: Mapping[str, str]) -> str | None:
-    """Recognises a task of a step. The shell of sbatch has a rank too, but is none: it has no SLURM_STEP_NUM_TASKS."""
+def recognizes(environ: Mapping[str, str]) -> str | None:
+    """Recognizes a task of a step. The shell of sbatch has a rank too, but is none: it has no SLURM_STEP_NUM_TASKS."""
     return "SLURM_PROCID" if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ else None
 
 
-def from_environ(environ: Mapping[str, str]) -> Cluster | Membership:
-    """Reads the step: rank r is `worker:r`. Jobs are given to the ranks by a description, see `tfdist.roles.strategy`.
+def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
+    """Reads the step: rank r is `worker:r`. Jobs are given to the ranks by a description, see `tfdist.create_strategy.strategy`.
 
     Raises:
         ClusterError: where variables are missing or contradict each other, for `--distribution=arbitrary`, for steps across the

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task, valid_host
-from tfdist.dialects.text import MAX_TASKS, Document, check_text, close, is_json, load, shown
+from tfdist.dialects.document import MAX_TASKS, Document, check_text, close, is_json, load, shown
 from tfdist.dialects.vertex_pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.synchronisation import DEFAULTS, Synchronisation, problem
+from tfdist.synchronization import DEFAULTS, Synchronization, problem
 
 NAME = "tf_config"
 EXAMPLE = 'TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})'
@@ -32,7 +32,7 @@ _EXTENSION_KEYS = (
     "server_groups",
     "separate_servers",
     "sync_period",
-    "synchronisation",
+    "synchronization",
     "share_memory",
     "job_dir",
     "strategy",
@@ -70,7 +70,7 @@ def write(cluster: Cluster) -> str:
     return "{" + ",\n ".join(f"{json.dumps(name)}: {before}{task}{after}" for name, task in parts) + "}\n"
 
 
-def recognises(environ: Mapping[str, str]) -> str | None:
+def recognizes(environ: Mapping[str, str]) -> str | None:
     """TF_CONFIG is an environment where it is set and holds anything."""
     return "TF_CONFIG" if environ.get("TF_CONFIG", "").strip() not in ("", "{}") else None
 
@@ -129,7 +129,7 @@ class _Reader:
             server_groups=fields.groups("server_groups"),
             separate_servers=fields.flag("separate_servers", True),
             sync_period=fields.sync_period(),
-            synchronisation=fields.synchronisation(),
+            synchronization=fields.synchronization(),
             share_memory=fields.flag("share_memory", True),
             job_dir=fields.text("job_dir"),
             strategy=fields.text("strategy"),
@@ -325,17 +325,17 @@ class _Extension:
             raise self._error("sync_period", value, "a whole number from 1")
         return int(value)
 
-    def synchronisation(self) -> Synchronisation:
-        options = self.rest.pop("synchronisation", {})
+    def synchronization(self) -> Synchronization:
+        options = self.rest.pop("synchronization", {})
         if not isinstance(options, Mapping):
-            raise self._error("synchronisation", options, 'options by name, {"outer": "nesterov"}')
+            raise self._error("synchronization", options, 'options by name, {"outer": "nesterov"}')
         for name, value in options.items():
-            path = (EXTENSION, "synchronisation")
+            path = (EXTENSION, "synchronization")
             if name not in DEFAULTS:
                 raise self.reader.error(f"the option {shown(name)} is not known here{nearest(name, DEFAULTS)}", *path)
             if fault := problem(name, value):
                 raise self.reader.error(fault, *path, name)
-        return Synchronisation(**options)
+        return Synchronization(**options)
 
     def evaluators(self) -> dict[int, str]:
         return dict(self.reader._entries(self.rest.pop("evaluators", None), (EXTENSION, "evaluators")))

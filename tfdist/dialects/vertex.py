@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.text import MAX_TASKS, Document, check_text, is_json, load, shown
+from tfdist.dialects.document import MAX_TASKS, Document, check_text, is_json, load, shown
+from tfdist.dialects.node import Node, root
 from tfdist.dialects.tf_config import split_address
-from tfdist.dialects.tree import Node, root
 from tfdist.dialects.vertex_pools import JOBS, PREFIX, Pool, field, has_reduction_server, job_pools, pools
 from tfdist.errors import Source, nearest
 
@@ -51,7 +51,7 @@ def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     return _holder(content) is not None or (isinstance(cluster, Mapping) and any(map(_pool_number, cluster)))
 
 
-def recognises(environ: Mapping[str, str]) -> str | None:
+def recognizes(environ: Mapping[str, str]) -> str | None:
     """CLUSTER_SPEC, where it has the worker pools of Vertex AI (AI Platform's variable of that name had other words)."""
     return _VARIABLE if f'"{PREFIX}0"' in environ.get(_VARIABLE, "") else None
 

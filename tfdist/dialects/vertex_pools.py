@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.dialects.cloudml_fields import MAX_GPUS, machine
-from tfdist.dialects.text import Document, is_json, load
-from tfdist.dialects.tree import Node, root
+from tfdist.dialects.document import Document, is_json, load
+from tfdist.dialects.node import Node, root
 from tfdist.errors import ClusterError, Source, nearest
 
 JOBS = ("chief", "worker", "ps", "evaluator")

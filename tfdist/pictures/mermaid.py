@@ -41,7 +41,7 @@ class _Chart:
             arrows += [f"{chief} -.-> w{number}x0" for number, block in enumerate(shown.blocks) if block.workers][:1]
         if chief and evaluators:
             arrows.append(f'{chief} -.->|"checkpoints"| {evaluators}')
-        classes = [f"classDef {job} fill:{colour},stroke:#555,color:#111" for job, colour in _COLOURS.items()]
+        classes = [f"classDef {job} fill:{color},stroke:#555,color:#111" for job, color in _COLOURS.items()]
         head = f"---\ntitle: {json.dumps(f'{shown.title}; {shown.caption}')}\n---\n"
         return head + "\n  ".join((*self.lines, *arrows, *classes)) + "\n"
 

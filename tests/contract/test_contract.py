@@ -1,0 +1,151 @@
+"""The table of contract/table.py: each cell is what a real cluster gave, compared with one process.
+
+One cluster per column runs all cases of contract/cases_*.py, when the first cell of the column is tested.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+from conftest import MARK, processes_of
+
+from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, different, page
+
+TESTS = Path(__file__).parent.parent
+SECONDS = 420
+
+cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference, too, may have to run first.
+
+
+class Runs:
+    """The runs of the columns, each at most once."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.results = {}
+
+    def of(self, column):
+        """Task -> row -> result."""
+        if column.name not in self.results:
+            self.start(column)
+            self.results[column.name] = {
+                task: self.read(column, task, "results.json") for task in (column.chief, *column.others)
+            }
+        return self.results[column.name]
+
+    def read(self, column, task, name):
+        path = self.folder / column.name / task / name
+        assert path.exists(), f"{column.name} {task}:\n{self.output(column)[-5000:]}"
+        return json.loads(path.read_text())
+
+    def output(self, column):
+        return (self.folder / column.name / "output.txt").read_text(errors="replace")
+
+    def start(self, column, *arguments):
+        folder = self.folder / column.name
+        folder.mkdir(exist_ok=True)
+        (folder / "cluster").write_text(column.source)
+        mark = uuid.uuid4().hex
+        environment = os.environ | {MARK: mark, "PYTHONPATH": str(TESTS), "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "tfdist.launch", "--cluster", "cluster", "-m", "contract.program", "--", *arguments]
+        try:
+            with open(folder / "output.txt", "ab") as output:
+                subprocess.run(
+                    command,
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=SECONDS,
+                )
+        except subprocess.TimeoutExpired:
+            pass  # What is missing says so.
+        finally:
+            for pid in processes_of(mark):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return Runs(tmp_path_factory.mktemp("contract"))
+
+
+def columns(**only):
+    """The columns, as parameters."""
+    return [
+        pytest.param(column, id=column.name, marks=cluster)
+        for column in COLUMNS
+        if column.kind != REFERENCE or only.get("reference")
+    ]
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("column", columns(reference=True))
+def test_contract(runs, column, row):
+    reference = runs.of(COLUMNS[0])["chief-0"][row.name]
+    assert "error" not in reference, reference["trace"]
+    for task, results in runs.of(column).items():
+        got = results[row.name]
+        if column.name in row.refused:
+            assert row.refused[column.name] in got.get("error", "no error")
+            continue
+        assert "error" not in got, f"{task}: {got['trace']}"
+        wrong = different(row, column, got, reference)
+        assert not wrong, f"{task}: {wrong}"
+        for name, value in got.get("chief", {}).items():
+            if task == column.chief:
+                assert value == reference["chief"][name], f"{task}: {name}"
+            else:
+                assert not any(value) if isinstance(value, list | tuple) else not value, (
+                    f"{task} wrote what is the chief's: {name}"
+                )
+
+
+@pytest.mark.parametrize("column", columns(reference=True))
+def test_files_of_every_column_load_in(runs, column):
+    for other in COLUMNS:
+        runs.of(other)
+    runs.start(column, *(str(runs.folder / other.name / "files") for other in COLUMNS))
+    for task in (column.chief, *column.others):
+        loaded = runs.read(column, task, "loaded.json")
+        assert len(loaded) == len(COLUMNS)
+        for folder, differences in loaded.items():
+            assert sorted(differences) == ["checkpoints", "model.keras", "model.weights.h5"]
+            assert max(differences.values()) < 1e-5, (folder, differences)
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(6 * SECONDS)
+def test_files_of_every_column_load_without_tfdist(runs):
+    code = (
+        "import json, sys\nimport tensorflow as tf\nfrom contract.cases_files import differences\n"
+        "print(json.dumps([differences(tf.distribute.get_strategy(), folder) for folder in sys.argv[1:]]))\n"
+        "assert not any(name.startswith('tfdist') for name in sys.modules)"
+    )
+    for column in COLUMNS:
+        runs.of(column)
+    folders = [str(runs.folder / column.name / "files") for column in COLUMNS]
+    environment = os.environ | {"PYTHONPATH": str(TESTS)}
+    got = subprocess.run(
+        [sys.executable, "-c", code, *folders], env=environment, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert got.returncode == 0, got.stderr[-3000:]
+    for folder, differences in zip(folders, json.loads(got.stdout.splitlines()[-1]), strict=True):
+        assert max(differences.values()) < 1e-5, (folder, differences)
+
+
+@pytest.mark.parametrize("column", columns())
+def test_a_model_from_outside_the_scope_is_told_of(runs, column):
+    runs.of(column)
+    if column.name in SERVED:
+        assert "was made outside the strategy's scope and trains in this process alone" in runs.output(column)
+
+
+def test_the_page_is_what_the_table_gives():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/contract/table.py"

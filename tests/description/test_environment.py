@@ -1,0 +1,314 @@
+"""Which environment counts where several are there, and what goes together with a description in the program."""
+
+import json
+
+import pytest
+
+import tfdist
+from tfdist import create_strategy
+from tfdist.cluster import Cluster
+from tfdist.dialects import environment, tf_config
+from tfdist.errors import ClusterError
+from tfdist.rank_info import RankInfo
+
+WORKERS = ["a:1", "b:1", "c:1", "d:1"]
+
+
+def tf_config_of(index, workers=4):
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": WORKERS[:workers]}, "task": {"type": "worker", "index": index}})}
+
+
+def mpi(rank, size=4, local_size=2):
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    values = (rank, size, rank % local_size, local_size)
+    return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in zip(names, values, strict=True)}
+
+
+def slurm(rank, size=4, nodes="n1,n2", counts="2(x2)"):
+    return {
+        "SLURM_JOB_ID": "0",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": str(size),
+        "SLURM_STEP_NODELIST": nodes,
+        "SLURM_STEP_TASKS_PER_NODE": counts,
+        "SLURM_PROCID": str(rank),
+    }
+
+
+def torchrun(rank, size=4, local_size=2):
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank % local_size, "LOCAL_WORLD_SIZE": local_size}
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": "0"}
+    return {name: str(value) for name, value in values.items()} | {"MASTER_ADDR": "n1", "MASTER_PORT": "29400"} | agent
+
+
+def paddle(rank, trainers=4):
+    hosts = ",".join(f"n{index // 2}:{6170 + index % 2}" for index in range(trainers))
+    return {"PADDLE_TRAINER_ENDPOINTS": hosts, "PADDLE_TRAINERS_NUM": str(trainers), "PADDLE_TRAINER_ID": str(rank)}
+
+
+PADDLE_PS = {
+    "PADDLE_PSERVERS_IP_PORT_LIST": "n0:6170,n1:6170",
+    "PADDLE_TRAINER_ENDPOINTS": "n0:6171,n1:6171",
+    "TRAINING_ROLE": "TRAINER",
+    "PADDLE_TRAINER_ID": "1",
+}
+
+VERTEX_POOLS = {"workerpool0": ["cmle-0:2222"], "workerpool1": ["cmle-1:2222", "cmle-2:2222"]}
+VERTEX_SPEC = {
+    "CLUSTER_SPEC": json.dumps({"cluster": VERTEX_POOLS, "environment": "cloud", "task": {"type": "workerpool1", "index": 1}})
+}
+VERTEX_CONFIG = {"chief": ["cmle-0:2222"], "worker": ["cmle-1:2222", "cmle-2:2222"]}
+VERTEX = VERTEX_SPEC | {
+    "TF_CONFIG": json.dumps({"cluster": VERTEX_CONFIG, "environment": "cloud", "task": {"type": "worker", "index": 1}})
+}
+
+SAGEMAKER = {"SM_HOSTS": '["algo-1", "algo-2", "algo-3"]', "SM_CURRENT_HOST": "algo-3", "SM_NUM_GPUS": "0"}
+SAGEMAKER_CONFIG = {
+    "TF_CONFIG": json.dumps(
+        {
+            "cluster": {"master": ["algo-1:2222"], "worker": ["algo-2:2222", "algo-3:2222"], "ps": ["algo-1:2223"]},
+            "environment": "cloud",
+            "task": {"type": "worker", "index": 1},
+        }
+    )
+}
+
+TFJOB = {
+    "TF_CONFIG": json.dumps(
+        {
+            "cluster": {
+                "chief": ["mnist-chief-0.kubeflow.svc:2222"],
+                "ps": ["mnist-ps-0.kubeflow.svc:2222"],
+                "worker": ["mnist-worker-0.kubeflow.svc:2222", "mnist-worker-1.kubeflow.svc:2222"],
+            },
+            "task": {"type": "worker", "index": 1},
+            "environment": "cloud",
+        }
+    ),
+    "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+}
+
+SHELL_OF_SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n[1-2]"}
+INTERACTIVE_STEP = slurm(0, size=1, nodes="n1", counts="1")
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """Makes this process one with these variables, and no other launcher's."""
+    for name in ("TF_CONFIG", environment.CLUSTER_VARIABLE):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(create_strategy, "_described", [])
+
+    def become(*parts):
+        for part in parts:
+            for name, value in part.items():
+                monkeypatch.setenv(name, value)
+
+    return become
+
+
+def test_nothing_describes_nothing():
+    assert environment.find({}) is None
+    assert environment.find({"TF_CONFIG": " "}) is None
+    assert environment.find({"TF_CONFIG": "{}"}) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "dialect", "rank"),
+    [
+        ([tf_config_of(2)], "tf_config", 2),
+        ([slurm(3)], "slurm", 3),
+        ([mpi(1)], "horovod", 1),
+        # Launchers agree: TF_CONFIG has the addresses.
+        ([tf_config_of(1), mpi(1)], "tf_config", 1),
+        # What runs inside of an allocation counts, whatever the step of its daemons says.
+        ([mpi(3), slurm(1, size=2, counts="1(x2)")], "horovod", 3),
+        ([tf_config_of(2), slurm(0, size=2, counts="1(x2)")], "tf_config", 2),
+        ([mpi(3), SHELL_OF_SBATCH], "horovod", 3),
+        # srun --mpi=pmi2 is Slurm, MPICH's own mpiexec is not.
+        ([{"PMI_RANK": "3", "PMI_SIZE": "4"}, slurm(3)], "slurm", 3),
+        ([{"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, slurm(0)], "horovod", 1),
+        ([torchrun(3), slurm(1, size=2, counts="1(x2)")], "pytorch", 3),
+        ([torchrun(1), SHELL_OF_SBATCH], "pytorch", 1),
+        # A master that a job script exports for srun makes no rank; what `torchrun` has left in that script's shell neither.
+        ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, slurm(2)], "slurm", 2),
+        ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, mpi(2)], "horovod", 2),
+        # A wrapper that makes PyTorch's variables of mpirun's: they have a store, and mpirun's ranks have not.
+        ([torchrun(3), mpi(3)], "pytorch", 3),
+        # Clouds that say the same in variables of their own beside TF_CONFIG.
+        ([VERTEX], "tf_config", 1),
+        ([VERTEX_SPEC], "vertex", 1),
+        ([VERTEX, {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "cmle-0", "MASTER_PORT": "3333"}], "tf_config", 1),
+        ([SAGEMAKER, SAGEMAKER_CONFIG], "tf_config", 1),
+        ([SAGEMAKER], "sagemaker", 2),
+        ([SAGEMAKER, mpi(4, size=6)], "horovod", 4),
+        ([SAGEMAKER, torchrun(4, size=6)], "pytorch", 4),
+        # Paddle under mpirun, which starts pservers and trainers alike.
+        ([paddle(3), mpi(3)], "paddle", 3),
+        ([PADDLE_PS, mpi(3)], "paddle", 1),
+        # On one host mpirun's ranks could meet, too, but Paddle's have their addresses, or those of the pservers.
+        ([PADDLE_PS, mpi(3, local_size=4)], "paddle", 1),
+        ([PADDLE_PS | {"PADDLE_TRAINER_ENDPOINTS": "", "PADDLE_TRAINERS_NUM": "2"}, mpi(3, local_size=4)], "paddle", 1),
+        ([TFJOB, SHELL_OF_SBATCH], "tf_config", 1),
+        ([TFJOB, INTERACTIVE_STEP], "tf_config", 1),
+        # One process alone counts against nothing.
+        ([tf_config_of(2), mpi(0, size=1, local_size=1)], "tf_config", 2),
+        ([slurm(2), mpi(0, size=1, local_size=1)], "slurm", 2),
+        ([mpi(2), tf_config_of(0, workers=1)], "horovod", 2),
+        # What is wrong with a scheduler's variables is no matter where a launcher runs inside.
+        ([mpi(2), slurm(1) | {"SLURM_STEP_NODELIST": "]"}], "horovod", 2),
+    ],
+)  # fmt: skip
+def test_the_inner_launcher_counts(parts, dialect, rank):
+    found = environment.find({name: value for part in parts for name, value in part.items()})
+    assert found.source.dialect == dialect
+    assert rank == (found.rank if isinstance(found, RankInfo) else found.task[1])
+
+
+@pytest.mark.parametrize("parts", [[SHELL_OF_SBATCH], [INTERACTIVE_STEP]])
+def test_a_shell_of_slurm_is_no_task_of_a_cluster(parts):
+    assert environment.find({name: value for part in parts for name, value in part.items()}) is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            [tf_config_of(1), mpi(1, size=2)],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
+            "OMPI_COMM_WORLD_RANK (horovod) says that there are 2 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [tf_config_of(1), {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4"}],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
+            "HOROVOD_RANK (horovod) says that there are 4 tasks, of which this is number 2; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [tf_config_of(1), torchrun(2)],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
+            "MASTER_ADDR (pytorch) says that there are 4 tasks, of which this is number 2; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [mpi(1), torchrun(1, size=2), slurm(0)],
+            "environment: MASTER_ADDR (pytorch) says that there are 2 tasks, of which this is number 1, but "
+            "OMPI_COMM_WORLD_RANK (horovod) says that there are 4 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [PADDLE_PS, mpi(1, size=2)],
+            "environment: PADDLE_PSERVERS_IP_PORT_LIST (paddle) says that there are 4 tasks, but "
+            "OMPI_COMM_WORLD_RANK (horovod) says that there are 2 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [VERTEX, {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "cmle-0", "MASTER_PORT": "3333"}],
+            "environment: TF_CONFIG (tf_config) says that there are 3 tasks, of which this is number 2, but "
+            "MASTER_ADDR (pytorch) says that there are 3 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [SAGEMAKER, SAGEMAKER_CONFIG, mpi(0, size=3, local_size=1)],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, but "
+            "OMPI_COMM_WORLD_RANK (horovod) says that there are 3 tasks, of which this is number 0; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+        (
+            [TFJOB, paddle(1, trainers=2), SHELL_OF_SBATCH],
+            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, but "
+            "PADDLE_TRAINER_ENDPOINTS (paddle) says that there are 2 tasks, of which this is number 1; "
+            "unset the variables of the one that does not belong to this run",
+        ),
+    ],
+)
+def test_launchers_that_contradict_each_other_are_named(parts, message):
+    with pytest.raises(ClusterError) as caught:
+        environment.find({name: value for part in parts for name, value in part.items()})
+    assert str(caught.value) == message
+
+
+def test_with_ps_sizes_are_compared_and_ranks_are_not():
+    config = {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, "task": {"type": "ps", "index": 0}}
+    both = {"TF_CONFIG": json.dumps(config)}
+    assert environment.find(both | mpi(0)).task == ("ps", 0)
+    with pytest.raises(ClusterError, match="says that there are 4 tasks, but OMPI"):
+        environment.find(both | mpi(0, size=3, local_size=1))
+
+
+# Together with a description.
+
+
+def here(cfg=None):
+    return create_strategy._this_cluster(cfg, RankInfo.outline)
+
+
+def test_a_description_deals_jobs_out_to_the_tasks_of_a_step(environ):
+    environ(slurm(3))
+    cluster = here({"chief": 1, "worker": 2, "ps": 1})
+    assert [(task.name, task.address) for task in cluster.tasks] == [
+        ("chief:0", "n1:8888"),
+        ("worker:0", "n1:8889"),
+        ("worker:1", "n2:8888"),
+        ("ps:0", "n2:8889"),
+    ]
+    assert cluster.task == ("ps", 0)
+    # A chief that only the strategy asks for gets a place too.
+    assert here({"worker": 2, "ps": 1}) == cluster
+    with pytest.raises(ClusterError, match=r"asks for 1 chief, 4 workers, 3 ps, but SLURM_PROCID describes 4 workers"):
+        here("STANDARD_1")
+
+
+def test_an_evaluator_gets_a_place(environ):
+    environ(slurm(3))
+    cluster = here({"worker": 3, "evaluator": 1})
+    assert cluster.task == ("evaluator", 0)
+    assert cluster.find("evaluator", 0).address == "n2:8889"
+
+
+def test_a_description_with_hosts_needs_only_the_rank(environ):
+    environ(mpi(2))
+    cluster = here("mpirun -np 4 -H a:2,b:2 python train.py")
+    assert cluster.task == ("worker", 2)
+    assert [task.host for task in cluster.tasks] == ["a", "a", "b", "b"]
+    with pytest.raises(ClusterError, match="asks for 3 workers, but OMPI_COMM_WORLD_RANK describes 4 workers"):
+        here("mpirun -np 3 -H a:2,b:2 python train.py")
+
+
+def test_in_an_interactive_step_a_description_is_taken_as_it_is(environ):
+    environ(INTERACTIVE_STEP)
+    assert here("STANDARD_1") == tfdist.read("STANDARD_1")
+    assert here().describe() == "1 chief"
+
+
+def test_ranks_without_hosts_say_what_to_do(environ):
+    environ(mpi(2))
+    assert (tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()) == (2, 4, 0, 2)
+    for ask in (tfdist.strategy, tfdist.cross_rank):
+        with pytest.raises(ClusterError, match="rank 2 of 4, but nothing says where the others are; name the hosts"):
+            ask()
+    with pytest.raises(ClusterError, match="there are 4 ranks, but not where; name the hosts"):
+        tfdist.read()
+
+
+def test_the_variable_of_a_description(environ):
+    environ({environment.CLUSTER_VARIABLE: "PREMIUM_1"})
+    assert here() == tfdist.read() == tfdist.read("PREMIUM_1")
+    environ(slurm(1), {environment.CLUSTER_VARIABLE: '{"cluster": {"chief": 1, "worker": 3}}'})
+    assert here().task == ("worker", 0)
+    # What the program says wins.
+    assert here({"worker": 4}).task == ("worker", 1)
+
+
+def test_numbers_of_tasks_are_no_tf_config():
+    with pytest.raises(ClusterError, match="2 is not a list"):
+        tf_config.from_environ({"TF_CONFIG": '{"cluster": {"worker": 2}}'})
+    with pytest.raises(ClusterError, match="2 is not a list"):
+        tfdist.read({"worker": 2, "ps": ["a:1"]})
+    cluster = tfdist.read({"worker": 2, "ps": 1})
+    assert isinstance(cluster, Cluster)
+    assert all(task.host is task.port is None for task in cluster.tasks)
+    for bad in ({"worker": -1}, {"worker": 10**6}, {"worker": True}, {"worker": 0}):
+        with pytest.raises(ClusterError):
+            tfdist.read(bad)

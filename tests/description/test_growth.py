@@ -1,0 +1,35 @@
+"""Ten times as many tasks are ten times as much work, in every dialect and every form: counted in calls, which no load changes."""
+
+import cProfile
+import importlib.util
+import pstats
+from collections.abc import Callable
+
+import pytest
+from support_paths import CHECKOUT
+
+_path = CHECKOUT / "benchmarks" / "languages.py"
+_spec = importlib.util.spec_from_file_location("languages", _path)
+assert _spec is not None and _spec.loader is not None
+languages = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(languages)
+
+FEW, MANY = languages.work(200), languages.work(2000)
+
+
+def calls(function: Callable[[], object]) -> int:
+    profile = cProfile.Profile()
+    profile.runcall(function)
+    return int(pstats.Stats(profile).total_calls)
+
+
+@pytest.mark.parametrize("what", MANY)
+def test_work_grows_as_the_tasks_do(what: str) -> None:
+    FEW[what]()  # The first time imports what is needed.
+    assert calls(MANY[what]) < 12 * calls(FEW[what])
+
+
+def test_only_plain_kubernetes_objects_cannot_say_so_many() -> None:
+    # Linux passes no more than 128 KiB in one variable.
+    assert FEW.keys() - MANY.keys() == set()
+    assert {what.partition(":")[0] for what in FEW.keys() - languages.work(10_000).keys()} == {"kubernetes"}

@@ -1,0 +1,113 @@
+"""Role, rank and size of every kind of task, from TF_CONFIG, from a description given in the program, and from nothing."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tfdist
+from tfdist import create_strategy
+
+
+@pytest.fixture(autouse=True)
+def nothing_described(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.setattr(create_strategy, "_described", [])
+
+
+@pytest.fixture
+def am(monkeypatch):
+    """Makes this process a task of a cluster, `job=[hosts]`."""
+
+    def become(job, index, extension=None, **jobs):
+        cluster = {name: [f"{host}:{2000 + i}" for i, host in enumerate(hosts)] for name, hosts in jobs.items()}
+        spread = {name: [a.replace(":2", f":{'cwpe'.index(name[0]) + 2}") for a in where] for name, where in cluster.items()}
+        config = {"cluster": spread, "task": {"type": job, "index": index}}
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config | ({"tfdist": extension} if extension else {})))
+
+    return become
+
+
+def answers():
+    return (tfdist.role(), tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size(), tfdist.is_chief())
+
+
+def test_without_any_description_this_process_is_the_chief_and_alone():
+    assert answers() == ("chief", 0, 1, 0, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("job", "index", "expected"),
+    [
+        ("chief", 0, ("chief", 0, 4, 0, 2, True)),
+        ("worker", 0, ("worker", 1, 4, 0, 2, False)),
+        ("worker", 1, ("worker", 2, 4, 1, 2, False)),
+        ("worker", 2, ("worker", 3, 4, 1, 2, False)),
+        ("evaluator", 0, ("evaluator", None, 4, None, 2, False)),
+    ],
+)
+def test_the_chief_comes_first_then_the_workers_and_local_ranks_count_per_host(am, job, index, expected):
+    am(job, index, chief=["a"], worker=["b", "a", "B"], evaluator=["b"])
+    assert answers() == expected
+
+
+def test_without_chief_and_ps_worker_0_is_the_chief_and_stays_a_worker(am):
+    am("worker", 0, worker=["a", "b"])
+    assert answers() == ("worker", 0, 2, 0, 1, True)
+    am("worker", 1, worker=["a", "b"])
+    assert answers() == ("worker", 1, 2, 0, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("job", "index", "expected"),
+    [
+        ("chief", 0, ("chief", 0, 1, 0, 1, True)),
+        ("worker", 0, ("worker", None, 1, None, 0, False)),
+        ("worker", 2, ("worker", None, 1, None, 1, False)),
+        ("ps", 0, ("ps", None, 1, None, 0, False)),
+        ("evaluator", 0, ("evaluator", None, 1, None, 0, False)),
+    ],
+)
+def test_under_a_parameter_server_the_chief_alone_has_a_rank(am, job, index, expected):
+    am(job, index, chief=["a"], worker=["b", "b", "a"], ps=["c"], evaluator=["d"])
+    assert answers() == expected
+
+
+def test_without_chief_but_with_ps_worker_0_runs_the_chiefs_program(am):
+    am("worker", 0, worker=["a", "b"], ps=["c"])
+    assert answers() == ("chief", 0, 1, 0, 1, True)
+    am("worker", 1, worker=["a", "b"], ps=["c"])
+    assert answers() == ("worker", None, 1, None, 0, False)
+
+
+def test_workers_of_one_group_average_their_gradients_and_asynchronous_groups_do_not():
+    def size(**cluster):
+        create_strategy._described[:] = [tfdist.read("cluster { server_worker_separate: true nserver_groups: 1 nservers_per_group: 1 "
+                                           + " ".join(f"{name}: {value}" for name, value in cluster.items()) + " }")]  # fmt: skip
+        return tfdist.size()
+
+    assert size(nworker_groups=4, nworkers_per_group=1) == 1
+    assert size(nworker_groups=1, nworkers_per_group=4) == 4
+    assert size(nworker_groups=2, nworkers_per_group=3) == 3
+
+
+def test_an_evaluator_outside_the_cluster_still_knows_the_size(am):
+    am("evaluator", 0, worker=["a", "b", "c"])
+    assert answers() == ("evaluator", None, 3, None, 0, False)
+
+
+def test_an_evaluator_that_sees_only_itself_is_one(am):
+    am("evaluator", 0, evaluator=["a"])
+    assert answers() == ("evaluator", None, 1, None, 0, False)
+
+
+def test_a_bad_tf_config_is_an_error(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"workers": ["a:1"]}}')
+    with pytest.raises(tfdist.ClusterError, match="did you mean worker"):
+        tfdist.rank()
+
+
+def test_asking_does_not_import_tensorflow():
+    code = "import sys, tfdist; tfdist.rank(), tfdist.size(), tfdist.is_chief(); assert 'tensorflow' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

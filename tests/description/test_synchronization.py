@@ -1,0 +1,327 @@
+"""Hogwild's options: their values, which go together and with which cluster, and how flags, TF_CONFIG and the program give them."""
+
+import dataclasses
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from absl import flags
+
+import tfdist
+from tfdist import create_strategy
+from tfdist.choice import choose
+from tfdist.dialects import DIALECTS
+from tfdist.errors import ClusterError
+from tfdist.flags import HOGWILD_FLAGS, cluster_from_flags, define_flags
+from tfdist.synchronization import DEFAULT_SYNC_PERIOD, DEFAULTS, Synchronization
+
+TWO_SERVER_GROUPS = "cluster { nworker_groups: 4 nserver_groups: 2 sync_freq: 8 }"
+PS = {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}}
+
+
+def hogwild(description=TWO_SERVER_GROUPS, **changes):
+    return dataclasses.replace(tfdist.read(description), strategy="hogwild", **changes)
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+
+def parsed(*arguments):
+    values = flags.FlagValues()
+    define_flags(values)
+    values(["program", *arguments])
+    return values
+
+
+def from_flags(*arguments):
+    cluster = cluster_from_flags(parsed(*arguments))
+    assert cluster is not None
+    return cluster
+
+
+# Values.
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            {"outer": "nestrov"},
+            "outer: 'nestrov' is not one of average, nesterov, delayed_nesterov, elastic, sum; did you mean nesterov?",
+        ),
+        ({"outer": None}, "outer: None is not one of"),
+        ({"topology": "star"}, "'star' is not one of centre, ring, pair"),
+        ({"compression": "int2"}, "did you mean int8?"),
+        ({"compression": 8}, "compression: 8 is not one of bf16, int8, int4"),
+        ({"weights": "samples"}, "is not one of groups, examples"),
+        ({"outer_learning_rate": 0}, "0 is not right; expected a number above 0"),
+        ({"outer_learning_rate": math.nan}, "nan is not right"),
+        ({"outer_learning_rate": math.inf}, "inf is not right"),
+        ({"outer_learning_rate": True}, "True is not right"),
+        ({"outer_momentum": 1.0}, "1.0 is not right; expected a number from 0 to below 1"),
+        ({"elastic_rate": 1.5}, "expected a number above 0 and at most 1"),
+        ({"elastic_rate": "0.1"}, "'0.1' is not right"),
+        ({"slices": 0}, "expected a whole number from 1"),
+        ({"slices": 2.0}, "2.0 is not right"),
+        ({"adaptive": 1}, "1 is not right; expected true or false"),
+        ({"overlap": []}, "a list is not right; expected true or false"),
+    ],
+)
+def test_values_that_no_option_has_are_refused(option, message):
+    with pytest.raises(ClusterError) as caught:
+        Synchronization(**option)
+    assert message in str(caught.value) and str(caught.value).startswith(f"Synchronization: {next(iter(option))}: ")
+
+
+def test_only_what_differs_from_the_defaults_is_given():
+    assert Synchronization().given() == {}
+    assert Synchronization(outer="average", slices=4, overlap=False).given() == {"slices": 4, "overlap": False}
+    assert list(DEFAULTS) == [
+        {"exchange_weights": "weights"}.get(name, name) for name in HOGWILD_FLAGS if name != "sync_period"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "inner", "rates"),
+    [
+        ({}, "AdamW", (1.0, 0.0)),
+        ({"outer_learning_rate": 0.5}, "SGD", (0.5, 0.0)),
+        ({"outer": "nesterov"}, "AdamW", (0.7, 0.9)),
+        ({"outer": "nesterov"}, "adam", (0.7, 0.9)),
+        ({"outer": "nesterov"}, "SGD", (1.0, 0.6)),
+        ({"outer": "delayed_nesterov"}, "Nadam", (0.7, 0.9)),
+        ({"outer": "delayed_nesterov"}, "RMSprop", (1.0, 0.3)),
+        ({"outer": "delayed_nesterov", "outer_momentum": 0.0}, "AdamW", (0.7, 0.0)),
+        ({"outer": "nesterov", "outer_learning_rate": 0.4}, "AdamW", (0.4, 0.9)),
+    ],
+)
+def test_the_outer_rates_are_those_given_else_those_of_the_rule_and_the_inner_optimizer(options, inner, rates):
+    assert Synchronization(**options).outer_rates(inner) == rates
+
+
+def test_the_elastic_rate_is_shared_by_the_groups():
+    assert Synchronization(outer="elastic").elastic_rate_of(9) == pytest.approx(0.1)
+    assert Synchronization(outer="elastic", elastic_rate=0.25).elastic_rate_of(9) == 0.25
+
+
+# What goes together.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"elastic_rate": 0.1}, "elastic_rate: it is for outer elastic, and outer is average"),
+        (
+            {"outer": "elastic", "outer_learning_rate": 0.1},
+            "outer_learning_rate: it is for outer average, nesterov or delayed_nesterov",
+        ),
+        ({"outer": "sum", "outer_learning_rate": 0.1}, "sum adds changes as they are"),
+        ({"outer_momentum": 0.9}, "outer_momentum: outer average has no momentum; use outer nesterov or delayed_nesterov"),
+        ({"outer": "sum", "outer_momentum": 0.9}, "outer sum has no momentum"),
+        ({"outer": "sum", "adaptive": True}, "adaptive: outer sum"),
+        ({"outer": "sum", "weights": "examples"}, "outer sum weighs all groups alike"),
+        ({"outer": "elastic", "weights": "examples"}, "outer elastic weighs all groups alike"),
+        ({"topology": "ring", "weights": "examples"}, "topology ring weighs all groups alike"),
+        ({"outer": "elastic", "compression": "int8"}, "compression: outer elastic sends the parameters themselves"),
+        ({"topology": "pair", "compression": "bf16"}, "compression: a pair sends the parameters themselves"),
+        ({"topology": "ring", "outer": "nesterov"}, "topology: outer nesterov needs the centre, which a ring does not have"),
+        ({"topology": "ring", "outer": "elastic"}, "topology: outer elastic needs the centre"),
+        ({"topology": "pair", "outer_learning_rate": 0.5}, "outer_learning_rate: a pair takes the mean of copies"),
+        ({"slices": 3}, "slices: 3 slices do not divide the sync period of 8"),
+        ({"slices": 16}, "slices: 16 slices do not divide the sync period of 8"),
+        ({"adaptive": True, "slices": 2}, "adaptive: it changes the period in which slices take their turns"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_with_the_reason(options, message):
+    cluster = hogwild(synchronization=Synchronization(**options))
+    with pytest.raises(ClusterError) as caught:
+        choose(cluster)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")),
+        *({"outer": outer, "compression": "int4"} for outer in ("average", "nesterov", "delayed_nesterov", "sum")),
+        {"topology": "ring"},
+        {"topology": "pair", "slices": 4, "overlap": False},
+        {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9, "adaptive": True, "weights": "examples"},
+        {"outer": "elastic", "elastic_rate": 0.1, "slices": 8},
+    ],
+    ids=str,
+)
+def test_options_that_go_together_are_accepted(options):
+    assert choose(hogwild(synchronization=Synchronization(**options))).strategy == "hogwild"
+
+
+def test_a_ring_needs_server_groups_to_be_between():
+    with pytest.raises(ClusterError, match="a ring is between server groups, and this cluster has 1"):
+        choose(hogwild("STANDARD_1", synchronization=Synchronization(topology="ring")))
+    view = {"cluster": {"worker": {"3": "a:1"}, "ps": ["b:1"]}, "task": {"type": "worker", "index": 3}}
+    choose(hogwild(view, synchronization=Synchronization(topology="ring")))  # Of a partial view nobody can tell.
+
+
+def test_a_period_of_one_update_cannot_be_shortened():
+    with pytest.raises(ClusterError, match="1 cannot be shortened"):
+        choose(hogwild(sync_period=1, synchronization=Synchronization(adaptive=True)))
+
+
+def test_other_strategies_refuse_the_options():
+    cluster = dataclasses.replace(tfdist.read(PS), synchronization=Synchronization(outer="nesterov"))
+    with pytest.raises(
+        ClusterError, match=r"^<dict>: outer: it is an option of hogwild, and this cluster means parameter_server: "
+    ):
+        choose(cluster)
+
+
+def test_what_is_probably_not_wanted_is_warned_about():
+    cluster = hogwild()
+    assert Synchronization().warnings(cluster) == []
+    assert Synchronization(outer="elastic").warnings(cluster) == []
+    (told,) = Synchronization(outer="sum").warnings(cluster)
+    assert "4 times the learning rate" in told
+    (told,) = Synchronization(outer="elastic", elastic_rate=0.5).warnings(cluster)
+    assert "0.5 times 4 worker groups is above 1" in told and "0.225" in told
+    one_group = hogwild({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}})
+    assert Synchronization(outer="sum").warnings(one_group) == []
+
+
+# Where they come from.
+
+
+def test_tf_config_carries_them_to_every_task():
+    options = {"outer": "nesterov", "outer_momentum": 0.5, "slices": 4, "overlap": False}
+    cluster = hogwild(synchronization=Synchronization(**options))
+    config = cluster.tf_config("ps", 0)
+    assert config["tfdist"]["synchronization"] == options
+    assert tfdist.read(json.dumps(config)).synchronization == cluster.synchronization
+    assert "synchronization" not in hogwild().tf_config("ps", 0)["tfdist"]
+
+
+@pytest.mark.parametrize("dialect", ["singa", "cloudml"])
+def test_dialects_without_words_for_them_refuse_to_write_them(dialect):
+    description = "STANDARD_1" if dialect == "cloudml" else TWO_SERVER_GROUPS
+    cluster = dataclasses.replace(tfdist.read(description), synchronization=Synchronization(outer="sum"))
+    with pytest.raises(ClusterError, match=r"has no words for synchronization"):
+        DIALECTS[dialect].write(cluster)
+
+
+def test_flags_win_over_the_description_option_by_option(tmp_path):
+    described = hogwild(synchronization=Synchronization(outer="nesterov", slices=2, overlap=False))
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps(described.tf_config("chief" if described.job("chief") else "worker", 0)))
+    assert from_flags("--cluster", str(path)).synchronization == described.synchronization
+    arguments = (
+        "--sync_period=12",
+        "--outer=delayed_nesterov",
+        "--outer_momentum=0.4",
+        "--exchange_weights=examples",
+        "--overlap",
+    )
+    cluster = from_flags("--cluster", str(path), *arguments)
+    assert cluster.sync_period == 12
+    assert cluster.synchronization == Synchronization("delayed_nesterov", outer_momentum=0.4, slices=2, weights="examples")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--sync_period=4"],
+            "--sync_period: it is an option of hogwild, and this cluster means parameter_server: ps with one",
+        ),
+        (["--nooverlap"], "--overlap: it is an option of hogwild"),
+        (["--strategy=hogwild", "--sync_period=0"], "--sync_period: 0 is not right; expected a whole number from 1"),
+        (["--strategy=hogwild", "--outer=easgd"], "--outer: 'easgd' is not one of average"),
+        (
+            ["--strategy=hogwild", "--exchange_weights=group"],
+            "--exchange_weights: 'group' is not one of groups, examples; did you mean groups?",
+        ),
+        (["--strategy=hogwild", "--elastic_rate=-1"], "--elastic_rate: -1.0 is not right"),
+    ],
+)
+def test_flags_that_are_wrong_are_named(arguments, message):
+    with pytest.raises(ClusterError) as caught:
+        from_flags("--tier=STANDARD_1", *arguments)
+    assert str(caught.value).startswith(message)
+
+
+def test_without_any_cluster_they_are_refused():
+    with pytest.raises(ClusterError, match=r"^--adaptive: .*no cluster is described"):
+        cluster_from_flags(parsed("--adaptive"))
+    assert cluster_from_flags(parsed()) is None
+
+
+def test_forced_hogwild_has_a_period_of_16_where_the_description_has_no_word_for_it(monkeypatch, tmp_path):
+    assert DEFAULT_SYNC_PERIOD == 16
+    assert from_flags("--tier=STANDARD_1").sync_period == 1
+    assert from_flags("--tier=STANDARD_1", "--strategy=hogwild").sync_period == 16
+    assert from_flags("--tier=STANDARD_1", "--strategy=hogwild", "--sync_period=1").sync_period == 1
+    monkeypatch.setenv("TF_CONFIG", json.dumps(PS))
+    assert from_flags("--strategy=hogwild").sync_period == 16
+    monkeypatch.setenv("TF_CONFIG", json.dumps(PS | {"tfdist": {"sync_period": 4}}))
+    assert from_flags("--strategy=hogwild").sync_period == 4
+
+
+@pytest.mark.parametrize("groups", ["nserver_groups: 2", "nserver_groups: 1"])
+def test_singas_own_default_of_1_stays(tmp_path, groups):
+    path = tmp_path / "job.conf"
+    path.write_text(f"cluster {{ nworker_groups: 2 server_worker_separate: true {groups} }}")
+    assert from_flags("--cluster", str(path), "--strategy=hogwild").sync_period == 1
+
+
+def test_a_task_that_gets_the_same_flags_as_the_launcher_has_the_launchers_period(monkeypatch):
+    cluster = from_flags("--tier=STANDARD_1", "--strategy=hogwild", "--sync_period=1")
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster.tf_config("worker", 1)))
+    assert from_flags("--strategy=hogwild").sync_period == 1
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """The cluster on which `tfdist.strategy` decides; nothing is started."""
+
+    def call(*arguments, **keywords):
+        clusters = []
+
+        class Enough(Exception):
+            pass
+
+        def choose_and_stop(cluster):
+            clusters.append(cluster)
+            raise Enough
+
+        monkeypatch.setattr(create_strategy, "choose", choose_and_stop)
+        monkeypatch.setattr(create_strategy, "_described", [])
+        monkeypatch.setattr(create_strategy, "prepared", lambda cluster: cluster)
+        with pytest.raises(Enough):
+            tfdist.strategy(*arguments, **keywords)
+        return SimpleNamespace(period=clusters[0].sync_period, options=clusters[0].synchronization)
+
+    return call
+
+
+def test_the_program_may_give_them_and_flags_and_tf_config_go_before(seen, monkeypatch, tmp_path):
+    mine, theirs = Synchronization(outer="elastic"), Synchronization(outer="sum")
+    assert seen("STANDARD_1", synchronization=mine).options == mine
+    assert seen(hogwild(synchronization=theirs), synchronization=mine).options == mine
+    flagged = parsed("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum")
+    assert seen(flagged, synchronization=mine).options == theirs
+    assert seen(parsed("--tier=STANDARD_1"), synchronization=mine).options == mine
+    launched = hogwild("STANDARD_1", sync_period=32, synchronization=theirs)
+    monkeypatch.setenv("TF_CONFIG", json.dumps(launched.tf_config("worker", 0)))
+    for description in (None, "STANDARD_1", hogwild("STANDARD_1", sync_period=4)):
+        assert seen(description, synchronization=mine).options == theirs
+        assert seen(description).period == 32
+    # What follows the program on the launcher's command line is said last.
+    program = seen(parsed("--sync_period=8", "--outer=nesterov"))
+    assert (program.period, program.options.outer) == (8, "nesterov")
+
+
+def test_a_description_in_the_program_is_heard_where_tf_config_says_nothing(seen, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", json.dumps(tfdist.read("STANDARD_1").tf_config("worker", 0)))
+    told = seen(hogwild("STANDARD_1", sync_period=4, synchronization=Synchronization(outer="nesterov")))
+    assert (told.period, told.options.outer) == (4, "nesterov")

@@ -1,0 +1,268 @@
+"""Horovod and MPI: command lines, host files, ranks, and a real mpirun."""
+
+import dataclasses
+import os
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import tfdist
+from tfdist import create_strategy
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import horovod
+from tfdist.errors import ClusterError
+from tfdist.rank_info import RankInfo
+
+
+def hosts(source):
+    return " ".join(task.host for task in tfdist.read(source).tasks)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("horovodrun -np 4 -H h1:2,h2:2 python train.py", "h1 h1 h2 h2"),
+        ("horovodrun --num-proc=3 --hosts h1:1,h2:4 --verbose --gloo python train.py -H x:1 -np 9", "h1 h2 h2"),
+        ("horovodrun -np 2 python train.py", "localhost localhost"),
+        ("horovodrun -np 2 -H a:4,b:4 python train.py", "a a"),
+        ("horovodrun -np 3 -H a:1,b:1,a:1 x", "a a b"),
+        ("horovodrun -np 2 --min-np 1 --max-np 4 -H a:2,b:2 x", "a a"),
+        ("horovodrun -np 2 --blacklist-cooldown-range 1 5 -H a:1,b:1 x", "a b"),
+        ("FOO=1 /usr/bin/horovodrun -np 1 -H a:1 x", "a"),
+        ("python3 -m horovod.runner.launch -np 1 -H a:1 x", "a"),
+        ("mpirun -np 4 -H a:2,b:2 python train.py", "a a b b"),
+        ("mpirun -H a,a,b python train.py", "a a b"),
+        ("mpirun -np 4 --map-by node -H a:3,b:2 x", "a b a b"),
+        ("mpirun -np 4 -bynode --host a:3,b:1 x", "a b a a"),
+        ("mpirun --map-by ppr:2:node -H a:8,b:8 x", "a a b b"),
+        ("mpirun -N 1 -H a:8,b:8 x", "a b"),
+        ("mpirun -pernode -H a:8,b:8 x", "a b"),
+        ("mpiexec.hydra -n 3 -ppn 2 -hosts a,b -genv X 1 x", "a a b"),
+        ("mpirun --allow-run-as-root -np 3 --oversubscribe -H a:1 --mca btl tcp,self -x PATH -bind-to none x", "a a a"),
+        ("$ CUDA_VISIBLE_DEVICES=0,1 horovodrun -np 2 -H localhost:2 python train.py", "localhost localhost"),
+        # Horovod's own page on mpirun.
+        (
+            "mpirun -np 4 -H server1:2,server2:2 -bind-to none -map-by slot -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH "
+            "-mca pml ob1 -mca btl ^openib -mca btl_tcp_if_exclude lo,docker0 python train.py",
+            "server1 server1 server2 server2",
+        ),
+        ("mpiexec -genv A 1 -genv B 2 -n 2 -ppn 1 -hosts a,b x", "a b"),
+        ("mpirun -np 2 -- python train.py : x", None),
+        ("mpirun \\\n  -np 2 \\\n  -H a:1,b:1 \\\n  python train.py", "a b"),
+    ],
+)
+def test_command_lines(command, expected):
+    if expected is None:
+        with pytest.raises(ClusterError, match="several programs"):
+            tfdist.read(command)
+    else:
+        assert hosts(command) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("horovodrun python train.py", "-np: the number of processes is missing"),
+        ("mpirun python train.py", "neither processes nor hosts are given"),
+        ("horovodrun -np 5 -H a:2,b:2 x", "-np: 5 processes are asked for, but the hosts have 4 slots"),
+        ("mpirun -np 5 --oversubscribe -H a:2,b:2 x", "5 processes are asked for"),
+        ("horovodrun -np 2 -H a:b x", "-H: 'a:b' is not a host and its slots; expected a:2,b:2"),
+        ("horovodrun -np 2 -H a:2,,b:2 x", "-H: '' is not a host"),
+        ("horovodrun -np 2 -H a:0 x", "0 slots"),
+        ("horovodrun -np 0 x", "'0' is not right; expected a whole number from 1"),
+        ("horovodrun -np 9999999 x", "is not right; expected a whole number from 1 to 100000"),
+        ("horovodrun -np 2 -H a:99999999,b:2 x", "more than 100000 slots"),
+        ("horovodrun -np", "-np: the value of this option is missing"),
+        ("horovodrun -np 2 -np 3 x", "this is given twice, as '2' and '3'"),
+        ("mpirun -np 2 -x A -n 3 -x B x", "-n: this is given twice, as '2' and '3'"),
+        ("horovodrun -np 2 --host a:1 x", "'--host' is no option of horovodrun that tfdist knows.*did you mean hosts"),
+        ("horovodrun -np 2 -H a:2 --hostfile h x", "hosts are given by -H and by a host file"),
+        ("horovodrun -np 2 --hostfile nowhere x", "nowhere: there is no such file"),
+        ("horovodrun -np 2 --host-discovery-script ./s.sh x", "--host-discovery-script: tfdist executes nothing"),
+        ("horovodrun -np 2 --min-np 3 -H a:4 x", "--min-np: 3 does not go with -np 2"),
+        ("horovodrun -np 2 -H 'a:1", "cannot be split into words: no closing quotation"),
+        ("mpirun -np 2 --map-by dist:x -H a:2 x", "--map-by: 'dist:x' places ranks in a way that tfdist does not know"),
+        ("mpirun -np 2 --rankfile f -H a:2 x", "--rankfile: ranks are placed by a file"),
+    ],
+)  # fmt: skip
+def test_bad_command_lines(command, message):
+    with pytest.raises(ClusterError, match=message) as caught:
+        tfdist.read(command)
+    assert str(caught.value).isprintable()
+
+
+def test_a_program_that_is_a_file_is_read_as_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mpirun").write_text("a slots=2\n")
+    assert hosts("mpirun") == "a a"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("172.31.32.7 slots=2\n172.31.33.9 slots=1\n", "172.31.32.7 172.31.32.7 172.31.33.9"),
+        ("\n# all of them\na slots=1 # fast\n\nb slots=2 max_slots=4\n", "a b b"),
+        ("a\tslots = 2\nuser@b slots=1 max-slots=3\n", "a a b"),
+        ("a:2\nb:1\n", "a a b"),
+        ("a slots=1\nb slots=1\na slots=1\n", "a a b"),
+        ("a slots=0\nb slots=1\n", "b"),
+    ],
+)
+def test_host_files(text, expected, tmp_path):
+    path = tmp_path / "hostfile"
+    path.write_text(text)
+    assert hosts(path) == hosts(text) == expected
+    assert hosts(f"horovodrun -np 1 --hostfile {path} x") == expected.split()[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a slots=2\nb\n", ":2: the slots of 'b' are missing"),
+        ("a slots=2\nb slot=2\n", ":2: 'slot' is not known in a host file; did you mean slots"),
+        ("a slots=two\n", ":1: 'two' is not a number of slots"),
+        ("a slots=2 b\n", ":1: 'b' means nothing here"),
+        ("a slots=2\n-b slots=1\n", ":2: '-b' is neither a host name nor an address"),
+        ("a slots=0\n", "has no slots"),
+        ("a slots=999999\n", "more than 100000 slots"),
+    ],
+)
+def test_bad_host_files(text, message):
+    with pytest.raises(ClusterError, match=message):
+        tfdist.read(text)
+
+
+# Ranks.
+
+HOROVOD_TABLE = {
+    # test_get_host_assignments, _elastic and _heterogeneous of horovod/horovod v0.28.1 test/single/test_run.py:
+    # local_rank, local_size, cross_rank, cross_size by rank.
+    ("worker-0:2,worker-1:2", 4): [(0, 2, 0, 2), (1, 2, 0, 2), (0, 2, 1, 2), (1, 2, 1, 2)],
+    ("worker-0:2,worker-1:2", 2): [(0, 2, 0, 1), (1, 2, 0, 1)],
+    ("worker-0:1,worker-1:2", 3): [(0, 1, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1)],
+    # What get_host_assignments of v0.28.1 returned.
+    ("a:1,b:3,c:2", 6): [(0, 1, 0, 3), (0, 3, 1, 3), (1, 3, 0, 2), (2, 3, 0, 1), (0, 2, 2, 3), (1, 2, 1, 2)],
+}
+
+
+@pytest.mark.parametrize(("listed", "size"), HOROVOD_TABLE)
+def test_ranks_are_those_of_horovod(listed, size, monkeypatch):
+    cluster = tfdist.read(f"horovodrun -np {size} -H {listed} x")
+    for rank, expected in enumerate(HOROVOD_TABLE[listed, size]):
+        monkeypatch.setattr(create_strategy, "_described", [dataclasses.replace(cluster, task=("worker", rank))])
+        assert (tfdist.rank(), tfdist.size()) == (rank, size)
+        assert (tfdist.local_rank(), tfdist.local_size(), tfdist.cross_rank(), tfdist.cross_size()) == expected
+
+
+def test_a_task_without_rank_has_no_cross_rank(monkeypatch):
+    cluster = tfdist.read({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
+    monkeypatch.setattr(create_strategy, "_described", [dataclasses.replace(cluster, task=("ps", 0))])
+    assert (tfdist.cross_rank(), tfdist.cross_size()) == (None, 0)
+
+
+# The environment.
+
+
+@pytest.mark.parametrize("system", horovod._SYSTEMS)
+def test_environments(system):
+    rank, size, local_rank, local_size = system
+    member = horovod.from_environ({rank: "3", size: "4", local_rank: "1", local_size: "2"})
+    assert isinstance(member, RankInfo)
+    assert (member.rank, member.size, member.local_rank, member.local_size, member.store) == (3, 4, 1, 2, None)
+    # All on one host: they can meet there.
+    variables = {rank: "1", size: "2", local_rank: "1", local_size: "2"}
+    here = [horovod.from_environ(variables | {"PMIX_NAMESPACE": run}) for run in ("7", "8")]
+    assert {(member.host, member.store.kind, member.rank) for member in here} == {("localhost", "file", 1)}
+    assert here[0].run_id != here[1].run_id
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"HOROVOD_RANK": "1"}, "HOROVOD_SIZE: it is not set, but HOROVOD_RANK is"),
+        ({"PMI_SIZE": "2"}, "PMI_RANK: it is not set, but PMI_SIZE is"),
+        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "2"}, "HOROVOD_RANK: '2' is not right; expected a whole number from 0 to 1"),
+        ({"HOROVOD_RANK": "x", "HOROVOD_SIZE": "2"}, "'x' is not right; expected a whole number from"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "9" * 5000}, "is not right; expected a whole number from 1 to 100000"),
+    ],
+)
+def test_bad_environments(environ, message):
+    assert horovod.recognizes(environ)
+    with pytest.raises(ClusterError, match=message):
+        horovod.from_environ(environ)
+
+
+def test_settings_of_horovod_are_no_environment():
+    assert horovod.recognizes({"HOROVOD_FUSION_THRESHOLD": "1", "OMPI_MCA_btl": "tcp"}) is None
+
+
+# Writing.
+
+
+def test_what_is_written_reads_back():
+    rng = random.Random(7)
+    for _ in range(50):
+        names = rng.sample(["a", "b", "c.d", "10.0.0.1"], rng.randint(1, 4))
+        cluster = horovod.cluster_of([name for name in names for _ in range(rng.randint(1, 3))], tfdist.read("BASIC").source)
+        assert tfdist.read(horovod.write(cluster)) == cluster
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("STANDARD_1", "Horovod has no words for a chief; rank 0 is the chief"),
+        ('{"worker": ["a:1"], "ps": ["b:1"]}', "no words for a ps"),
+        ('{"worker": ["a:1", "b:1", "a:2"]}', "the ranks of a host one after the other"),
+        ('{"worker": ["[::1]:1", "b:1"]}', "no IPv6"),
+        ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 server_worker_separate: false }", "one process for each slot"),
+        (Cluster((Task("worker", 0),), strategy="mirrored"), "no words for strategy 'mirrored'"),
+    ],
+)
+def test_what_horovod_has_no_words_for(source, message):
+    with pytest.raises(ClusterError, match=message):
+        horovod.write(tfdist.read(source))
+
+
+# The real one.
+
+MPIRUN = shutil.which("mpirun")
+needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed (apt-get install openmpi-bin)")
+
+
+def mpirun(tmp_path, program, size):
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    clean = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", str(size), sys.executable, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return sorted(line for line in result.stdout.split("\n") if line.startswith("rank"))
+
+
+@needs_mpirun
+def test_a_real_mpirun_tells_every_process_its_rank(tmp_path):
+    program = "import sys, tfdist; sys.stdout.write(f'rank {tfdist.rank()} {tfdist.size()} {tfdist.local_rank()} {tfdist.local_size()}\\n')"
+    assert mpirun(tmp_path, program, 3) == ["rank 0 3 0 3", "rank 1 3 1 3", "rank 2 3 2 3"]
+
+
+@needs_mpirun
+@pytest.mark.cluster
+def test_a_program_trains_under_mpirun_without_any_description(tmp_path):
+    program = """
+import sys, numpy as np, tfdist
+strategy = tfdist.strategy()
+import keras
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+x = np.arange(16, dtype="float32").reshape(8, 2) / 16
+model.fit(x, x.sum(1, keepdims=True) * 2, epochs=2, batch_size=4, shuffle=False, verbose=0)
+weights = float(np.sum(model.get_weights()[0]))
+sys.stdout.write(f"rank {tfdist.rank()} {tfdist.cross_rank()} {tfdist.cross_size()} {strategy.num_replicas_in_sync} {weights}\\n")
+"""
+    first, second = mpirun(tmp_path, program, 2)
+    assert (first[:13], second[:13]) == ("rank 0 0 1 2 ", "rank 1 0 1 2 ")
+    assert first[13:] == second[13:] != "2.0"

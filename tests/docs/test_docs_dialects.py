@@ -1,0 +1,61 @@
+"""The pages about the dialects say what really happens: every file and every command on them is tried."""
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support_paths import CHECKOUT
+
+from tfdist.dialects.registry import programs
+from tfdist.translate import OUTPUTS
+
+DOCS = CHECKOUT / "docs"
+PAGES = [*sorted((DOCS / "dialects").glob("*.md")), DOCS / "pictures.md"]
+_BLOCK = re.compile(r"^```(\w+)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_command_prints_what_the_page_says(page: Path, tmp_path: Path) -> None:
+    blocks = _BLOCK.findall(page.read_text(encoding="utf-8"))
+    for _, title, content in blocks:
+        if title:
+            (tmp_path / title).write_text(content, encoding="utf-8")
+    commands = 0
+    for language, _, content in blocks:
+        if language != "console":
+            continue
+        line, _, expected = content.partition("\n")
+        assert line.startswith("$ ")
+        words = shlex.split(line.removeprefix("$ "))
+        given = list(itertools.takewhile(lambda word: "=" in word, words))
+        assert words[len(given)] == "python"
+        arguments = [sys.executable, *words[len(given) + 1 :]]
+        environ = os.environ | dict(word.split("=", 1) for word in given)
+        result = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=environ, check=False)
+        assert result.stdout + result.stderr == expected, line
+        assert result.returncode == (2 if result.stderr else 0)
+        commands += 1
+    assert commands >= 2
+
+
+def test_the_table_has_every_page_every_output_and_every_program() -> None:
+    table = (DOCS / "dialects" / "README.md").read_text(encoding="utf-8")
+    linked = set(re.findall(r"\]\((\w+\.md)\)", table))
+    assert linked == {page.name for page in (DOCS / "dialects").glob("*.md")} - {"README.md"}
+    assert set(re.findall(r"--to (\w+)", table)) == set(OUTPUTS)
+    assert {dialect.NAME for dialect in programs().values()} == {"horovod", "pytorch", "caffe2", "paddle"}
+    assert all(
+        f"`{program}`" in table
+        for program in ("horovodrun", "mpirun", "mpiexec", "torchrun", "resnet50_trainer.py", "fleetrun")
+    )
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    for page in (*PAGES, DOCS / "rendezvous.md"):
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,162 @@
+"""Ranks that know no addresses meet: real processes, and real stores in a folder, at a port and in a Redis server.
+
+What goes wrong, and how it is told, is in test_rendezvous_faults.py.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import time
+
+import pytest
+from rendezvous_here import free_port, is_listening, met, needs_redis, outcomes, wait_until
+
+from tfdist import Task
+from tfdist.dialects import pytorch
+from tfdist.errors import Source
+from tfdist.launch.rendezvous.meet import meet
+from tfdist.rank_info import RankInfo, Store
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_ranks_meet_and_all_have_the_same_cluster_in_the_order_of_ranks(start_ranks, store):
+    where, what_is_left = store
+    ranks = start_ranks(where, (2, 3), (0, 3), (1, 3))
+    found = met(ranks)
+    assert found[0]["tasks"] == found[1]["tasks"] == found[2]["tasks"]
+    assert [outcome["task"] for outcome in found] == [("worker", 2), ("worker", 0), ("worker", 1)]
+    names, addresses = zip(*(task.split() for task in found[0]["tasks"]), strict=True)
+    assert names == ("worker:0", "worker:1", "worker:2") and len(set(addresses)) == 3
+    for address in addresses:  # Nobody takes a port between the meeting and TensorFlow's server.
+        with socket.socket() as thief, pytest.raises(OSError):
+            thief.bind(("", int(address.rpartition(":")[2])))
+    for rank in ranks:
+        rank.pipe.close()
+        rank.process.join(10)
+        assert rank.process.exitcode == 0
+    assert not what_is_left()
+
+
+def test_what_a_killed_run_has_left_under_the_same_run_id_is_told_from_this_run(start_ranks, store):
+    where, what_is_left = store
+    for _ in range(2):
+        killed = start_ranks(where, (0, 3), (1, 3), run_id="r", limit=30)
+        wait_until(what_is_left)
+        time.sleep(0.2)
+        for rank in killed:
+            rank.end()
+    met(start_ranks(where, (2, 3), (1, 3), (0, 3), run_id="r"))
+    assert not what_is_left()
+
+
+def test_runs_with_run_ids_of_their_own_share_a_store(start_ranks, store):
+    where, _ = store
+    if where.kind == "tcp":
+        pytest.skip("a port holds one store; see the test of a store of another run")
+    one = start_ranks(where, (0, 2), run_id="one")
+    met(start_ranks(where, (0, 2), (1, 2), run_id="two"))
+    met([*start_ranks(where, (1, 2), run_id="one"), *one])
+
+
+def test_a_port_that_opens_late_is_waited_for(start_ranks):
+    store = Store("tcp", "localhost", free_port())
+    ranks = start_ranks(store, (1, 3), (2, 3))
+    time.sleep(0.4)
+    met([*ranks, *start_ranks(store, (0, 3))])
+
+
+def test_a_folder_that_is_mounted_late_is_waited_for(start_ranks, tmp_path):
+    folder = tmp_path / "shared"
+    ranks = start_ranks(Store("file", path=str(folder)), (0, 2), (1, 2))
+    time.sleep(0.4)
+    folder.mkdir()
+    met(ranks)
+
+
+@needs_redis
+def test_a_redis_server_that_starts_late_or_anew_and_empty_is_waited_for(start_ranks, redis_server):
+    server = redis_server()
+    ranks = start_ranks(server.store, (0, 3), (1, 3))
+    time.sleep(0.4)
+    server.start()
+    wait_until(lambda: len(server.keys()) >= 2)
+    server.end()
+    server.start()
+    met([*ranks, *start_ranks(server.store, (2, 3))])
+
+
+def test_a_port_scanner_a_browser_and_a_flood_do_not_disturb_the_meeting(start_ranks):
+    store = Store("tcp", "127.0.0.1", free_port())
+    (first,) = start_ranks(store, (0, 2))
+    wait_until(lambda: is_listening(store.port))
+    garbage = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(1000) + b"\n",
+        b"x" * 1_000_000,
+        b"[" * 10_000 + b"\n",
+        b"{}\n",
+        b'{"run": 1}\n',
+    ]
+    garbage += [b'{"run": "%s", "do": "drop"}\n' % b"0" * 16, b"\n", b""]
+    with contextlib.ExitStack() as open_connections:
+        for bytes_ in garbage:
+            stranger = open_connections.enter_context(socket.create_connection(("127.0.0.1", store.port), 5))
+            with contextlib.suppress(OSError):
+                stranger.sendall(bytes_)
+        met([first, *start_ranks(store, (1, 2))])
+
+
+def test_a_store_with_entries_that_tfdist_did_not_write_is_no_danger(start_ranks, tmp_path):
+    store = Store("file", path=str(tmp_path))
+    ranks = start_ranks(store, (0, 2))
+    wait_until(lambda: list(tmp_path.glob("tfdist-*/leaders/*")))
+    (folder,) = tmp_path.glob("tfdist-*")
+    (nonce,) = (path.name for path in folder.glob("leaders/*"))
+    for table in ("members", "verdicts", "read", "leaders"):
+        (folder / table).mkdir(exist_ok=True)
+        (folder / table / "a").write_bytes(os.urandom(100))
+        (folder / table / "b").write_text(
+            json.dumps({"answers": [nonce], "to": [nonce], "roster": {nonce: "{}"}, "job": "worker"})
+        )
+        (folder / table / "c").write_text("[" * 100_000)
+    met([*ranks, *start_ranks(store, (1, 2))])
+
+
+def test_under_torchruns_agent_the_store_is_at_the_first_free_port_beside_it(start_ranks):
+    with socket.socket() as agent, socket.socket() as neighbor:
+        agent.bind(("127.0.0.1", 0))
+        port = agent.getsockname()[1]
+        neighbor.bind(("127.0.0.1", port + 1))
+        agent.listen()
+        neighbor.listen()  # It never answers.
+        variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        store = pytorch.from_environ({**variables, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none"}).store
+        assert (store.port, store.ports) == (port + 1, 8)
+        met(start_ranks(store, (0, 2), (1, 2), limit=20))
+
+
+def test_tasks_with_known_addresses_come_too_and_hear_where_the_ranks_are(start_ranks):
+    ports = free_port(), free_port()
+    store = Store("tcp", "127.0.0.1", ports[0])
+    known = tuple(Task("ps", index, "127.0.0.1", port) for index, port in enumerate(ports))
+    more = {"known": known, "synchronous": True}
+    servers = [start_ranks(store, (None, 2), known_task=("ps", index), **more)[0] for index in range(2)]
+    found = met([*servers, *start_ranks(store, (0, 2), (1, 2), **more)])
+    assert len({tuple(outcome["tasks"]) for outcome in found}) == 1
+    assert [task.split()[0] for task in found[0]["tasks"]] == ["worker:0", "worker:1", "ps:0", "ps:1"]
+    assert found[0]["tasks"][2:] == [f"ps:{index} 127.0.0.1:{port}" for index, port in enumerate(ports)]
+    assert [outcome["task"] for outcome in found] == [("ps", 0), ("ps", 1), ("worker", 0), ("worker", 1)]
+    assert found[0]["groups"] == ((0, 1),)
+
+
+def test_slots_of_each_rank_go_with_it(start_ranks, tmp_path):
+    store = Store("file", path=str(tmp_path))
+    found = outcomes([*start_ranks(store, (0, 2), slots=2), *start_ranks(store, (1, 2), slots=3)])
+    assert found[0]["groups"] == found[1]["groups"] == ((0, 1, 2, 3, 4),)
+
+
+def test_one_rank_needs_no_store():
+    alone = meet(RankInfo(1, 0, Source("test", "the test"), slots=2))
+    assert [(task.name, task.slots) for task in alone.tasks] == [("worker:0", 2)] and alone.task == ("worker", 0)

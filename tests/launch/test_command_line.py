@@ -1,0 +1,180 @@
+"""python -m tfdist.launch where nothing is started: translation, help, and every kind of bad input."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CUSTOM = "trainingInput:\n  scaleTier: CUSTOM\n  masterType: standard\n"
+
+
+@pytest.fixture
+def launch(tmp_path):
+    def run(*arguments, **environment):
+        variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"} | environment
+        return subprocess.run(
+            [sys.executable, "-m", "tfdist.launch", *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=variables,
+            timeout=60,
+        )
+
+    return run
+
+
+def test_dry_run_shows_every_task_its_tf_config_and_why(launch):
+    got = launch("--tier", "STANDARD_1", "--dry_run")
+    assert got.returncode == 0
+    assert "parameter_server" in got.stdout and "Downpour" in got.stdout
+    assert got.stdout.count("TF_CONFIG='") == 8
+    assert "ps:2      localhost:27185  (n1-standard-4)" in got.stdout
+
+
+def test_dry_run_tells_hogwild_and_its_period(launch, tmp_path):
+    (tmp_path / "job.conf").write_text("cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 8 }")
+    dry = launch("--cluster", "job.conf", "--dry_run")
+    assert dry.returncode == 0
+    assert "hogwild" in dry.stdout and "8 updates" in dry.stdout
+
+
+def test_dry_run_explains_what_cannot_be_trained_and_a_real_run_refuses_it(launch, tmp_path):
+    dry = launch("--tier=STANDARD_1", "--strategy=multi_worker_mirrored", "--dry_run")
+    assert dry.returncode == 0
+    assert "cannot be started" in dry.stdout and "nothing for ps tasks to do" in dry.stdout
+    real = launch("--tier=STANDARD_1", "--strategy=multi_worker_mirrored")
+    assert real.returncode == 2
+    assert "nothing for ps tasks to do" in real.stderr
+    assert not (tmp_path / "tfdist_logs").exists()
+
+
+def test_dry_run_shows_hogwilds_options_and_hands_them_to_every_task(launch):
+    got = launch("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum", "--nooverlap", "--dry-run")
+    assert got.returncode == 0, got.stderr
+    assert "period    16 updates between exchanges\nexchange  outer sum, overlap False\nwarning   outer sum adds" in got.stdout
+    assert (
+        got.stdout.count('"sync_period": 16, "strategy": "hogwild", "synchronization": {"outer": "sum", "overlap": false}') == 8
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--tier", "STANDARD_1", "--dry_run"], ["--help"], ["--tier", "NONE"]])
+def test_neither_translation_nor_help_imports_tensorflow(arguments, tmp_path):
+    code = (
+        "import sys; sys.argv = ['launch', *sys.argv[1:]]\n"
+        "from tfdist.launch.cli import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "assert not {'tensorflow', 'keras', 'numpy'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True, cwd=tmp_path, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no cluster is described"),
+        (["--teir", "BASIC"], "Did you mean: tier"),
+        (["--tier", "STANDRD_1"], "did you mean STANDARD_1?"),
+        (["--tier", "STANDARD_1", "--worker_count", "3"], "STANDARD_1"),
+        (["--tier", "CUSTOM"], "masterType"),
+        (["--cluster", "missing.conf"], "missing.conf"),
+        (["--cluster", "custom.yaml", "--worker_count", "-1"], "-1"),
+        (["--cluster", "custom.yaml", "--worker_count", "two"], "two"),
+        (["--cluster", "custom.yaml", "--strategy", "hogwild"], "has none"),
+        (["--cluster", "custom.yaml", "--strategy", "miror"], "did you mean mirrored?"),
+        (["--tier", "STANDARD_1", "--outer", "nesterov"], "--outer: it is an option of hogwild"),
+        (
+            ["--tier", "STANDARD_1", "--strategy", "hogwild", "--slices", "3"],
+            "slices: 3 slices do not divide the sync period of 16",
+        ),
+        (["--tier", "STANDARD_1", "--strategy", "hogwild", "--slices", "half"], "half"),
+        (["--cluster", "empty.yaml"], "empty"),
+        (["--cluster", "binary"], "binary"),
+        (["--cluster", "typo.conf"], "did you mean nworkers_per_procs?"),
+        (["--cluster", "far.json"], "--local"),
+        (["--tier", "BASIC", "trian.py"], "did you mean train.py?"),
+        (["--tier", "BASIC", "-m", "no.such.module"], "no.such.module"),
+        (["--hostfile", "hosts"], "--hostfile"),
+        (["STANDARD_1"], "did you mean --tier STANDARD_1?"),
+        (["train.py", "--tier", "BASIC"], "flags of this command go before it"),
+        (["--tier", "BASIC", "--nodry_run=3"], "nodry_run"),
+        (["--tier", "BASIC", "--summary", "no/such/folder/s.json"], "--summary no/such/folder/s.json"),
+        (["--tier", "BASIC", "--start_timeout", "-1"], "start_timeout"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tmp_path, arguments, message):
+    (tmp_path / "custom.yaml").write_text(CUSTOM)
+    (tmp_path / "empty.yaml").write_text("")
+    (tmp_path / "binary").write_bytes(bytes(range(256)))
+    (tmp_path / "typo.conf").write_text("cluster {\n  nworker_per_procs: 2\n}\n")
+    (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
+    (tmp_path / "train.py").write_text("")
+    got = launch(*arguments)
+    assert got.returncode == 2
+    assert got.stderr.startswith("tfdist: ") and got.stderr.count("\n") == 1, got.stderr
+    assert message in got.stderr
+    assert got.stdout == ""
+    assert not (tmp_path / "tfdist_logs").exists()
+
+
+def test_an_error_in_a_file_names_file_and_line(launch, tmp_path):
+    (tmp_path / "typo.conf").write_text("name: 'x'\ncluster {\n  nworker_groups: 1\n  nworker_per_procs: 2\n}\n")
+    assert launch("--cluster", "typo.conf").stderr.startswith("tfdist: typo.conf:4: ")
+
+
+def test_a_process_that_tf_config_makes_a_task_is_told_to_run_the_program_itself(launch):
+    config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+    got = launch(TF_CONFIG=config)
+    assert got.returncode == 2
+    assert "this process is worker:1" in got.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--tier", "STANDARD_1"], ["--tier", "BASIC"], ["--cluster", "job.conf"], ["--cluster", "tf.json"]]
+)
+def test_evaluator_adds_one_to_any_description_unless_it_has_one(launch, tmp_path, arguments):
+    (tmp_path / "job.conf").write_text("cluster { nworker_groups: 3 nserver_groups: 1 server_worker_separate: true }")
+    (tmp_path / "tf.json").write_text('{"cluster": {"worker": ["a:1", "b:1"], "evaluator": ["c:1"]}}')
+    got = launch(*arguments, "--evaluator", "--dry_run")
+    assert got.returncode == 0, got.stderr
+    assert "1 evaluator" in got.stdout.splitlines()[0]
+    assert got.stdout.count('"task": {"type": "evaluator", "index": 0}') == 1
+
+
+def test_flags_with_dashes_as_gcloud_writes_them_mean_the_same(launch):
+    got = launch(
+        "--tier",
+        "CUSTOM",
+        "--master-machine-type=standard",
+        "--worker-machine-type",
+        "standard",
+        "--worker-count",
+        "2",
+        "--dry-run",
+    )
+    assert got.returncode == 0, got.stderr
+    assert "1 chief, 2 workers" in got.stdout
+
+
+def test_what_follows_the_program_belongs_to_the_program(launch, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    got = launch("--tier", "BASIC", "--dry_run", "train.py", "--tier", "NONSENSE")
+    assert got.returncode == 0, got.stderr
+
+
+def test_what_follows_m_and_its_module_belongs_to_the_module(launch, tmp_path):
+    (tmp_path / "train.py").write_text("")
+    got = launch("--tier", "BASIC", "--dry_run", "-m", "train", "--tier", "NONSENSE")
+    assert got.returncode == 0, got.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+    got = subprocess.run(
+        f"{sys.executable} -m tfdist.launch --tier PREMIUM_1 --dry_run | head -1",
+        shell=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (got.stdout[:8], got.stderr) == ("topology", "")

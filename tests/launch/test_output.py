@@ -1,0 +1,89 @@
+"""How the output of the tasks is split into lines, shown and kept."""
+
+import io
+import os
+
+import pytest
+
+from tfdist.launch.output import Lines, TaskOutput, Terminal
+
+
+@pytest.mark.parametrize(
+    ("chunks", "lines", "rest"),
+    [
+        ([b"one\ntwo\n"], ["one", "two"], ""),
+        ([b"on", b"e\nt", b"wo"], ["one"], "two"),
+        ([b"windows\r\nline\r\n"], ["windows", "line"], ""),
+        ([b"half\r", b"\nnext"], ["half"], "next"),
+        ([b"1/3", b"\b\b\b\r2/3", b"\b\b\b\r3/3\n"], ["3/3"], ""),
+        ([b"10%\r20%\r"], [], "20%\r"),
+        ([b"10%\r20%\r", b"\n"], ["20%"], ""),
+        ([b"x" * 70000], ["x" * 70000], ""),
+        ([b"10%\r20%\r", b"30%"], [], "30%"),
+        (["ä".encode()[:1], "ä".encode()[1:] + b"\n"], ["ä"], ""),
+        ([b"\xff\xfe\n"], ["\ufffd\ufffd"], ""),
+        ([b"\n\n"], ["", ""], ""),
+    ],
+)
+def test_lines_are_what_a_terminal_would_leave_standing(chunks, lines, rest):
+    splitter = Lines()
+    assert [line for chunk in chunks for line in splitter.feed(chunk)] == lines
+    assert splitter.rest == rest
+
+
+def test_the_last_line_without_a_newline_is_not_lost():
+    splitter = Lines()
+    splitter.feed(b"the end")
+    assert splitter.feed(b"", final=True) == ["the end"]
+    assert splitter.rest == ""
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_lines_carry_the_name_of_their_task():
+    stream = io.StringIO()
+    terminal = Terminal(["chief:0", "worker:10"], stream)
+    terminal.line("chief:0", "hello")
+    terminal.say("bye")
+    assert stream.getvalue() == "chief:0   | hello\ntfdist: bye\n"
+
+
+def test_colors_stay_out_of_files_and_pipes():
+    stream = io.StringIO()
+    Terminal(["ps:0"], stream).line("ps:0", "\x1b[1mbold\x1b[0m")
+    assert stream.getvalue() == "ps:0 | bold\n"
+
+
+def test_an_unfinished_line_is_shown_on_a_terminal_only_and_gives_way_to_a_finished_one():
+    plain, real = io.StringIO(), FakeTerminal()
+    Terminal(["chief:0"], plain).progress("chief:0", "1/3")
+    assert plain.getvalue() == ""
+    terminal = Terminal(["chief:0"], real)
+    terminal.progress("chief:0", "1/3")
+    terminal.line("chief:0", "done")
+    assert real.getvalue().endswith("\r\x1b[K\x1b[36mchief:0 | \x1b[0mdone\n")
+
+
+def test_what_tensorflow_says_at_every_start_is_hidden_from_the_terminal_unless_asked_for():
+    noise = "E0000 00:00:1795237116.095783    3161 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
+    quiet, verbose = io.StringIO(), io.StringIO()
+    Terminal(["ps:0"], quiet).line("ps:0", noise)
+    Terminal(["ps:0"], verbose, verbose=True).line("ps:0", noise)
+    assert (quiet.getvalue(), noise in verbose.getvalue()) == ("", True)
+
+
+@pytest.mark.parametrize("use_terminal", [False, True])
+def test_a_task_has_a_file_of_its_own_with_everything_and_its_last_lines_at_hand(tmp_path, use_terminal):
+    stream = io.StringIO()
+    output = TaskOutput("ps:1", tmp_path / "ps-1.log", Terminal(["ps:1"], stream), use_terminal)
+    os.write(output.write_end, b"".join(b"line %d\n" % n for n in range(50)) + b"no newline")
+    output.started()
+    while output.pump():
+        pass
+    output.close()
+    assert (tmp_path / "ps-1.log").read_text().splitlines() == [*(f"line {n}" for n in range(50)), "no newline"]
+    assert list(output.last) == [*(f"line {n}" for n in range(31, 50)), "no newline"]
+    assert stream.getvalue().count("\n") == 51

@@ -1,0 +1,93 @@
+"""Ports that are held from choice to use."""
+
+import socket
+
+import pytest
+
+from tfdist import Cluster, ClusterError, Task
+from tfdist.launch.backends.local.ports import HeldPorts, is_local
+from tfdist.strategies.runtime import peers
+from tfdist.strategies.runtime.peers import StartTimeoutError
+
+
+@pytest.fixture
+def ports():
+    held = HeldPorts()
+    yield held
+    held.close()
+
+
+def bound(port=0, reuse=False):
+    s = socket.socket()
+    if reuse:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    s.bind(("", port))
+    return s
+
+
+def test_a_held_port_is_refused_to_others_and_open_to_a_task(ports):
+    cluster = ports.hold(Cluster((Task("chief", 0),)), {"chief:0"})
+    port = cluster.tasks[0].port
+    with pytest.raises(OSError):
+        bound(port)
+    with bound(port, reuse=True) as task:
+        task.listen()
+        socket.create_connection(("localhost", port), 1).close()
+
+
+def test_two_launchers_never_hold_the_same_port(ports):
+    other = HeldPorts()
+    one = Cluster((Task("worker", 0), Task("worker", 1)))
+    names = {"worker:0", "worker:1"}
+    first = {task.port for task in ports.hold(one, names).tasks}
+    second = {task.port for task in other.hold(one, names).tasks}
+    other.close()
+    assert not first & second
+
+
+def test_open_ports_are_the_usual_ones_where_these_are_free(ports):
+    planned = Cluster((Task("worker", 0),)).addressed()
+    try:
+        bound(planned.tasks[0].port).close()
+    except OSError:
+        pytest.skip("the usual port is taken on this machine")
+    assert ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}) == planned
+
+
+def test_a_port_that_the_description_gives_and_somebody_holds_is_an_error(ports):
+    with bound() as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterError, match=f"port {port} of ps:0 is in use"):
+            ports.hold(Cluster((Task("ps", 0, "localhost", port), Task("worker", 0))), {"ps:0"})
+
+
+def test_closing_frees_the_ports():
+    held = HeldPorts()
+    port = held.hold(Cluster((Task("chief", 0),)), {"chief:0"}).tasks[0].port
+    held.close()
+    bound(port).close()
+
+
+def test_a_task_says_that_another_job_listens_at_its_port_and_shares_what_its_launcher_holds(ports, monkeypatch):
+    me = Task("worker", 0, "localhost", ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0].port)
+    monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
+    with pytest.raises(StartTimeoutError, match=f"worker:0 cannot listen at localhost:{me.port}: Address already in use; free"):
+        peers.meet(me, [me], 1.0, print)
+    monkeypatch.setenv("TF_GRPC_REUSE_PORT", "1")
+    peers.meet(me, [me], 1.0, print)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        (None, True),
+        ("localhost", True),
+        ("127.0.0.1", True),
+        ("127.0.1.1", True),
+        ("192.0.2.1", False),
+        ("no.such.host.invalid", False),
+    ],
+)
+def test_which_hosts_are_this_machine(host, local):
+    assert is_local(host) is local
+    assert is_local(socket.gethostname())

@@ -1,0 +1,54 @@
+"""A batch packed into one tensor of bytes comes out as it went in."""
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+
+
+def test_what_is_packed_is_unpacked_in_a_function_of_any_batch_size():
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdist.strategies.coordinator.batch_packing import can_pack, pack, unpack
+
+    kinds = [tf.float32, tf.int64, tf.uint8, tf.float16, tf.bfloat16, tf.int32, tf.float64, tf.complex64]
+    specs = [tf.TensorSpec([None, 3], kind) for kind in kinds] + [
+        tf.TensorSpec([], tf.int32),
+        tf.TensorSpec([2, 0], tf.float32),
+    ]
+    function = tf.function(lambda message: unpack(message, specs)).get_concrete_function(tf.TensorSpec([None], tf.uint8))
+    generator = np.random.default_rng(0)
+    for rows in (0, 1, 5, 64):
+        values = [tf.cast(generator.integers(0, 100, size=(rows, 3)), kind) for kind in kinds]
+        values += [tf.constant(rows), tf.zeros([2, 0])]
+        assert can_pack(values)
+        for got, sent in zip(function(tf.constant(pack(values))), values, strict=True):
+            assert got.dtype == sent.dtype
+            np.testing.assert_array_equal(got.numpy(), sent.numpy())
+
+
+def test_values_that_are_not_numbers_are_not_packed():
+    import tensorflow as tf
+
+    from tfdist.strategies.coordinator.batch_packing import can_pack
+
+    assert not can_pack([tf.constant("text")])
+    assert not can_pack([tf.constant([True])])
+    assert not can_pack([None])
+    assert not can_pack([tf.ragged.constant([[1], [1, 2]])])
+
+
+def test_groups_that_look_alike_inside_share_their_functions():
+    import tfdist
+    from tfdist.strategies.coordinator.worker_groups import groups_of, peers
+
+    one_task = tfdist.read(
+        "cluster { nworker_groups: 2 nworkers_per_group: 2 nworkers_per_procs: 2 server_worker_separate: true }"
+    )
+    assert [group.traced_devices for group in groups_of(one_task, set())] == [("/device:CPU:0", "/device:CPU:1")] * 2
+    assert peers(one_task) == {0: set(), 1: set()}
+    several = tfdist.read("cluster { nworker_groups: 2 nworkers_per_group: 2 server_worker_separate: true }")
+    first, second = groups_of(several, set())
+    assert first.tasks == (0, 1) and second.tasks == (2, 3)
+    assert first.devices == first.traced_devices != second.traced_devices
+    assert peers(several) == {0: {1}, 1: {0}, 2: {3}, 3: {2}}

@@ -1,0 +1,155 @@
+"""Keras under mirrored and multi_worker_mirrored equals Keras in one process: all cases of programs/together.py.
+
+Three clusters, each started once: two tasks with one replica each; one task with three and two tasks with two each (a few cases).
+What of these test_contract.py has too is here without its table's tolerance for many steps.
+"""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+PROGRAM = str(PROGRAMS / "together.py")
+FEW = (
+    "adam",
+    "last_batch_smaller_than_the_number_of_replicas",
+    "all_of_these",
+    "embedding",
+    "callbacks_see_the_same_everywhere",
+)
+TASKS = {"mirrored": 1, "multi_worker_mirrored": 2, "multi_worker_mirrored, two replicas each": 2}
+N = 250
+ONCE = [N, N * (N - 1) / 2, (N - 1) * N * (2 * N - 1) / 6]
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def ran(request, tmp_path_factory):
+    """(name of the cluster, results of each task, folder of the run)"""
+    folder = tmp_path_factory.mktemp("together")
+    wide = "each" in request.param
+    (folder / "workers.conf").write_text(
+        f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
+    )
+    command = {
+        "mirrored": [PROGRAM, "3", *FEW],
+        "multi_worker_mirrored": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM],
+        "multi_worker_mirrored, two replicas each": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM, *FEW],
+    }[request.param]
+    with open(folder / "output.txt", "wb") as output:
+        subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=880)
+    files = sorted(folder.glob("together-*.json"))
+    assert len(files) == TASKS[request.param], (folder / "output.txt").read_text()[-5000:]
+    return request.param, [json.loads(path.read_text()) for path in files], folder
+
+
+@pytest.fixture
+def results(ran, request):
+    """What the tasks saw in the case that the test is named after, or that it is parametrized with."""
+    cluster, tasks, _ = ran
+    name = request.node.callspec.params.get("name", request.node.originalname.removeprefix("test_"))
+    if cluster != "multi_worker_mirrored" and name not in FEW:
+        pytest.skip("runs on the other clusters")
+    got = [task[name] for task in tasks]
+    for result in got:
+        assert "error" not in result, result["error"]
+    return got
+
+
+def equal(one, ours):
+    """Whether nested lists and dicts of numbers are equal but for rounding."""
+    if isinstance(one, dict):
+        return one.keys() == ours.keys() and all(equal(one[key], ours[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(ours) and all(map(equal, one, ours))
+    return ours == pytest.approx(one, rel=1e-5, abs=1e-5)
+
+
+COMPARED = (
+    "sgd_momentum",
+    "adam",
+    "steps_per_execution",
+    "last_batch_smaller_than_the_number_of_replicas",
+    "the_same_with_steps_per_execution",
+    "jit_compile",
+    "run_eagerly",
+    "ema_overwrite_frequency",
+    "gradient_accumulation_steps",
+    "all_of_these",
+    "clipping_by_the_norm_of_all_gradients",
+    "loss_scaling",
+    "regularizers_and_weights_of_classes",
+    "loss_that_is_a_sum",
+    "embedding",
+    "on_batch_functions",
+    "own_train_step",
+    "inputs_and_outputs_by_name",
+    "many_small_variables",
+)
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_equals_one_process(results, name):
+    for task in results:
+        assert equal(results[0]["one"], task["ours"])
+
+
+def test_the_cluster_has_its_replicas(ran):
+    cluster, tasks, _ = ran
+    expected = 4 if "each" in cluster else 2 if "multi" in cluster else 3
+    assert [task["replicas"] for task in tasks] == [expected] * len(tasks)
+
+
+def test_each_example_once_with_no_seed_set(results):
+    assert len(results[0]) == 13
+    for name, seen in results[0].items():
+        if name not in ("weights", "random"):
+            assert seen == [[value] * len(seen[0]) for value in ONCE], name
+    assert all(task == results[0] for task in results)
+
+
+def test_moving_averages_are_the_same_everywhere(results):
+    assert all(task == results[0] for task in results)
+    for name in ("of each 1", "of each 4"):
+        mean, variance = results[0][name]
+        assert len(set(mean)) == len(set(variance)) == 1
+        assert np.isfinite([*mean, *variance]).all() and mean[0] != 0
+
+
+def test_callbacks_see_the_same_everywhere(results, ran):
+    _, _, folder = ran
+    assert all(task["seen"] == results[0]["seen"] and task["weights"] == results[0]["weights"] for task in results)
+    assert 2 <= results[0]["epochs"] < 20
+    # Only the first task writes files and shows progress.
+    assert len((folder / "log.csv").read_text().splitlines()) == results[0]["epochs"] + 1
+    assert (folder / "output.txt").read_text().count("Epoch 1/20") == 1
+    assert ["TensorBoard" in task["writers"] for task in results] == [True] + [False] * (len(results) - 1)
+
+
+def test_sharding_that_the_user_has_set(results):
+    # Ten batches of 24. OFF: each of two tasks reads the whole dataset by itself, in batches of 12, and ten steps take half of it.
+    assert results == [{"OFF": [240.0], "DATA": [240.0], "distributed": [240.0]}] * len(results)
+
+
+def test_custom_training_loop(results):
+    losses = results[0]["losses"]
+    assert len(losses) == 8 and losses[-1] < 0.1 * losses[0]
+    assert all(task == results[0] for task in results)
+
+
+def test_what_cannot_work_says_so(results):
+    for task in results:
+        assert "was made outside the strategy's scope; make it, and call compile, inside" in task["outside"]
+        assert "BatchNormalization(synchronized=True) does: XLA cannot compile that" in task["synchronized"]
+        assert "this train_step applies gradients twice; leave jit_compile at 'auto'" in task["two_updates"]
+
+
+def test_every_case_of_the_program_is_looked_at_here(ran):
+    cluster, tasks, _ = ran
+    looked_at = {*COMPARED, *(name.removeprefix("test_") for name in globals() if name.startswith("test_"))}
+    assert tasks[0].keys() - {"replicas"} <= looked_at
+    assert cluster != "multi_worker_mirrored" or len(tasks[0]) == len(COMPARED) + 7

@@ -1,0 +1,137 @@
+"""Workers that are killed or stopped while Hogwild trains: the others go on. Without chief or ps nobody does.
+
+Waiting times are shortened inside the program.
+"""
+
+import json
+import os
+import signal
+import textwrap
+
+import pytest
+from conftest import processes_of
+from test_by_hand import configs
+
+pytestmark = pytest.mark.cluster
+
+TRAINS = """
+    import os
+    import tfdist
+    strategy = tfdist.strategy()
+    with strategy.scope():
+        import keras, numpy as np
+        from tfdist.strategies.coordinator import executions
+        steps_under_way.BACKUP_SECONDS, steps_under_way.POLL_SECONDS = 2.0, 0.5
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    x = np.random.default_rng(1).normal(size=(64, 4))
+    told = []
+    class Tell(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            training = len(strategy.copies._live)
+            if epoch >= 2 and told[-1:] != [training]:
+                told.append(training)
+                self.model.save(f"{len(told)}.keras")
+                valid = np.isfinite(logs["val_loss"])
+                print(f"change {len(told)}: {training} training" + ("" if valid else f", {logs}"), flush=True)
+            if os.path.exists("end"):
+                self.model.stop_training = True
+    model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Tell()], validation_data=(x, x.sum(1)))
+    loss = model.evaluate(x, x.sum(1), verbose=0)
+    print("finished", "finite" if np.isfinite(loss) else loss, flush=True)
+"""
+
+
+@pytest.fixture
+def cluster(start, script, tmp_path, monkeypatch):
+    """Starts 1 chief, 2 workers and 1 ps under Hogwild, and waits until they train."""
+    monkeypatch.chdir(tmp_path)
+    program, environments = script(TRAINS), configs(chief=1, worker=2, ps=1)
+    for environment in environments.values():
+        config = json.loads(environment["TF_CONFIG"]) | {"tfdist": {"strategy": "hogwild", "sync_period": 2}}
+        environment["TF_CONFIG"] = json.dumps(config)
+    jobs = {task: start(program, environment=env) for task, env in environments.items()}
+    jobs["chief", 0].wait_for("change 1: 2 training")
+    return jobs, lambda task: start(program, environment=environments[task])
+
+
+def test_a_killed_worker_is_done_without_and_is_welcome_back(cluster, tmp_path):
+    jobs, again = cluster
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    jobs["worker", 1].wait(10)
+    jobs["chief", 0].wait_for("change 2: 1 training\n")
+    back = again(("worker", 1))
+    jobs["chief", 0].wait_for("change 3: 2 training")
+    (tmp_path / "end").touch()
+    jobs["chief", 0].wait_for("finished finite")
+    assert jobs["chief", 0].wait(60) == 0
+    assert back.wait(30) == 0
+
+
+def test_a_stopped_worker_holds_nobody_up(cluster, tmp_path):
+    jobs, _ = cluster
+    os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
+    try:
+        jobs["chief", 0].wait_for("change 2: 1 training\n")
+    finally:
+        os.kill(jobs["worker", 1].process.pid, signal.SIGCONT)
+    (tmp_path / "end").touch()
+    jobs["chief", 0].wait_for("finished finite")
+    assert jobs["chief", 0].wait(60) == 0
+    assert jobs["worker", 1].wait(30) == 0
+
+
+OPTIONS = ("--strategy", "hogwild", "--sync_period", "2", "--summary", "summary.json")
+
+SOON = """
+from tfdist.launch import restarts
+restarts.STOPPED_SECONDS = 3.0
+from tfdist.launch.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("task", ["chief:0", "ps:0"])
+def test_under_the_launcher_a_chief_or_ps_that_is_killed_ends_the_job_and_is_named(start, script, small_cluster, task):
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, *OPTIONS, script(TRAINS))
+    job.wait_for("change 1: ")
+    os.kill(job.pid_of(task), signal.SIGKILL)
+    assert job.wait(20) == 128 + signal.SIGKILL
+    assert f"tfdist: {task} failed first: it was killed by SIGKILL" in job.output
+    assert job.left(within=5) == {}
+
+
+@pytest.mark.parametrize("fate", ["killed", "stopped"])
+def test_under_the_launcher_a_worker_is_started_again(start, script, small_cluster, tmp_path, read_json, fate):
+    job = start("-c", SOON, "--cluster", small_cluster, *OPTIONS, script(TRAINS))
+    job.wait_for("change 1: 2 training")
+    pid = job.pid_of("worker:1")
+    os.kill(pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
+    if fate == "stopped":
+        job.wait_for(f"worker:1 was stopped by SIGSTOP; `kill -CONT {pid}` lets it go on")
+        job.wait_for("unless it goes on within 3 s, worker:1 is killed and started again")
+        job.wait_for("worker:1 has been stopped for 3 s; it is killed, so that nobody waits for it")
+    job.wait_for("worker:1 has ended early: it was killed by SIGKILL; the training goes on, and it is started again")
+    job.wait_for("2 training", after="started again")
+    assert job.pid_of("worker:1") != pid
+    (tmp_path / "end").touch()
+    assert job.wait(60) == 0, job.output
+    assert "again     worker:1 was started again 1 time" in job.output
+    assert {task["task"]: task.get("restarts") for task in read_json("summary.json")["tasks"]}["worker:1"] == 1
+    assert job.left() == {}
+
+
+def test_a_worker_of_a_plain_program_is_started_again(start, script, small_cluster, tmp_path):
+    cluster = f'dataclasses.replace(tfdist.read("{small_cluster}"), strategy="hogwild", sync_period=2)'
+    program = "import dataclasses\n" + textwrap.dedent(TRAINS).replace("tfdist.strategy()", f"tfdist.strategy({cluster})")
+    job = start(script(program))
+    job.wait_for("change 1: 2 training")
+    servers = sorted(pid for pid, command in processes_of(job.mark).items() if "fork_server" in command)
+    forked = servers[1:]  # By the first, in the order of their tasks.
+    assert len(forked) == 3
+    os.kill(forked[1], signal.SIGKILL)
+    job.wait_for("worker:1 has ended early: it was killed by SIGKILL; the training goes on, and it is started again")
+    job.wait_for("2 training", after="started again")
+    (tmp_path / "end").touch()
+    assert job.wait(60) == 0, job.output
+    assert job.left(within=5) == {}

@@ -1,0 +1,139 @@
+"""Under Hogwild a training goes on from its files as if nothing had been, and the files are everybody's."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
+
+PROGRAM = str(PROGRAMS / "hogwild_saving.py")
+OPTIONS = ["--strategy", "hogwild", "--sync_period", "3", "--outer", "nesterov", "--nooverlap"]
+"""With overlap it would depend on the network after which step an answer is taken over, and no two trainings would be equal."""
+
+SOURCES = ["from_weights", "from_file", "from_checkpoint", "from_weights_saved_again"]
+
+PLAIN = """
+import json, sys
+import keras, tensorflow as tf
+
+keras.utils.set_random_seed(1)
+layers = [keras.layers.Dense(7, activation="tanh"), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+model = keras.Sequential([keras.Input((5,)), *layers])
+model.compile(keras.optimizers.Adam(0.01), "mse")
+model.optimizer.build(model.trainable_variables)
+read = []
+
+def note(model):
+    variables = [v for v in model.weights + model.optimizer.variables if "seed" not in v.path]
+    read.append([v.numpy().tolist() for v in variables])
+    for variable in variables:
+        variable.assign(tf.zeros_like(variable.value))
+
+model.load_weights("two.weights.h5")
+note(model)
+tf.train.Checkpoint(model=model).restore(tf.train.latest_checkpoint("checkpoints")).assert_existing_objects_matched()
+note(model)
+loaded = keras.saving.load_model("two.keras")
+note(loaded)
+model.fit(tf.ones([8, 5]), tf.ones([8, 1]), verbose=0)
+model.save_weights("plain.weights.h5")
+json.dump(read, open("plain.json", "w"))
+assert not any(name.startswith("tfdist") for name in sys.modules)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the program has run, on two groups with 2 ps, without tfdist, on two groups with 3 ps, and on one group."""
+    folder = tmp_path_factory.mktemp("saving")
+
+    def launch(part, groups, servers):
+        separate = "nserver_groups: 1 server_worker_separate: true"
+        (folder / f"{part}.conf").write_text(f"cluster {{ nworker_groups: {groups} nservers_per_group: {servers} {separate} }}")
+        return run(part, "-m", "tfdist.launch", "--cluster", f"{part}.conf", *OPTIONS, PROGRAM, "--", part)
+
+    def run(part, *command):
+        with open(folder / f"{part}.txt", "wb") as output:
+            subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=300)
+        assert (folder / f"{part}.json").exists(), (folder / f"{part}.txt").read_text()[-5000:]
+
+    launch("save", 2, 2)
+    run("plain", "-c", PLAIN)
+    launch("restore", 2, 3)
+    launch("one", 1, 2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def read(folder):
+    """Reads what a part of the program has written."""
+    return lambda name: json.loads((folder / f"{name}.json").read_text())
+
+
+def lists(values):
+    return list(values.values()) if isinstance(values, dict) else values
+
+
+def difference(got, expected):
+    pairs = zip(lists(got), lists(expected), strict=True)
+    return max(float(np.abs(np.array(mine) - np.array(other)).max()) for mine, other in pairs)
+
+
+def test_the_training_that_is_saved_goes_on_and_comes_back_by_loading(read):
+    results = read("save")
+    assert difference(results["straight"], results["saved"]) > 0.01
+    assert difference(results["again"], results["straight"]) == 0
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_another_process_with_another_number_of_ps_has_what_was_saved(folder, read, source):
+    assert difference(read("restore")[source]["restored"], read("save")["saved"]) == 0
+    with np.load(folder / "saved.npz") as saved, np.load(folder / f"{source}.npz") as restored:
+        assert set(restored) == set(saved)
+        for name in saved:
+            np.testing.assert_array_equal(restored[name], saved[name], err_msg=name)
+        own = [name for name in saved if name.startswith("own|optimizer") and name.endswith("|0")]
+        assert any((saved[name] != saved[name[:-1] + "1"]).any() for name in own)  # The groups' are not alike.
+        assert any(saved[name].any() for name in saved if name.endswith("|momentum"))
+
+
+@pytest.mark.parametrize("source", ["from_weights", "from_file"])
+def test_two_groups_that_go_on_from_a_file_end_as_those_that_were_not_interrupted(read, source):
+    assert difference(read("restore")[source]["trained"], read("save")["straight"]) == 0
+
+
+def test_one_group_that_is_interrupted_fits_as_one_that_is_not(read):
+    (losses, interrupted), (weights, resumed) = read("one")["losses"], read("one")["weights"]
+    assert interrupted == losses and len(losses) == 4
+    assert difference(resumed, weights) == 0
+
+
+def test_with_another_number_of_groups_the_outer_momentum_stays_and_each_begins_from_the_chief_s_slots(folder, read):
+    with np.load(folder / "saved.npz") as saved, np.load(folder / "one.npz") as restored:
+        assert not [name for name in restored if name.startswith("own|")]
+        outer = [name for name in saved if name.startswith("outer|")]
+        assert outer
+        for name in outer:
+            np.testing.assert_array_equal(restored[name], saved[name])
+    assert difference(read("one")["two groups"], read("save")["saved"]) == 0
+    assert "saved with 2 worker groups, there are 1 now" in read("one")["log"]
+
+
+def test_files_load_without_tfdist(read):
+    saved = lists(read("save")["saved"])
+    for values in read("plain"):
+        assert difference(values, saved) == 0
+    assert len(read("plain")) == 3
+
+
+def test_a_file_of_plain_keras_loads(read):
+    assert "has no state of worker groups" in read("one")["log"]
+
+
+def test_what_a_callback_sets_in_the_middle_of_an_epoch_reaches_all_groups(read):
+    assert len(read("restore")["set"]) == 4
+    assert max(read("restore")["set"]) < 0.01  # Of 100: what a group was pushing at that moment comes on top.

@@ -1,0 +1,145 @@
+"""parameter_server with worker groups and large variables. What Keras does under them is a column each of test_contract.py."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROGRAM = PROGRAMS / "server_groups.py"
+CASES = [
+    "momentum",
+    "adam",
+    "shards",
+    "shards_averaged",
+    "shards_as_a_whole",
+    "rows_looked_up",
+    "shards_read_in_a_loop",
+]
+ONE_PROCESS_OF_TWO = ["momentum", "rows_looked_up"]
+
+
+def run(folder, cluster, only=()):
+    """The results of the program on a SINGA cluster; without one, in this one process."""
+    command = [sys.executable, str(PROGRAM), "results.json"]
+    if cluster:
+        (folder / "job.conf").write_text(f"cluster {{ {cluster} }}")
+        command = [sys.executable, "-m", "tfdist.launch", "--cluster", "job.conf", str(PROGRAM), "--", "results.json"]
+    if only:
+        command.append(",".join(only))
+    with open(folder / "output.txt", "wb") as output:
+        subprocess.run(command, cwd=folder, stdout=output, stderr=output, timeout=400)
+    assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("alone"), None)
+
+
+@pytest.fixture(scope="module")
+def sandblaster(tmp_path_factory):
+    cluster = "nworker_groups: 1 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true"
+    return run(tmp_path_factory.mktemp("sandblaster"), cluster)
+
+
+@pytest.fixture(scope="module")
+def sandblaster_in_one_process(tmp_path_factory):
+    cluster = (
+        "nworker_groups: 1 nworkers_per_group: 2 nworkers_per_procs: 2 nserver_groups: 1 nservers_per_group: 2 "
+        "server_worker_separate: true"
+    )
+    return run(tmp_path_factory.mktemp("one_process"), cluster, ONE_PROCESS_OF_TWO)
+
+
+@pytest.fixture(scope="module")
+def downpour(tmp_path_factory):
+    cluster = "nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true"
+    return run(tmp_path_factory.mktemp("downpour"), cluster, ["momentum", "rows_looked_up", "callbacks", "best_weights"])
+
+
+def assert_equal(got, expected):
+    assert got["iterations"] == expected["iterations"]
+    for name, values in expected["history"].items():
+        assert got["history"][name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+    assert got["weights"] == pytest.approx(expected["weights"], rel=1e-4)
+    np.testing.assert_allclose(got["prediction"], expected["prediction"], rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_group_in_several_processes_equals_one_process(alone, sandblaster, case):
+    assert_equal(sandblaster[case], alone[case])
+
+
+@pytest.mark.parametrize("case", ONE_PROCESS_OF_TWO)
+def test_a_group_in_one_process_equals_one_process(alone, sandblaster_in_one_process, case):
+    assert_equal(sandblaster_in_one_process[case], alone[case])
+
+
+def test_large_variables_are_shards_and_servers_carry_nearly_equal_loads(sandblaster):
+    for case in CASES:
+        assert ("ShardedVariable" in sandblaster[case]["kinds"]) == (case.startswith("shards") or case == "rows_looked_up")
+    first, second = sandblaster["bytes"]
+    assert abs(first - second) < 0.01 * (first + second)
+
+
+def test_callbacks_of_a_group_alone_see_exactly_the_steps_before(sandblaster):
+    got = sandblaster["callbacks"]
+    assert got["seen"] == [10.0 * step for step in range(1, 31)] * 3
+    assert got["done"] == list(range(1, 91))
+
+
+def test_callbacks_of_asynchronous_groups_see_the_steps_of_all_of_them(downpour):
+    got = downpour["callbacks"]
+    for epoch in range(3):
+        seen = got["seen"][30 * epoch : 30 * (epoch + 1)]
+        # Each is of one group when it was done, so at most the steps that the other had under way are missing.
+        assert all(10.0 * (step - 4) <= count <= 10.0 * (step + 4) for step, count in enumerate(seen, start=1)), seen
+    # The bar moves with work that is done, and at most two steps of each group are under way besides.
+    assert all(step <= done <= step + 4 for step, done in enumerate(got["done"], start=1))
+
+
+@pytest.mark.parametrize("cluster", ["sandblaster", "downpour"])
+def test_a_learning_rate_reaches_every_worker(request, cluster):
+    first, second, third = request.getfixturevalue(cluster)["callbacks"]["weights"]
+    assert first != second
+    assert second == third
+
+
+@pytest.mark.parametrize("cluster", ["sandblaster", "downpour"])
+def test_early_stopping_restores_the_best_weights(request, cluster):
+    got = request.getfixturevalue(cluster)["best_weights"]
+    assert len(got["losses"]) < 9
+    assert got["after"] == pytest.approx(min(got["losses"]), rel=1e-4)
+
+
+def test_asynchronous_groups_learn(downpour, alone):
+    for case in ("momentum", "rows_looked_up"):
+        loss, reference = downpour[case]["history"]["loss"], alone[case]["history"]["loss"]
+        assert loss[-1] < loss[0], case
+        assert loss[-1] < reference[0], case
+        assert downpour[case]["iterations"] == alone[case]["iterations"]
+
+
+def test_what_two_servers_have_saved_loads_on_three_on_one_and_without_a_cluster(tmp_path):
+    program = str(PROGRAM.parent / "shards_files.py")
+
+    def run_on(servers, what):
+        command = [sys.executable, program, what]
+        if servers:
+            (tmp_path / "job.conf").write_text(f"cluster {{ nservers_per_group: {servers} server_worker_separate: true }}")
+            command = [sys.executable, "-m", "tfdist.launch", "--cluster", "job.conf", program, "--", what]
+        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+
+    run_on(2, "save")
+    for servers in (3, 1, 0):
+        run_on(servers, "load")
+        got = json.loads((tmp_path / "loaded.json").read_text())
+        assert got["shards"] == max(1, servers)
+        assert got["steps"] == [8, 8]
+        assert max(got["differences"].values()) < 1e-6, got

@@ -1,0 +1,98 @@
+"""Tasks that were started by hand and die: nobody waits for ever. (Waiting times are shortened inside the programs.)"""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from test_by_hand import configs
+
+pytestmark = pytest.mark.cluster
+
+TRAINS = """
+    import tfdist
+    from tfdist.strategies.runtime import server
+    serve.CHIEF_POLL_SECONDS, serve.CHIEF_GONE_SECONDS = 0.5, 3.0
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        from tfdist.strategies.coordinator import executions
+        steps_under_way.WORKERS_GONE_SECONDS, steps_under_way.POLL_SECONDS = 6.0, 1.0
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    class Tell(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if epoch in (2, 40): print("epoch", epoch, flush=True)
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs={epochs}, verbose=0, callbacks=[Tell()])
+    print("finished", flush=True)
+"""
+
+
+@pytest.fixture
+def cluster(start, script):
+    def start_all(epochs, groups=None, **jobs):
+        program = script(TRAINS.format(epochs=epochs))
+        environments = configs(**jobs)
+        if groups:
+            for environment in environments.values():
+                config = json.loads(environment["TF_CONFIG"]) | {"tfdist": {"worker_groups": groups}}
+                environment["TF_CONFIG"] = json.dumps(config)
+        started = {task: start(program, environment=env) for task, env in environments.items()}
+        start_all.again = lambda task: start(program, environment=environments[task])
+        started["chief", 0].wait_for("epoch 2")
+        return started
+
+    return start_all
+
+
+def test_without_any_worker_training_fails_and_names_the_workers(cluster):
+    jobs = cluster(1000000, chief=1, worker=1, ps=1)
+    os.kill(jobs["worker", 0].process.pid, signal.SIGKILL)
+    assert jobs["chief", 0].wait(90) == 1
+    assert "WorkersGoneError: no worker group has been complete for 6 s, there is no answer from worker:0 (localhost:" in (
+        jobs["chief", 0].output
+    )
+    assert jobs["ps", 0].wait(30) == 75
+
+
+def test_one_of_two_workers_that_dies_is_done_without(cluster):
+    jobs = cluster(150, chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    jobs["chief", 0].wait_for("finished")
+    assert jobs["chief", 0].wait(60) == 0
+    assert jobs["ps", 0].wait(30) == 0
+
+
+def test_a_group_of_which_a_worker_dies_names_it(cluster):
+    jobs = cluster(1000000, groups=[[0, 1]], chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    assert jobs["chief", 0].wait(90) == 1
+    assert "complete for 6 s, there is no answer from worker:1 (localhost:" in jobs["chief", 0].output
+
+
+def test_a_group_goes_on_when_its_worker_is_back(cluster):
+    jobs = cluster(150, groups=[[0, 1]], chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+    jobs["worker", 1].wait(10)
+    again = cluster.again(("worker", 1))
+    assert jobs["chief", 0].wait(120) == 0
+    assert "finished" in jobs["chief", 0].output
+    assert again.wait(30) == 0
+
+
+def test_a_ps_that_dies_ends_the_training_with_an_error(cluster):
+    jobs = cluster(1000000, chief=1, worker=1, ps=1)
+    killed = time.monotonic()
+    os.kill(jobs["ps", 0].process.pid, signal.SIGKILL)
+    assert jobs["chief", 0].wait(90) == 1
+    assert time.monotonic() - killed < 60
+    assert "UnavailableError" in jobs["chief", 0].output
+    assert jobs["worker", 0].wait(30) == 75
+
+
+def test_a_chief_that_dies_without_a_word_is_missed_by_its_servers(cluster):
+    jobs = cluster(1000000, chief=1, worker=1, ps=1)
+    os.kill(jobs["chief", 0].process.pid, signal.SIGKILL)
+    for task in (("worker", 0), ("ps", 0)):
+        assert jobs[task].wait(30) == 75
+        assert "has been gone for 3 s without a word" in jobs[task].output

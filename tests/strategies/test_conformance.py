@@ -1,0 +1,68 @@
+"""Tests that others have written for strategies: TensorFlow's conformance tests, and Keras' own, with ours in place of theirs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+PROGRAM = PROGRAMS / "tensorflow_conformance.py"
+OWN_LOOP = PROGRAM.parent / "own_loop.py"
+THEIRS = 'tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])'
+OURS = """
+import tfdist
+from tfdist.cluster import Cluster, Task
+from tfdist.errors import Source
+
+
+def ours():
+    return tfdist.strategy(Cluster((Task("chief", 0, slots=2),), source=Source("python", "a test")))
+
+
+"""
+
+
+def passed(command, folder):
+    result = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=280)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout + result.stderr
+
+
+def test_tensorflows_conformance_tests(tmp_path):
+    output = passed([str(PROGRAM)], tmp_path)
+    assert "test_all_reduce_sum_gradient_tape_in_a_function" in output and "FAILED" not in output
+
+
+@pytest.mark.parametrize("name", ["distribute_test.py", "optimizer_distribute_test.py"])
+def test_keras_own_tests(tmp_path, name):
+    import keras
+
+    source = (Path(keras.__file__).parent / "src" / "backend" / "tensorflow" / name).read_text()
+    assert THEIRS in source
+    (tmp_path / name).write_text(OURS + source.replace(THEIRS, "ours()"))
+    assert " passed" in passed(["-m", "pytest", "-q", "-p", "no:cacheprovider", name], tmp_path)
+
+
+def singa(folder, groups, together):
+    """A SINGA cluster with 2 ps."""
+    (folder / "job.conf").write_text(
+        f"cluster {{ nworker_groups: {groups} nworkers_per_group: {together} nserver_groups: 1 nservers_per_group: 2 "
+        "server_worker_separate: true }"
+    )
+    return "job.conf"
+
+
+def test_a_loop_of_ones_own_with_the_cluster_coordinator(start, tmp_path):
+    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 2, 1), str(OWN_LOOP))
+    assert job.wait(200) == 0, job.output
+    assert "accuracy 1.00" in job.output
+    assert "iterations 121 <ShardedVariable" in job.output
+
+
+def test_a_loop_of_ones_own_is_refused_where_a_group_spans_tasks(start, tmp_path):
+    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 1, 2), str(OWN_LOOP))
+    assert job.wait(200) == 1
+    assert "strategy.run cannot be traced by hand where the workers of a group are in several tasks" in job.output

@@ -1,0 +1,184 @@
+"""Saves a training under Hogwild, and goes on from the files.
+
+    hogwild_saving.py save      on two worker groups: trains, saves, trains on
+    hogwild_saving.py restore   on two worker groups: goes on from each of the files
+    hogwild_saving.py one       on one worker group: fits with an interruption and without; loads what two groups have saved
+
+Writes what came out to PART.json, states of the training to NAME.npz.
+"""
+
+import io
+import json
+import logging
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.strategies.hogwild.local_replicas import Copies
+
+X = np.random.default_rng(5).normal(size=(96, 5)).astype("float32")
+Y = (X[:, :1] * X[:, 1:2]).astype("float32")
+strategy = tfdist.strategy()
+
+
+def made(optimizer=keras.optimizers.Adam):
+    keras.utils.set_random_seed(11)
+    with strategy.scope():
+        layers = [keras.layers.Dense(7, activation="tanh"), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((5,)), *layers])
+        model.compile(optimizer(0.01), "mse")
+        model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def steps(model, order):
+    """Lets the groups make calls of so many steps, in this order: what comes out is known to the last bit."""
+    model.make_train_function()
+    done = int(model.optimizer.iterations.numpy())
+    function = model.train_function
+    for number, (group, count) in enumerate(order):
+        rows = [(number * 7 + step * 3) % 80 for step in range(count)]
+        batches = [(tf.constant(X[row : row + 16]), tf.constant(Y[row : row + 16])) for row in rows]
+        strategy.copies.publish()
+        call = function._step.prepare(batches)
+        with tf.device(strategy.worker_groups[group].devices[0]):
+            given = call(group, done)
+        with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
+            given = tf.identity(given).numpy()
+        strategy.copies.count(function._step.counted(list(given)))
+        done += count
+
+
+def values(model):
+    """All that the chief knows of the model."""
+    return {v.path + str(n): v.numpy().tolist() for n, v in enumerate([*model.weights, *model.optimizer.variables])}
+
+
+def note_state(model, name):
+    state = strategy.training_state(model)
+    np.savez(name, **{key.replace("/", "|"): value for key, value in state.items()})
+
+
+def wrong(model):
+    """Other values everywhere, so that what is right afterwards was loaded."""
+    for variable in [*model.weights, *model.optimizer.variables]:
+        variable.assign(tf.ones_like(variable.value) * 2)
+    return model
+
+
+FIRST = [(0, 3), (1, 3), (0, 3), (1, 2), (0, 3), (1, 3), (0, 2)]
+SECOND = [(1, 2), (0, 3), (0, 2), (1, 3), (1, 3), (0, 3), (1, 2), (0, 2), (0, 2), (0, 2)]
+
+
+def save():
+    model = made()
+    steps(model, FIRST)
+    model.save_weights("two.weights.h5")
+    model.save("two.keras")
+    path = tf.train.Checkpoint(model=model).save("checkpoints/two")
+    note_state(model, "saved.npz")
+    results = {"saved": values(model), "path": path}
+    steps(model, SECOND)
+    results["straight"] = values(model)
+    model.load_weights("two.weights.h5")  # In the middle of a training.
+    steps(model, SECOND)
+    results["again"] = values(model)
+    return results
+
+
+def restore():
+    def from_weights():
+        model = wrong(made())
+        model.load_weights("two.weights.h5")
+        return model
+
+    def from_file():
+        with strategy.scope():
+            return keras.saving.load_model("two.keras")
+
+    def from_checkpoint():
+        model = wrong(made())
+        tf.train.Checkpoint(model=model).restore(tf.train.latest_checkpoint("checkpoints")).assert_existing_objects_matched()
+        return model
+
+    def from_weights_saved_again():
+        from_weights().save_weights("again.weights.h5")  # Nothing has been trained in between.
+        model = wrong(made())
+        model.load_weights("again.weights.h5")
+        return model
+
+    results = {}
+    for source in (from_weights, from_file, from_checkpoint, from_weights_saved_again):
+        model = source()
+        note_state(model, f"{source.__name__}.npz")
+        results[source.__name__] = {"restored": values(model)}
+        if source in (from_weights, from_file):
+            steps(model, SECOND)
+            results[source.__name__]["trained"] = values(model)
+    return results | {"set": set_in_the_middle()}
+
+
+def averaging():
+    """From now on without outer momentum, which would move the centre on."""
+    strategy.synchronization = tfdist.Synchronization()
+    strategy.copies = Copies(strategy, strategy._cluster_coordinator)
+    strategy.copies.under_way = strategy._tfdist_steps.__len__
+
+
+class At(keras.callbacks.Callback):
+    """Calls a function at the end of one of the batches."""
+
+    def __init__(self, batch, function):
+        super().__init__()
+        self.at, self.function = batch, function
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.at:
+            self.function(self.model)
+
+
+def set_in_the_middle():
+    """How far weights are from what a callback sets together with a rate of zero, when the groups have made some steps more."""
+    averaging()
+    model = made(keras.optimizers.SGD)
+    wanted = [weight + 100.0 for weight in model.get_weights()]
+
+    def change(model):
+        model.optimizer.learning_rate = 0.0
+        model.set_weights(wanted)
+
+    model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[At(9, change)])
+    return [float(abs(got - value).max()) for got, value in zip(model.get_weights(), wanted, strict=True)]
+
+
+def one():
+    def fit(model, epochs, *callbacks):
+        backup = keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
+        data = dict(batch_size=8, shuffle=False, verbose=0)
+        return model.fit(X[:80], Y[:80], epochs=epochs, callbacks=[backup, *callbacks], **data).history["loss"]
+
+    straight = made()
+    losses = fit(straight, 4)
+    tf.io.gfile.rmtree("backup")
+    before, model = fit(made(), 2), made()
+    results = {"losses": [losses, before + fit(model, 4)], "weights": [values(straight), values(model)]}
+    log = io.StringIO()
+    logger, handler = logging.getLogger("tfdist"), logging.StreamHandler(log)
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    model = wrong(made())
+    model.load_weights("two.weights.h5")
+    results["two groups"] = values(model)
+    note_state(model, "one.npz")
+    model.fit(X, Y, verbose=0)
+    model.load_weights("plain.weights.h5")
+    logger.removeHandler(handler)
+    model.fit(X, Y, verbose=0)
+    return results | {"log": log.getvalue()}
+
+
+with open(f"{sys.argv[1]}.json", "w") as results_file:
+    json.dump({"save": save, "restore": restore, "one": one}[sys.argv[1]](), results_file)

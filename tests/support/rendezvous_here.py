@@ -1,0 +1,203 @@
+"""Processes that meet, and real stores for them: a folder, a port, a Redis server. A plugin of the tests of the rendezvous.
+
+The processes are forked from one that has imported what they need, so that a test waits for the rendezvous and not for Python.
+"""
+
+import importlib
+import importlib.util
+import multiprocessing
+import shutil
+import socket
+import subprocess
+import time
+from contextlib import closing
+
+import pytest
+
+from tfdist import ClusterError
+from tfdist.errors import Source
+from tfdist.launch.rendezvous import leader, member
+from tfdist.launch.rendezvous.meet import meet
+from tfdist.launch.rendezvous.stores import tcp
+from tfdist.rank_info import RankInfo, Store
+from tfdist.strategies.runtime.peers import StartTimeoutError
+
+NO_REDIS = (
+    "redis-server is not installed (apt-get install redis-server)"
+    if shutil.which("redis-server") is None
+    else "the client library is not installed (pip install redis)"
+    if importlib.util.find_spec("redis") is None
+    else ""
+)
+needs_redis = pytest.mark.skipif(bool(NO_REDIS), reason=NO_REDIS)
+PASSWORD = "a-Secret_of-some-length"
+
+SOON = {
+    (leader, "SETTLE_SECONDS"): 0.1,
+    (leader, "LINGER_SECONDS"): 1.0,
+    (leader, "REPEAT_SECONDS"): 0.5,
+    (member, "REPEAT_SECONDS"): 0.5,
+    (member, "GRACE_SECONDS"): 1.0,
+    (tcp, "PROBE_SECONDS"): 0.5,
+}
+"""Shorter waits than a cluster needs, for processes on one machine."""
+
+_processes = multiprocessing.get_context("forkserver")
+_processes.set_forkserver_preload(["pytest", "redis", "tfdist.launch.rendezvous.meet", "tfdist.launch.rendezvous.stores.redis"])
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def wait_until(is_so, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_listening(port):
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def take_part(pipe, rank_info, limit, waits):
+    """What a process of a job does: says that it has started, meets the others when told to, and sends what came of it."""
+    for (module, name), seconds in waits.items():
+        setattr(importlib.import_module(module), name, seconds)
+    pipe.send("started")
+    pipe.recv()
+    try:
+        cluster = meet(rank_info, limit)
+        outcome = {"tasks": [f"{task.name} {task.address}" for task in cluster.tasks], "task": cluster.task}
+        outcome["groups"] = cluster.worker_groups
+    except (ClusterError, StartTimeoutError) as error:
+        outcome = {"error": type(error).__name__, "message": str(error)}
+    pipe.send(outcome)
+    try:
+        pipe.recv()  # Holds its port until the test is over, or lets it end.
+    except EOFError:
+        pass
+
+
+class Rank:
+    """A started process of a job."""
+
+    def __init__(self, rank_info, limit, waits):
+        self.pipe, theirs = _processes.Pipe()
+        names = {(module.__name__, name): seconds for (module, name), seconds in waits.items()}
+        self.process = _processes.Process(target=take_part, args=(theirs, rank_info, limit, names), daemon=True)
+        with theirs:
+            self.process.start()
+
+    def go(self):
+        """Lets it meet the others."""
+        self.pipe.send("go")
+
+    def outcome(self):
+        assert self.pipe.poll(40)
+        return self.pipe.recv()
+
+    def end(self):
+        self.process.kill()
+        self.process.join(10)
+        self.pipe.close()
+
+
+@pytest.fixture
+def start_ranks():
+    """Starts ranks, `(rank, size)` each, with a store; ends them after the test. With `go=False` they wait to be told to meet."""
+    ranks = []
+
+    def start(store, *who, limit=10.0, waits=SOON, go=True, **more):
+        new = [Rank(RankInfo(size, rank, Source("test", "the test"), store, **more), limit, waits) for rank, size in who]
+        ranks.extend(new)
+        assert all(rank.outcome() == "started" for rank in new)
+        for rank in new if go else ():  # All together, however busy the machine is.
+            rank.go()
+        return new
+
+    yield start
+    for rank in ranks:
+        rank.end()
+
+
+def outcomes(ranks):
+    return [rank.outcome() for rank in ranks]
+
+
+def met(ranks):
+    """What came of it, for ranks that should have met."""
+    found = outcomes(ranks)
+    assert all("tasks" in outcome for outcome in found), found
+    return found
+
+
+def messages(ranks, kind):
+    """What ranks that should have failed have said: one line each."""
+    found = outcomes(ranks)
+    assert [outcome.get("error") for outcome in found] == [kind] * len(ranks), found
+    assert all("\n" not in outcome["message"] for outcome in found)
+    return [outcome["message"] for outcome in found]
+
+
+class Redis:
+    """A real server, which may be started late and killed early."""
+
+    def __init__(self, folder, password=None):
+        self.folder = folder
+        self.store = Store("redis", "127.0.0.1", free_port(), password=password)
+        self.process = None
+
+    def start(self):
+        words = ["--port", str(self.store.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        words += ["--dir", str(self.folder), *(["--requirepass", self.store.password] if self.store.password else [])]
+        self.process = subprocess.Popen(["redis-server", *words], stdout=subprocess.DEVNULL)
+        wait_until(lambda: is_listening(self.store.port))
+
+    def client(self):
+        import redis
+
+        return closing(redis.Redis(port=self.store.port, password=self.store.password))
+
+    def keys(self):
+        with self.client() as client:
+            return client.keys("*")
+
+    def ttls(self):
+        with self.client() as client:
+            return [client.ttl(key) for key in client.keys("*")]
+
+    def end(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(10)
+
+
+@pytest.fixture
+def redis_server(tmp_path):
+    servers = []
+
+    def make(password=None):
+        servers.append(Redis(tmp_path, password))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.end()
+
+
+@pytest.fixture(params=["file", "tcp", pytest.param("redis", marks=needs_redis)])
+def store(request, tmp_path, redis_server):
+    """Each kind of store, and what looks whether anything is left in it."""
+    if request.param == "file":
+        return Store("file", path=str(tmp_path)), lambda: list(tmp_path.iterdir())
+    if request.param == "tcp":
+        port = free_port()
+        return Store("tcp", "127.0.0.1", port), lambda: is_listening(port)
+    server = redis_server(PASSWORD)
+    server.start()
+    return server.store, server.keys

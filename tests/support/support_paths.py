@@ -1,0 +1,6 @@
+"""Where the checkout is, and the programs that tests start."""
+
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parent.parent.parent
+PROGRAMS = Path(__file__).parent / "programs"
