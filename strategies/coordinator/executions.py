@@ -20,7 +20,7 @@ from tfdist.strategies.runtime.peers import is_listening, waiting_for
 WORKERS_GONE_SECONDS = 60.0
 """After this long without any complete group, training fails: TensorFlow's coordinator would wait for ever."""
 
-UNDER_WAY_PER_GROUP = 2
+IN_FLIGHT_PER_GROUP = 2
 """One step that a group computes and one that waits for it: enough to keep it busy, few enough to stop soon."""
 
 BACKUP_SECONDS = 10.0
@@ -59,7 +59,7 @@ class Execution:
         self.is_done = False
 
 
-class StepsUnderWay:
+class Executions:
     """What the groups are doing for one strategy.
 
     Attributes:
@@ -78,7 +78,7 @@ class StepsUnderWay:
         self.give_up: Callable[[int], None] | None = None
         groups = len(coordinator.strategy.worker_groups)
         # One group alone is exact: nothing is begun before the callbacks have seen the step before.
-        self.limit = 1 if groups == 1 else UNDER_WAY_PER_GROUP * groups
+        self.limit = 1 if groups == 1 else IN_FLIGHT_PER_GROUP * groups
 
     def __len__(self) -> int:
         return len(self._open)
@@ -145,12 +145,12 @@ class StepsUnderWay:
 
     def back_up(self) -> None:
         """Gives calls from which groups do not come back to other groups, once these have nothing else to do."""
-        under_way = list(self._open)
-        if self.give_up is None or any(execution.is_waiting for execution in under_way):
+        in_flight = list(self._open)
+        if self.give_up is None or any(execution.is_waiting for execution in in_flight):
             return
         usual = statistics.median(list(self._seconds) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
         latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * usual)
-        for execution in under_way:
+        for execution in in_flight:
             if max(list(execution.began.values())) < latest:
                 for group in list(execution.began):
                     _log.warning("worker group %d does not answer; others do its steps until it does", group)
@@ -220,7 +220,7 @@ class StepsUnderWay:
         return last_alive
 
 
-def _watch(reference: "weakref.ref[StepsUnderWay]") -> None:
+def _watch(reference: "weakref.ref[Executions]") -> None:
     """Calls `back_up` now and then, as long as there is what `reference` is to."""
     while (steps := reference()) is not None:
         steps.back_up()

@@ -17,7 +17,7 @@ from tfdist.strategies.parameter_server.variables import ServerVariable, unwrapp
 tracing_lock = threading.RLock()
 
 
-class GroupStep:
+class GroupFunction:
     """`step` of `model` for every worker group.
 
     Args:

@@ -34,7 +34,7 @@ class HandleSpec(PerWorkerVariableSpec):
         return self if all(self == other for other in others) else None
 
 
-class WorkerLocalVariable(PerWorkerVariable):
+class SyncOnReadVariable(PerWorkerVariable):
     """One variable per replica of each worker group and one on the chief.
 
     In a function that a worker runs it is the replica's own. On the chief, reading gives the sum over all of them, assigning

@@ -10,11 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.executions import Execution, StepsUnderWay
-from tfdist.strategies.coordinator.group_function import GroupStep
-from tfdist.strategies.coordinator.sync_on_read_variable import WorkerLocalVariable
+from tfdist.strategies.coordinator.executions import Execution, Executions
+from tfdist.strategies.coordinator.group_function import GroupFunction
+from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.inputs.batch_shards import as_tensors
-from tfdist.strategies.inputs.input_feed import Feed
+from tfdist.strategies.inputs.input_feed import InputFeed
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.private_api import StatelessScope
 
@@ -22,16 +22,16 @@ MOST_METRIC_VALUES = 65536
 """Metrics that hold more numbers than this (a confusion matrix of many classes) are not sent to the chief after every step."""
 
 
-class KerasSteps:
+class TrainingLoop:
     """Gives each group the next `steps_per_execution` batches as soon as it is free; returns once per execution that is done.
 
     The logs are the metrics over all steps of this epoch that are done, on all workers. What else a `train_step` of the user's
     own returns is that of the step which was done last.
     """
 
-    def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: StepsUnderWay) -> None:
+    def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], in_flight: Executions) -> None:
         self._model = model
-        self._under_way = under_way
+        self._executions = in_flight
         self._metrics: list[Any] = []  # Keras variables of the metrics, in the order in which a step sends them.
         self._size = 0  # Numbers that these hold.
         self._own = _Form()  # What the step returns beside metrics.
@@ -43,8 +43,8 @@ class KerasSteps:
         self._result_of_metrics: Any = None
         self.logs: Any = None
 
-    def _make_step(self, *args: Any) -> GroupStep:
-        return GroupStep(*args)
+    def _make_step(self, *args: Any) -> GroupFunction:
+        return GroupFunction(*args)
 
     # In the function that a group runs.
 
@@ -64,7 +64,7 @@ class KerasSteps:
         """The variables of the model's metrics, where they are small enough to be sent after each step."""
         found = {id(variable): variable for metric in self._model.metrics for variable in metric.variables}
         variables = list(found.values())
-        if not all(isinstance(variable._value, WorkerLocalVariable) for variable in variables):
+        if not all(isinstance(variable._value, SyncOnReadVariable) for variable in variables):
             return []
         return variables if sum(variable.shape.num_elements() for variable in variables) <= MOST_METRIC_VALUES else []
 
@@ -97,17 +97,17 @@ class KerasSteps:
 
     def __call__(self, iterator: Any) -> Any:
         """Keeps the groups busy with batches of `iterator`; returns logs. Raises StopIteration when all of them are done."""
-        if not isinstance(iterator, Feed):  # A generator of one batch.
+        if not isinstance(iterator, InputFeed):  # A generator of one batch.
             self.begin()
             return self._one_batch(as_tensors(next(iterator)))
-        if not len(self._under_way):
+        if not len(self._executions):
             iterator.begin_epoch_if_over()
-        while len(self._under_way) < self._under_way.limit:
+        while len(self._executions) < self._executions.limit:
             batches = iterator.take(self._model.steps_per_execution)
             if not batches:
                 break
             self._schedule(batches, iterator.owner.element_spec)
-        done = self._under_way.wait_for_any()
+        done = self._executions.wait_for_any()
         if done is None:
             raise StopIteration
         return self._done(done)
@@ -115,19 +115,19 @@ class KerasSteps:
     def _one_batch(self, batch: Any) -> Any:
         """`train_on_batch` and `test_on_batch`."""
         execution = self._schedule([batch])
-        self._under_way.result_of(execution)
+        self._executions.result_of(execution)
         return self._done(execution)
 
     def begin(self) -> None:
         """Before metrics start anew: ends what is under way and forgets what it gave."""
-        self._under_way.settle()
+        self._executions.settle()
         self._states.clear()
         self._sum = np.zeros([self._size])
         self.logs = None
 
     def finish(self) -> Any:
         """At the end of an epoch: waits for what is under way; returns the logs."""
-        while (done := self._under_way.wait_for_any()) is not None:
+        while (done := self._executions.wait_for_any()) is not None:
             self._done(done)
         if self._states and self._metrics:
             # Keras reads each metric now: the sums are known already.
@@ -146,7 +146,7 @@ class KerasSteps:
         def run(group: int) -> Any:
             return self._run_calls(group, calls)
 
-        return self._under_way.schedule(run)
+        return self._executions.schedule(run)
 
     def _calls(self, batches: list[Any], element_spec: Any) -> list[tuple[Callable[[int], Any], int]]:
         """The functions to call one after the other, with the number of steps of each."""

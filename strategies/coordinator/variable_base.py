@@ -7,7 +7,7 @@ import tensorflow as tf
 from tfdist.strategies.private_api import BaseResourceVariable
 
 
-class WrittenVariable(BaseResourceVariable):
+class VariableBase(BaseResourceVariable):
     """To Keras and in checkpoints one variable of one value; `_write(method, value)` says where a value goes."""
 
     @classmethod

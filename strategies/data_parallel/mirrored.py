@@ -4,12 +4,12 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.data_parallel.devices import local_devices
-from tfdist.strategies.data_parallel.training_loop import StepsTogether
+from tfdist.strategies.data_parallel.training_loop import DataParallelHooks
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import optimizer, trainer
 
 
-class Mirrored(StepsTogether, tf.distribute.MirroredStrategy):
+class Mirrored(DataParallelHooks, tf.distribute.MirroredStrategy):
     """`tf.distribute.MirroredStrategy` with step functions for Keras."""
 
     def __init__(self, devices: list[str]) -> None:

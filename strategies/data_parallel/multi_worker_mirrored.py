@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.data_parallel import random_state
 from tfdist.strategies.data_parallel.devices import local_devices
-from tfdist.strategies.data_parallel.training_loop import StepsTogether
+from tfdist.strategies.data_parallel.training_loop import DataParallelHooks
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.private_api import MultiWorkerMirroredExtended
@@ -59,7 +59,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
     return strategy
 
 
-class MultiWorkerMirrored(StepsTogether, tf.distribute.MultiWorkerMirroredStrategy):
+class MultiWorkerMirrored(DataParallelHooks, tf.distribute.MultiWorkerMirroredStrategy):
     """`tf.distribute.MultiWorkerMirroredStrategy` with step functions for Keras."""
 
     def __init__(self, cluster: Cluster, me: Task) -> None:
@@ -76,8 +76,8 @@ class MultiWorkerMirrored(StepsTogether, tf.distribute.MultiWorkerMirroredStrate
         self._prepare(Layout(len(tasks) * me.slots, range(first, first + me.slots)))
         self.shows_progress = me is tasks[0]
 
-    def keras_callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """See `keras_trainer`: on the chief all, elsewhere those that do more than write files."""
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """See `KerasHooks`: on the chief all, elsewhere those that do more than write files."""
         return callbacks if self.shows_progress else [each for each in callbacks if not isinstance(each, WRITERS)]
 
 

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import (
     Layout,
-    PartsDataset,
-    PartsIterator,
+    ShardedDataset,
+    ShardedIterator,
     as_tensors,
     at_least_one,
+    concatenated,
     examples_of,
-    joined,
     per_replica,
 )
 from tfdist.strategies.keras_hooks.optimizer import add_up
@@ -28,8 +28,8 @@ from tfdist.strategies.keras_hooks.trainer import check_optimizer, with_metrics
 from tfdist.strategies.private_api import TensorFlowTrainer
 
 
-class StepsTogether:
-    """What `keras_trainer` asks a strategy for; mixed into a strategy class."""
+class DataParallelHooks:
+    """What `KerasHooks` asks a strategy for; mixed into a strategy class."""
 
     extended: Any
     run: Callable[..., Any]
@@ -42,33 +42,34 @@ class StepsTogether:
     def _prepare(self, layout: Layout) -> None:
         """Called once, when TensorFlow's part of the strategy is made."""
         self.tfdist_layout = layout
+        self.tfdist_hooks = self
         self._tfdist_tracing = 0
         merges = self.extended._use_merge_call
         # In a compiled step replicas meet in collectives only, which unlike merge_call may stand in a `cond`.
         self.extended._use_merge_call = lambda: merges() and (tf.executing_eagerly() or not self._tfdist_tracing)
         self.extended._replica_ctx_all_reduce = _outside_xla(self.extended._replica_ctx_all_reduce)
 
-    def keras_dataset(self, dataset: Any) -> Any:
+    def batch_source(self, dataset: Any) -> Any:
         """What Keras iterates: this task's parts of every batch, or TensorFlow's shards where the user has set FILE or OFF."""
         policy = dataset.options().experimental_distribute.auto_shard_policy
         kept = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
         if policy in kept and len(self.tfdist_layout.local) < self.tfdist_layout.replicas:
             return self.experimental_distribute_dataset(dataset)
-        return PartsDataset(dataset, self.tfdist_layout)
+        return ShardedDataset(dataset, self.tfdist_layout)
 
     def example_batch(self, dataset: Any) -> Any:
         """Tensors or specs that have the shapes of a batch of `dataset`, for building a model."""
-        if isinstance(dataset, PartsDataset):
+        if isinstance(dataset, ShardedDataset):
             return dataset.example()
         return tf.nest.map_structure(lambda v: self.experimental_local_results(v)[0], next(iter(dataset)))
 
-    def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
-        """See `keras_trainer`. Raises ValueError for an optimizer that was made outside the scope."""
+    def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
+        """See `KerasHooks`. Raises ValueError for an optimizer that was made outside the scope."""
         check_optimizer(model, self)
         return _Steps(self, model, step)
 
-    def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
-        """See `keras_trainer`: every task gets the whole output, in the order of the input."""
+    def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
+        """See `KerasHooks`: every task gets the whole output, in the order of the input."""
         step = _compiled(model, model._autoconvert_optionals(model.predict_step))
 
         def on_replica(part: Any) -> Any:
@@ -84,13 +85,25 @@ class StepsTogether:
 
         def predict(batches: list[Any]) -> Any:
             outputs = [function(batch if _is_shared_out(batch) else self._share_out(batch)) for batch in batches]
-            return joined(outputs)
+            return concatenated(outputs)
 
         return predict
 
-    def final_logs(self, model: Any, logs: Any) -> Any:
-        """See `keras_trainer`: the last execution's logs are those of the epoch; reading metrics again would be collective."""
+    def end_epoch(self, model: Any, logs: Any) -> Any:
+        """See `KerasHooks`: the last execution's logs are those of the epoch; reading metrics again would be collective."""
         return logs
+
+    def reset_metrics(self) -> None:
+        """See `KerasHooks`: nothing is in flight between two executions."""
+
+    def check_data(self, data: Any) -> None:
+        """See `KerasHooks`: any."""
+
+    shows_progress = True
+
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """See `KerasHooks`."""
+        return callbacks
 
     def local_index(self) -> int:
         """Which of this task's replicas the current replica context is."""
@@ -123,7 +136,7 @@ class StepsTogether:
 class _Steps:
     """What Keras calls as `train_function` or `test_function`: up to `steps_per_execution` batches, all replicas together."""
 
-    def __init__(self, strategy: StepsTogether, model: Any, step: Callable[..., Any]) -> None:
+    def __init__(self, strategy: DataParallelHooks, model: Any, step: Callable[..., Any]) -> None:
         self._strategy = strategy
         self._layout = strategy.tfdist_layout
         self._model = model
@@ -136,7 +149,7 @@ class _Steps:
         """Runs the next batches of `iterator`; returns logs; raises StopIteration where it has none."""
         many = self._model.steps_per_execution
         loops = many > 1 and self._loops and not self._model.run_eagerly
-        if loops and isinstance(iterator, PartsIterator) and not iterator.ahead:
+        if loops and isinstance(iterator, ShardedIterator) and not iterator.ahead:
             try:
                 done, logs = self._function("loop", iterator.element_spec)(iterator.elements, many)
                 if int(done) == 0:
@@ -145,7 +158,7 @@ class _Steps:
             except SparseInLoopError:  # While tracing: no batch has been taken yet.
                 self._loops = False
         logs = None
-        for _ in range(many if isinstance(iterator, PartsIterator | tf.distribute.DistributedIterator) else 1):
+        for _ in range(many if isinstance(iterator, ShardedIterator | tf.distribute.DistributedIterator) else 1):
             try:
                 logs = self._one(iterator)
             except StopIteration:
@@ -155,7 +168,7 @@ class _Steps:
         return logs
 
     def _one(self, iterator: Any) -> Any:
-        if isinstance(iterator, PartsIterator):
+        if isinstance(iterator, ShardedIterator):
             element = iterator.take()
             small = int(element["examples"]) < self._layout.replicas
             return self._function("small" if small else "full", iterator.element_spec)(element)

@@ -18,7 +18,7 @@ CHIEF_GONE_SECONDS = 120.0
 """After this long without a sign of life of the chief's program (one each 5 s) the evaluator gives up."""
 
 
-class EvaluatorState:
+class Progress:
     """The file `state.json` of an evaluator. Written after everything else that belongs to an evaluation: none is lost."""
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class Status:
 class Training:
     """The chief's program as the evaluator sees it through the files."""
 
-    def __init__(self, folder: EvaluationFolder, state: EvaluatorState, start_timeout: float) -> None:
+    def __init__(self, folder: EvaluationFolder, state: Progress, start_timeout: float) -> None:
         """`start_timeout`: seconds until the first sign of life of the chief."""
         self._folder = folder
         self._state = state

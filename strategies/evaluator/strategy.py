@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.evaluator.folder import EvaluationFolder
-from tfdist.strategies.evaluator.progress import EvaluatorState, Training
+from tfdist.strategies.evaluator.progress import Progress, Training
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.private_api import TensorFlowTrainer, train_validation_split
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
@@ -41,7 +41,7 @@ class Evaluator(tf.distribute.OneDeviceStrategy):
         folder = EvaluationFolder.of(cluster)
         self.tfdist_name = task.name
         self._tfdist_own = folder.own(task.index)
-        self._tfdist_state = EvaluatorState(self._tfdist_own / "state.json")
+        self._tfdist_state = Progress(self._tfdist_own / "state.json")
         self._tfdist_training = Training(folder, self._tfdist_state, start_timeout)
         self._tfdist_folder = folder
         self._tfdist_fits = 0
@@ -53,8 +53,8 @@ class Evaluator(tf.distribute.OneDeviceStrategy):
         """Whether the chief trains `model` under the cluster's strategy, and this process therefore only evaluates it."""
         return model.distribute_strategy is self or (self._tfdist_takes_all and model._distribute_strategy is None)
 
-    def keras_dataset(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """See `keras_trainer.StepProvider`: the dataset itself. With TensorFlow's distributed one the end was seen to crash."""
+    def experimental_distribute_dataset(self, dataset: tf.data.Dataset, options: Any = None) -> tf.data.Dataset:
+        """The dataset itself. With TensorFlow's distributed one the end was seen to crash."""
         return dataset
 
     def tfdist_may_write(self, path: Any) -> bool:
@@ -208,7 +208,7 @@ class _Evaluations:
         self._fit = fit
         self._has_bests = False
         self._verbose = arguments["verbose"] not in (0, False)
-        self._state: EvaluatorState = strategy._tfdist_state
+        self._state: Progress = strategy._tfdist_state
         callbacks = arguments["callbacks"]
         callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks or []
         callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.hogwild.global_parameters import Block
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.parameter_server.variables import unwrapped
 
@@ -50,7 +50,7 @@ def state_of(copies: Any, model: Any) -> dict[str, Any]:
         `Period`) and `period/trained` and `period/pushed` (see `Copies`): [groups].
     """
     copies.collect([block for block in copies.blocks if block.kind is not Kind.COUNTER])
-    period = copies.period_of(model)
+    period = copies.position_of(model)
     state: dict[str, Any] = {
         "groups": np.int64(len(copies.owners)),
         "period/since": np.int64(period.since),
@@ -58,13 +58,13 @@ def state_of(copies: Any, model: Any) -> dict[str, Any]:
         "period/trained": np.float64(copies.trained),
         "period/pushed": np.float64(copies.pushed),
     }
-    vectors: dict[Block, dict[Any, Any]] = {}
+    vectors: dict[ParameterBlock, dict[Any, Any]] = {}
     for part, variables in _parts(model).items():
         state[f"{part}/variables"] = np.int64(len(variables))
         for number, variable in enumerate(variables):
             block = variable.block
             if block is not None and block not in vectors:
-                vectors[block] = _outer_of(block) if block.kind is Kind.EXCHANGED else copies.copies_of(block)
+                vectors[block] = _outer_of(block) if block.kind is Kind.EXCHANGED else copies.replicas_of(block)
             found = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
             own, outer = ({}, found) if block and block.kind is Kind.EXCHANGED else (found, {})
             for group, value in (own | variable.restored).items():
@@ -91,7 +91,7 @@ def restore(copies: Any, model: Any, state: dict[str, Any]) -> None:
             len(copies.owners),
         )
     else:
-        period = copies.period_of(model)
+        period = copies.position_of(model)
         period.since[:], period.turns[:] = state["period/since"].tolist(), state["period/turns"].tolist()
         copies.trained[:], copies.pushed[:] = state["period/trained"].tolist(), state["period/pushed"].tolist()
     for part, variables in _parts(model).items():
@@ -111,7 +111,7 @@ def restore(copies: Any, model: Any, state: dict[str, Any]) -> None:
         restore_outer(block)
 
 
-def give(block: Block, group: int, device: str) -> None:
+def give(block: ParameterBlock, group: int, device: str) -> None:
     """Gives a group, which has just taken over the chief's values, those that were restored for it."""
     for variable in block.variables:
         value = variable.restored.pop(group, None)
@@ -119,7 +119,7 @@ def give(block: Block, group: int, device: str) -> None:
             variable.copy.assign(tf.constant(value, variable.dtype), device)
 
 
-def restore_outer(block: Block) -> None:
+def restore_outer(block: ParameterBlock) -> None:
     """Gives the ps what was restored of the outer rule for a block's variables."""
     if not any(variable.restored_outer for variable in block.variables):
         return
@@ -137,7 +137,7 @@ def restore_outer(block: Block) -> None:
         variable.restored_outer = {}
 
 
-def _outer_of(block: Block) -> dict[str, Any]:
+def _outer_of(block: ParameterBlock) -> dict[str, Any]:
     """What the outer rule keeps of the whole block, by name, vectors; numbers of a slice for each of its values."""
     names = [name for name in OUTER if name in block.state[0][0]]
     pairs = list(zip(block.state[0], block.sizes, strict=True))

@@ -23,7 +23,7 @@ ALIGNMENT = 64
 """So many values fill whole cache lines whatever their dtype: how TensorFlow aligns tensors (EIGEN_MAX_ALIGN_BYTES)."""
 
 
-class Block:
+class ParameterBlock:
     """Variables of one dtype and kind.
 
     Attributes:
@@ -169,4 +169,4 @@ class Block:
     @property
     def leader(self) -> str:
         """The device of the group's copies."""
-        return str(self.variables[0]._strategy_of.extended.copies_device)
+        return str(self.variables[0]._strategy_of.extended.replica_device)

@@ -15,10 +15,10 @@ import tensorflow as tf
 from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.group_function import tracing_lock
 from tfdist.strategies.hogwild import checkpoint_state
-from tfdist.strategies.hogwild.global_parameters import Block
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import RULES, Control
-from tfdist.strategies.hogwild.push_pull import Exchange, take_over, take_round
+from tfdist.strategies.hogwild.push_pull import PushPull, take_over, take_round
 from tfdist.strategies.hogwild.rounds import Rounds
 from tfdist.strategies.private_api import dispatch_context
 
@@ -34,7 +34,7 @@ _NO_GROUP = -1
 _log = logging.getLogger("tfdist")
 
 
-class Copies:
+class LocalReplicas:
     """What the worker groups have.
 
     Attributes:
@@ -50,11 +50,11 @@ class Copies:
         self._options = strategy.synchronization
         self._groups = strategy.worker_groups
         self.rule = RULES[self._options.outer](self._options, len(self._groups))
-        self.blocks: list[Block] = []
+        self.blocks: list[ParameterBlock] = []
         self._used: dict[int, LocalVariable] = {}
-        self._has: dict[tuple[int, Block], tuple[int, int]] = {}  # Generation and start of the group's copies.
+        self._has: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # Generation and start of the group's copies.
         self._starts = [0] * len(self._groups)
-        self.owners = _owners(self._groups, strategy.shares_copies)
+        self.owners = _owners(self._groups, strategy.shares_replicas)
         self._live = set(self.owners)
         self.trained = [0.0] * len(self._groups)
         self.pushed = [0.0] * len(self._groups)
@@ -65,9 +65,9 @@ class Copies:
         self._markers = coordinator._create_per_worker_variables(self._note_start)
         self._alone: int | None = None  # The group that trains while the others wait.
         self._done = 0  # Executions of all groups.
-        self._fetched: dict[Block, int] = {}  # How many were done when the chief has last fetched the block.
+        self._fetched: dict[ParameterBlock, int] = {}  # How many were done when the chief has last fetched the block.
         self._rounds = Rounds()
-        self.under_way: Callable[[], int] = lambda: 0
+        self.in_flight: Callable[[], int] = lambda: 0
 
     def _note_start(self) -> Any:
         group = dispatch_context().worker_index
@@ -77,12 +77,12 @@ class Copies:
 
     # Variables.
 
-    def note_use(self, variable: LocalVariable) -> None:
+    def record_use(self, variable: LocalVariable) -> None:
         """Called where a function that is traced uses `variable`."""
         self._used[id(variable)] = variable
 
     @contextlib.contextmanager
-    def noting_use(self) -> Iterator[list[LocalVariable]]:
+    def recording_use(self) -> Iterator[list[LocalVariable]]:
         """Around the tracing of a function: gives, afterwards, the variables that it uses."""
         outer, self._used = self._used, {}
         used: list[LocalVariable] = []
@@ -108,7 +108,7 @@ class Copies:
         servers = [list(devices) for devices in self._strategy.server_devices]
         for members in new.values():
             for part in _parted(members, parts):
-                block = Block(part, servers, self.rule, len(self._groups), self._options.compression is not None)
+                block = ParameterBlock(part, servers, self.rule, len(self._groups), self._options.compression is not None)
                 block.begin()
                 block.publish()
                 checkpoint_state.restore_outer(block)
@@ -116,7 +116,7 @@ class Copies:
 
     # Before a group runs a function, in its thread.
 
-    def prepare(self, group: int, blocks: Sequence[Block]) -> None:
+    def refresh(self, group: int, blocks: Sequence[ParameterBlock]) -> None:
         """Lets the group take over what it has not: at its start, and when the chief has assigned variables."""
         dispatched = dispatch_context()
         if dispatched is not None:
@@ -132,48 +132,48 @@ class Copies:
                     block.dirty.discard(owner)
                     self._has[owner, block] = state
 
-    def period_of(self, model: Any) -> checkpoint_state.Period:
+    def position_of(self, model: Any) -> checkpoint_state.Period:
         """How far the groups are with a model."""
         groups = len(self._groups)
         return self._periods.setdefault(model, checkpoint_state.Period([0] * groups, [0] * groups))
 
-    def start_of(self, group: int) -> int:
+    def incarnation_of(self, group: int) -> int:
         """How often the group's leader has been started."""
         return self._starts[group]
 
-    def trains(self, group: int, examples: float) -> None:
+    def count_examples(self, group: int, examples: float) -> None:
         """Notes how many examples a group trains on with its next call."""
         self.trained[self.owners[group]] += examples
 
-    def pushes(self, group: int) -> None:
+    def count_push(self, group: int) -> None:
         """Notes that a group pushes, with its next call, what it has trained so far."""
         owner = self.owners[group]
         if self.trained[owner]:  # A change goes block by block.
             self.pushed[owner], self.trained[owner] = self.trained[owner], 0.0
 
-    def exchange_now(self, block: Block, group: int) -> None:
+    def synchronize_now(self, block: ParameterBlock, group: int) -> None:
         """Lets a group exchange its progress in a call of its own."""
-        self.pushes(group)
+        self.count_push(group)
         self._function("exchange", block, group)(self.control(group, block.rates))
 
-    def wait_for_round(self, block: Block, group: int) -> None:
+    def wait_for_round(self, block: ParameterBlock, group: int) -> None:
         """After `exchange_now`, where the rule works in rounds: lets the group go on from the centre with this round in it."""
         if self.rule.in_rounds and self._rounds.wait(block, group, self._training(group)):
             self._function("take_round", block, group)(self.control(group, block.rates))
 
-    def hand_over(self, block: Block, group: int) -> Any:
+    def flush(self, block: ParameterBlock, group: int) -> Any:
         """Gives the centre all progress of a group's copies, which then begin anew; of another kind of block gives the copies.
 
         Not compressed, because what rounding leaves out would be gone with the old copies. Completes no round, see `collect`.
         """
-        self.pushes(group)
+        self.count_push(group)
         in_round = _MORE_THAN_ALL if self.rule.in_rounds else None
         return self._function("hand_over", block, group)(self.control(group, block.rates, in_round=in_round))
 
-    def exchange(self, block: Block, servers: int, control: Control) -> Exchange:
+    def push_pull(self, block: ParameterBlock, servers: int, control: Control) -> PushPull:
         """An exchange of `block`, to be traced into a group's function."""
         compression = self._options.compression if block.dtype == tf.float32 else None
-        return Exchange(block, self.rule, servers, compression, control, self._options.topology)
+        return PushPull(block, self.rule, servers, compression, control, self._options.topology)
 
     def control(self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None) -> Any:
         """What `Control.of` takes apart, on the chief.
@@ -198,7 +198,7 @@ class Copies:
         """The groups that train now, as this one sees it."""
         return self._live | {group} if self._alone is None else {group}
 
-    def lost(self, group: int) -> None:
+    def mark_lost(self, group: int) -> None:
         """The group has failed or does not answer; it begins anew, and its share of the average is the others'."""
         owner = self.owners[group]
         self._live.discard(owner)
@@ -207,7 +207,7 @@ class Copies:
         for block in self.blocks:
             block.dirty.discard(owner)
 
-    def _function(self, what: str, block: Block, group: int) -> Callable[..., Any]:
+    def _function(self, what: str, block: ParameterBlock, group: int) -> Callable[..., Any]:
         """The function of this name, which groups that look alike share."""
         strategy, at = self._strategy, self._groups[group]
         servers = strategy.servers_of(group)
@@ -226,8 +226,8 @@ class Copies:
                         return tf.constant(0)
                     if block.kind is not Kind.EXCHANGED or (what == "hand_over" and self.rule.sends_copy):
                         return block.copies()
-                    handed_over = Exchange(block, self.rule, servers, None, control)
-                    exchange = handed_over if what == "hand_over" else self.exchange(block, servers, control)
+                    handed_over = PushPull(block, self.rule, servers, None, control)
+                    exchange = handed_over if what == "hand_over" else self.push_pull(block, servers, control)
                     exchange.begin()
                     exchange.end()
                     return tf.constant(0)
@@ -245,7 +245,7 @@ class Copies:
 
     # The chief's side.
 
-    def bring(self, variable: LocalVariable) -> None:
+    def refresh_chief(self, variable: LocalVariable) -> None:
         """Gives the chief's variable the value that it has in the cluster.
 
         While steps are under way that is the centre as it is, and for what belongs to the groups what was read last; else the
@@ -255,7 +255,7 @@ class Copies:
         if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
             return
         if block.dirty and not block.changed:
-            if not self.under_way():
+            if not self.in_flight():
                 self.collect([block])
             elif block.kind is Kind.EXCHANGED and self._fetched.get(block) != self._done:
                 self._fetched[block] = self._done  # Once for all variables that are read between two steps.
@@ -265,16 +265,16 @@ class Copies:
     @contextlib.contextmanager
     def assigning(self, variable: LocalVariable) -> Iterator[None]:
         """Around an assignment on the chief."""
-        self.bring(variable)
+        self.refresh_chief(variable)
         yield
         variable.restored = {}
         if variable.block is not None:
             variable.block.changed = True
             variable.version = variable.block.version
 
-    def bring_together(self) -> None:
+    def synchronize_groups(self) -> None:
         """Before the groups evaluate or predict: their copies become the centre, with the progress of all."""
-        if not self.under_way():
+        if not self.in_flight():
             self.collect([block for block in self.blocks if block.kind is Kind.EXCHANGED])
 
     def publish(self) -> None:
@@ -283,34 +283,34 @@ class Copies:
             if block.changed:
                 block.publish()
 
-    def count(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
+    def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
         """Adds updates that are done to the chief's counters."""
         self._done += 1
         for variable, updates in made:
             variable.count_on_chief(updates)
 
-    def train_with_one(self, one: bool) -> None:
+    def train_alone(self, one: bool) -> None:
         """Whether from now on one group trains while the others wait: then its progress counts in full, as in one process."""
         if one != (self._alone is not None):
-            self.bring_together()
+            self.synchronize_groups()
             self._alone = self.owners[min(self._live, default=0)] if one else None
 
-    def has_lost_the_one(self) -> bool:
+    def has_lost_alone(self) -> bool:
         """Whether the group that trains while the others wait is lost."""
         return self._alone is not None and self._alone not in self._live
 
-    def takes(self, group: int, even_for_another: bool) -> bool:
+    def may_take(self, group: int, even_for_another: bool) -> bool:
         """Whether a group may take the next steps: while one trains alone only that one, or whoever does it from now on."""
         if self._alone is not None and even_for_another:
             self._alone = self.owners[group]
         return self._alone in (None, self.owners[group])
 
-    def copies_of(self, block: Block) -> dict[int, Any]:
+    def replicas_of(self, block: ParameterBlock) -> dict[int, Any]:
         """The copies of each group that goes on from them, vectors; of a block that is not exchanged."""
         now = {group: (block.generation, self._starts[group]) for group in self.owners if not block.changed}
         return self._ask(block, [group for group, state in now.items() if self._has.get((group, block)) == state])
 
-    def collect(self, blocks: Sequence[Block]) -> None:
+    def collect(self, blocks: Sequence[ParameterBlock]) -> None:
         """Brings the groups' progress together: the chief knows it, and every group goes on from there.
 
         Nothing may be under way. Groups that do not answer are left out.
@@ -336,7 +336,7 @@ class Copies:
             elif answers:
                 block.set_values(_one_of(list(answers.values()), answers.get(0), block.dtype))
 
-    def _complete_round(self, block: Block) -> None:
+    def _complete_round(self, block: ParameterBlock) -> None:
         """Lets what groups have pushed to a round go into the centre, though others have not; without any does nothing."""
 
         def run(numbers: Any) -> None:
@@ -351,18 +351,18 @@ class Copies:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
             self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *block.rates], tf.float64))
 
-    def _ask(self, block: Block, groups: Sequence[int]) -> dict[int, Any]:
+    def _ask(self, block: ParameterBlock, groups: Sequence[int]) -> dict[int, Any]:
         """Lets the groups push their progress, or give their copies; what those gave that answered."""
         answers: dict[int, Any] = {}
 
         def ask(group: int) -> None:
             try:
                 with self._locks[group]:  # Should it answer late, it does not take over the centre meanwhile.
-                    answer = self.hand_over(block, group)
+                    answer = self.flush(block, group)
                 answers[group] = chief_device.fetched(answer).numpy()
             except tf.errors.OpError as error:
                 _log.debug("group %d does not hand over its progress: %s", group, error)
-                self.lost(group)
+                self.mark_lost(group)
 
         threads = [threading.Thread(target=ask, args=(group,), daemon=True) for group in groups]
         for thread in threads:
@@ -372,7 +372,7 @@ class Copies:
         for group, thread in zip(groups, threads, strict=True):
             thread.join(max(0.0, latest - time.monotonic()))
             if thread.is_alive():
-                self.lost(group)
+                self.mark_lost(group)
         return dict(answers)
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.named_resource import NamedVariable, outermost_graph
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
-from tfdist.strategies.coordinator.variable_base import WrittenVariable
+from tfdist.strategies.coordinator.variable_base import VariableBase
 from tfdist.strategies.private_api import is_saving, register_tensor_conversion, variable_accessed
 
 
@@ -50,7 +50,7 @@ def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
     return Kind.OWN
 
 
-class LocalVariable(WrittenVariable):
+class LocalVariable(VariableBase):
     """A variable with one value on the chief and a copy in every worker group.
 
     Attributes:
@@ -94,8 +94,8 @@ class LocalVariable(WrittenVariable):
             return self.on_chief().handle
         if not self._strategy_of.extended.is_tracing:
             return self._handle_at_call_time()
-        self._strategy_of.copies.note_use(self)
-        return self.copy.handle(self._strategy_of.extended.copies_device)
+        self._strategy_of.local_replicas.record_use(self)
+        return self.copy.handle(self._strategy_of.extended.replica_device)
 
     def _handle_at_call_time(self) -> Any:
         """In a function that the chief runs: the chief's variable, with the value of the moment when it is called."""
@@ -114,7 +114,7 @@ class LocalVariable(WrittenVariable):
     def _here(self) -> str:
         if not self._strategy_of.extended.is_tracing:
             return str(self._on_chief.device)
-        return str(self._strategy_of.extended.copies_device)
+        return str(self._strategy_of.extended.replica_device)
 
     def value(self) -> Any:
         """The value as a tensor: in a function of a group that of its copy, on the chief the centre's."""
@@ -151,7 +151,7 @@ class LocalVariable(WrittenVariable):
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self
-        with self._strategy_of.copies.assigning(self):
+        with self._strategy_of.local_replicas.assigning(self):
             getattr(self._counted(), method)(value)
         return self
 
@@ -159,7 +159,7 @@ class LocalVariable(WrittenVariable):
 
     def on_chief(self) -> Any:
         """The chief's variable, with the value that this variable has now."""
-        self._strategy_of.copies.bring(self)
+        self._strategy_of.local_replicas.refresh_chief(self)
         return self._counted()
 
     def set_on_chief(self, value: Any) -> None:

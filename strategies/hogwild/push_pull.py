@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.hogwild import compression, topologies
-from tfdist.strategies.hogwild.global_parameters import Block
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.outer_optimizers import Control
 
@@ -24,14 +24,14 @@ SEED_STRIDE = 1_000_003
 """Between the seeds of two groups: any number that users' own seeds are unlikely to differ by."""
 
 
-class Exchange:
+class PushPull:
     """The exchange of one block by a group that belongs to server group `servers`.
 
     `begin`, the local steps, then `end`; or `begin`, `announce`, local steps with `take_over_if_there` after each, then `end`.
     """
 
     def __init__(
-        self, block: Block, rule: Any, servers: int, kind: str | None, control: Control, mixing: str = "centre"
+        self, block: ParameterBlock, rule: Any, servers: int, kind: str | None, control: Control, mixing: str = "centre"
     ) -> None:
         self._block = block
         self._rule = rule
@@ -142,7 +142,7 @@ class Exchange:
         return change if left_out is None else change + left_out
 
 
-def take_over(block: Block, servers: int, group: Any, groups: int) -> None:
+def take_over(block: ParameterBlock, servers: int, group: Any, groups: int) -> None:
     """Gives the group the values of the slices, for a block of any kind.
 
     Args:
@@ -164,7 +164,7 @@ def take_over(block: Block, servers: int, group: Any, groups: int) -> None:
         block.seen.assign(tf.zeros(block.seen.shape, tf.int64), block.leader)
 
 
-def take_round(block: Block, servers: int, group: Any) -> None:
+def take_round(block: ParameterBlock, servers: int, group: Any) -> None:
     """Gives the group the centre as it is when a round is complete, after it has pushed its own change to that round.
 
     Args:
@@ -179,7 +179,7 @@ def take_round(block: Block, servers: int, group: Any) -> None:
     block.received.assign(vector, block.leader)
 
 
-def _told(block: Block, servers: int, group: Any) -> Any:
+def _told(block: ParameterBlock, servers: int, group: Any) -> Any:
     """The slices' values as a vector, which the group knows from now on."""
     parts = []
     for number, each in enumerate(block.slices[servers]):

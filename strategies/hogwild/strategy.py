@@ -12,17 +12,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies.coordinator.executions import UNDER_WAY_PER_GROUP
+from tfdist.strategies.coordinator.executions import IN_FLIGHT_PER_GROUP
 from tfdist.strategies.coordinator.extended import GroupExtended
-from tfdist.strategies.coordinator.sync_on_read_variable import WorkerLocalVariable
-from tfdist.strategies.coordinator.training_loop import KerasSteps
+from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
+from tfdist.strategies.coordinator.training_loop import TrainingLoop
 from tfdist.strategies.hogwild import checkpoint_state, step_counters
-from tfdist.strategies.hogwild.local_replicas import Copies
+from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import LocalVariable
 from tfdist.strategies.hogwild.schedules import Speeds
-from tfdist.strategies.hogwild.training_loop import LocalKerasSteps, LocalStep
+from tfdist.strategies.hogwild.training_loop import InnerSteps, InnerTrainingLoop
 from tfdist.strategies.inputs import worker_input
-from tfdist.strategies.inputs.batch_shards import joined
+from tfdist.strategies.inputs.batch_shards import concatenated
 from tfdist.strategies.parameter_server.strategy import ParameterServer, begin
 from tfdist.strategies.parameter_server.variables import unwrapped
 
@@ -62,12 +62,12 @@ class Hogwild(ParameterServer):
         ]
         super().__init__(cluster)
         tasks = [group.tasks for group in self.worker_groups]
-        self.shares_copies = cluster.share_memory and len(set(tasks)) < len(tasks)
-        self.copies = Copies(self, self._cluster_coordinator)
+        self.shares_replicas = cluster.share_memory and len(set(tasks)) < len(tasks)
+        self.local_replicas = LocalReplicas(self, self._cluster_coordinator)
         self.speeds = Speeds(len(self.worker_groups))
-        self.copies.under_way = self._tfdist_steps.__len__
-        self._tfdist_steps.give_up = self.copies.lost
-        self._tfdist_steps.limit = UNDER_WAY_PER_GROUP * len(self.worker_groups)
+        self.local_replicas.in_flight = self._tfdist_steps.__len__
+        self._tfdist_steps.give_up = self.local_replicas.mark_lost
+        self._tfdist_steps.limit = IN_FLIGHT_PER_GROUP * len(self.worker_groups)
 
     def _tfdist_seen_by_servers(self) -> list[str]:
         # In a ring, and in pairs, server groups exchange with each other.
@@ -82,7 +82,7 @@ class Hogwild(ParameterServer):
 
     def home_of(self, group: int) -> str:
         """The device, as functions are traced for it, that has the copies which the group trains."""
-        return self.worker_groups[self.copies.owners[group]].traced_devices[0]
+        return self.worker_groups[self.local_replicas.owners[group]].traced_devices[0]
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> tf.data.Dataset:
         """As TensorFlow's: data that each worker group reads itself, for `fit` with `steps_per_epoch`.
@@ -95,31 +95,31 @@ class Hogwild(ParameterServer):
         del options
         return worker_input.dataset_of(dataset_fn, len(self.worker_groups))
 
-    def keras_dataset(self, dataset: Any) -> Any:
-        """See `keras_trainer.StepProvider`."""
-        return worker_input.of_dataset(dataset) or super().keras_dataset(dataset)
+    def batch_source(self, dataset: Any) -> Any:
+        """See `KerasHooks`."""
+        return worker_input.of_dataset(dataset) or super().batch_source(dataset)
 
     def training_state(self, model: Any) -> dict[str, Any]:
         """See `state_in_files.Stateful`. Waits for the steps under way."""
         self._tfdist_steps.wait_for_all()
-        return checkpoint_state.state_of(self.copies, model)
+        return checkpoint_state.state_of(self.local_replicas, model)
 
     def set_training_state(self, model: Any, state: dict[str, Any]) -> None:
         """See `state_in_files.Stateful`."""
-        checkpoint_state.restore(self.copies, model, state)
+        checkpoint_state.restore(self.local_replicas, model, state)
 
-    def _tfdist_keras_steps(self, model: Any, step: Any) -> KerasSteps:
+    def _tfdist_keras_steps(self, model: Any, step: Any) -> TrainingLoop:
         trains = getattr(step, "__name__", "") == "train_step"
-        return LocalKerasSteps(self, model, step, self._tfdist_steps, trains)
+        return InnerTrainingLoop(self, model, step, self._tfdist_steps, trains)
 
     def _tfdist_predict_step(self, model: Any) -> Any:
-        step = LocalStep(
-            self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: joined(outputs)
+        step = InnerSteps(
+            self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: concatenated(outputs)
         )
 
         def prepare(batches: list[Any], element_spec: Any = None) -> Any:
-            self.copies.publish()
-            self.copies.bring_together()
+            self.local_replicas.publish()
+            self.local_replicas.synchronize_groups()
             call = step.prepare(batches, element_spec)
             return lambda group: call(group, 0)
 
@@ -146,14 +146,14 @@ class HogwildExtended(GroupExtended):
         return self._tfdist_tracing is not None
 
     @property
-    def copies_device(self) -> str:
+    def replica_device(self) -> str:
         """The device of the copies in the function that is being traced."""
         assert self._tfdist_tracing is not None
         return self._tfdist_home or self._tfdist_tracing[0]
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return WorkerLocalVariable(self._container_strategy(), next_creator, **kwargs)
+            return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
         kwargs.pop("colocate_with", None)
         with tf.compat.v1.colocate_with(None, ignore_existing=True):
             variable = LocalVariable(self._container_strategy(), next_creator, **kwargs)
@@ -168,5 +168,5 @@ class HogwildExtended(GroupExtended):
         if not isinstance(variable, LocalVariable):
             return super()._update(var, fn, args, kwargs, group)
         args, kwargs = self._select_single_value(args), self._select_single_value(kwargs)
-        result = self._update_on(self.copies_device if self.is_tracing else variable.device, variable, fn, args, kwargs)
+        result = self._update_on(self.replica_device if self.is_tracing else variable.device, variable, fn, args, kwargs)
         return result if group else tf.nest.map_structure(self._local_results, result)

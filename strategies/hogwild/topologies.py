@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.hogwild.global_parameters import Block
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 
 
 def neighbors(servers: int, count: int) -> tuple[int, ...]:
@@ -17,7 +17,7 @@ def neighbors(servers: int, count: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(((servers - 1) % count, (servers + 1) % count)))
 
 
-def mix(topology: str, block: Block, servers: int, number: int) -> None:
+def mix(topology: str, block: ParameterBlock, servers: int, number: int) -> None:
     """In a function: mixes slice `number` of a server group's centre with those of others.
 
     `ring`: with both neighbors, C <- (C_before + C + C_after) / 3 (D-PSGD on a ring, 1705.09056). `pair`: with one other at
@@ -37,7 +37,7 @@ def mix(topology: str, block: Block, servers: int, number: int) -> None:
         tf.switch_case(chosen, [lambda other=other: with_other(other) for other in others])
 
 
-def _even_out(block: Block, servers: int, others: tuple[int, ...], number: int) -> None:
+def _even_out(block: ParameterBlock, servers: int, others: tuple[int, ...], number: int) -> None:
     here, there = block.slices[servers][number], [block.slices[other][number] for other in others]
     share = tf.cast(1 / (len(others) + 1), block.dtype)
     with tf.device(here.device):

@@ -16,17 +16,17 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.batch_packing import can_pack
-from tfdist.strategies.coordinator.group_function import GroupStep, rows_of, tracing_lock
-from tfdist.strategies.coordinator.training_loop import KerasSteps, runs_of_equal_shapes
+from tfdist.strategies.coordinator.group_function import GroupFunction, rows_of, tracing_lock
+from tfdist.strategies.coordinator.training_loop import TrainingLoop, runs_of_equal_shapes
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.hogwild.global_parameters import Block
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import Control
-from tfdist.strategies.hogwild.push_pull import Exchange
+from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.schedules import is_due, steps_per_call
 from tfdist.strategies.hogwild.step_counters import counters_of, name_of, numbered, steps_of
-from tfdist.strategies.inputs.input_feed import Feed
-from tfdist.strategies.inputs.worker_input import OnWorker, WorkerData, WorkerFeed
+from tfdist.strategies.inputs.input_feed import InputFeed
+from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, WorkerInputIterator
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.parameter_server.variables import unwrapped
 
@@ -37,7 +37,7 @@ PAUSE_SECONDS = 0.001
 """Between two times that all groups are asked for such a step: the one that has to do it may be busy with its last one."""
 
 
-class LocalStep(GroupStep):
+class InnerSteps(GroupFunction):
     """A step of a model on the groups' own copies.
 
     Args:
@@ -53,17 +53,17 @@ class LocalStep(GroupStep):
         super().__init__(*args)
         self._trains = trains
         self._gives_each = gives_each
-        self._copies = self._strategy.copies
+        self._replicas = self._strategy.local_replicas
         self._rates = self._strategy.synchronization.outer_rates(name_of(getattr(self._model, "optimizer", None)))
-        self._blocks: dict[Block, None] = {}
-        self._exchanged: list[Block] = []
+        self._blocks: dict[ParameterBlock, None] = {}
+        self._exchanged: list[ParameterBlock] = []
         self._since = [0] * len(self._strategy.worker_groups)  # Local steps of each group since its last exchange.
         self._turns = [0] * len(self._strategy.worker_groups)
         if trains:  # As long as the model is trained, also from a file.
-            period = self._copies.period_of(self._model)
+            period = self._replicas.position_of(self._model)
             self._since, self._turns = period.since, period.turns
         # Copies that several groups train at once do not tell what one has counted.
-        self._counters = counters_of(self._model) if trains and not self._strategy.shares_copies else []
+        self._counters = counters_of(self._model) if trains and not self._strategy.shares_replicas else []
         self._other_counters: dict[int, LocalVariable] = {}
 
     def prepare(
@@ -79,25 +79,25 @@ class LocalStep(GroupStep):
         """
         del variant
         self._register_weights()
-        data = batches[0].data if isinstance(batches[0], OnWorker) else None
+        data = batches[0].data if isinstance(batches[0], WorkerBatch) else None
         # Whoever has about a period's batches exchanges while it computes them; with fewer, before them, when that is due.
         period = period or self._strategy.steps_per_exchange
         overlaps = self._trains and is_due(len(batches), len(batches), period) and self._strategy.synchronization.overlap
         turns: list[Any] = [(number,) for number in range(len(self._exchanged))] if overlaps else [()]
         if overlaps and self._strategy.synchronization.slices == 1:
             turns = [tuple(range(len(self._exchanged)))]
-        with self._copies.noting_use() as used:
-            without = [()] if overlaps and self._strategy.shares_copies else []
+        with self._replicas.recording_use() as used:
+            without = [()] if overlaps and self._strategy.shares_replicas else []
             calls = [self._call(batches, element_spec, turn, data) for turn in turns + without]
         self._register_weights()  # The first call of a model may have built it.
         self._note(used)
         examples = float(len(batches) * (rows_of(data.example() if data else batches[0]) or 1))
 
         def run(group: int, step: int) -> Any:
-            owner = self._copies.owners[group]
+            owner = self._replicas.owners[group]
             exchanges = overlaps and owner == group  # Of the groups that train the same copies, one does.
             try:
-                self._copies.prepare(group, list(self._blocks))
+                self._replicas.refresh(group, list(self._blocks))
                 if self._trains:
                     if not overlaps and owner == group and is_due(self._since[owner], len(batches), period):
                         self._exchange(group)
@@ -105,29 +105,29 @@ class LocalStep(GroupStep):
                         if block in self._exchanged or block.kind is not Kind.EXCHANGED:
                             block.dirty.add(owner)
                 if data is not None:
-                    data.begin(group, self._copies.start_of(group), self._strategy.worker_groups[group].devices[0])
+                    data.begin(group, self._replicas.incarnation_of(group), self._strategy.worker_groups[group].devices[0])
                 call = calls[-1]
                 if exchanges:
                     call = calls[self._turns[group] % len(turns)]
                     self._turns[group] += 1
-                    self._copies.pushes(group)
+                    self._replicas.count_push(group)
                 if self._trains:
-                    self._copies.trains(group, examples)
+                    self._replicas.count_examples(group, examples)
                 self._since[owner] = len(batches) + (0 if exchanges else self._since[owner])
-                return call(group, self._copies.control(group, self._rates, step))
+                return call(group, self._replicas.control(group, self._rates, step))
             except Exception:
-                self._copies.lost(owner)
+                self._replicas.mark_lost(owner)
                 raise
 
         return run
 
-    def _call(self, batches: list[Any], element_spec: Any, turn: Any, data: WorkerData | None) -> Callable[..., Any]:
+    def _call(self, batches: list[Any], element_spec: Any, turn: Any, data: WorkerInput | None) -> Callable[..., Any]:
         if data is None:
             return super().prepare(batches, element_spec, turn)
         functions = [self._trace_on_workers(group, turn, data) for group in self._strategy.worker_groups]
         return lambda group, numbers: functions[group](chief_device.constant(len(batches), tf.int32), numbers)
 
-    def _trace_on_workers(self, group: WorkerGroup, turn: Any, data: WorkerData) -> Any:
+    def _trace_on_workers(self, group: WorkerGroup, turn: Any, data: WorkerInput) -> Any:
         """The function that reads its batches itself."""
         turn, servers, home = self._variant_of(group, turn)
         devices = group.traced_devices
@@ -151,8 +151,8 @@ class LocalStep(GroupStep):
         self._turns[group] += 1
         self._since[group] = 0
         for block in blocks:
-            self._copies.exchange_now(block, group)
-            self._copies.wait_for_round(block, group)
+            self._replicas.synchronize_now(block, group)
+            self._replicas.wait_for_round(block, group)
 
     def _register_weights(self) -> None:
         """Puts the model's weights into the centre. Frozen ones are kept apart and not exchanged, as nothing changes them."""
@@ -162,15 +162,15 @@ class LocalStep(GroupStep):
         floating = [v for v in weights.values() if isinstance(v, LocalVariable) and v.dtype.is_floating]
         trained = {id(unwrapped(weight._value)) for weight in self._model.trainable_weights}
         active = [v for v in floating if id(v) in trained or not v.trainable]
-        self._copies.register(active, Kind.EXCHANGED, self._strategy.synchronization.slices)
-        self._copies.register(floating, Kind.EXCHANGED)
+        self._replicas.register(active, Kind.EXCHANGED, self._strategy.synchronization.slices)
+        self._replicas.register(floating, Kind.EXCHANGED)
         self._exchanged = list(dict.fromkeys(v.block for v in active))
         for block in self._exchanged:
             block.rates = self._rates
         self._note(floating)
 
     def _note(self, used: list[LocalVariable]) -> None:
-        self._copies.register(used)
+        self._replicas.register(used)
         self._blocks.update(dict.fromkeys(v.block for v in used if v.block is not None))
         if self._trains:
             known = {id(v) for v in self._counters}
@@ -204,7 +204,7 @@ class LocalStep(GroupStep):
         control: Control,
     ) -> Any:
         """Steps on `batch(number)` for each number below `count`, with the exchanges beside them; one where it is None."""
-        exchanges = [self._copies.exchange(self._exchanged[number], servers, control) for number in turn]
+        exchanges = [self._replicas.push_pull(self._exchanged[number], servers, control) for number in turn]
         for exchange in exchanges:
             exchange.begin()
         if count is not None:
@@ -220,7 +220,7 @@ class LocalStep(GroupStep):
         batch: Callable[[Any], Any],
         count: Any,
         control: Control,
-        exchanges: list[Exchange],
+        exchanges: list[PushPull],
     ) -> Any:
         def body(number: Any, taken: list[Any], given: Any) -> Any:
             vector = self._numbered_step(devices, batch(number), control.step + tf.cast(number, tf.int64))
@@ -257,17 +257,17 @@ class LocalStep(GroupStep):
 
 def can_be_cut(batches: list[Any]) -> bool:
     """Whether some of these batches can go to the function that all of them go to."""
-    return isinstance(batches[0], OnWorker) or can_pack(tf.nest.flatten(batches[0]))
+    return isinstance(batches[0], WorkerBatch) or can_pack(tf.nest.flatten(batches[0]))
 
 
-class LocalKerasSteps(KerasSteps):
+class InnerTrainingLoop(TrainingLoop):
     """As `KerasSteps`, with up to as many batches to a call as a sync period has steps, and the logs of each of them."""
 
-    def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], under_way: Any, trains: bool) -> None:
+    def __init__(self, strategy: Any, model: Any, step: Callable[..., Any], in_flight: Any, trains: bool) -> None:
         self._trains = trains
-        self._step: LocalStep
+        self._step: InnerSteps
         self._strategy = strategy
-        self._copies = strategy.copies
+        self._replicas = strategy.local_replicas
         self._length = strategy.steps_per_exchange
         self._ready: deque[Any] = deque()  # Logs of executions that Keras has not asked for yet.
         self._steps_done = 0
@@ -275,27 +275,27 @@ class LocalKerasSteps(KerasSteps):
         self._adaptive = strategy.synchronization.adaptive
         self._speeds = strategy.speeds
         self._takes_any = False
-        super().__init__(strategy, model, step, under_way)
+        super().__init__(strategy, model, step, in_flight)
 
-    def _make_step(self, *args: Any) -> LocalStep:
-        return LocalStep(*args, trains=self._trains, gives_each=True)
+    def _make_step(self, *args: Any) -> InnerSteps:
+        return InnerSteps(*args, trains=self._trains, gives_each=True)
 
     def __call__(self, iterator: Any) -> Any:
         """See `KerasSteps`: returns logs once per `steps_per_execution` steps that are done."""
-        if not isinstance(iterator, Feed | WorkerFeed):
+        if not isinstance(iterator, InputFeed | WorkerInputIterator):
             return super().__call__(iterator)
-        if not self._ready and not len(self._under_way):
+        if not self._ready and not len(self._executions):
             iterator.begin_epoch_if_over()
             if self._trains:
-                self._copies.train_with_one(False)
+                self._replicas.train_alone(False)
         steps = steps_per_call(iterator.owner.batches_per_epoch, len(self._strategy.worker_groups), self._length)
         while not self._ready:
-            while len(self._under_way) < self._under_way.limit:
+            while len(self._executions) < self._executions.limit:
                 batches = iterator.take(steps)
                 if not batches:
                     break
                 self._schedule(batches, iterator.owner.element_spec)
-            done = self._under_way.wait_for_any()
+            done = self._executions.wait_for_any()
             if done is not None:
                 self._done(done)
             elif self._steps_done:  # The last execution of an epoch may be shorter.
@@ -309,15 +309,15 @@ class LocalKerasSteps(KerasSteps):
         """`train_on_batch` and `test_on_batch`. No group trains beside the one that does: it trains as one process would."""
         if not self._trains:
             return super()._one_batch(batch)
-        self._copies.train_with_one(True)
+        self._replicas.train_alone(True)
         latest = time.monotonic() + TURN_SECONDS
         for number in itertools.count(1):
             self._next_step = None
-            self._takes_any = self._copies.has_lost_the_one() or time.monotonic() > latest
+            self._takes_any = self._replicas.has_lost_alone() or time.monotonic() > latest
             if self._takes_any:
-                self._copies.bring_together()  # Whoever does it goes on from what that one has done.
+                self._replicas.synchronize_groups()  # Whoever does it goes on from what that one has done.
             execution = self._schedule([batch])
-            if self._under_way.result_of(execution):
+            if self._executions.result_of(execution):
                 return self._done(execution)
             if number % len(self._strategy.worker_groups) == 0:
                 time.sleep(PAUSE_SECONDS)
@@ -337,16 +337,16 @@ class LocalKerasSteps(KerasSteps):
         return logs
 
     def _schedule(self, batches: list[Any], element_spec: Any = None) -> Any:
-        self._copies.publish()
+        self._replicas.publish()
         if not self._trains:
-            self._copies.bring_together()
+            self._replicas.synchronize_groups()
         return super()._schedule(batches, element_spec)
 
     def _calls(self, batches: list[Any], element_spec: Any) -> list[tuple[Callable[[int], Any], int]]:
         if self._next_step is None:
             self._next_step = steps_of(self._model.optimizer) if self._trains else 0
         calls: list[Any] = []
-        for run in [batches] if isinstance(batches[0], OnWorker) else runs_of_equal_shapes(batches):
+        for run in [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches):
             call = self._step.prepare(run, element_spec)
             if self._trains and self._adaptive and len(run) > 1 and can_be_cut(run):
                 # Traced here: a group's thread has to be free to make what tracing needs on its worker.
@@ -371,7 +371,7 @@ class LocalKerasSteps(KerasSteps):
 
     def _run_calls(self, group: int, calls: list[Any]) -> Any:
         """Several groups wait for what is to be done; what they give is empty where another one has to do it."""
-        if self._trains and not self._copies.takes(group, self._takes_any):
+        if self._trains and not self._replicas.may_take(group, self._takes_any):
             return []
         return [call(group) for call, _ in calls]
 
@@ -379,11 +379,11 @@ class LocalKerasSteps(KerasSteps):
         rows = [row for stacked in execution.result for row in stacked.numpy()]
         for row in rows:
             self._steps_done += 1
-            is_told = self._steps_done >= self._model.steps_per_execution
-            if is_told or row is rows[-1]:  # A row has all that the group has done up to it.
+            is_reported = self._steps_done >= self._model.steps_per_execution
+            if is_reported or row is rows[-1]:  # A row has all that the group has done up to it.
                 self._note(execution.group, row)
-            if is_told:
+            if is_reported:
                 self._steps_done = 0
                 self._ready.append(self.logs)
-        self._copies.count(self._step.counted(rows))
+        self._replicas.count_updates(self._step.counted(rows))
         return self.logs

@@ -79,7 +79,7 @@ def _rows(value: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     return tf.sparse.slice(value, first, tf.concat([[tf.cast(end - begin, tf.int64)], shape[1:]], axis=0))
 
 
-class PartsDataset(tf.distribute.DistributedDataset):
+class ShardedDataset(tf.distribute.DistributedDataset):
     """A dataset whose iterators yield the parts of this task's replicas."""
 
     def __init__(self, dataset: tf.data.Dataset, layout: Layout) -> None:
@@ -89,11 +89,11 @@ class PartsDataset(tf.distribute.DistributedDataset):
             return layout.split(batch if isinstance(dataset.element_spec, tuple) else batch[0])
 
         self._split = dataset.map(tf.autograph.experimental.do_not_convert(split)).prefetch(tf.data.AUTOTUNE)
-        self._unused: PartsIterator | None = None
+        self._unused: ShardedIterator | None = None
 
-    def __iter__(self) -> "PartsIterator":
+    def __iter__(self) -> "ShardedIterator":
         unused, self._unused = self._unused, None
-        return unused or PartsIterator(self._split)
+        return unused or ShardedIterator(self._split)
 
     @property
     def element_spec(self) -> Any:
@@ -116,7 +116,7 @@ class PartsDataset(tf.distribute.DistributedDataset):
         return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, part)
 
 
-class PartsIterator:
+class ShardedIterator:
     """Iterates a `PartsDataset`; of each batch it yields what `tf.distribute` iterators do, values per replica.
 
     The step functions take `take()` instead, or read `elements` themselves.
@@ -127,7 +127,7 @@ class PartsIterator:
         self.element_spec = split.element_spec
         self.ahead: deque[Any] = deque()
 
-    def __iter__(self) -> "PartsIterator":
+    def __iter__(self) -> "ShardedIterator":
         return self
 
     def __next__(self) -> Any:
@@ -176,6 +176,6 @@ def as_tensors(batch: Any) -> Any:
     return tf.nest.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
 
 
-def joined(outputs: Sequence[Any]) -> Any:
+def concatenated(outputs: Sequence[Any]) -> Any:
     """Outputs for several batches or parts, one after the other."""
     return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)

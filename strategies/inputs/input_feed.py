@@ -20,13 +20,13 @@ class Batch:
         result: what a function scheduled ahead for it will give, or None.
     """
 
-    def __init__(self, values: Any, feed: "Feed") -> None:
+    def __init__(self, values: Any, feed: "InputFeed") -> None:
         self.values = values
         self.feed = feed
         self.result: Any = None
 
 
-class Feed(Iterator[Batch]):
+class InputFeed(Iterator[Batch]):
     """Reads a dataset on the chief, and may read ahead."""
 
     def __init__(self, dataset: tf.data.Dataset, owner: "FedDataset") -> None:
@@ -87,10 +87,10 @@ class FedDataset:
         self.element_spec = dataset.element_spec
         self.is_empty = True
         self._dataset = dataset
-        self._unused_feed: Feed | None = None
+        self._unused_feed: InputFeed | None = None
 
-    def __iter__(self) -> Feed:
-        feed, self._unused_feed = self._unused_feed or Feed(self._dataset, self), None
+    def __iter__(self) -> InputFeed:
+        feed, self._unused_feed = self._unused_feed or InputFeed(self._dataset, self), None
         return feed
 
     def example(self) -> Any:

@@ -16,14 +16,14 @@ from tfdist.strategies.coordinator.named_resource import outermost_graph
 _numbers = itertools.count()
 
 
-class OnWorker:
+class WorkerBatch:
     """A batch that the group reads which trains on it."""
 
-    def __init__(self, data: "WorkerData") -> None:
+    def __init__(self, data: "WorkerInput") -> None:
         self.data = data
 
 
-class WorkerData:
+class WorkerInput:
     """What Keras iterates in place of a dataset whose batches are read by the groups.
 
     Attributes:
@@ -50,8 +50,8 @@ class WorkerData:
             self._example = next(iter(self._first))
         return self._example
 
-    def __iter__(self) -> "WorkerFeed":
-        return WorkerFeed(self)
+    def __iter__(self) -> "WorkerInputIterator":
+        return WorkerInputIterator(self)
 
     def begin(self, group: int, start: int, device: str) -> None:
         """Begins the group's iteration where it has not been since it was started for the `start`th time."""
@@ -98,10 +98,10 @@ class WorkerData:
         return read
 
 
-class WorkerFeed(Iterator[OnWorker]):
+class WorkerInputIterator(Iterator[WorkerBatch]):
     """Counts the batches of an epoch."""
 
-    def __init__(self, owner: WorkerData) -> None:
+    def __init__(self, owner: WorkerInput) -> None:
         self.owner = owner
         self._taken = 0
         if owner.steps_per_epoch is None:
@@ -110,18 +110,18 @@ class WorkerFeed(Iterator[OnWorker]):
                 "validation_steps, and evaluate steps, and let the dataset repeat"
             )
 
-    def __next__(self) -> OnWorker:
+    def __next__(self) -> WorkerBatch:
         raise ValueError(
             "predict gives its outputs in the order of its data, and the workers read theirs side by side; give predict "
             "arrays or a dataset, which the chief then reads"
         )
 
-    def take(self, count: int) -> list[OnWorker]:
+    def take(self, count: int) -> list[WorkerBatch]:
         """The next `count` batches; fewer, or none, at the end of `steps_per_epoch`."""
         assert self.owner.steps_per_epoch is not None
         count = min(count, self.owner.steps_per_epoch - self._taken)
         self._taken += count
-        return [OnWorker(self.owner)] * count
+        return [WorkerBatch(self.owner)] * count
 
     def begin_epoch_if_over(self) -> None:
         """Lets `take` go on when the batches of `steps_per_epoch` have all been taken."""
@@ -129,7 +129,7 @@ class WorkerFeed(Iterator[OnWorker]):
             self._taken = 0
 
 
-def of_dataset(dataset: Any) -> WorkerData | None:
+def of_dataset(dataset: Any) -> WorkerInput | None:
     """The `WorkerData` of what `distribute_datasets_from_function` gave; None of any other dataset."""
     return getattr(dataset, "_tfdist_on_workers", None)
 
@@ -141,7 +141,7 @@ def dataset_of(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> tf.
         raise TypeError(f"the function for distribute_datasets_from_function gave a {type(dataset).__name__}, not a Dataset")
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         raise ValueError("the workers read dense tensors only; give fit the dataset itself, which the chief then reads")
-    dataset._tfdist_on_workers = WorkerData(dataset_fn, groups, dataset)
+    dataset._tfdist_on_workers = WorkerInput(dataset_fn, groups, dataset)
     dataset.map = _refuse_map  # Keras' class_weight.
     return dataset
 

@@ -11,54 +11,15 @@ import logging
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
 from tfdist.strategies.private_api import TensorFlowTrainer, TFEpochIterator
 
-Logs = Any
-
 _log = logging.getLogger("tfdist")
-
-
-class StepProvider(Protocol):
-    """What a strategy may offer to Keras' trainer. Each method is optional: what a strategy has not, Keras does itself."""
-
-    def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
-        """Returns the function that Keras calls with an iterator: runs `steps_per_execution` steps, returns logs."""
-
-    def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
-        """Returns the function that Keras calls with a list of batches: returns their outputs, concatenated."""
-
-    def finish_steps(self, model: Any, logs: Logs) -> Logs:
-        """Waits for the steps under way at the end of an epoch or evaluation; returns the logs of the last one."""
-
-    def final_logs(self, model: Any, logs: Logs) -> Logs:
-        """Returns the logs of a whole epoch or evaluation, given those of its last step; else Keras reads the metrics."""
-
-    def settle(self) -> None:
-        """Waits for the steps under way before metrics start anew; what they give is not wanted any more."""
-
-    def check_data(self, data: Any) -> None:
-        """Raises ValueError for data that `fit`, `evaluate` or `predict` cannot be given."""
-
-    def keras_dataset(self, dataset: Any) -> Any:
-        """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.
-
-        Where it has an attribute `steps_per_epoch`, that is set to Keras' argument, rounded up to whole executions, and
-        `batches_per_epoch` to the number of batches of an epoch, where Keras knows it before the first.
-        """
-
-    def example_batch(self, dataset: Any) -> Any:
-        """Returns nested tensors or specs with the shapes of a batch, given what `keras_dataset` returned."""
-
-    def keras_callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """Returns those of the user's callbacks that run in this task."""
-
-    shows_progress: bool
-    """Whether this task shows Keras' progress bar; where it is missing, it does."""
 
 
 def with_metrics(logs: Logs, metrics: dict[str, Any]) -> Logs:
@@ -92,31 +53,32 @@ def install() -> None:
 
     @functools.wraps(make_function)
     def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        if make := getattr(self.distribute_strategy, "make_step_function", None):
-            return make(self, step_function)
+        if (hooks := hooks_of(self.distribute_strategy)) is not None:
+            return hooks.step_function(self, step_function)
         if self._distribute_strategy is None:
             _log.warning("%s was made outside the strategy's scope and trains in this process alone", self.name)
         return make_function(self, step_function)
 
     @functools.wraps(make_predict_function)
     def _make_predict_function(self: Any, force: bool = False) -> None:
-        make = getattr(self.distribute_strategy, "make_predict_function", None)
-        if make is None:
+        hooks = hooks_of(self.distribute_strategy)
+        if hooks is None:
             make_predict_function(self, force)
         elif self.predict_function is None or force:
-            self.predict_function = make(self)
+            self.predict_function = hooks.predict_function(self)
 
     @functools.wraps(result_or_logs)
     def _get_metrics_result_or_logs(self: Any, logs: Logs) -> Logs:
-        if finish := getattr(self.distribute_strategy, "finish_steps", None):
-            logs = finish(self, logs)
-        final = getattr(self.distribute_strategy, "final_logs", None)
-        return final(self, logs) if final and logs else result_or_logs(self, logs)
+        if (hooks := hooks_of(self.distribute_strategy)) is not None:
+            logs = hooks.end_epoch(self, logs)
+            if logs:
+                return logs
+        return result_or_logs(self, logs)
 
     @functools.wraps(reset_metrics)
     def _reset_metrics(self: Any) -> None:
-        if settle := getattr(self.distribute_strategy, "settle", None):
-            settle()
+        if (hooks := hooks_of(self.distribute_strategy)) is not None:
+            hooks.reset_metrics()
         reset_metrics(self)
 
     TensorFlowTrainer._make_function = _make_function
@@ -133,11 +95,12 @@ def _ask_for_data() -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        if hasattr(distribute_strategy, "check_data"):
-            distribute_strategy.check_data(kwargs.get("x"))
-        give = getattr(distribute_strategy, "keras_dataset", None)
-        # Keras asks its argument for nothing but this.
-        giver = SimpleNamespace(experimental_distribute_dataset=give) if give else distribute_strategy
+        hooks = hooks_of(distribute_strategy)
+        giver = distribute_strategy
+        if hooks is not None:
+            hooks.check_data(kwargs.get("x"))
+            # Keras asks its argument for nothing but this.
+            giver = SimpleNamespace(experimental_distribute_dataset=hooks.batch_source)
         init(self, giver, *args, **kwargs)
         self._distribute_strategy = distribute_strategy
         if hasattr(self._distributed_dataset, "steps_per_epoch"):
@@ -148,9 +111,9 @@ def _ask_for_data() -> None:
 
     @functools.wraps(symbolic_build)
     def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        example = getattr(self._distribute_strategy, "example_batch", None)
-        if example and iterator is not None:
-            iterator, data_batch = None, example(iterator._distributed_dataset)
+        hooks = hooks_of(self._distribute_strategy)
+        if hooks is not None and iterator is not None:
+            iterator, data_batch = None, hooks.example_batch(iterator._distributed_dataset)
         symbolic_build(self, iterator, data_batch)
 
     TFEpochIterator.__init__ = __init__
@@ -165,10 +128,10 @@ def _ask_for_callbacks() -> None:
     def __init__(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
         arguments = inspect.signature(init).bind(self, callbacks, *args, **kwargs)
         strategy = getattr(arguments.arguments.get("model"), "distribute_strategy", None)
-        if choose := getattr(strategy, "keras_callbacks", None):
-            arguments.arguments["callbacks"] = choose(tf.nest.flatten(callbacks) if callbacks else [])
-        if not getattr(strategy, "shows_progress", True):
-            arguments.arguments["add_progbar"] = False
+        if (hooks := hooks_of(strategy)) is not None:
+            arguments.arguments["callbacks"] = hooks.callbacks(tf.nest.flatten(callbacks) if callbacks else [])
+            if not hooks.shows_progress:
+                arguments.arguments["add_progbar"] = False
         init(*arguments.args, **arguments.kwargs)
 
     keras.callbacks.CallbackList.__init__ = __init__

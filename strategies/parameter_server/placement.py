@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import GroupExtended
-from tfdist.strategies.coordinator.sync_on_read_variable import WorkerLocalVariable
+from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope, unwrapped
 
@@ -32,7 +32,7 @@ class ServerExtended(GroupExtended):
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
-            return WorkerLocalVariable(self._container_strategy(), next_creator, **kwargs)
+            return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
         if kwargs.pop("per_worker_variable", False):
             return self._create_per_worker_variable(next_creator, **kwargs)
         aggregation = kwargs.pop("aggregation", None)

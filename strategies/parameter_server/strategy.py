@@ -17,11 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.coordinator.executions import StepsUnderWay
-from tfdist.strategies.coordinator.group_function import GroupStep
-from tfdist.strategies.coordinator.training_loop import KerasSteps
+from tfdist.strategies.coordinator.executions import Executions
+from tfdist.strategies.coordinator.group_function import GroupFunction
+from tfdist.strategies.coordinator.training_loop import TrainingLoop
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
-from tfdist.strategies.inputs.batch_shards import as_tensors, joined
+from tfdist.strategies.inputs.batch_shards import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch, FedDataset
 from tfdist.strategies.keras_hooks import optimizer as keras_optimizer
 from tfdist.strategies.keras_hooks import trainer
@@ -103,20 +103,21 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         self._should_use_with_coordinator = True
         self._canonicalize_devices = False
         self._is_parameter_server_strategy_v2 = True
-        self._tfdist_step_functions: weakref.WeakSet[KerasSteps] = weakref.WeakSet()
-        self._tfdist_steps = StepsUnderWay(coordinator_of(self, self.worker_groups), cluster.job("worker"))
+        self.tfdist_hooks = self
+        self._tfdist_step_functions: weakref.WeakSet[TrainingLoop] = weakref.WeakSet()
+        self._tfdist_steps = Executions(coordinator_of(self, self.worker_groups), cluster.job("worker"))
 
     def _tfdist_extended(self, resolver: Any) -> Any:
         return ServerExtended(self, resolver, self.worker_groups)
 
-    def _tfdist_keras_steps(self, model: Any, step: Callable[..., Any]) -> KerasSteps:
+    def _tfdist_keras_steps(self, model: Any, step: Callable[..., Any]) -> TrainingLoop:
         server_optimizer.begin_averages(model.optimizer)
-        return KerasSteps(self, model, step, self._tfdist_steps)
+        return TrainingLoop(self, model, step, self._tfdist_steps)
 
     def _tfdist_predict_step(self, model: Any) -> Callable[..., Any]:
         """What prepares a call that gives the outputs of a batch."""
-        return GroupStep(
-            self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: joined(outputs)
+        return GroupFunction(
+            self, model, model.predict_step, lambda outputs: outputs, lambda: (), lambda outputs, *_: concatenated(outputs)
         ).prepare
 
     def _tfdist_seen_by_servers(self) -> list[str]:
@@ -141,30 +142,30 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
         tf.config.list_logical_devices()  # Connects now.
 
     def check_data(self, data: Any) -> None:
-        """See `keras_trainer.StepProvider`."""
+        """See `KerasHooks`."""
         if isinstance(data, tf.distribute.DistributedDataset):
             raise ValueError(
                 "under parameter_server the chief reads the data and hands the batches out, and this is data that workers "
                 "read; give it the tf.data.Dataset itself, or choose hogwild, where worker groups read their own."
             )
 
-    def keras_dataset(self, dataset: Any) -> FedDataset:
-        """See `keras_trainer.StepProvider`: the chief reads the data."""
+    def batch_source(self, dataset: Any) -> FedDataset:
+        """See `KerasHooks`: the chief reads the data."""
         return FedDataset(dataset)
 
     def example_batch(self, dataset: FedDataset) -> Any:
-        """See `keras_trainer.StepProvider`."""
+        """See `KerasHooks`."""
         return dataset.example()
 
-    def make_step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
-        """See `keras_trainer.StepProvider`. Raises ValueError for an optimizer that was made outside the scope."""
+    def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
+        """See `KerasHooks`. Raises ValueError for an optimizer that was made outside the scope."""
         trainer.check_optimizer(model, self)
         steps = self._tfdist_keras_steps(model, step)
         self._tfdist_step_functions.add(steps)
         return steps
 
-    def make_predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
-        """See `keras_trainer.StepProvider`."""
+    def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
+        """See `KerasHooks`."""
         prepare = self._tfdist_predict_step(model)
         steps = self._tfdist_steps
 
@@ -179,28 +180,32 @@ class ParameterServer(tf.distribute.ParameterServerStrategy):
 
         def predict(batches: list[Any]) -> Any:
             outputs = [predict_one(batch) for batch in batches]
-            return joined(outputs)
+            return concatenated(outputs)
 
         return predict
 
-    def finish_steps(self, model: Any, logs: Any) -> Any:
-        """See `keras_trainer.StepProvider`."""
-        for steps in self._tfdist_step_functions:
-            if steps.logs is not None and steps in (model.train_function, model.test_function):
-                return steps.finish()
-        self._tfdist_steps.finish()
-        return logs
-
-    def final_logs(self, model: Any, logs: Any) -> Any:
-        """See `keras_trainer`: what is a metric of the model is read from all workers.
+    def end_epoch(self, model: Any, logs: Any) -> Any:
+        """See `KerasHooks`: what is a metric of the model is read from all workers.
 
         Keras does so where a step returns exactly its metrics. An own `train_step` may return others too, or nest them, and its
         last logs know only what one worker has counted.
         """
-        return trainer.with_metrics(logs, model.get_metrics_result())
+        for steps in self._tfdist_step_functions:
+            if steps.logs is not None and steps in (model.train_function, model.test_function):
+                logs = steps.finish()
+                break
+        else:
+            self._tfdist_steps.finish()
+        return trainer.with_metrics(logs, model.get_metrics_result()) if logs else logs
 
-    def settle(self) -> None:
-        """See `keras_trainer.StepProvider`."""
+    def reset_metrics(self) -> None:
+        """See `KerasHooks`."""
         self._tfdist_steps.settle()
         for steps in self._tfdist_step_functions:
             steps.begin()
+
+    shows_progress = True
+
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """See `KerasHooks`."""
+        return callbacks

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.variable_base import WrittenVariable
+from tfdist.strategies.coordinator.variable_base import VariableBase
 from tfdist.strategies.keras_hooks import replica_context as replicas
 from tfdist.strategies.parameter_server import tensor_fusion
 from tfdist.strategies.private_api import (
@@ -92,7 +92,7 @@ class ServerVariable(CachingVariable):
         return super().assign_sub(*args, **kwargs)
 
 
-class ShardedVariable(WrittenVariable):
+class ShardedVariable(VariableBase):
     """A variable whose rows are split over several ps tasks, each part a `CachingVariable` there.
 
     Attributes:

@@ -21,7 +21,7 @@ from gate import LIMIT, PS, Gate, HeldCentre, called_beside, wait_for
 import tfdist
 import tfdist.strategies.hogwild.global_parameters
 import tfdist.strategies.hogwild.training_loop
-from tfdist.strategies.hogwild.local_replicas import Copies
+from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.outer_optimizers import Control
 
@@ -31,11 +31,11 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
     strategy.steps_per_exchange = period // strategy.synchronization.slices
-    strategy.copies = Copies(strategy, strategy._cluster_coordinator)
+    strategy.copies = LocalReplicas(strategy, strategy._cluster_coordinator)
     strategy.copies.under_way = lambda: 0
-    wait_for(lambda: all(strategy.copies.start_of(group) for group in range(len(strategy.worker_groups))))
+    wait_for(lambda: all(strategy.copies.incarnation_of(group) for group in range(len(strategy.worker_groups))))
     for group in range(groups, len(strategy.worker_groups)):
-        strategy.copies.lost(group)
+        strategy.copies.mark_lost(group)
 
 
 class Case:
@@ -60,7 +60,7 @@ class Case:
         self.reads = []
         self.pool = concurrent.futures.ThreadPoolExecutor(max_workers=len(strategy.worker_groups))
         for group in range(groups):
-            self.copies.prepare(group, self.blocks)
+            self.copies.refresh(group, self.blocks)
         for what, *arguments in events:
             getattr(self, what)(*arguments)
         assert not self.under_way
@@ -94,7 +94,7 @@ class Case:
         """All progress of these groups goes to the centre, of one group after the other."""
         for group in groups:
             for block in self.blocks:
-                self.copies.hand_over(block, group)
+                self.copies.flush(block, group)
 
     def collect(self):
         """All groups hand over and begin anew from the centre, as before an evaluation."""
@@ -102,7 +102,7 @@ class Case:
 
     def lost(self, group):
         """The group has failed."""
-        self.copies.lost(group)
+        self.copies.mark_lost(group)
 
     def read(self):
         """Notes the centre and the groups' copies."""
@@ -122,7 +122,7 @@ class Case:
         rows = np.float32(rows).reshape([len(rows), -1] if len(rows) else [0, 1])
         like = group if waits or len(self.strategy.server_devices) > 1 else 0  # Of groups that look alike the first.
         function = self._function(like, blocks, waits)
-        self.copies.prepare(group, self.blocks)
+        self.copies.refresh(group, self.blocks)
         if len(rows):
             for block in self.blocks:
                 block.dirty.add(group)
@@ -139,7 +139,7 @@ class Case:
 
             def run(numbers, rows, decay):
                 control = Control.of(numbers)
-                exchanges = [self.copies.exchange(self.blocks[n], strategy.servers_of(group), control) for n in blocks]
+                exchanges = [self.copies.push_pull(self.blocks[n], strategy.servers_of(group), control) for n in blocks]
                 for exchange in exchanges:
                     exchange.begin()
                 ready = []
@@ -209,7 +209,7 @@ class Trained:
 
     def collect(self):
         """All groups hand over and begin anew from the centre."""
-        self.strategy.copies.bring_together()
+        self.strategy.copies.synchronize_groups()
         return self.weights()
 
     def weights(self):
@@ -419,9 +419,9 @@ def short_epochs(strategy):
 
     def note(group, examples):
         called.append(examples)
-        Copies.trains(strategy.copies, group, examples)
+        LocalReplicas.trains(strategy.copies, group, examples)
 
-    strategy.copies.trains = note
+    strategy.copies.count_examples = note
     strategy.copies.under_way = strategy._tfdist_steps.__len__
     ones = np.ones((24, 1), "float32")
     model.fit(ones, ones, batch_size=2, epochs=2, verbose=0)

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.strategies.hogwild.local_replicas import Copies
+from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 
 X = np.random.default_rng(5).normal(size=(96, 5)).astype("float32")
 Y = (X[:, :1] * X[:, 1:2]).astype("float32")
@@ -48,7 +48,7 @@ def steps(model, order):
             given = call(group, done)
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             given = tf.identity(given).numpy()
-        strategy.copies.count(function._step.counted(list(given)))
+        strategy.copies.count_updates(function._step.counted(list(given)))
         done += count
 
 
@@ -124,7 +124,7 @@ def restore():
 def averaging():
     """From now on without outer momentum, which would move the centre on."""
     strategy.synchronization = tfdist.Synchronization()
-    strategy.copies = Copies(strategy, strategy._cluster_coordinator)
+    strategy.copies = LocalReplicas(strategy, strategy._cluster_coordinator)
     strategy.copies.under_way = strategy._tfdist_steps.__len__
 
 

@@ -1,0 +1,106 @@
+"""`KerasHooks`: what Keras' training loop asks of a strategy. Every strategy implements all of it, in one object.
+
+Keras 3 builds its train, test and predict functions for strategies that run in one process. `trainer.install()` makes Keras'
+trainer call the `tfdist_hooks` of the strategy under whose scope a model was made.
+"""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Protocol
+
+Logs = Any
+"""A dict of floats, or what else a user's own `train_step` returns."""
+
+
+class BatchSource(Protocol):
+    """What Keras iterates in place of the user's dataset.
+
+    Attributes:
+        steps_per_epoch: how many batches Keras takes for one epoch, in whole executions; None where it takes all.
+        batches_per_epoch: how many batches an epoch has; None where that is not known before the first epoch.
+        element_spec: the nested `tf.TypeSpec` of a batch.
+    """
+
+    steps_per_epoch: int | None
+    batches_per_epoch: int | None
+    element_spec: Any
+
+    def __iter__(self) -> Any:
+        """Starts an iteration: an iterator of batches in the form that the strategy's own functions take."""
+
+    def example(self) -> Any:
+        """Returns nested tensors or specs with the shapes of a batch. It takes no batch away from the next iteration.
+
+        Raises:
+            ValueError: if the source is empty.
+        """
+
+
+class KerasHooks(abc.ABC):
+    """The interface between Keras' loop and a strategy, which holds one as `tfdist_hooks`."""
+
+    @abc.abstractmethod
+    def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
+        """Returns the function that Keras calls with an iterator.
+
+        Args:
+            model: the Keras model.
+            step: its `train_step` or `test_step`.
+
+        Returns:
+            A function that runs `steps_per_execution` steps and returns their logs. It raises StopIteration at the end of the
+            data.
+
+        Raises:
+            ValueError: if the strategy cannot train the model, for example because its optimizer was made outside the scope.
+        """
+
+    @abc.abstractmethod
+    def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
+        """Returns the function that Keras calls with a list of batches. It returns their outputs, concatenated."""
+
+    @abc.abstractmethod
+    def end_epoch(self, model: Any, logs: Logs) -> Logs:
+        """Waits for the executions in flight at the end of an epoch or evaluation.
+
+        Args:
+            model: the Keras model.
+            logs: the logs of the last execution; empty if there was none.
+
+        Returns:
+            The logs of the whole epoch or evaluation, or something empty to let Keras read the metrics.
+        """
+
+    @abc.abstractmethod
+    def reset_metrics(self) -> None:
+        """Prepares for metrics that start from zero: waits for the executions in flight and discards their results."""
+
+    @abc.abstractmethod
+    def check_data(self, data: Any) -> None:
+        """Raises ValueError for data that `fit`, `evaluate` or `predict` cannot take under this strategy."""
+
+    @abc.abstractmethod
+    def batch_source(self, dataset: Any) -> Any:
+        """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.
+
+        A `BatchSource`, or a distributed dataset of TensorFlow's, for which Keras counts the steps itself.
+        """
+
+    @abc.abstractmethod
+    def example_batch(self, source: Any) -> Any:
+        """Returns nested tensors or specs with the shapes of a batch, given what `batch_source` returned."""
+
+    @abc.abstractmethod
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """Returns those of the user's callbacks that run in this task."""
+
+    @property
+    @abc.abstractmethod
+    def shows_progress(self) -> bool:
+        """Whether this task shows Keras' progress bar."""
+
+
+def hooks_of(strategy: Any) -> KerasHooks | None:
+    """Returns the hooks of a strategy; None for those that leave everything to Keras."""
+    hooks: KerasHooks | None = getattr(strategy, "tfdist_hooks", None)
+    return hooks
