@@ -174,9 +174,9 @@ class GroupFunction:
         shares: list[Any] = [tf.constant(1.0)]
         batch = data
         if len(devices) > 1:
-            parts = layout.split(data)
-            batch = per_replica(parts["parts"])
-            shares = layout.shares(parts["examples"])
+            element = layout.split(data)
+            batch = per_replica(element["shards"])
+            shares = layout.shares(element["examples"])
         with tensor_fusion.tracing_step():
             joined = tensor_fusion.join(_read_by_each_step(self._model))
 

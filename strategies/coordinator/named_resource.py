@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.private_api import run_independently
+from tfdist.strategies.private_api import outermost_graph, run_independently
 
 _numbers = itertools.count()
 
@@ -76,11 +76,3 @@ class NamedVariable:
         """Adds to the value, in one operation: of two at once none is lost."""
         with tf.device(device or self.device):
             return tf.raw_ops.AssignAddVariableOp(resource=self.handle(device), value=value)
-
-
-def outermost_graph() -> Any:
-    """The graph of the function that is being traced, not that of a loop or another function in it."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    return graph

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.named_resource import outermost_graph
 from tfdist.strategies.private_api import (
     PerWorkerVariable,
     PerWorkerVariableSpec,
     dispatch_context,
     is_saving,
+    outermost_graph,
     wait_until_ready,
 )
 

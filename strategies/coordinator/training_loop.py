@@ -13,7 +13,7 @@ from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.executions import Execution, Executions
 from tfdist.strategies.coordinator.group_function import GroupFunction
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
-from tfdist.strategies.inputs.batch_shards import as_tensors
+from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.input_feed import InputFeed
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.private_api import StatelessScope

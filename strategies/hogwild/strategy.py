@@ -22,7 +22,7 @@ from tfdist.strategies.hogwild.local_variable import LocalVariable
 from tfdist.strategies.hogwild.schedules import Speeds
 from tfdist.strategies.hogwild.training_loop import InnerSteps, InnerTrainingLoop
 from tfdist.strategies.inputs import worker_input
-from tfdist.strategies.inputs.batch_shards import concatenated
+from tfdist.strategies.inputs.batches import concatenated
 from tfdist.strategies.parameter_server.strategy import ParameterServer, begin
 from tfdist.strategies.parameter_server.variables import unwrapped
 

@@ -21,7 +21,7 @@ from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.group_function import GroupFunction
 from tfdist.strategies.coordinator.training_loop import TrainingLoop
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
-from tfdist.strategies.inputs.batch_shards import as_tensors, concatenated
+from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch, FedDataset
 from tfdist.strategies.keras_hooks import optimizer as keras_optimizer
 from tfdist.strategies.keras_hooks import trainer
