@@ -22,7 +22,7 @@ from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.private_api import MultiWorkerMirroredExtended
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.runtime.peers import meet
+from tfdist.strategies.runtime.peers import wait_for_each_other
 
 _log = logging.getLogger("tfdist")
 
@@ -48,7 +48,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
             f"under multi_worker_mirrored every task has as many slots as the others, and here they differ: {widths}"
         )
     me = cluster.find(*cluster.task)
-    meet(me, tasks, start_timeout, _log.warning)
+    wait_for_each_other(me, tasks, start_timeout, _log.warning)
     with _bounded(start_timeout):
         strategy = MultiWorkerMirrored(cluster, me)
         random_state.share(strategy)

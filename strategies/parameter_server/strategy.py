@@ -6,10 +6,8 @@ group: Sandblaster). The chief reads the data, hands out the batches, and is the
 progress bar.
 """
 
-import atexit
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +35,7 @@ from tfdist.strategies.private_api import (
 from tfdist.strategies.runtime import shutdown
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.peers import wait_for_tasks
+from tfdist.strategies.runtime.program_end import at_program_end
 
 CONNECTION_TRIES = 3
 """As in TensorFlow's ParameterServerStrategy: tries to reach a task that is just being started anew."""
@@ -61,18 +60,15 @@ def begin(cluster: Cluster, start_timeout: float, kind: Any) -> Any:
     _log.debug("waiting for %d ps and worker tasks", len(servers))
     wait_for_tasks(servers, start_timeout, _log.warning)
     # Before the strategy exists: should connecting fail, the servers still learn that this chief is gone.
-    atexit.register(_tell_end, servers, os.getpid())
+    at_program_end(lambda failed: _notify(servers, failed))
     strategy = kind(cluster)
     for hookup in (trainer, keras_optimizer, server_optimizer):
         hookup.install()
     return strategy
 
 
-def _tell_end(servers: list[Task], chief: int) -> None:
-    if os.getpid() != chief:
-        return  # A forked child of the program ends, not the program.
-    # The interpreter records an exception that ended the program before it calls exit functions.
-    shutdown.tell(servers, shutdown.FAILED if getattr(sys, "last_type", None) else shutdown.FINISHED)
+def _notify(servers: list[Task], failed: bool) -> None:
+    shutdown.notify(servers, shutdown.FAILED if failed else shutdown.FINISHED)
     keep_remote_functions()
 
 
