@@ -101,9 +101,8 @@ def assignments_to_foreign(path):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {(a.asname or a.name).partition(".")[0] for a in node.names if a.name.partition(".")[0] in FOREIGN}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            if node.module == "tfdist.strategies.private_api" or node.module.partition(".")[0] in FOREIGN:
-                names |= {alias.asname or alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and is_foreign_module(node.module or ""):
+            names |= {alias.asname or alias.name for alias in node.names}
 
     def is_foreign(target):
         while isinstance(target, ast.Attribute):
@@ -112,11 +111,16 @@ def assignments_to_foreign(path):
 
     lines = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_foreign(node.value):
-            lines.append(node.lineno)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr" and is_foreign(node.args[0]):
+        assigned = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) else None
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            assigned = node.args[0]
+        if assigned is not None and is_foreign(assigned):
             lines.append(node.lineno)
     return lines
+
+
+def is_foreign_module(name):
+    return name == "tfdist.strategies.private_api" or name.partition(".")[0] in FOREIGN
 
 
 def our_classes():
@@ -167,7 +171,7 @@ class TestOverrides:
             for name, attribute in vars(cls).items():
                 function = plain_function(attribute)
                 is_private = name.startswith("_") and not name.startswith("__") and inspect.isfunction(function)
-                if is_private and any(name in vars(base) for base in foreign_bases(cls)):
-                    if not hasattr(function, "_tfdist_overrides"):
-                        missing.append(f"{cls.__module__}.{cls.__qualname__}.{name}")
+                is_override = is_private and any(name in vars(base) for base in foreign_bases(cls))
+                if is_override and not hasattr(function, "_tfdist_overrides"):
+                    missing.append(f"{cls.__module__}.{cls.__qualname__}.{name}")
         assert missing == []
