@@ -11,6 +11,7 @@ from tfdist.strategies.keras_hooks import replica_context as replicas
 from tfdist.strategies.parameter_server import tensor_fusion
 from tfdist.strategies.parameter_server.variables import SharedByReplicas
 from tfdist.strategies.private_api import ParameterServerExtended, PerReplica, UpdateContext, call_for_each_replica
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class GroupExtended(ParameterServerExtended):
@@ -42,9 +43,11 @@ class GroupExtended(ParameterServerExtended):
         return self._tfdist_tracing or self._tfdist_usual or tuple(super().worker_devices)
 
     @property
+    @overrides(ParameterServerExtended)
     def _num_replicas_in_sync(self) -> int:
         return len(self._tfdist_tracing) if self._tfdist_tracing else self._tfdist_widest
 
+    @overrides(ParameterServerExtended)
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
         """Adds up gradients of several replicas, small ones joined. One replica's are what they are."""
         if not self._tfdist_tracing:
@@ -69,6 +72,7 @@ class GroupExtended(ParameterServerExtended):
             return list(value.values)
         return [value] * len(self.worker_devices)
 
+    @overrides(ParameterServerExtended)
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         if self._tfdist_widest > 1 and not (self._tfdist_tracing or self._tfdist_usual):
             raise RuntimeError(
@@ -77,11 +81,13 @@ class GroupExtended(ParameterServerExtended):
             )
         return call_for_each_replica(self._container_strategy(), fn, args, kwargs)
 
+    @overrides(ParameterServerExtended)
     def _use_merge_call(self) -> bool:
         """Not once the gradients of a step are added up: the rest of an update may stand in a `cond`, where none can meet."""
         replica = replicas.current()
         return replica is None or not replica.reduced
 
+    @overrides(ParameterServerExtended)
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         """An update that every replica asks for alike: the first does it."""
         replica = replicas.current()

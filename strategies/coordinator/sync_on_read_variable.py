@@ -21,6 +21,7 @@ from tfdist.strategies.private_api import (
     outermost_graph,
     wait_until_ready,
 )
+from tfdist.strategies.private_api.overrides import overrides
 
 CREATION_SECONDS = 60.0
 """How long a worker may take to create its copy, before it is counted as gone."""
@@ -133,6 +134,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         """As `value()`."""
         return super().read_value() if not tf.executing_eagerly() else self.value()
 
+    @overrides(PerWorkerVariable)
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         return super()._read_variable_op(no_copy) if not tf.executing_eagerly() else self.value()
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.private_api import CoordinatorWorker, use_own_executor
+from tfdist.strategies.private_api.overrides import overrides
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class WorkerGroup:
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
     """TensorFlow's thread of a group, which waits for nothing that other groups have not answered."""
 
+    @overrides(CoordinatorWorker)
     def _process_queue(self) -> None:
         self._tfdist_executor = use_own_executor()
         super()._process_queue()

@@ -16,6 +16,7 @@ from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.coordinator.variable_base import VariableBase
 from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class Kind(enum.Enum):
@@ -124,6 +125,7 @@ class LocalVariable(VariableBase):
         """As `value()`."""
         return self._read_variable_op()
 
+    @overrides(VariableBase)
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         if tf.executing_eagerly() or is_saving():
             variable_accessed(self)
@@ -210,6 +212,7 @@ class LocalVariable(VariableBase):
         """The operation that made the chief's variable."""
         return self._on_chief.op
 
+    @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         resources = self.on_chief()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
         object_map[self] = object_map[self._on_chief]

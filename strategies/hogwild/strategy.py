@@ -25,6 +25,7 @@ from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.batches import concatenated
 from tfdist.strategies.parameter_server.strategy import ParameterServer, begin
 from tfdist.strategies.parameter_server.variables import unwrapped
+from tfdist.strategies.private_api.overrides import overrides
 
 
 def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
@@ -151,6 +152,7 @@ class HogwildExtended(GroupExtended):
         assert self._tfdist_tracing is not None
         return self._tfdist_home or self._tfdist_tracing[0]
 
+    @overrides(GroupExtended)
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
@@ -159,10 +161,12 @@ class HogwildExtended(GroupExtended):
             variable = LocalVariable(self._container_strategy(), next_creator, **kwargs)
         return self._shared(variable, kwargs.get("aggregation"))
 
+    @overrides(GroupExtended)
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(unwrapped(colocate_with_variable), LocalVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
+    @overrides(GroupExtended)
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)
         if not isinstance(variable, LocalVariable):

@@ -15,6 +15,7 @@ from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope, unwrapped
+from tfdist.strategies.private_api.overrides import overrides
 
 MIN_SHARD_BYTES = 256 * 1024
 """A variable is split when every shard has at least this size: the default of TensorFlow's `MinSizePartitioner`."""
@@ -30,6 +31,7 @@ class ServerExtended(GroupExtended):
 
     # Creating variables.
 
+    @overrides(GroupExtended)
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
@@ -87,6 +89,7 @@ class ServerExtended(GroupExtended):
     def _server_of(variable: Any) -> int:
         return tf.DeviceSpec.from_string(variable.device).task or 0
 
+    @overrides(GroupExtended)
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(unwrapped(colocate_with_variable), ServerVariable | ShardedVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
@@ -140,6 +143,7 @@ class ServerExtended(GroupExtended):
         with tf.device(device), tf.control_dependencies(written):
             tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
+    @overrides(GroupExtended)
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)
         args, kwargs = self._select_single_value(args), self._select_single_value(kwargs)

@@ -24,6 +24,7 @@ from tfdist.strategies.private_api import (
     stop_recording,
     variable_accessed,
 )
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class _Shard(threading.local):
@@ -51,6 +52,7 @@ def unwrapped(variable: Any) -> Any:
 class SharedByReplicas(AggregatingVariable):
     """TensorFlow's wrapper that aggregates what several replicas assign; what all assign alike, the first assigns."""
 
+    @overrides(AggregatingVariable)
     def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
         replica = replicas.current()
         if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
@@ -72,6 +74,7 @@ class ServerVariable(CachingVariable):
         fetched = tensor_fusion.fetched(self)
         return super().read_value() if fetched is None else fetched
 
+    @overrides(CachingVariable)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         fetched = tensor_fusion.fetched(self)
         return super()._dense_var_to_tensor(dtype, name, as_ref) if fetched is None else fetched
@@ -187,6 +190,7 @@ class ShardedVariable(VariableBase):
         """As `value()`."""
         return self.value()
 
+    @overrides(VariableBase)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         del dtype, name, as_ref
         return self.value()
@@ -275,6 +279,7 @@ class ShardedVariable(VariableBase):
         del use_locking, name
         return self._write("scatter_update", sparse_delta)
 
+    @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(
             f"{self._name} is split over {len(self.parts)} ps tasks, and a SavedModel cannot hold that; save the model "
