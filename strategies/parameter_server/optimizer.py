@@ -34,7 +34,7 @@ BY_ELEMENT = frozenset(
 def install() -> None:
     """Replaces the methods. Calling it again does nothing."""
     patches.UPDATE_STEP.patch(_update_step)
-    for method in patches.BY_ELEMENT.values():
+    for method in patches.ELEMENTWISE.values():
         method.patch(_by_element)
     patches.UPDATE_AVERAGES.patch(_update_averages)
     for name, method in patches.ASSIGN_IN_PLACE.items():

@@ -163,7 +163,7 @@ UPDATE_STEP = PatchPoint(
     "self, distribution, grads_and_vars, learning_rate",
     "Gradients travel to each ps in one message; each ps updates its own shards.",
 )
-BY_ELEMENT = {
+ELEMENTWISE = {
     name: PatchPoint(TFOptimizer, name, parameters, "Each ps changes the rows of its own shards.")
     for name, parameters in (
         ("_apply_weight_decay", "self, variables"),
