@@ -48,7 +48,7 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
     """Returns why `cluster` cannot train under `choice`, as a sentence; None if it can."""
     if choice.strategy == "multi_worker_mirrored" and cluster.job("ps"):
         return (
-            "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, and this "
+            "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, but this "
             f"cluster has some ({cluster.describe()}); describe it without ps, or choose parameter_server"
         )
     return None

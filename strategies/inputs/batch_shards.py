@@ -77,7 +77,7 @@ def examples_of(batch: Any) -> tf.Tensor:
             if isinstance(value, tf.SparseTensor):
                 return tf.cast(value.dense_shape[0], tf.int32)
             return tf.shape(value)[0]
-    raise ValueError("a batch has no tensor with a first dimension, along which its examples could be shared out to replicas")
+    raise ValueError("a batch has no tensor with a first dimension, along which its examples could be split among the replicas")
 
 
 def _rows(value: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
@@ -109,8 +109,8 @@ class ShardedDataset(BatchSource):
     def example(self) -> Any:
         """See `BatchSource`: the spec if it has all dimensions but the first, else the first batch."""
         leaves = [leaf for leaf in tf.nest.flatten(self.element_spec) if isinstance(leaf, tf.TensorSpec)]
-        known = len(leaves) == len(tf.nest.flatten(self.element_spec))
-        if known and all(leaf.shape.rank is not None and None not in leaf.shape[1:] for leaf in leaves):
+        only_tensors = len(leaves) == len(tf.nest.flatten(self.element_spec))
+        if only_tensors and all(leaf.shape.rank is not None and None not in leaf.shape[1:] for leaf in leaves):
             return self.element_spec
         self._unused = iter(self)
         return without_optionals(self._unused.peek()["shards"][0])

@@ -1,4 +1,4 @@
-"""Keras' losses if the replicas of a step update together.
+"""Keras' losses for replicas that update together.
 
 Keras takes the mean of the replicas' means, which is not the mean over the examples if the replicas' shards differ in size.
 Inside a step function of tfdist each replica's loss is multiplied by its share of the examples instead.

@@ -1,4 +1,4 @@
-"""Keras' optimizers if the replicas of a step update together.
+"""Keras' optimizers for replicas that update together.
 
 Under TensorFlow's own strategies Keras 3 clips each replica's gradients before they are added up, and it can neither accumulate
 gradients nor overwrite weights by their averages (`merge_call` inside `cond`). Inside a step function of tfdist

@@ -1,6 +1,6 @@
-"""What a replica knows of itself while its step of a model is traced.
+"""The state of a replica while its step of a model is traced.
 
-TensorFlow traces the step of each replica in a thread of its own; everything here belongs to the current thread.
+TensorFlow traces the step of each replica in another thread; the state belongs to the current thread.
 """
 
 import contextlib

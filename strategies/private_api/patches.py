@@ -87,7 +87,7 @@ class AddedMethod:
     def __init__(self, owner: Any, name: str, why: str) -> None:
         """Raises UnsupportedVersionError if the class has such a method already."""
         if hasattr(owner, name):
-            raise UnsupportedVersionError(f"{owner.__qualname__} has a method {name} of its own, which tfdist would replace")
+            raise UnsupportedVersionError(f"{owner.__qualname__} has its own method {name} now, which tfdist would replace")
         self.owner = owner
         self.name = name
         self.why = why

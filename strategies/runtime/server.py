@@ -105,5 +105,5 @@ def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeo
         elif last_seen is None and now - begin > start_timeout:
             return f"no answer from {waiting_for(watched)} within {start_timeout:.0f} s"
         elif last_seen is not None and now - last_seen > CHIEF_GONE_SECONDS:
-            return f"{waiting_for(watched)} has been gone for {CHIEF_GONE_SECONDS:.0f} s without a word"
+            return f"{waiting_for(watched)} has been gone for {CHIEF_GONE_SECONDS:.0f} s without notice"
     return None

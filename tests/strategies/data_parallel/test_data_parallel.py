@@ -1,7 +1,7 @@
 """Keras under mirrored and multi_worker_mirrored equals Keras in one process: all cases of programs/data_parallel.py.
 
-Three clusters, each started once: two tasks with one replica each; one task with three and two tasks with two each (a few cases).
-What of these test_contract.py has too is here without its table's tolerance for many steps.
+Three clusters, each started once: two tasks with one replica each; one task with three replicas and two tasks with two each (a
+few cases). test_contract.py has some of these cases too, with the tolerance of its table for many steps.
 """
 
 import json
@@ -49,7 +49,7 @@ def ran(request, tmp_path_factory):
 
 @pytest.fixture
 def results(ran, request):
-    """What the tasks saw in the case that the test is named after, or that it is parametrized with."""
+    """The results of every task in the case with the name of the test, or of its parameter."""
     cluster, tasks, _ = ran
     name = request.node.callspec.params.get("name", request.node.originalname.removeprefix("test_"))
     if cluster != "multi_worker_mirrored" and name not in FEW:
@@ -61,7 +61,7 @@ def results(ran, request):
 
 
 def equal(one, ours):
-    """Whether nested lists and dicts of numbers are equal but for rounding."""
+    """Returns whether nested lists and dicts of numbers are equal up to rounding."""
     if isinstance(one, dict):
         return one.keys() == ours.keys() and all(equal(one[key], ours[key]) for key in one)
     if isinstance(one, list):
@@ -131,7 +131,7 @@ def test_callbacks_see_the_same_everywhere(results, ran):
 
 
 def test_sharding_that_the_user_has_set(results):
-    # Ten batches of 24. OFF: each of two tasks reads the whole dataset by itself, in batches of 12, and ten steps take half of it.
+    # Ten batches of 24. OFF: each of two tasks reads the whole dataset, in batches of 12, and ten steps take half of it.
     assert results == [{"OFF": [240.0], "DATA": [240.0], "distributed": [240.0]}] * len(results)
 
 

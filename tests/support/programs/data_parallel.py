@@ -33,7 +33,7 @@ def case(function):
 
 
 def compared(function):
-    """A case that trains under the scope it is given, first none and then the strategy's."""
+    """Makes a case that trains twice: without a scope (first task only) and under the strategy's scope."""
 
     def run(strategy):
         results = {}
@@ -55,7 +55,7 @@ def regression(optimizer, **arguments):
 
 
 def all_of(model, batch_size, **arguments):
-    """Three epochs with validation, an evaluation and a prediction."""
+    """Trains three epochs with validation, evaluates and predicts; returns all results."""
     record = model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0, validation_data=(X[:61], Y[:61]), **arguments).history
     return {
         **record,
@@ -76,7 +76,7 @@ def trains_alike(name, optimizer, batch_size=32, **arguments):
 
 
 class Seen(keras.metrics.Metric):
-    """Sums over the examples seen: how many, their numbers, the squares of their numbers."""
+    """Sums over all examples: their count, their ids, the squares of their ids."""
 
     def __init__(self, name="seen", **kwargs):
         super().__init__(name=name, **kwargs)
