@@ -1,38 +1,43 @@
-"""What variables have in common that TensorFlow does not hold as one: shards on several ps, copies in worker groups."""
+"""What the variables of `parameter_server` and `hogwild` have in common."""
 
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.private_api import BaseResourceVariable
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.private_api import AggregatingVariable, BaseResourceVariable
 
 
 class VariableBase(BaseResourceVariable):
-    """To Keras and in checkpoints one variable of one value; `_write(method, value)` says where a value goes."""
+    """A variable whose value several tasks hold: shards on the ps tasks, or local replicas in the worker groups.
+
+    Keras and checkpoints see one variable with one value. Subclasses implement `_write`.
+    """
 
     @classmethod
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
-        """The metaclass of TensorFlow's variables would make an ordinary one of this call."""
+        """Keeps the metaclass of TensorFlow's variables from making an ordinary variable of a call to this class."""
 
     def _write(self, method: str, value: Any) -> Any:
+        """Writes `value`, of the whole variable, with this method of `tf.Variable`, for example "assign_add"."""
         raise NotImplementedError
 
     def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign`, with the value of the whole variable."""
+        """Assigns the value of the whole variable, as `tf.Variable.assign`."""
         del use_locking, name, read_value
         return self._write("assign", value)
 
     def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign_add`."""
+        """Adds to the value of the whole variable, as `tf.Variable.assign_add`."""
         del use_locking, name, read_value
         return self._write("assign_add", delta)
 
     def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
-        """As `tf.Variable.assign_sub`."""
+        """Subtracts from the value of the whole variable, as `tf.Variable.assign_sub`."""
         del use_locking, name, read_value
         return self._write("assign_sub", delta)
 
-    # Checkpoints hold the whole value under one name, so that another cluster, or a program without one, can load it.
+    # A checkpoint holds the whole value under one name. Another cluster, or a program without one, can load it.
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
         return {"VARIABLE_VALUE": self.value()}
@@ -45,3 +50,23 @@ class VariableBase(BaseResourceVariable):
 
     def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
         object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self.name.partition(":")[0])
+
+
+class SharedByReplicas(AggregatingVariable):
+    """TensorFlow's wrapper of a variable that the replicas of a group share.
+
+    If the replicas assign different values, TensorFlow aggregates them. If all assign the same value, because the gradients
+    have been added up before, the first replica assigns it.
+    """
+
+    def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
+        replica = replica_context.current()
+        if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
+            return super()._assign_func(*args, **kwargs)
+        function = kwargs.pop("f")
+        return function(self.get(), *args, **kwargs) if replica.index == 0 else None
+
+
+def unwrapped(variable: Any) -> Any:
+    """Returns the variable inside `SharedByReplicas`; any other object as it is."""
+    return variable.get() if isinstance(variable, AggregatingVariable) else variable

@@ -14,10 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.variable_base import VariableBase
-from tfdist.strategies.keras_hooks import replica_context as replicas
-from tfdist.strategies.parameter_server import tensor_fusion
+from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.private_api import (
-    AggregatingVariable,
     CachingVariable,
     record_operation,
     register_tensor_conversion,
@@ -43,52 +41,36 @@ def shard_scope(number: int | None) -> Iterator[None]:
         _current_shard.number = outer
 
 
-def unwrapped(variable: Any) -> Any:
-    """The `ServerVariable` or `ShardedVariable` inside TensorFlow's wrapper for several replicas; else `variable`."""
-    return variable.get() if isinstance(variable, AggregatingVariable) else variable
-
-
-class SharedByReplicas(AggregatingVariable):
-    """TensorFlow's wrapper that aggregates what several replicas assign; what all assign alike, the first assigns."""
-
-    def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
-        replica = replicas.current()
-        if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
-            return super()._assign_func(*args, **kwargs)
-        function = kwargs.pop("f")
-        return function(self.get(), *args, **kwargs) if replica.index == 0 else None
-
-
 class ServerVariable(CachingVariable):
     """A variable that lives on one ps. Inside a step it reads what the step has fetched from that ps with one message."""
 
     def value(self) -> Any:
         """The value as a tensor."""
-        fetched = tensor_fusion.fetched(self)
+        fetched = fused_reads.current().value_of(self)
         return super().value() if fetched is None else fetched
 
     def read_value(self) -> Any:
         """As `value()`."""
-        fetched = tensor_fusion.fetched(self)
+        fetched = fused_reads.current().value_of(self)
         return super().read_value() if fetched is None else fetched
 
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-        fetched = tensor_fusion.fetched(self)
+        fetched = fused_reads.current().value_of(self)
         return super()._dense_var_to_tensor(dtype, name, as_ref) if fetched is None else fetched
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.assign`; a step that reads it afterwards reads it anew."""
-        tensor_fusion.forget(self)
+        fused_reads.current().forget(self)
         return super().assign(*args, **kwargs)
 
     def assign_add(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.assign_add`."""
-        tensor_fusion.forget(self)
+        fused_reads.current().forget(self)
         return super().assign_add(*args, **kwargs)
 
     def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
         """As `tf.Variable.assign_sub`."""
-        tensor_fusion.forget(self)
+        fused_reads.current().forget(self)
         return super().assign_sub(*args, **kwargs)
 
 
@@ -180,8 +162,8 @@ class ShardedVariable(VariableBase):
         """The whole value as a tensor on the current device; in a `shard_scope` that shard's."""
         if self._here is not None:
             return self._here.value()
-        fetched = tensor_fusion.fetched(self)
-        return tensor_fusion.read_at_home(self) if fetched is None else fetched
+        fetched = fused_reads.current().value_of(self)
+        return fused_reads.current().read_whole(self) if fetched is None else fetched
 
     def read_value(self) -> Any:
         """As `value()`."""
@@ -208,7 +190,7 @@ class ShardedVariable(VariableBase):
         del name
         if self._here is not None:
             return self._here.sparse_read(indices)
-        if not tensor_fusion.at_home():  # A loop's body: gradients cannot follow a lookup out of it.
+        if fused_reads.current().is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
             return tf.gather(self.value(), indices)
         variable_accessed(self)
         indices = tf.convert_to_tensor(indices)
@@ -251,7 +233,7 @@ class ShardedVariable(VariableBase):
         return [value[begin:end] for begin, end in itertools.pairwise(self.offsets)]
 
     def _write(self, method: str, value: Any) -> "ShardedVariable":
-        tensor_fusion.forget(self)
+        fused_reads.current().forget(self)
         if self._here is not None:
             getattr(self._here, method)(value)
             return self

@@ -1,0 +1,70 @@
+"""Fuses small tensors, so that they travel as one message.
+
+TensorFlow sends each tensor with a call of its own. In a model with many small variables these calls take longer than the
+computation.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+FUSE_BELOW_BYTES = 256 * 1024
+"""Tensors smaller than this are fused. Copying a larger one costs more than the call that it saves."""
+
+
+def is_small(shape: tf.TensorShape, dtype: tf.DType) -> bool:
+    """Returns whether a tensor of this shape and dtype is worth fusing."""
+    return bool(shape.is_fully_defined()) and shape.num_elements() * dtype.size < FUSE_BELOW_BYTES and dtype != tf.string
+
+
+def flatten(tensors: Sequence[Any]) -> Any:
+    """Returns the values of one or more tensors of one dtype as a vector, [n]."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], axis=0)
+
+
+def unflatten(vector: Any, shapes: Sequence[tf.TensorShape]) -> list[Any]:
+    """Returns the tensors of these shapes, fully known, whose values `flatten` has put into `vector`."""
+    if not shapes:
+        return []
+    pieces = tf.split(vector, [shape.num_elements() for shape in shapes])
+    return [tf.reshape(piece, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def unflatten_array(vector: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+    """Does the same as `unflatten` with a numpy array. Returns views of `vector`, and scalars as floats."""
+    values, begin = [], 0
+    for shape in shapes:
+        end = begin + math.prod(shape)
+        values.append(float(vector[begin]) if shape == () else vector[begin:end].reshape(shape))
+        begin = end
+    return values
+
+
+def sum_over_replicas(values: Sequence[Sequence[Any]], devices: Sequence[str]) -> list[Any]:
+    """Returns the sums of dense tensors over the replicas of a group, on the first replica's device.
+
+    Args:
+        values: the tensors of each replica, one sequence per sum. Those of a sum have the same dtype and shape.
+        devices: the devices of the replicas.
+    """
+    sums: list[Any] = [None] * len(values)
+    fused: dict[tf.DType, list[int]] = defaultdict(list)
+    for position, tensors in enumerate(values):
+        if is_small(tensors[0].shape, tensors[0].dtype):
+            fused[tensors[0].dtype].append(position)
+        else:
+            with tf.device(devices[0]):
+                sums[position] = tf.add_n(list(tensors))
+    for positions in fused.values():
+        vectors = []
+        for replica, device in enumerate(devices):
+            with tf.device(device):
+                vectors.append(flatten([values[position][replica] for position in positions]))
+        with tf.device(devices[0]):
+            pieces = unflatten(tf.add_n(vectors), [values[position][0].shape for position in positions])
+        for position, piece in zip(positions, pieces, strict=True):
+            sums[position] = piece
+    return sums
