@@ -30,7 +30,7 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     """Lets `strategy` train with these options from now on, on its first `groups` groups, with these ps in server groups."""
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
-    strategy.steps_per_exchange = period // strategy.synchronization.slices
+    strategy.steps_per_exchange = period // strategy.synchronization.fragments
     strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
     strategy.local_replicas.in_flight = lambda: 0
     wait_for(lambda: all(strategy.local_replicas.incarnation_of(group) for group in range(len(strategy.worker_groups))))
@@ -50,7 +50,7 @@ class Case:
         self.strategy, self.copies, self.groups = strategy, strategy.local_replicas, groups
         with strategy.scope():
             self.variables = [tf.Variable(np.float32(value)) for value in values]
-        self.copies.register(self.variables, Kind.EXCHANGED, options.get("slices", 1))
+        self.copies.register(self.variables, Kind.EXCHANGED, options.get("fragments", 1))
         self.blocks = list(self.copies.blocks)
         self.rates = strategy.synchronization.outer_rates("SGD")
         for block in self.blocks:
