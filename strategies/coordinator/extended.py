@@ -102,7 +102,7 @@ class GroupExtended(ParameterServerExtended):
             return variable
         aggregation = aggregation or tf.VariableAggregation.NONE
         if aggregation == tf.VariableAggregation.NONE:
-            # Under MirroredStrategy each replica keeps such a value (a moving average of BatchNormalization). Here they share it.
+            # Mirrored replicas keep such a value each (a moving average of BatchNormalization). Here they share it.
             mean = variable.dtype.is_floating or variable.dtype.is_complex
             aggregation = tf.VariableAggregation.MEAN if mean else tf.VariableAggregation.ONLY_FIRST_REPLICA
         return SharedByReplicas(self._container_strategy(), variable, aggregation)

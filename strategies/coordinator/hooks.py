@@ -1,4 +1,4 @@
-"""What the `KerasHooks` of `parameter_server` and `hogwild` have in common: the chief runs Keras' loop, worker groups the steps."""
+"""What Keras' loop asks of `parameter_server` and `hogwild` alike: the chief runs the loop, worker groups run the steps."""
 
 import weakref
 from collections.abc import Callable

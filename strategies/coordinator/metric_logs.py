@@ -45,7 +45,7 @@ class MetricLogs:
     # In the function of a group.
 
     def of_replica(self, outputs: Any) -> Any:
-        """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which are sent anyway."""
+        """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which travel anyway."""
         self._variables = self._variables_to_send()
         self._size = sum(variable.shape.num_elements() for variable in self._variables)
         outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}

@@ -74,13 +74,13 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self.executions = Executions(coordinator_of(self, self.worker_groups), cluster.job("worker"))
 
 
-def start(cluster: Cluster, start_timeout: float, kind: type[AnyStrategy]) -> AnyStrategy:
-    """Waits for the ps and worker tasks, connects to them as the chief, and returns a strategy of class `kind`.
+def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyStrategy]) -> AnyStrategy:
+    """Waits for the ps and worker tasks, connects to them as the chief, and returns the strategy.
 
     Args:
         cluster: the prepared and addressed cluster.
         start_timeout: how long to wait, in seconds.
-        kind: a subclass whose only argument is the cluster.
+        make: makes the strategy, which connects to the cluster.
 
     Raises:
         StartTimeoutError: if tasks are not up after `start_timeout` seconds. The message names them.
@@ -91,7 +91,7 @@ def start(cluster: Cluster, start_timeout: float, kind: type[AnyStrategy]) -> An
     wait_for_tasks(servers, start_timeout, _log.warning)
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     atexit.register(_tell_end, servers, os.getpid())
-    strategy = kind(cluster)
+    strategy = make(cluster)
     trainer.install()
     optimizer.install()
     return strategy

@@ -49,10 +49,10 @@ class TrainingLoop:
             if not batches:
                 break
             self._schedule(batches, iterator.owner.element_spec)
-        execution = self._executions.wait_for_any()
-        if execution is None:
+        done = self._executions.wait_for_any()
+        if done is None:
             raise StopIteration
-        return self._add(execution)
+        return self._add(done)
 
     def begin(self) -> None:
         """Prepares for metrics that start from zero: waits for the executions in flight and discards their results."""

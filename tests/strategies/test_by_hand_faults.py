@@ -13,11 +13,11 @@ pytestmark = pytest.mark.cluster
 TRAINS = """
     import tfdist
     from tfdist.strategies.runtime import server
-    serve.CHIEF_POLL_SECONDS, serve.CHIEF_GONE_SECONDS = 0.5, 3.0
+    server.CHIEF_POLL_SECONDS, server.CHIEF_GONE_SECONDS = 0.5, 3.0
     with tfdist.strategy().scope():
         import keras, numpy as np
         from tfdist.strategies.coordinator import executions
-        steps_under_way.WORKERS_GONE_SECONDS, steps_under_way.POLL_SECONDS = 6.0, 1.0
+        executions.WORKERS_GONE_SECONDS, executions.POLL_SECONDS = 6.0, 1.0
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     class Tell(keras.callbacks.Callback):
