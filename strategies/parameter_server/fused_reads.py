@@ -38,11 +38,11 @@ class StepReads:
     """The reads of one step.
 
     Args:
-        variables: the variables (`ServerVariable`) that each replica reads. The ps fuse the small ones.
+        fused: the fused variables that each replica reads.
     """
 
-    def __init__(self, variables: Sequence[Any] = ()) -> None:
-        self._fused = _fuse(variables)
+    def __init__(self, fused: Sequence[_Fused] = ()) -> None:
+        self._fused = fused
         self._replicas: dict[int, _Replica] = {}  # By thread: TensorFlow traces each replica in a thread.
         self._updated_device: str | None = None
 
@@ -127,9 +127,9 @@ def current() -> StepReads:
 
 @contextlib.contextmanager
 def reading(variables: Sequence[Any]) -> Iterator[StepReads]:
-    """Traces a step whose replicas read these variables."""
+    """Surrounds the tracing of a step whose replicas read these variables (`ServerVariable`), the small ones fused."""
     global _current
-    outer, _current = _current, StepReads(variables)
+    outer, _current = _current, StepReads(_fuse(variables))
     try:
         yield _current
     finally:
