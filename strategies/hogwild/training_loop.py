@@ -61,7 +61,7 @@ class TrainingLoop:
         return self._metric_logs.logs
 
     def __call__(self, iterator: Any) -> Any:
-        """Returns the logs after the next `steps_per_execution` steps. If they are not done, it schedules more batches and waits.
+        """Returns the logs after the next `steps_per_execution` steps. Schedules batches of `iterator` and waits if it has to.
 
         Raises:
             StopIteration: if the epoch is over and all its executions are done.
