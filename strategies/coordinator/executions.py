@@ -183,7 +183,10 @@ class Executions:
             pass
 
     def wait_for_all(self) -> None:
-        """Waits until the groups have finished all executions. Their results stay for `wait_for_any`, as which this raises."""
+        """Waits until the groups have finished all executions, and leaves them in flight: `wait_for_any` returns them later.
+
+        Raises as `wait_for_any` does.
+        """
         for execution in list(iter(self.wait_for_any, None)):
             execution.is_done = False
             self._in_flight.add(execution)
