@@ -19,9 +19,9 @@ from tfdist.strategies.coordinator.batch_packing import can_pack
 from tfdist.strategies.coordinator.group_function import GroupFunction, rows_of, tracing_lock
 from tfdist.strategies.coordinator.training_loop import TrainingLoop, runs_of_equal_shapes
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
+from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
-from tfdist.strategies.hogwild.outer_optimizers import Control
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.schedules import is_due, steps_per_call
 from tfdist.strategies.hogwild.step_counters import counters_of, name_of, numbered, steps_of
@@ -102,7 +102,7 @@ class InnerSteps(GroupFunction):
                     if not overlaps and owner == group and is_due(self._since[owner], len(batches), period):
                         self._exchange(group)
                     for block in self._blocks:
-                        if block in self._exchanged or block.kind is not Kind.EXCHANGED:
+                        if block in self._exchanged or block.kind is not Kind.SYNCHRONIZED:
                             block.dirty.add(owner)
                 if data is not None:
                     data.begin(group, self._replicas.incarnation_of(group), self._strategy.worker_groups[group].devices[0])
@@ -162,8 +162,8 @@ class InnerSteps(GroupFunction):
         floating = [v for v in weights.values() if isinstance(v, LocalVariable) and v.dtype.is_floating]
         trained = {id(unwrapped(weight._value)) for weight in self._model.trainable_weights}
         active = [v for v in floating if id(v) in trained or not v.trainable]
-        self._replicas.register(active, Kind.EXCHANGED, self._strategy.synchronization.fragments)
-        self._replicas.register(floating, Kind.EXCHANGED)
+        self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
+        self._replicas.register(floating, Kind.SYNCHRONIZED)
         self._exchanged = list(dict.fromkeys(v.block for v in active))
         for block in self._exchanged:
             block.rates = self._rates
@@ -206,12 +206,12 @@ class InnerSteps(GroupFunction):
         """Steps on `batch(number)` for each number below `count`, with the exchanges beside them; one where it is None."""
         exchanges = [self._replicas.push_pull(self._exchanged[number], servers, control) for number in turn]
         for exchange in exchanges:
-            exchange.begin()
+            exchange.push()
         if count is not None:
             return self._loop(devices, batch, count, control, exchanges)
         given = self._numbered_step(devices, batch(0), control.step)
         for exchange in exchanges:
-            exchange.end()
+            exchange.pull()
         return given[None] if self._gives_each else given
 
     def _loop(
@@ -225,15 +225,15 @@ class InnerSteps(GroupFunction):
         def body(number: Any, taken: list[Any], given: Any) -> Any:
             vector = self._numbered_step(devices, batch(number), control.step + tf.cast(number, tf.int64))
             with tf.control_dependencies([vector]):
-                taken = [exchange.take_over_if_there(is_taken) for exchange, is_taken in zip(exchanges, taken, strict=True)]
+                taken = [exchange.pull_if_arrived(is_taken) for exchange, is_taken in zip(exchanges, taken, strict=True)]
             return number + 1, taken, given.write(number, vector)
 
         rows = tf.TensorArray(tf.float64, size=count, infer_shape=False, element_shape=[None])
-        with tf.control_dependencies([exchange.announce() for exchange in exchanges]):
+        with tf.control_dependencies([exchange.post_reply() for exchange in exchanges]):
             begin = (tf.constant(0), [tf.constant(False)] * len(exchanges), rows)
             _, taken, rows = tf.while_loop(lambda number, *_: number < count, body, begin, parallel_iterations=1)
         for exchange, is_taken in zip(exchanges, taken, strict=True):
-            exchange.end(is_taken)
+            exchange.pull(is_taken)
         return rows.stack()
 
     def _numbered_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
