@@ -85,7 +85,7 @@ class GroupCalls:
                     if not overlaps and owner == group and is_due(self._since[owner], len(batches), period):
                         self._synchronize(group)
                     for block in self._blocks:
-                        if block in self._steps.blocks or block.kind is not Kind.EXCHANGED:
+                        if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
                             block.dirty.add(owner)
                 if data is not None:
                     data.begin(group, self._replicas.incarnation_of(group), self._strategy.worker_groups[group].devices[0])
@@ -145,8 +145,8 @@ class GroupCalls:
         floating = [v for v in weights.values() if isinstance(v, LocalVariable) and v.dtype.is_floating]
         trained = {id(unwrapped(weight._value)) for weight in self._model.trainable_weights}
         active = [v for v in floating if id(v) in trained or not v.trainable]
-        self._replicas.register(active, Kind.EXCHANGED, self._strategy.synchronization.fragments)
-        self._replicas.register(floating, Kind.EXCHANGED)
+        self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
+        self._replicas.register(floating, Kind.SYNCHRONIZED)
         self._steps.blocks = list(dict.fromkeys(v.block for v in active))
         for block in self._steps.blocks:
             block.rates = self._rates

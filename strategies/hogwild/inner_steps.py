@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.group_function import GroupProgram
 from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
+from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.outer_optimizers import Control
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.step_counters import StepCounters, numbered
 from tfdist.strategies.keras_hooks.optimizer import with_inner
@@ -73,12 +73,12 @@ class InnerSteps(GroupProgram):
             control = Control.of(numbers)
             synchronizations = [self._replicas.push_pull(self.blocks[number], servers, control) for number in chosen]
             for synchronization in synchronizations:
-                synchronization.begin()
+                synchronization.push()
             if count is not None:
                 return self._loop(devices, batch, count, control, synchronizations)
             result = self._one_step(devices, batch(0), control.step)
             for synchronization in synchronizations:
-                synchronization.end()
+                synchronization.pull()
             return result[None] if self._stacks_results else result
 
     def _loop(
@@ -92,15 +92,15 @@ class InnerSteps(GroupProgram):
         def body(number: Any, pulled: list[Any], results: Any) -> Any:
             result = self._one_step(devices, batch(number), control.step + tf.cast(number, tf.int64))
             with tf.control_dependencies([result]):
-                pulled = [each.take_over_if_there(is_pulled) for each, is_pulled in zip(synchronizations, pulled, strict=True)]
+                pulled = [each.pull_if_arrived(is_pulled) for each, is_pulled in zip(synchronizations, pulled, strict=True)]
             return number + 1, pulled, results.write(number, result)
 
         results = tf.TensorArray(tf.float64, size=count, infer_shape=False, element_shape=[None])
-        with tf.control_dependencies([synchronization.announce() for synchronization in synchronizations]):
+        with tf.control_dependencies([synchronization.post_reply() for synchronization in synchronizations]):
             begin = (tf.constant(0), [tf.constant(False)] * len(synchronizations), results)
             _, pulled, results = tf.while_loop(lambda number, *_: number < count, body, begin, parallel_iterations=1)
         for synchronization, is_pulled in zip(synchronizations, pulled, strict=True):
-            synchronization.end(is_pulled)
+            synchronization.pull(is_pulled)
         return results.stack()
 
     def _one_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:

@@ -28,7 +28,7 @@ TRAINS = """
     told = []
     class Tell(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            training = len(strategy.local_replicas._live)
+            training = len(strategy.local_replicas.live)
             if epoch >= 2 and told[-1:] != [training]:
                 told.append(training)
                 self.model.save(f"{len(told)}.keras")

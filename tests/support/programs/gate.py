@@ -80,19 +80,19 @@ class HeldCentre:
     """Around what no answer is to come from: the lock of a rule that has one is held on the first ps."""
 
     def __init__(self, block):
-        self._mutex = block.state[0][0]["mutex"]
+        self._shard = block.shards[0][0]
         self._held, self._let_go = Queue("held"), Queue("let go")
 
     def __enter__(self):
         @tf.function(autograph=False)
         def hold():
-            with tf.device(self._mutex.device):
-                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._mutex.name))
+            with tf.device(self._shard.device):
+                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._shard.lock))
             with tf.control_dependencies([lock]):
                 held = self._held.put()
             with tf.control_dependencies([held]):
                 told = self._let_go.take()
-            with tf.control_dependencies(tf.nest.flatten(told)), tf.device(self._mutex.device):
+            with tf.control_dependencies(tf.nest.flatten(told)), tf.device(self._shard.device):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
         self._thread = threading.Thread(target=called_beside, args=(hold,), daemon=True)
