@@ -7,10 +7,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import tensor_fusion
-from tfdist.strategies.coordinator.variable_base import SharedByReplicas
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.private_api import ParameterServerExtended, PerReplica, UpdateContext, call_for_each_replica
+from tfdist.strategies.private_api import (
+    AggregatingVariable,
+    ParameterServerExtended,
+    PerReplica,
+    UpdateContext,
+    call_for_each_replica,
+)
 
 
 class GroupExtended(ParameterServerExtended):
@@ -106,6 +111,26 @@ class GroupExtended(ParameterServerExtended):
             mean = variable.dtype.is_floating or variable.dtype.is_complex
             aggregation = tf.VariableAggregation.MEAN if mean else tf.VariableAggregation.ONLY_FIRST_REPLICA
         return SharedByReplicas(self._container_strategy(), variable, aggregation)
+
+
+class SharedByReplicas(AggregatingVariable):
+    """TensorFlow's wrapper of a variable that the replicas of a group share.
+
+    If the replicas assign different values, TensorFlow aggregates them. If all assign the same value, because the gradients
+    have been added up before, the first replica assigns it.
+    """
+
+    def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
+        replica = replica_context.current()
+        if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
+            return super()._assign_func(*args, **kwargs)
+        function = kwargs.pop("f")
+        return function(self.get(), *args, **kwargs) if replica.index == 0 else None
+
+
+def unwrapped(variable: Any) -> Any:
+    """Returns the variable inside `SharedByReplicas`; any other object as it is."""
+    return variable.get() if isinstance(variable, AggregatingVariable) else variable
 
 
 def update_on(device: str, variable: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.batch_packing import can_pack, examples_in, pack, shapes_to_trace, type_of, unpack
+from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 
 tracing_lock = threading.RLock()
@@ -74,13 +74,13 @@ class GroupFunction:
             variant,
             stacked,
             packed,
-            tuple(type_of(value) for value in flat),
+            tuple(_type_of(value) for value in flat),
             str(tf.nest.map_structure(lambda _: 0, data)),
         )
         traced = self._traced.get(signature)
         if traced is None:
             examples = examples_in(batches[0])
-            shapes = shapes_to_trace(flat, element_spec, stacked)
+            shapes = _shapes_to_trace(flat, element_spec, stacked)
             traced = [
                 self._trace(group, variant, data, shapes, stacked, packed, examples) for group in self._strategy.worker_groups
             ]
@@ -133,3 +133,51 @@ class GroupFunction:
             function = function.get_concrete_function(tf.TensorSpec([None], tf.uint8), *self._program.arguments)
             self._packed[key] = (general, function)
         return function
+
+
+def runs_of_equal_shapes(batches: list[Any]) -> list[list[Any]]:
+    """Splits `batches`, in order, where their shapes change. The batches of each run can be stacked."""
+    runs: list[list[Any]] = []
+    last: Any = None
+    for batch in batches:
+        flat = tf.nest.flatten(batch)
+        dense = all(isinstance(value, tf.Tensor) for value in flat)
+        shapes = [value.shape for value in flat] if dense else None
+        if dense and shapes == last:
+            runs[-1].append(batch)
+        else:
+            runs.append([batch])
+        last = shapes
+    return runs
+
+
+def examples_in(batch: Any) -> int | None:
+    """Returns the number of examples of a batch; None if no tensor of the batch is dense."""
+    for value in tf.nest.flatten(batch):
+        if isinstance(value, tf.Tensor) and value.shape.rank:
+            return int(value.shape[0])
+    return None
+
+
+def _type_of(value: Any) -> Any:
+    """Returns what two values must have in common to be arguments of the same traced function."""
+    if isinstance(value, tf.Tensor):
+        return value.dtype, tuple(value.shape)
+    return None if value is None else tf.type_spec_from_value(value)
+
+
+def _shapes_to_trace(flat: list[Any], element_spec: Any, stacked: bool) -> list[Any]:
+    """Returns the shapes to trace a function for: those of the dataset if they fit, else those of the values.
+
+    Args:
+        flat: the values.
+        element_spec: nested specifications of the dataset's elements, or None.
+        stacked: whether `flat` holds several batches along a new first dimension.
+    """
+    own = [getattr(value, "shape", None) for value in flat]
+    specs = tf.nest.flatten(element_spec)
+    if len(specs) != len(flat) or not all(isinstance(spec, tf.TensorSpec) and spec.shape.rank is not None for spec in specs):
+        return own
+    general = [tf.TensorShape([None]).concatenate(spec.shape) if stacked else spec.shape for spec in specs]
+    fit = all(shape.is_compatible_with(value) for shape, value in zip(general, own, strict=True))
+    return general if fit else own

@@ -4,8 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.private_api import AggregatingVariable, BaseResourceVariable
+from tfdist.strategies.private_api import BaseResourceVariable
 
 
 class VariableBase(BaseResourceVariable):
@@ -50,23 +49,3 @@ class VariableBase(BaseResourceVariable):
 
     def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
         object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self.name.partition(":")[0])
-
-
-class SharedByReplicas(AggregatingVariable):
-    """TensorFlow's wrapper of a variable that the replicas of a group share.
-
-    If the replicas assign different values, TensorFlow aggregates them. If all assign the same value, because the gradients
-    have been added up before, the first replica assigns it.
-    """
-
-    def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
-        replica = replica_context.current()
-        if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
-            return super()._assign_func(*args, **kwargs)
-        function = kwargs.pop("f")
-        return function(self.get(), *args, **kwargs) if replica.index == 0 else None
-
-
-def unwrapped(variable: Any) -> Any:
-    """Returns the variable inside `SharedByReplicas`; any other object as it is."""
-    return variable.get() if isinstance(variable, AggregatingVariable) else variable

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.variable_base import unwrapped
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 

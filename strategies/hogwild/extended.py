@@ -6,9 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.extended import GroupExtended, update_on
+from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
-from tfdist.strategies.coordinator.variable_base import unwrapped
 from tfdist.strategies.hogwild.local_variable import LocalVariable
 
 

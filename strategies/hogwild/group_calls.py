@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.batch_packing import can_pack, examples_in
-from tfdist.strategies.coordinator.group_function import GroupFunction
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.coordinator.group_function import GroupFunction, examples_in
 from tfdist.strategies.coordinator.group_step import GroupStep
-from tfdist.strategies.coordinator.variable_base import unwrapped
+from tfdist.strategies.coordinator.tensor_fusion import can_pack
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.variable_base import unwrapped
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.private_api import LearningRateSchedule, TFOptimizer

@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.batch_packing import runs_of_equal_shapes
 from tfdist.strategies.coordinator.executions import Execution, Executions
+from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.schedules import steps_per_call

@@ -12,8 +12,7 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.parameter_server import optimizer
-from tfdist.strategies.parameter_server.step_program import StepProgram, fused_reads_of
-from tfdist.strategies.parameter_server.training_loop import TrainingLoop
+from tfdist.strategies.parameter_server.training_loop import StepProgram, TrainingLoop, fused_reads_of
 
 
 class ServerHooks(CoordinatorHooks):

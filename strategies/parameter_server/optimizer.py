@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
-from tfdist.strategies.coordinator.variable_base import unwrapped
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
 from tfdist.strategies.private_api import KerasVariable, TFOptimizer, in_stateless_scope

@@ -13,9 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
-from tfdist.strategies.coordinator.extended import GroupExtended, update_on
+from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
-from tfdist.strategies.coordinator.variable_base import unwrapped
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope

@@ -16,7 +16,7 @@ import unittest.mock
 import keras
 import numpy as np
 import tensorflow as tf
-from gate import LIMIT, PS, Gate, HeldCentre, called_beside, wait_for
+from gate import LIMIT, PS, Gate, HeldParameters, called_beside, wait_for
 
 import tfdist
 import tfdist.strategies.hogwild.global_parameters
@@ -318,7 +318,7 @@ def answers_between_steps(strategy):
             return block.variables[0].replica.read(leader).numpy().item()
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            with HeldCentre(block):
+            with HeldParameters(block):
                 wanted = weight() * 0.9**steps_before
                 call = pool.submit(called_beside, trained.steps, 0, *[batch] * 4)
                 gate.let(0, steps_before)
