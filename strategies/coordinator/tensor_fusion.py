@@ -1,7 +1,7 @@
 """Fuses tensors, so that they travel as one message: small tensors of one dtype as a vector, a whole batch as bytes.
 
-TensorFlow sends each tensor, and each argument of a function that another task runs, with a call of its own. In a model with
-many small variables these calls take longer than the computation.
+TensorFlow makes one call for each tensor that it sends, and one for each argument of a function that another task runs. In a
+model with many small variables these calls take longer than the computation.
 """
 
 import math

@@ -174,14 +174,16 @@ class TrainingLoop:
     # Results.
 
     def _add(self, execution: Execution) -> Any:
+        """Adds the results of an execution. Returns the logs after its last step; None if it has made no step."""
         rows = [row for stacked in execution.result for row in stacked.numpy()]
+        logs = None
         for row in rows:
             self._steps_done += 1
             is_reported = self._steps_done >= self._model.steps_per_execution
             if is_reported or row is rows[-1]:  # A row holds the metrics of all steps of the group up to it.
-                self._metric_logs.add(execution.group, row)
+                logs = self._metric_logs.add(execution.group, row)
             if is_reported:
                 self._steps_done = 0
-                self._ready.append(self.logs)
+                self._ready.append(logs)
         self._replicas.count_updates(self._calls.counters.changes(rows))
-        return self.logs
+        return logs

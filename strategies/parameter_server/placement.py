@@ -50,7 +50,7 @@ class ServerExtended(GroupExtended):
         # Outside of the caller's scopes: an optimizer creates its slots beside a variable.
         with tf.init_scope(), tf.device(None), tf.compat.v1.colocate_with(None, ignore_existing=True):
             if initial_value is None:  # From `tf.saved_model.load`, which assigns the value later.
-                return self._create_part(next_creator, home, kwargs)
+                return self._create_on(next_creator, home, kwargs)
             with tf.device(_device(home)):
                 value = initial_value() if callable(initial_value) else initial_value
                 value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype=kwargs.get("dtype"))
@@ -60,16 +60,16 @@ class ServerExtended(GroupExtended):
             else:
                 offsets = self._offsets(value) if beside is None else None
             if offsets is None:
-                return self._create_part(next_creator, home, kwargs)
+                return self._create_on(next_creator, home, kwargs)
             name = kwargs.get("name") or "Variable"
-            parts = []
+            shards = []
             for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
-                part = {**kwargs, "initial_value": value[begin:end], "name": f"{name}/part_{number}"}
-                part.pop("shape", None)
-                parts.append(self._create_part(next_creator, number, part))
-            return ShardedVariable(parts, offsets, f"{name}:0")
+                shard = {**kwargs, "initial_value": value[begin:end], "name": f"{name}/part_{number}"}
+                shard.pop("shape", None)
+                shards.append(self._create_on(next_creator, number, shard))
+            return ShardedVariable(shards, offsets, f"{name}:0")
 
-    def _create_part(self, next_creator: Any, ps: int, kwargs: dict[str, Any]) -> ServerVariable:
+    def _create_on(self, next_creator: Any, ps: int, kwargs: dict[str, Any]) -> ServerVariable:
         with tf.device(_device(ps)):
             variable = ServerVariable(next_creator(**kwargs))
         if variable.shape.is_fully_defined():
@@ -112,7 +112,7 @@ class ServerExtended(GroupExtended):
             variable = unwrapped(wrapper)
             if self._tfdist_elementwise and isinstance(variable, ShardedVariable) and gradient is not None:
                 for number, piece in enumerate(variable.split(gradient)):
-                    by_ps[variable.parts[number].device][number].append((piece, wrapper))
+                    by_ps[variable.shards[number].device][number].append((piece, wrapper))
             else:
                 by_ps[variable.device][None].append((gradient, wrapper))
         return by_ps
@@ -140,10 +140,10 @@ class ServerExtended(GroupExtended):
             return result if group else tf.nest.map_structure(self._local_results, result)
         pieces = [_pieces(variable, value) for value in args]
         named = {name: _pieces(variable, value) for name, value in kwargs.items()}
-        for number, part in enumerate(variable.parts):
+        for number, shard in enumerate(variable.shards):
             with shard_scope(number):
                 _update_on_ps(
-                    part.device, variable, fn, [p[number] for p in pieces], {name: p[number] for name, p in named.items()}
+                    shard.device, variable, fn, [p[number] for p in pieces], {name: p[number] for name, p in named.items()}
                 )
         return variable
 
@@ -166,4 +166,4 @@ def _pieces(variable: ShardedVariable, value: Any) -> list[Any]:
     whole = variable._shape
     if isinstance(value, tf.IndexedSlices) or (tf.is_tensor(value) and not hasattr(value, "handle") and value.shape == whole):
         return variable.split(value)
-    return [value] * len(variable.parts)
+    return [value] * len(variable.shards)

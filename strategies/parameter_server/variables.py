@@ -79,26 +79,26 @@ class ShardedVariable(VariableBase):
     """A variable whose rows are split over several ps tasks.
 
     Attributes:
-        parts: the shards (`ServerVariable`), in the order of their rows.
+        shards: the variables that hold the rows (`ServerVariable`), in the order of the rows.
         offsets: the first row of each shard, then the number of rows.
     """
 
-    def __init__(self, parts: list[Any], offsets: list[int], name: str) -> None:
-        self.parts = parts
+    def __init__(self, shards: list[Any], offsets: list[int], name: str) -> None:
+        self.shards = shards
         self.offsets = offsets
-        self._shape = tf.TensorShape([offsets[-1], *parts[0].shape[1:]])
+        self._shape = tf.TensorShape([offsets[-1], *shards[0].shape[1:]])
         self._name = name
-        self._unique_id = f"{parts[0]._unique_id}_shards"
-        self._trainable = parts[0].trainable
-        self._synchronization = parts[0].synchronization
-        self._aggregation = parts[0].aggregation
+        self._unique_id = f"{shards[0]._unique_id}_shards"
+        self._trainable = shards[0].trainable
+        self._synchronization = shards[0].synchronization
+        self._aggregation = shards[0].aggregation
         self._in_graph_mode = False
         self._cached_value = None
 
     @property
     def _here(self) -> Any:
         """The shard that this variable stands for in a `shard_scope`; None outside."""
-        return None if _current_shard.number is None else self.parts[_current_shard.number]
+        return None if _current_shard.number is None else self.shards[_current_shard.number]
 
     @property
     def is_shard(self) -> bool:
@@ -108,7 +108,7 @@ class ShardedVariable(VariableBase):
     @property
     def handle(self) -> Any:
         """The handle of the first shard, by which gradient tapes know the whole variable."""
-        return self.parts[0].handle
+        return self.shards[0].handle
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -118,12 +118,12 @@ class ShardedVariable(VariableBase):
     @property
     def dtype(self) -> Any:
         """The dtype."""
-        return self.parts[0].dtype
+        return self.shards[0].dtype
 
     @property
     def device(self) -> str:
         """The device of the first shard; in a `shard_scope`, of the shard."""
-        return str((self.parts[0] if self._here is None else self._here).device)
+        return str((self.shards[0] if self._here is None else self._here).device)
 
     @property
     def name(self) -> str:
@@ -153,7 +153,7 @@ class ShardedVariable(VariableBase):
     @property
     def op(self) -> Any:
         """The operation of the first shard. Variables that are colocated with this variable are on its device."""
-        return self.parts[0].op
+        return self.shards[0].op
 
     def get_shape(self) -> tf.TensorShape:
         """Returns `shape`."""
@@ -182,7 +182,7 @@ class ShardedVariable(VariableBase):
 
     def gathered(self) -> Any:
         """Reads the shards and returns the whole value. Gradient tapes do not record it."""
-        return tf.concat([part.value() for part in self.parts], axis=0)
+        return tf.concat([shard.value() for shard in self.shards], axis=0)
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
         """Looks rows up. Each ps sends only the rows that are looked up there.
@@ -207,9 +207,9 @@ class ShardedVariable(VariableBase):
         with stop_recording():
             flat = tf.reshape(indices, [-1])
             places, rows = [], []
-            for part, chosen, local in self._split_rows(flat):
+            for shard, chosen, local in self._split_rows(flat):
                 places.append(chosen)
-                rows.append(part.sparse_read(local))
+                rows.append(shard.sparse_read(local))
             found = tf.dynamic_stitch(places, rows)
             shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             found = tf.ensure_shape(tf.reshape(found, shape), indices.shape.concatenate(self._shape[1:]))
@@ -231,20 +231,20 @@ class ShardedVariable(VariableBase):
         Yields:
             For each shard: the shard, the positions in `flat` of the rows that it holds, and their row numbers in the shard.
         """
-        last = len(self.parts) - 1
-        for number, part in enumerate(self.parts):
+        last = len(self.shards) - 1
+        for number, shard in enumerate(self.shards):
             begin, end = self.offsets[number], self.offsets[number + 1]
             # Rows that do not exist go to the first or last shard, whose lookup then fails.
             held = (flat >= begin if number else flat >= flat.dtype.min) & (flat < end if number < last else flat >= begin)
             chosen = tf.cast(tf.reshape(tf.where(held), [-1]), tf.int32)
-            yield part, chosen, tf.gather(flat, chosen) - begin
+            yield shard, chosen, tf.gather(flat, chosen) - begin
 
     def split(self, value: Any) -> list[Any]:
         """Splits a tensor of the whole shape, or IndexedSlices of it, into one for each shard."""
         if isinstance(value, tf.IndexedSlices):
             pieces = []
-            for part, chosen, local in self._split_rows(value.indices):
-                shape = tf.constant(part.shape.as_list(), value.indices.dtype)
+            for shard, chosen, local in self._split_rows(value.indices):
+                shape = tf.constant(shard.shape.as_list(), value.indices.dtype)
                 pieces.append(tf.IndexedSlices(tf.gather(value.values, chosen), local, shape))
             return pieces
         return [value[begin:end] for begin, end in itertools.pairwise(self.offsets)]
@@ -255,8 +255,8 @@ class ShardedVariable(VariableBase):
             getattr(self._here, method)(value)
             return self
         value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value, self.dtype)
-        for part, piece in zip(self.parts, self.split(value), strict=True):
-            getattr(part, method)(piece)
+        for shard, piece in zip(self.shards, self.split(value), strict=True):
+            getattr(shard, method)(piece)
         return self
 
     def scatter_add(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
@@ -277,12 +277,12 @@ class ShardedVariable(VariableBase):
     @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(
-            f"{self._name} is split over {len(self.parts)} ps tasks, and a SavedModel cannot hold that; save the model "
+            f"{self._name} is split over {len(self.shards)} ps tasks, and a SavedModel cannot hold that; save the model "
             "as .keras, load it in a program without a cluster, and export it there"
         )
 
     def __repr__(self) -> str:
-        return f"<ShardedVariable {self._name!r} shape={self._shape} dtype={self.dtype.name} in {len(self.parts)} shards>"
+        return f"<ShardedVariable {self._name!r} shape={self._shape} dtype={self.dtype.name} in {len(self.shards)} shards>"
 
 
 register_tensor_conversion(ShardedVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())
