@@ -3,7 +3,7 @@
     python benchmarks/quality_simulated.py outer=average period=16 rate=0.2 [overlap=False] [seeds=3]
 
 Trains the network of `quality.py` for mnist1d with all groups in step with each other; they exchange one after the other,
-evenly spread over the period. The centre is that of tests/periodic_oracles.py, and what a group keeps is as in
+evenly spread over the period. The centre is that of tests/support/periodic_oracles.py, and what a group keeps is as in
 strategies/hogwild/push_pull.py: with overlap it takes the answer over one period after it has pushed.
 """
 
@@ -111,10 +111,10 @@ class Centre:
                 self.rule.take_round(self.changes, [1 / self.groups] * len(self.changes))
                 self.pushed, self.changes = set(), []
                 self.rounds += 1
-            known = self.rule.centre if self.rounds > self.seen[group] else before
+            known = self.rule.parameters if self.rounds > self.seen[group] else before
             self.seen[group] = self.rounds
-            return self.rule.centre if completed else known + change
-        return self.rule.centre
+            return self.rule.parameters if completed else known + change
+        return self.rule.parameters
 
 
 def train(
@@ -197,7 +197,7 @@ def train(
                         take_over(group, *under_way[group])
                         under_way[group] = None
         if waits and step and step % period == 0:
-            net.vectors[:] = last[:] = centre[0].rule.centre
+            net.vectors[:] = last[:] = centre[0].rule.parameters
             under_way = [None] * groups
             centre[0].seen = [centre[0].rounds] * groups
         net.differentiate(x[rows], y[rows])
@@ -214,7 +214,7 @@ def train(
         for group in range(groups):
             for number in range(slices):
                 push(group, number)
-        final = np.concatenate([c if outer == "elastic" else c.rule.centre for c in centre])
+        final = np.concatenate([c if outer == "elastic" else c.rule.parameters for c in centre])
     final = np.nan_to_num(final)
     return Network.accuracy(final, *data["validation"]), Network.accuracy(final, *data["test"])
 

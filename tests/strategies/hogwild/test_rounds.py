@@ -59,7 +59,7 @@ def test_a_group_that_is_gone_is_not_waited_for():
 
 def test_what_has_completed_a_round_otherwise_lets_those_go_that_wait():
     rounds = Rounds()
-    timer = threading.Timer(0.2, rounds.begin_anew, ["block"])
+    timer = threading.Timer(0.2, rounds.restart, ["block"])
     timer.start()
     found = pushed(rounds, [0], [0, 1])
     timer.join()
