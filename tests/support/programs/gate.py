@@ -1,4 +1,4 @@
-"""Where a worker group waits until the chief lets it go on: queues on a ps, and the lock of the centre there."""
+"""Lets worker groups wait until the chief lets them continue: queues on a ps, and the lock of a shard there."""
 
 import contextlib
 import threading
@@ -76,8 +76,8 @@ class Gate:
         wait_for(lambda: self._came[group].size() > self._open_for[group])
 
 
-class HeldCentre:
-    """Around what no answer is to come from: the lock of a rule that has one is held on the first ps."""
+class HeldShard:
+    """Holds the lock of the first shard of a block, so that no reply arrives."""
 
     def __init__(self, block):
         self._shard = block.shards[0][0]
@@ -91,8 +91,8 @@ class HeldCentre:
             with tf.control_dependencies([lock]):
                 held = self._held.put()
             with tf.control_dependencies([held]):
-                told = self._let_go.take()
-            with tf.control_dependencies(tf.nest.flatten(told)), tf.device(self._shard.device):
+                let_go = self._let_go.take()
+            with tf.control_dependencies(tf.nest.flatten(let_go)), tf.device(self._shard.device):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
         self._thread = threading.Thread(target=called_beside, args=(hold,), daemon=True)
