@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
-from tfdist.strategies.parameter_server.variables import unwrapped
 
 _log = logging.getLogger("tfdist")
 

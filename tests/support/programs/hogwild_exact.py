@@ -18,7 +18,7 @@ import unittest.mock
 import keras
 import numpy as np
 import tensorflow as tf
-from gate import LIMIT, PS, Gate, HeldShard, called_beside, wait_for
+from gate import LIMIT, PS, Gate, HeldParameters, called_beside, wait_for
 
 import tfdist
 import tfdist.strategies.hogwild.global_parameters
@@ -32,7 +32,7 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     """Gives `strategy` new options and new local replicas, on its first `groups` groups, with these ps in server groups."""
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
-    strategy.steps_per_exchange = period // strategy.synchronization.fragments
+    strategy.steps_per_synchronization = period // strategy.synchronization.fragments
     strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
     strategy.local_replicas.in_flight = lambda: 0
     wait_for(lambda: all(strategy.local_replicas.incarnation_of(group) for group in range(len(strategy.worker_groups))))
@@ -201,7 +201,7 @@ class Trained:
     def steps(self, group, *batches):
         """Lets the group make a step with each batch."""
         data = [tf.nest.map_structure(tf.constant, batch) for batch in batches]
-        call = self.model.train_function._step.prepare(data)
+        call = self.model.train_function._calls.prepare(data)
         with tf.device(self.strategy.worker_groups[group].devices[0]):
             call(group, self.number)
         self.number += len(batches)
@@ -325,7 +325,7 @@ def replies_between_steps(strategy):
             return block.variables[0].replica.read(leader).numpy().item()
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            with HeldShard(block):
+            with HeldParameters(block):
                 wanted = weight() * 0.9**steps_before
                 call = pool.submit(called_beside, trained.steps, 0, *[batch] * 4)
                 gate.let(0, steps_before)
@@ -353,7 +353,7 @@ def what_steps_wait_for(strategy):
         begin(strategy, 3, period=4, **options)
         trained = Trained(strategy, make, batch)
         trained.steps(0, *[batch] * 4)
-        graphs = [functions[0].graph for functions in trained.model.train_function._step._traced.values()]
+        graphs = [functions[0].graph for functions in trained.model.train_function._calls._function._traced.values()]
         (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
         (loop,) = [op for op in graph.get_operations() if "While" in op.type]
         waited_for, new = set(), [loop]
@@ -429,11 +429,11 @@ def short_epochs(strategy):
         LocalReplicas.count_examples(strategy.local_replicas, group, examples)
 
     strategy.local_replicas.count_examples = note
-    strategy.local_replicas.in_flight = strategy._tfdist_steps.__len__
+    strategy.local_replicas.in_flight = strategy.executions.__len__
     ones = np.ones((24, 1), "float32")
     model.fit(ones, ones, batch_size=2, epochs=2, verbose=0)
-    scheduled, schedule = [], strategy._tfdist_steps.schedule
-    with unittest.mock.patch.object(strategy._tfdist_steps, "schedule", lambda run: scheduled.append(run) or schedule(run)):
+    scheduled, schedule = [], strategy.executions.schedule
+    with unittest.mock.patch.object(strategy.executions, "schedule", lambda run: scheduled.append(run) or schedule(run)):
         model.evaluate(ones, ones, batch_size=2, verbose=0)
     return {"examples": called, "evaluations": len(scheduled), "weights": [weight.tolist() for weight in model.get_weights()]}
 

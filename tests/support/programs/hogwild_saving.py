@@ -43,12 +43,12 @@ def steps(model, order):
         offsets = [(number * 7 + step * 3) % 80 for step in range(count)]
         batches = [(tf.constant(X[row : row + 16]), tf.constant(Y[row : row + 16])) for row in offsets]
         strategy.local_replicas.publish()
-        call = function._step.prepare(batches)
+        call = function._calls.prepare(batches)
         with tf.device(strategy.worker_groups[group].devices[0]):
             rows = call(group, done)
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             rows = tf.identity(rows).numpy()
-        strategy.local_replicas.count_updates(function._step.counted(list(rows)))
+        strategy.local_replicas.count_updates(function._calls.counters.changes(list(rows)))
         done += count
 
 
@@ -125,7 +125,7 @@ def averaging():
     """Switches to outer optimizer average, without a momentum that would move the global parameters further."""
     strategy.synchronization = tfdist.Synchronization()
     strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
-    strategy.local_replicas.in_flight = strategy._tfdist_steps.__len__
+    strategy.local_replicas.in_flight = strategy.executions.__len__
 
 
 class At(keras.callbacks.Callback):
