@@ -54,7 +54,7 @@ class BlockRegistry:
                 variable.kind = kind or variable.kind
                 by_type.setdefault((variable.kind, variable.dtype), []).append(variable)
         new = [self._make_block(part) for members in by_type.values() for part in _divided(members, fragments)]
-        self.blocks += new
+        self.blocks.extend(new)
         return new
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.named_resource import NamedVariable
+from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
@@ -131,9 +132,9 @@ class ParameterBlock:
         self.variables = variables
         self.optimizer = optimizer
         self.kind, self.dtype = variables[0].kind, variables[0].dtype
-        self.lengths = [variable.shape.num_elements() for variable in variables]
-        self.size = sum(self.lengths)
-        begins = itertools.accumulate(self.lengths, initial=0)
+        lengths = [variable.shape.num_elements() for variable in variables]
+        self.size = sum(lengths)
+        begins = itertools.accumulate(lengths, initial=0)
         self._begins = {id(variable): begin for variable, begin in zip(variables, begins, strict=False)}
         synchronized = self.kind is Kind.SYNCHRONIZED
         tasks = min(len(devices) for devices in servers)
@@ -223,7 +224,7 @@ class ParameterBlock:
     def read_replica(self) -> Any:
         """Returns the group's local replica, [size]."""
         with tf.device(self.leader):
-            return tf.concat([tf.reshape(self._read(variable), [-1]) for variable in self.variables], axis=0)
+            return flatten([self._read(variable) for variable in self.variables])
 
     def assign_replica(self, vector: Any) -> None:
         """Assigns the group's local replica, [size]."""
@@ -235,8 +236,9 @@ class ParameterBlock:
 
     def _write_replica(self, operation: Any, vector: Any) -> None:
         with tf.device(self.leader):
-            for variable, value in zip(self.variables, tf.split(vector, self.lengths), strict=True):
-                operation(resource=variable.replica.handle(self.leader), value=tf.reshape(value, variable.shape))
+            values = unflatten(vector, [variable.shape for variable in self.variables])
+            for variable, value in zip(self.variables, values, strict=True):
+                operation(resource=variable.replica.handle(self.leader), value=value)
 
     def _read(self, variable: LocalVariable) -> Any:
         value = tf.raw_ops.ReadVariableOp(resource=variable.replica.handle(self.leader), dtype=variable.dtype)

@@ -1,14 +1,14 @@
 """`LocalReplicas`: the local replicas of all worker groups, as the chief manages them.
 
-A facade. Each part has a file: variables in blocks (block_registry.py), groups that train (live_groups.py), weights
-(push_weights.py), functions on the groups (synchronization_functions.py), collection on the chief (collector.py), and groups
-that wait for each other (rounds.py).
+A facade. Each part has a file: variables in blocks (block_registry.py), groups that train (live_groups.py), weights of pushes
+(push_weights.py), functions that groups run (synchronization_functions.py), groups that wait for each other (rounds.py),
+collection of all progress (collector.py), and values on the chief (chief_values.py).
 """
 
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.block_registry import BlockRegistry
+from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
@@ -57,8 +58,7 @@ class LocalReplicas:
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # Generation and start of each local replica.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
-        self._executions_done = 0
-        self._fetched: dict[ParameterBlock, int] = {}  # Executions that were done when the chief last fetched the block.
+        self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight())
 
     # Variables.
 
@@ -203,48 +203,24 @@ class LocalReplicas:
     # On the chief.
 
     def refresh_chief(self, variable: LocalVariable) -> None:
-        """Assigns the current value to the chief's variable.
+        """See `ChiefValues.refresh`."""
+        self._chief.refresh(variable)
 
-        While executions are in flight, that is the value of the global parameters, or the value that was collected last if the
-        variable is not synchronized. Otherwise groups flush first.
-        """
-        block = variable.block
-        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
-            return
-        if block.dirty and not block.changed:
-            if not self.in_flight():
-                self.collect([block])
-            elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
-                self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.
-                block.set_values(block.fetch())
-        block.update_on_chief(variable)
-
-    @contextlib.contextmanager
-    def assigning(self, variable: LocalVariable) -> Iterator[None]:
-        """Brackets an assignment to the chief's variable."""
-        self.refresh_chief(variable)
-        yield
-        variable.restored = {}
-        if variable.block is not None:
-            variable.block.changed = True
-            variable.version = variable.block.version
+    def assigning(self, variable: LocalVariable) -> contextlib.AbstractContextManager[None]:
+        """See `ChiefValues.assigning`."""
+        return self._chief.assigning(variable)
 
     def publish(self) -> None:
-        """Gives what the chief has assigned to the ps. Call it before executions are scheduled."""
-        for block in self.blocks:
-            if block.changed:
-                block.publish()
+        """See `ChiefValues.publish`."""
+        self._chief.publish()
 
     def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
-        """Adds the updates of an execution to the counters on the chief."""
-        self._executions_done += 1
-        for variable, updates in made:
-            variable.count_on_chief(updates)
+        """See `ChiefValues.count_updates`."""
+        self._chief.count_updates(made)
 
     def synchronize_groups(self) -> None:
-        """Lets all groups continue from global parameters with the progress of all, unless executions are in flight."""
-        if not self.in_flight():
-            self.collect([block for block in self.blocks if block.kind is Kind.SYNCHRONIZED])
+        """See `ChiefValues.synchronize_groups`."""
+        self._chief.synchronize_groups()
 
     def collect(self, blocks: Sequence[ParameterBlock]) -> None:
         """See `Collector.collect`."""

@@ -60,7 +60,7 @@ def average(topology: str, parameters: Sequence[NamedVariable], server_group: in
 
 
 def _average_with(here: NamedVariable, partners: list[NamedVariable]) -> None:
-    share = tf.cast(1 / (len(partners) + 1), here.dtype)
+    share = tf.constant(1 / (len(partners) + 1), here.dtype)
     with tf.device(here.device):
         value = here.read()  # Read before all additions, so that all partners have the same weight.
         changes = [share * (tf.identity(partner.read()) - value) for partner in partners]
