@@ -52,3 +52,21 @@ def test_groups_inside_one_task_share_their_functions():
     assert first.tasks == (0, 1) and second.tasks == (2, 3)
     assert first.devices == first.traced_devices != second.traced_devices
     assert peers(several) == {0: {1}, 1: {0}, 2: {3}, 3: {2}}
+
+
+def test_flattened_tensors_are_unflattened():
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
+
+    values = [np.float32(7), np.arange(6, dtype="float32").reshape(2, 3), np.zeros([0, 4], "float32")]
+    vector = flatten([tf.constant(value) for value in values])
+    assert vector.shape == [7]
+    for got, sent in zip(unflatten(vector, [tf.TensorShape(value.shape) for value in values]), values, strict=True):
+        np.testing.assert_array_equal(got.numpy(), sent)
+    scalar, *arrays = unflatten_array(vector.numpy(), [value.shape for value in values])
+    assert type(scalar) is float and scalar == 7
+    for got, sent in zip(arrays, values[1:], strict=True):
+        np.testing.assert_array_equal(got, sent)
+    assert unflatten(tf.zeros([0]), []) == []
