@@ -1,20 +1,22 @@
-"""Keras' optimizers on variables that ps tasks hold: gradients sent joined, shards updated in place, rows looked up there.
+"""Keras' optimizers on variables that ps tasks hold: fused gradients, shards updated in place, rows looked up on the ps.
 
-Like keras_hooks/trainer.py this replaces methods at run time, each of which goes on to Keras' own for any other strategy.
+Each replacement of a method of Keras calls Keras' own method under any other strategy.
 """
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.parameter_server import tensor_fusion
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.parameter_server.placement import ServerExtended
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope, unwrapped
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
 from tfdist.strategies.private_api import in_stateless_scope, patches
 
-BY_ELEMENT = frozenset(
+ELEMENTWISE = frozenset(
     (
         keras.optimizers.SGD,
         keras.optimizers.RMSprop,
@@ -28,14 +30,14 @@ BY_ELEMENT = frozenset(
         keras.optimizers.Lion,
     )
 )
-"""Optimizers whose update of an element depends on that element alone. Lamb, Muon, Adafactor and unknown ones see the whole."""
+"""Optimizers that update each element by itself. Lamb, Muon, Adafactor and unknown optimizers need the whole variable."""
 
 
 def install() -> None:
     """Replaces the methods. Calling it again does nothing."""
     patches.UPDATE_STEP.patch(_update_step)
     for method in patches.ELEMENTWISE.values():
-        method.patch(_by_element)
+        method.patch(_elementwise)
     patches.UPDATE_AVERAGES.patch(_update_averages)
     for name, method in patches.ASSIGN_IN_PLACE.items():
         method.patch(_assign_add if name == "assign_add" else _assign_sub)
@@ -43,9 +45,9 @@ def install() -> None:
 
 
 def begin_averages(optimizer: Any) -> None:
-    """Lets the moving averages of weights (`use_ema`) begin at the weights, before the first step.
+    """Sets the moving averages of weights (`use_ema`) to the weights, before the first step.
 
-    Keras lets them begin at the first step, which it knows by `iterations`: of several groups each may miss it.
+    Keras does so in the first step, in which `iterations` is 0. Of several groups none may see that value.
     """
     owner: Any
     for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
@@ -55,7 +57,32 @@ def begin_averages(optimizer: Any) -> None:
                     average.assign(variable)
 
 
-# Replacements. The first parameter is the function that they replace.
+def _sent_to_ps(gradients_and_variables: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Sends small dense gradients to the ps of their variables, fused. Any other gradient goes when it is used.
+
+    Args:
+        gradients_and_variables: pairs of a gradient (tensor, IndexedSlices or None) and its variable.
+
+    Returns:
+        The pairs, in order.
+    """
+    pairs = list(gradients_and_variables)
+    fused: dict[tuple[str, Any], list[int]] = defaultdict(list)
+    for position, (gradient, wrapper) in enumerate(pairs):
+        variable = unwrapped(wrapper)
+        is_dense = tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices)
+        if is_dense and isinstance(variable, ServerVariable) and is_small(variable.shape, gradient.dtype):
+            fused[variable.device, gradient.dtype].append(position)
+    for (device, _), positions in fused.items():
+        vector = flatten([pairs[position][0] for position in positions])
+        with tf.device(device):
+            pieces = unflatten(tf.identity(vector), [pairs[position][1].shape for position in positions])
+        for position, piece in zip(positions, pieces, strict=True):
+            pairs[position] = (piece, pairs[position][1])
+    return pairs
+
+
+# Replacements. The first parameter is the method that they replace.
 
 
 def _update_step(
@@ -66,10 +93,10 @@ def _update_step(
         original(optimizer, distribution, grads_and_vars, learning_rate)
         return
     pairs = [(extended._select_single_value(gradient), variable) for gradient, variable in grads_and_vars]
-    with extended.updates_by_element(type(optimizer) in BY_ELEMENT):
-        # Gradients are cut before anything waits for a ps: they travel while another group updates.
-        for device, shards in extended.by_server(tensor_fusion.to_servers(pairs)).items():
-            with extended.alone_on(device, [gradient for there in shards.values() for gradient, _ in there]):
+    with extended.elementwise_updates(type(optimizer) in ELEMENTWISE):
+        # Gradients are split before anything waits for a ps: they travel while another group updates.
+        for device, shards in extended.by_ps(_sent_to_ps(pairs)).items():
+            with extended.critical_section(device, [gradient for there in shards.values() for gradient, _ in there]):
                 for number, there in shards.items():
                     with shard_scope(number):
                         original(optimizer, distribution, there, learning_rate)
@@ -82,7 +109,7 @@ def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_var
         original(optimizer, trainable_variables)
         return
     begun = tf.cast(optimizer.iterations != 0, tf.float32)
-    with extended.updates_by_element(True):
+    with extended.elementwise_updates(True):
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True):
             if optimizer.use_ema and average is not None:
                 momentum = tf.cast(begun * optimizer.ema_momentum, variable.dtype)
@@ -93,36 +120,37 @@ def _average(average: Any, variable: Any, momentum: Any) -> None:
     average.assign(momentum * average + (1 - momentum) * variable)
 
 
-def _by_element(original: Callable[..., Any], optimizer: Any, *args: Any) -> Any:
+def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> Any:
+    """Updates each shard by itself."""
     extended = getattr(optimizer._distribution_strategy, "extended", None)
     if not isinstance(extended, ServerExtended):
         return original(optimizer, *args)
-    with extended.updates_by_element(True):
+    with extended.elementwise_updates(True):
         return original(optimizer, *args)
 
 
-# Additions to a Keras variable on a ps are one operation there. Keras reads, adds and writes, so that of two workers that do it
-# at once one is lost: `optimizer.iterations` then counts too few steps, and learning-rate schedules run late.
-
-
-def _is_on_servers(variable: Any) -> bool:
-    return not in_stateless_scope() and isinstance(unwrapped(variable._value), ServerVariable | ShardedVariable)
+# An addition to a variable on a ps is one operation. Keras reads, adds and writes: if two workers do so at the same time, one
+# addition is lost, `optimizer.iterations` counts too few steps, and learning-rate schedules run late.
 
 
 def _assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    if not _is_on_servers(variable):
+    if not _is_on_ps(variable):
         return original(variable, value)
     return variable._value.assign_add(tf.cast(value, variable._value.dtype))
 
 
 def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    if not _is_on_servers(variable):
+    if not _is_on_ps(variable):
         return original(variable, value)
     return variable._value.assign_sub(tf.cast(value, variable._value.dtype))
 
 
 def _sparse_read(variable: Any, indices: Any, name: str | None = None) -> Any:
-    """Lets `tf.gather`, and with it Keras' Embedding, look rows up on the ps; Keras would fetch the whole table each step."""
-    if not _is_on_servers(variable):
-        raise AttributeError("sparse_read")  # tf.gather then does what it does with any tensor.
+    """Makes `tf.gather`, and with it Keras' Embedding, look up rows on the ps. Keras would read the whole table each step."""
+    if not _is_on_ps(variable):
+        raise AttributeError("sparse_read")  # Makes tf.gather treat the variable as any tensor.
     return variable._maybe_autocast(unwrapped(variable._value).sparse_read(indices, name=name))
+
+
+def _is_on_ps(variable: Any) -> bool:
+    return not in_stateless_scope() and isinstance(unwrapped(variable._value), ServerVariable | ShardedVariable)
