@@ -8,6 +8,7 @@ from absl import flags
 from tfdist.choice import STRATEGIES, choose, not_hogwild
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
+from tfdist.dialects.registry import always_has_sync_period, override_flags
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import (
@@ -19,17 +20,6 @@ from tfdist.synchronization import (
     Synchronization,
     problem,
 )
-
-CLOUDML_FLAGS = {
-    "tier": "CloudML scale tier: BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM.",
-    "master_machine_type": "CloudML machine type of the chief (tier CUSTOM).",
-    "worker_machine_type": "CloudML machine type of the workers (tier CUSTOM).",
-    "parameter_server_machine_type": "CloudML machine type of the ps (tier CUSTOM).",
-    "evaluator_machine_type": "CloudML machine type of the evaluators (tier CUSTOM).",
-    "worker_count": "CloudML number of workers beside the chief (tier CUSTOM).",
-    "parameter_server_count": "CloudML number of ps (tier CUSTOM).",
-    "evaluator_count": "CloudML number of evaluators (tier CUSTOM).",
-}
 
 HOGWILD_FLAGS = {
     "sync_period": "Updates between two exchanges of a worker group.",
@@ -66,7 +56,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         **define,
     )
     flags.DEFINE_string("hostfile", None, "SINGA hostfile: one host a line, dealt out to the processes in turn.", **define)
-    for name, help_text in CLOUDML_FLAGS.items():
+    for name, help_text in override_flags().items():
         flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)
     flags.DEFINE_bool("evaluator", False, "Add an evaluator task to the cluster, whatever describes it.", **define)
     flags.DEFINE_string("strategy", None, f"Strategy to use instead of the one chosen: {', '.join(STRATEGIES)}.", **define)
@@ -104,7 +94,7 @@ def is_flag_values(cfg: object) -> bool:
 
 def describes(flag_values: flags.FlagValues) -> bool:
     """Whether the flags describe a cluster by themselves, without the environment."""
-    return flag_values.cluster is not None or any(getattr(flag_values, name) is not None for name in CLOUDML_FLAGS)
+    return flag_values.cluster is not None or any(getattr(flag_values, name) is not None for name in override_flags())
 
 
 def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | None:
@@ -119,7 +109,7 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
         AttributeError: when `define_flags` was not called.
     """
     if describes(flag_values):
-        overrides = {name: getattr(flag_values, name) for name in CLOUDML_FLAGS}
+        overrides = {name: getattr(flag_values, name) for name in override_flags()}
         cluster: Cluster | RankInfo | None = description(
             flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides
         )
@@ -151,7 +141,7 @@ def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
 def _says_period(cluster: Cluster) -> bool:
     """Whether the sync period of a description is one that it means: SINGA always has one."""
     means_hogwild = cluster.strategy == "hogwild" or len(cluster.server_groups) > 1
-    return means_hogwild or cluster.source.dialect == "singa" or cluster.sync_period != 1
+    return means_hogwild or always_has_sync_period(cluster.source.dialect) or cluster.sync_period != 1
 
 
 def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import DIALECTS, read
-from tfdist.dialects.document import MAX_JSON, MAX_TEXT
+from tfdist.dialects import read
+from tfdist.dialects.parsing.document import MAX_JSON, MAX_TEXT
+from tfdist.dialects.registry import dialects
 from tfdist.errors import ClusterError
 
 SINGA = "cluster {\n  nworker_groups: 2\n}\n"
@@ -110,7 +111,7 @@ def test_other_texts_are_refused_with_the_list_of_dialects(text: str) -> None:
     with pytest.raises(ClusterError) as caught:
         read(text)
     message = str(caught.value)
-    assert all(dialect.EXAMPLE in message for dialect in DIALECTS.values())
+    assert all(dialect.example in message for dialect in dialects().values())
 
 
 # What it takes.

@@ -12,7 +12,8 @@ import pytest
 import tfdist
 from tfdist import create_strategy
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import horovod
+from tfdist.dialects.horovod import environment, write
+from tfdist.dialects.horovod.hosts import cluster_of
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
 
@@ -166,15 +167,15 @@ def test_a_task_without_rank_has_no_cross_rank(monkeypatch):
 # The environment.
 
 
-@pytest.mark.parametrize("system", horovod._SYSTEMS)
+@pytest.mark.parametrize("system", environment._SYSTEMS)
 def test_environments(system):
     rank, size, local_rank, local_size = system
-    member = horovod.from_environ({rank: "3", size: "4", local_rank: "1", local_size: "2"})
+    member = environment.from_environ({rank: "3", size: "4", local_rank: "1", local_size: "2"})
     assert isinstance(member, RankInfo)
     assert (member.rank, member.size, member.local_rank, member.local_size, member.store) == (3, 4, 1, 2, None)
     # All on one host: they can meet there.
     variables = {rank: "1", size: "2", local_rank: "1", local_size: "2"}
-    here = [horovod.from_environ(variables | {"PMIX_NAMESPACE": run}) for run in ("7", "8")]
+    here = [environment.from_environ(variables | {"PMIX_NAMESPACE": run}) for run in ("7", "8")]
     assert {(member.host, member.store.kind, member.rank) for member in here} == {("localhost", "file", 1)}
     assert here[0].run_id != here[1].run_id
 
@@ -190,13 +191,13 @@ def test_environments(system):
     ],
 )
 def test_bad_environments(environ, message):
-    assert horovod.recognizes(environ)
+    assert environment.recognizes(environ)
     with pytest.raises(ClusterError, match=message):
-        horovod.from_environ(environ)
+        environment.from_environ(environ)
 
 
 def test_settings_of_horovod_are_no_environment():
-    assert horovod.recognizes({"HOROVOD_FUSION_THRESHOLD": "1", "OMPI_MCA_btl": "tcp"}) is None
+    assert environment.recognizes({"HOROVOD_FUSION_THRESHOLD": "1", "OMPI_MCA_btl": "tcp"}) is None
 
 
 # Writing.
@@ -206,8 +207,8 @@ def test_what_is_written_reads_back():
     rng = random.Random(7)
     for _ in range(50):
         names = rng.sample(["a", "b", "c.d", "10.0.0.1"], rng.randint(1, 4))
-        cluster = horovod.cluster_of([name for name in names for _ in range(rng.randint(1, 3))], tfdist.read("BASIC").source)
-        assert tfdist.read(horovod.write(cluster)) == cluster
+        cluster = cluster_of([name for name in names for _ in range(rng.randint(1, 3))], tfdist.read("BASIC").source)
+        assert tfdist.read(write.write(cluster)) == cluster
 
 
 @pytest.mark.parametrize(
@@ -223,7 +224,7 @@ def test_what_is_written_reads_back():
 )
 def test_what_horovod_has_no_words_for(source, message):
     with pytest.raises(ClusterError, match=message):
-        horovod.write(tfdist.read(source))
+        write.write(tfdist.read(source))
 
 
 # The real one.

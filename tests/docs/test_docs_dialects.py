@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support_paths import CHECKOUT
 
-from tfdist.dialects.registry import programs
-from tfdist.translate import OUTPUTS
+from tfdist.dialects.registry import command_readers
+from tfdist.translate import outputs
 
 DOCS = CHECKOUT / "docs"
 PAGES = [*sorted((DOCS / "dialects").glob("*.md")), DOCS / "pictures.md"]
@@ -47,8 +47,8 @@ def test_the_table_has_every_page_every_output_and_every_program() -> None:
     table = (DOCS / "dialects" / "README.md").read_text(encoding="utf-8")
     linked = set(re.findall(r"\]\((\w+\.md)\)", table))
     assert linked == {page.name for page in (DOCS / "dialects").glob("*.md")} - {"README.md"}
-    assert set(re.findall(r"--to (\w+)", table)) == set(OUTPUTS)
-    assert {dialect.NAME for dialect in programs().values()} == {"horovod", "pytorch", "caffe2", "paddle"}
+    assert set(re.findall(r"--to (\w+)", table)) == set(outputs())
+    assert command_readers().keys() == {"horovod", "pytorch", "caffe2", "paddle"}
     assert all(
         f"`{program}`" in table
         for program in ("horovodrun", "mpirun", "mpiexec", "torchrun", "resnet50_trainer.py", "fleetrun")

@@ -1,4 +1,4 @@
-"""TF_CONFIG and cluster specifications, in all the variants that schedulers write.
+"""TF_CONFIG and cluster specifications, in all variants that schedulers write.
 
 Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_cluster_resolver.py`,
 `distribute/multi_worker_util.py` and `training/server_lib.py`; kubeflow/training-operator
@@ -8,18 +8,19 @@ Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_clus
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task, valid_host
-from tfdist.dialects.document import MAX_TASKS, Document, check_text, close, is_json, load, shown
-from tfdist.dialects.vertex_pools import has_reduction_server
+from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task
+from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
+from tfdist.dialects.parsing.addresses import tensorflow_address
+from tfdist.dialects.parsing.document import MAX_TASKS, Document, check_text, close, is_json, shown
+from tfdist.dialects.parsing.load import load
+from tfdist.dialects.vertex.pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
 from tfdist.synchronization import DEFAULTS, Synchronization, problem
 
 NAME = "tf_config"
-EXAMPLE = 'TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})'
-IS_MAPPING = True
 
 _JOB_NAMES = (*JOBS, "master")
 _KEYS = frozenset({"cluster", "sparseCluster", "task", "rpc_layer", "environment", "job", EXTENSION})
@@ -41,21 +42,24 @@ _EXTENSION_KEYS = (
 )
 
 MAX_WRITTEN = 256 << 20
-"""Most bytes that `write` makes of all tasks together."""
+"""Most bytes that `write` returns for all tasks."""
 
 _PLACE = {"type": None}
 _INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
-_ADDRESS = re.compile(r"(?:grpc://)?(\[[^\]]*\]|[^:]*):([0-9]{1,5})", re.ASCII)
 
 
-def parse(document: Document, **_: Any) -> Cluster:
-    """Reads TF_CONFIG, or a bare cluster specification, from a mapping."""
+def parse(document: Document) -> Cluster:
+    """Reads TF_CONFIG, or a bare cluster specification. Raises ClusterError for a bad one."""
     return _Reader(document).cluster()
 
 
 def write(cluster: Cluster) -> str:
-    """Returns a JSON object: the TF_CONFIG of every task by the task's name, one task in a line."""
+    """Returns a JSON object: task name -> TF_CONFIG of the task, one task per line.
+
+    Raises:
+        ClusterError: if the text would be larger than `MAX_WRITTEN`.
+    """
     cluster = cluster.addressed()
     first = cluster.tasks[0]
     head = json.dumps(cluster.tf_config(first.job, first.index) | {"task": _PLACE})
@@ -64,19 +68,44 @@ def write(cluster: Cluster) -> str:
             f"TF_CONFIG of each of the {len(cluster.tasks)} tasks names them all, in {len(head)} bytes; print that of one with "
             "--task, or the addresses once with --to cluster_spec"
         )
-    # All but `task` is the same for every task, and long.
+    # Only `task` differs between the tasks; the rest is long.
     before, _, after = head.partition(json.dumps(_PLACE))
     parts = ((task.name, json.dumps({"type": task.job, "index": task.index})) for task in cluster.tasks)
     return "{" + ",\n ".join(f"{json.dumps(name)}: {before}{task}{after}" for name, task in parts) + "}\n"
 
 
+def write_task(cluster: Cluster, job: str, index: int) -> str:
+    """Returns TF_CONFIG of the task `job:index`. Raises ClusterError if there is no such task."""
+    return json.dumps(cluster.addressed().tf_config(job, index))
+
+
+def from_object(value: object) -> dict[str, Any] | None:
+    """Returns TF_CONFIG of a `tf.train.ClusterSpec` or a `ClusterResolver`, None for other objects."""
+    if callable(as_dict := getattr(value, "as_dict", None)):
+        return {"cluster": as_dict()}
+    if not callable(cluster_spec := getattr(value, "cluster_spec", None)):
+        return None
+    config: dict[str, Any] = {"cluster": cluster_spec().as_dict()}
+    task_type, rpc_layer = getattr(value, "task_type", None), getattr(value, "rpc_layer", None)
+    if task_type:
+        config["task"] = {"type": task_type, "index": getattr(value, "task_id", None) or 0}
+    if rpc_layer:
+        config["rpc_layer"] = rpc_layer
+    return config
+
+
 def recognizes(environ: Mapping[str, str]) -> str | None:
-    """TF_CONFIG is an environment where it is set and holds anything."""
+    """Returns TF_CONFIG if it is set and has content, else None."""
     return "TF_CONFIG" if environ.get("TF_CONFIG", "").strip() not in ("", "{}") else None
 
 
+def is_blank(environ: Mapping[str, str]) -> bool:
+    """Returns whether TF_CONFIG is `{}`, which describes one task."""
+    return environ.get("TF_CONFIG", "").strip() == "{}"
+
+
 def from_environ(environ: Mapping[str, str]) -> Cluster:
-    """Reads the variable TF_CONFIG; raises ClusterError for a bad one."""
+    """Reads the variable TF_CONFIG. Raises ClusterError for a bad one."""
     source = Source(NAME, "TF_CONFIG")
     text = check_text(environ["TF_CONFIG"], source)
     if not is_json(text):
@@ -85,7 +114,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
 
 
 class _Reader:
-    """Reads one TF_CONFIG; holds it and where it came from."""
+    """Reads one TF_CONFIG."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -105,16 +134,16 @@ class _Reader:
             where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
             spec = self._mapping(where)
             task = self._task()
-        # Numbers of tasks in place of addresses, as SlurmClusterResolver's `jobs` has them; TensorFlow's TF_CONFIG never does.
+        # Numbers of tasks in place of addresses, as in the `jobs` of SlurmClusterResolver. TensorFlow's TF_CONFIG has none.
         self.has_counts = not self.document.from_environment and all(map(_is_int, spec.values()))
         extension = self._mapping(EXTENSION) if not self.is_bare else {}
         fields = _Extension(self, extension)
         jobs = self._jobs(spec, where)
         if jobs.get("ps") and not self.is_bare and has_reduction_server(self.config.get("job")):
-            del jobs["ps"]  # Vertex AI's third pool runs Google's Reduction Server, which speaks NCCL's language alone.
+            del jobs["ps"]  # Vertex AI's third pool runs Google's Reduction Server, which supports only NCCL.
         partial = where == "sparseCluster" or self._is_view(spec, jobs, task)
         if partial and task and task[0] == "ps" and len(jobs.get("ps", {})) == 1:
-            # TFJob shows a dynamic ps only itself, as a list of one whatever its index.
+            # TFJob shows a dynamic ps only itself: a list with one entry, at any index.
             jobs["ps"] = {task[1]: next(iter(jobs["ps"].values()))}
         evaluators = fields.evaluators()
         if evaluators and jobs.get("evaluator"):
@@ -142,7 +171,7 @@ class _Reader:
         return cluster
 
     def _check_keys(self) -> None:
-        """Unknown keys are ignored, as TensorFlow does; those that are known words in the wrong place are mistakes."""
+        """Raises ClusterError for a known word in the wrong place, and for a typo. Other keys are ignored, as in TensorFlow."""
         for key, value in self.config.items():
             if not isinstance(key, str):
                 raise self.error(f"the key {shown(key)} is not a name; expected cluster, task or rpc_layer")
@@ -183,7 +212,7 @@ class _Reader:
         return ("chief" if kind == "master" else kind), 0 if index is None else self._index(index, "task", "index")
 
     def _index(self, value: object, *path: str) -> int:
-        """Accepts 1 and "1"; TensorFlow calls int() on it, which also accepts 1.9 and True."""
+        """Returns an index given as 1 or "1". TensorFlow calls int(), which also accepts 1.9 and True."""
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9:
             return int(value)
         if isinstance(value, str) and _INDEX.fullmatch(value):
@@ -191,7 +220,7 @@ class _Reader:
         raise self.error(f"{shown(value)} is not an index; expected a whole number from 0", *path)
 
     def _jobs(self, spec: Mapping[Any, Any], where: str) -> dict[str, dict[int, str]]:
-        """Addresses by job and index, as they are written; empty jobs are left out."""
+        """Returns job -> index -> address as it is written, without empty jobs."""
         prefix = (where,) if where else ()
         jobs: dict[str, dict[int, str]] = {}
         total = 0
@@ -231,9 +260,9 @@ class _Reader:
             raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
 
     def _is_view(self, spec: Mapping[Any, Any], jobs: dict[str, dict[int, str]], task: tuple[str, int] | None) -> bool:
-        """Whether this is what one task of a TFJob with `enableDynamicWorker` sees, or a specification with holes.
+        """Returns whether this is the view of one task of a TFJob with `enableDynamicWorker`, or a specification with holes.
 
-        Such a task sees its own worker only, as an object of one entry; a ps or a chief sees an empty object of workers.
+        A worker of such a TFJob sees only itself, as an object with one entry; a ps or a chief sees an empty object of workers.
         """
         workers = spec.get("worker")
         if task is not None and isinstance(workers, Mapping) and len(workers) <= 1:
@@ -270,34 +299,13 @@ class _Reader:
     def _address(self, address: object, *path: str) -> tuple[str | None, int | None]:
         if address is None and self.has_counts:
             return None, None
-        return split_address(address, lambda message: self.error(message, *path))
-
-
-def split_address(address: object, error: Callable[[str], ClusterError]) -> tuple[str, int]:
-    """The host and the port of an address as TensorFlow takes it: `host:port`, `grpc://host:port`, `[::1]:2222`.
-
-    Args:
-        address: what stands in the place of an address.
-        error: makes the error about this place.
-    """
-    if not isinstance(address, str):
-        raise error(f'{shown(address)} is not an address; expected "host:port"')
-    match = _ADDRESS.fullmatch(address)
-    if match is None:
-        hint = "write IPv6 addresses in brackets, [::1]:2222" if address.count(":") > 1 else 'expected "host:port"'
-        raise error(f"{shown(address)} has no port or is not an address; {hint}")
-    host, port = match[1].removeprefix("[").removesuffix("]"), int(match[2])
-    if not valid_host(host) or (":" in host) != match[1].startswith("["):
-        raise error(f"{shown(address)} does not start with a host name or an IP address")
-    if not 1 <= port <= 65535:
-        raise error(f"the port of {shown(address)} is {port}; ports are 1 to 65535")
-    return host, port
+        return tensorflow_address(address, lambda message: self.error(message, *path))
 
 
 class _Extension:
-    """Reads the key `tfdist`: what `Cluster.tf_config` puts there because TF_CONFIG has no words for it.
+    """Reads the key `tfdist`, where `Cluster.tf_config` puts fields for which TF_CONFIG has no words.
 
-    It is strict where TF_CONFIG is lenient: nobody but tfdist writes it, so anything unknown is a mistake.
+    It is strict, unlike the rest of TF_CONFIG: only tfdist writes this key, so anything unknown is a mistake.
     """
 
     def __init__(self, reader: _Reader, values: Mapping[Any, Any]) -> None:
@@ -350,7 +358,7 @@ class _Extension:
         return tuple(tuple(group) for group in value)
 
     def slots(self, job: str, tasks: int) -> list[tuple[int, int]]:
-        """Slots and GPUs of each task of a job, in the order of the tasks; one slot each where none are given."""
+        """Returns slots and GPUs of each task of a job, in order. Default: one slot and no GPU."""
         all_slots = self.rest.get("slots", {})
         expected = f"{{job: [[slots, gpus], ...]}} with one pair for each of the {tasks} {job} tasks"
         if not isinstance(all_slots, Mapping) or not set(all_slots) <= set(JOBS):
@@ -379,3 +387,18 @@ class _Extension:
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="TF_CONFIG",
+    example='TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})',
+    text=TextReader(parse, words=WORDS, is_mapping=True, from_object=from_object),
+    environment=EnvironmentReader(recognizes, from_environ, is_blank=is_blank),
+    writer=Writer(
+        write,
+        help="TF_CONFIG of every task by the task's name (the default), of one task with --task",
+        as_run=True,
+        write_task=write_task,
+    ),
+)
