@@ -7,7 +7,7 @@ python -m tfdist.translate job.conf --to tf_config --task worker:0
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import flags
@@ -29,10 +29,7 @@ SOURCE is a file in any dialect, the command line of another launcher in quotes 
 CloudML scale tier such as STANDARD_1, a text, or - for standard input. Without SOURCE the environment is read (TF_CONFIG, a
 Slurm step, ...).
 
-{outputs}
-{options}
-  --hostfile HOSTS   the hosts of a SINGA cluster, one per line
-  --task JOB:INDEX   the task whose TF_CONFIG is printed, for example worker:1
+{flags}
 
 If the strategy needs a chief and the description has none, tf_config and cluster_spec add one beside worker 0.
 A bad description gives one line on standard error and exit status 2.
@@ -125,18 +122,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _usage() -> str:
-    texts = {name: writer.help or dialects()[name].example for name, writer in writers().items()} | OTHER_OUTPUTS
-    takers = {option: [name for name, writer in writers().items() if option in writer.options] for option in options()}
-    return USAGE.format(
-        outputs=_lines({f"--to {name}": text for name, text in texts.items()}),
-        options=_lines(
-            {f"--{name} {name.upper()}": f"with --to {', '.join(takers[name])}: {text}" for name, text in options().items()}
-        ),
-    )
-
-
-def _lines(texts: Mapping[str, str]) -> str:
-    return "\n".join(f"  {name:<18} {text}" for name, text in texts.items())
+    texts = {f"--to {name}": writer.help or dialects()[name].example for name, writer in writers().items()}
+    texts |= {f"--to {name}": text for name, text in OTHER_OUTPUTS.items()}
+    for option, text in options().items():
+        takers = ", ".join(name for name, writer in writers().items() if option in writer.options)
+        texts[f"--{option} {option.upper()}"] = f"with --to {takers}: {text}"
+    texts["--hostfile HOSTS"] = "the hosts of a SINGA cluster, one per line"
+    texts["--task JOB:INDEX"] = "the task whose TF_CONFIG is printed, for example worker:1"
+    width = max(map(len, texts))
+    return USAGE.format(flags="\n".join(f"  {flag:<{width}}  {text}" for flag, text in texts.items()))
 
 
 def _task(text: str) -> tuple[str, int]:

@@ -7,7 +7,8 @@ import pytest
 import tfdist
 from tfdist import create_strategy
 from tfdist.cluster import Cluster
-from tfdist.dialects import environment, tf_config
+from tfdist.dialects import environment
+from tfdist.dialects.tf_config.environment import from_environ
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
 
@@ -303,7 +304,7 @@ def test_the_variable_of_a_description(environ):
 
 def test_numbers_of_tasks_are_no_tf_config():
     with pytest.raises(ClusterError, match="2 is not a list"):
-        tf_config.from_environ({"TF_CONFIG": '{"cluster": {"worker": 2}}'})
+        from_environ({"TF_CONFIG": '{"cluster": {"worker": 2}}'})
     with pytest.raises(ClusterError, match="2 is not a list"):
         tfdist.read({"worker": 2, "ps": ["a:1"]})
     cluster = tfdist.read({"worker": 2, "ps": 1})

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import read, tf_config
+from tfdist.dialects import read
+from tfdist.dialects.tf_config.write import write
 from tfdist.errors import ClusterError
 
 A, B, C, D = "a:2222", "b:2222", "c:2222", "d:2222"
@@ -187,7 +188,7 @@ def test_any_text_as_an_address_is_read_or_refused(address: str, bare: bool) -> 
 
 
 def test_the_written_file_has_every_task() -> None:
-    written = json.loads(tf_config.write(read("STANDARD_1")))
+    written = json.loads(write(read("STANDARD_1")))
     assert list(written) == ["chief:0", *(f"worker:{n}" for n in range(4)), *(f"ps:{n}" for n in range(3))]
     assert written["ps:2"]["task"] == {"type": "ps", "index": 2}
 
@@ -202,10 +203,10 @@ def test_ten_thousand_tasks_are_read_and_their_tf_config_refused_all_at_once() -
     cluster = read(text)
     config = cluster.tf_config("worker", 77)
     with pytest.raises(ClusterError, match=r"each of the 10000 tasks names them all, in \d+ bytes; print that of one"):
-        tf_config.write(cluster)
+        write(cluster)
     assert config["cluster"] == spec
     # Of a thousand tasks each has its own, though all but `task` is the same text.
     smaller = read({"worker": spec["worker"][:1000]})
-    written = json.loads(tf_config.write(smaller))
+    written = json.loads(write(smaller))
     assert written["worker:998"] == smaller.tf_config("worker", 998)
     assert len(written) == 1000

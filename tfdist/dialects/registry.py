@@ -20,12 +20,12 @@ from tfdist.dialects.entry_points import load
 
 # The order matters if two dialects fit equally well; the earlier one wins. TF_CONFIG is first: `cluster` alone in YAML or JSON
 # is TF_CONFIG, and of two launchers' environments that agree TF_CONFIG counts. Slurm is before Horovod because a batch script
-# and a host file both begin with comments. Vertex AI and SageMaker are before Kubernetes, whose form is the more general.
+# and a host file both begin with comments. Vertex AI and SageMaker are before Kubernetes, whose form is the more general. SINGA
+# is last: fields such as `name` are words of many languages.
 BUILT_IN: tuple[Dialect, ...] = (
     tf_config.DIALECT,
     slurm.DIALECT,
     horovod.DIALECT,
-    singa.DIALECT,
     cloudml.DIALECT,
     vertex.DIALECT,
     sagemaker.DIALECT,
@@ -34,6 +34,7 @@ BUILT_IN: tuple[Dialect, ...] = (
     pytorch.DIALECT,
     caffe2.DIALECT,
     paddle.DIALECT,
+    singa.DIALECT,
 )
 """The dialects of this package. A new one is one new file (or folder) and one line here."""
 

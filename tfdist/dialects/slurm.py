@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
-from tfdist.dialects import tf_config
 from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Document, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.tf_config.config import parse as parse_tf_config
 from tfdist.dialects.writing.unsupported import check_whole
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
@@ -185,7 +185,7 @@ def parse(document: Document) -> Cluster:
             value = ""
         if not value.lstrip().startswith("{"):
             raise source.error("expected a JSON object in quotes", field="TFDIST_CLUSTER", line=line)
-        return tf_config.parse(load(Document(document.name, value), source))
+        return parse_tf_config(load(Document(document.name, value), source))
     wanted = _wanted(document.text, source)
     values = Values(source, wanted, "--")
     if "ntasks" in wanted:

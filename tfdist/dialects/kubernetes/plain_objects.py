@@ -11,11 +11,12 @@ import json
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import tf_config
 from tfdist.dialects.kubernetes import write as writing
 from tfdist.dialects.parsing.document import Document, is_json, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.node import Node
+from tfdist.dialects.tf_config.config import NAME as TF_CONFIG
+from tfdist.dialects.tf_config.config import parse as parse_tf_config
 from tfdist.dialects.writing.containers import Program, dump, program
 from tfdist.dialects.writing.unsupported import check_whole
 from tfdist.errors import Source
@@ -170,13 +171,13 @@ def _cluster(entry: Node) -> tuple[Cluster, str, int | None]:
         raise variable.error("TF_CONFIG has no value here; it has to be in the manifest for tfdist to read it")
     text = value.text().replace("$$", "$")
     where = value.error("").args[0].removesuffix(": ")
-    source = Source(tf_config.NAME, where)
+    source = Source(TF_CONFIG, where)
     if not is_json(text):
         raise source.error('this is not a JSON object; expected {"cluster": {...}, "task": {...}}')
     config = dict(load(Document(where, text), source).mapping)
     task = config.pop("task", None)
     kind = task.get("type") if isinstance(task, dict) else None
-    cluster = tf_config.parse(Document(where, mapping=config))
+    cluster = parse_tf_config(Document(where, mapping=config))
     job = "chief" if kind == "master" else kind
     if not isinstance(job, str) or not cluster.job(job):
         raise source.error(f"the task is {shown(job)}, and the cluster has {cluster.describe()}", field="task")

@@ -1,24 +1,20 @@
-"""TF_CONFIG and cluster specifications, in all variants that schedulers write.
+"""Reads TF_CONFIG and cluster specifications, in all variants that schedulers write.
 
 Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_cluster_resolver.py`,
 `distribute/multi_worker_util.py` and `training/server_lib.py`; kubeflow/training-operator
 `pkg/controller.v1/tensorflow/tensorflow.go` v1.1 to v1.9; AI Platform Training "distributed training details".
 """
 
-import dataclasses
-import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tfdist.cluster import EXTENSION, JOBS, Cluster, Groups, Task
-from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
+from tfdist.cluster import EXTENSION, JOBS, Cluster, Task
 from tfdist.dialects.parsing.addresses import tensorflow_address
-from tfdist.dialects.parsing.document import MAX_TASKS, Document, check_text, close, is_json, shown
-from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.document import MAX_TASKS, Document, close, shown
+from tfdist.dialects.tf_config.extension import Extension, is_int
 from tfdist.dialects.vertex.pools import has_reduction_server
 from tfdist.errors import ClusterError, Source, nearest
-from tfdist.synchronization import DEFAULTS, Synchronization, problem
 
 NAME = "tf_config"
 
@@ -27,24 +23,6 @@ _KEYS = frozenset({"cluster", "sparseCluster", "task", "rpc_layer", "environment
 _OTHER_KEYS = frozenset({"session_master", "eval_session_master", "master", "model_dir", "service", "trial", "cloud"})
 WORDS = _KEYS | frozenset(_JOB_NAMES)
 
-_EXTENSION_KEYS = (
-    "slots",
-    "worker_groups",
-    "server_groups",
-    "separate_servers",
-    "sync_period",
-    "synchronization",
-    "share_memory",
-    "job_dir",
-    "strategy",
-    "partial",
-    "evaluators",
-)
-
-MAX_WRITTEN = 256 << 20
-"""Most bytes that `write` returns for all tasks."""
-
-_PLACE = {"type": None}
 _INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
 
@@ -52,31 +30,6 @@ _PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
 def parse(document: Document) -> Cluster:
     """Reads TF_CONFIG, or a bare cluster specification. Raises ClusterError for a bad one."""
     return _Reader(document).cluster()
-
-
-def write(cluster: Cluster) -> str:
-    """Returns a JSON object: task name -> TF_CONFIG of the task, one task per line.
-
-    Raises:
-        ClusterError: if the text would be larger than `MAX_WRITTEN`.
-    """
-    cluster = cluster.addressed()
-    first = cluster.tasks[0]
-    head = json.dumps(cluster.tf_config(first.job, first.index) | {"task": _PLACE})
-    if len(head) * len(cluster.tasks) > MAX_WRITTEN:
-        raise cluster.source.error(
-            f"TF_CONFIG of each of the {len(cluster.tasks)} tasks names them all, in {len(head)} bytes; print that of one with "
-            "--task, or the addresses once with --to cluster_spec"
-        )
-    # Only `task` differs between the tasks; the rest is long.
-    before, _, after = head.partition(json.dumps(_PLACE))
-    parts = ((task.name, json.dumps({"type": task.job, "index": task.index})) for task in cluster.tasks)
-    return "{" + ",\n ".join(f"{json.dumps(name)}: {before}{task}{after}" for name, task in parts) + "}\n"
-
-
-def write_task(cluster: Cluster, job: str, index: int) -> str:
-    """Returns TF_CONFIG of the task `job:index`. Raises ClusterError if there is no such task."""
-    return json.dumps(cluster.addressed().tf_config(job, index))
 
 
 def from_object(value: object) -> dict[str, Any] | None:
@@ -92,25 +45,6 @@ def from_object(value: object) -> dict[str, Any] | None:
     if rpc_layer:
         config["rpc_layer"] = rpc_layer
     return config
-
-
-def recognizes(environ: Mapping[str, str]) -> str | None:
-    """Returns TF_CONFIG if it is set and has content, else None."""
-    return "TF_CONFIG" if environ.get("TF_CONFIG", "").strip() not in ("", "{}") else None
-
-
-def is_blank(environ: Mapping[str, str]) -> bool:
-    """Returns whether TF_CONFIG is `{}`, which describes one task."""
-    return environ.get("TF_CONFIG", "").strip() == "{}"
-
-
-def from_environ(environ: Mapping[str, str]) -> Cluster:
-    """Reads the variable TF_CONFIG. Raises ClusterError for a bad one."""
-    source = Source(NAME, "TF_CONFIG")
-    text = check_text(environ["TF_CONFIG"], source)
-    if not is_json(text):
-        raise source.error('the variable does not hold a JSON object; expected {"cluster": {...}, "task": {...}}')
-    return parse(dataclasses.replace(load(Document("TF_CONFIG", text), source), from_environment=True))
 
 
 class _Reader:
@@ -135,9 +69,9 @@ class _Reader:
             spec = self._mapping(where)
             task = self._task()
         # Numbers of tasks in place of addresses, as in the `jobs` of SlurmClusterResolver. TensorFlow's TF_CONFIG has none.
-        self.has_counts = not self.document.from_environment and all(map(_is_int, spec.values()))
+        self.has_counts = not self.document.from_environment and all(map(is_int, spec.values()))
         extension = self._mapping(EXTENSION) if not self.is_bare else {}
-        fields = _Extension(self, extension)
+        fields = Extension(extension, self.error)
         jobs = self._jobs(spec, where)
         if jobs.get("ps") and not self.is_bare and has_reduction_server(self.config.get("job")):
             del jobs["ps"]  # Vertex AI's third pool runs Google's Reduction Server, which supports only NCCL.
@@ -145,7 +79,7 @@ class _Reader:
         if partial and task and task[0] == "ps" and len(jobs.get("ps", {})) == 1:
             # TFJob shows a dynamic ps only itself: a list with one entry, at any index.
             jobs["ps"] = {task[1]: next(iter(jobs["ps"].values()))}
-        evaluators = fields.evaluators()
+        evaluators = dict(self._entries(fields.evaluators(), (EXTENSION, "evaluators")))
         if evaluators and jobs.get("evaluator"):
             raise self.error("evaluators are given here and under `cluster`; keep one of them", EXTENSION, "evaluators")
         if evaluators:
@@ -254,7 +188,7 @@ class _Reader:
                 yield index, address
         elif isinstance(entries, list | tuple):
             yield from enumerate(entries)
-        elif self.has_counts and _is_int(entries) and 0 <= entries <= MAX_TASKS:
+        elif self.has_counts and is_int(entries) and 0 <= entries <= MAX_TASKS:
             yield from ((index, None) for index in range(entries))
         elif entries is not None:
             raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
@@ -269,7 +203,7 @@ class _Reader:
             return True
         return any(sorted(jobs[job]) != list(range(len(jobs[job]))) for job in jobs if job != "evaluator")
 
-    def _tasks(self, jobs: dict[str, dict[int, str]], task: tuple[str, int] | None, fields: "_Extension") -> list[Task]:
+    def _tasks(self, jobs: dict[str, dict[int, str]], task: tuple[str, int] | None, fields: "Extension") -> list[Task]:
         where = () if self.is_bare else ("cluster",)
         tasks: list[Task] = []
         for job in JOBS:
@@ -300,105 +234,3 @@ class _Reader:
         if address is None and self.has_counts:
             return None, None
         return tensorflow_address(address, lambda message: self.error(message, *path))
-
-
-class _Extension:
-    """Reads the key `tfdist`, where `Cluster.tf_config` puts fields for which TF_CONFIG has no words.
-
-    It is strict, unlike the rest of TF_CONFIG: only tfdist writes this key, so anything unknown is a mistake.
-    """
-
-    def __init__(self, reader: _Reader, values: Mapping[Any, Any]) -> None:
-        self.reader = reader
-        self.rest: dict[Any, Any] = dict(values)
-
-    def _error(self, key: str, value: object, expected: str) -> ClusterError:
-        return self.reader.error(f"{shown(value)} is not right; expected {expected}", EXTENSION, key)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.rest.pop(key, default)
-        if not isinstance(value, bool):
-            raise self._error(key, value, "true or false")
-        return value
-
-    def text(self, key: str) -> str | None:
-        value = self.rest.pop(key, None)
-        if value is not None and not isinstance(value, str):
-            raise self._error(key, value, "a string")
-        return value
-
-    def sync_period(self) -> int:
-        value = self.rest.pop("sync_period", 1)
-        if not _is_int(value) or not 1 <= value < 2**31:
-            raise self._error("sync_period", value, "a whole number from 1")
-        return int(value)
-
-    def synchronization(self) -> Synchronization:
-        options = self.rest.pop("synchronization", {})
-        if not isinstance(options, Mapping):
-            raise self._error("synchronization", options, 'options by name, {"outer": "nesterov"}')
-        for name, value in options.items():
-            path = (EXTENSION, "synchronization")
-            if name not in DEFAULTS:
-                raise self.reader.error(f"the option {shown(name)} is not known here{nearest(name, DEFAULTS)}", *path)
-            if fault := problem(name, value):
-                raise self.reader.error(fault, *path, name)
-        return Synchronization(**options)
-
-    def evaluators(self) -> dict[int, str]:
-        return dict(self.reader._entries(self.rest.pop("evaluators", None), (EXTENSION, "evaluators")))
-
-    def groups(self, key: str) -> Groups:
-        value = self.rest.pop(key, [])
-        expected = "lists of ranks, [[0, 1], [2]]"
-        if not isinstance(value, list | tuple) or not all(isinstance(group, list | tuple) for group in value):
-            raise self._error(key, value, expected)
-        if not all(_is_int(rank) for group in value for rank in group):
-            raise self._error(key, value, expected)
-        return tuple(tuple(group) for group in value)
-
-    def slots(self, job: str, tasks: int) -> list[tuple[int, int]]:
-        """Returns slots and GPUs of each task of a job, in order. Default: one slot and no GPU."""
-        all_slots = self.rest.get("slots", {})
-        expected = f"{{job: [[slots, gpus], ...]}} with one pair for each of the {tasks} {job} tasks"
-        if not isinstance(all_slots, Mapping) or not set(all_slots) <= set(JOBS):
-            raise self._error("slots", all_slots, expected)
-        pairs = all_slots.get(job)
-        if pairs is None:
-            return [(1, 0)] * tasks
-        if not isinstance(pairs, list | tuple) or len(pairs) != tasks:
-            raise self._error("slots", pairs, expected)
-        result = []
-        for pair in pairs:
-            if not isinstance(pair, list | tuple) or len(pair) != 2 or not all(_is_int(number) for number in pair):
-                raise self._error("slots", pair, expected)
-            if pair[0] < 1 or not 0 <= pair[1] <= pair[0]:
-                raise self._error("slots", pair, "at least one slot, and no more GPUs than slots")
-            result.append((pair[0], pair[1]))
-        if sum(count for count, _ in result) > MAX_TASKS:
-            raise self.reader.error(f"the {job} tasks have more than {MAX_TASKS} slots", EXTENSION, "slots")
-        return result
-
-    def check_all_used(self) -> None:
-        self.rest.pop("slots", None)
-        for key in self.rest:
-            raise self.reader.error(f"the key {shown(key)} is not known here{nearest(key, _EXTENSION_KEYS)}", EXTENSION)
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-DIALECT = Dialect(
-    name=NAME,
-    title="TF_CONFIG",
-    example='TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})',
-    text=TextReader(parse, words=WORDS, is_mapping=True, from_object=from_object),
-    environment=EnvironmentReader(recognizes, from_environ, is_blank=is_blank),
-    writer=Writer(
-        write,
-        help="TF_CONFIG of every task by the task's name (the default), of one task with --task",
-        as_run=True,
-        write_task=write_task,
-    ),
-)
