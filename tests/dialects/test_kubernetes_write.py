@@ -184,7 +184,7 @@ def test_what_is_left_out_is_told_in_comments() -> None:
         '# TFJob has no job directory: give your program "/tmp/a\\nb: c" itself.',
     ]
     mixed = Cluster((Task("worker", 0, "a", 1), Task("worker", 1, "a", 2)))
-    assert "# Every pod has an address of its own: all worker tasks listen on one port." in plain_objects.write(mixed)
+    assert "# Every pod has its own address: all worker tasks listen on one port." in plain_objects.write(mixed)
     assert "#" not in plain_objects.write(read("BASIC"), **PROGRAM).partition("'y;")[0]
 
 
@@ -271,7 +271,9 @@ def test_objects_for_one_task_each_are_read(kind: str) -> None:
 def test_pods_that_cannot_know_which_task_they_are_are_refused() -> None:
     with pytest.raises(ClusterError, match="replicas is 2, and TF_CONFIG makes each of these pods worker:0; make it 1"):
         read(pods_of("Deployment", ("worker", 0), ("worker", 1), ("ps", 0), replicas=2))
-    with pytest.raises(ClusterError, match="the pods of a Deployment have no numbers; give each of the 2 worker tasks an obj"):
+    with pytest.raises(
+        ClusterError, match="the pods of a Deployment have no numbers; write one object for each of the 2 worker tasks"
+    ):
         read(pods_of("Deployment", ("worker", "$(INDEX)"), ("ps", 0), replicas=1))
 
 

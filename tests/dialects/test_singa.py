@@ -213,7 +213,7 @@ def test_spellings_of_the_block(text: str) -> None:
         ("cluster {\n nworker_groups: 3000000000 }", ":2: cluster.nworker_groups: Value out of range"),
         ("cluster {\n share_memory: yes }", 'Expected "true" or "false"'),
         ("cluster {\n workspace: here }", ":2: cluster.workspace"),
-        ("cluster {\n workspace { } }", "a block stands where one value belongs"),
+        ("cluster {\n workspace { } }", "this is a block, but one value is expected"),
         ("cluster {\n nworker_groups 1 }", ":2: there is no `:` or block after 'nworker_groups'"),
         ("cluster {\n nworker_groups: }", ":2: expected a value for nworker_groups"),
         ("name: 'x'\ncluster {\n nworker_groups: 1\n", ":2: the { here is never closed; a } is missing"),
@@ -247,7 +247,7 @@ def test_text_that_is_refused_and_how(text: str, message: str) -> None:
         ({"nworkers_per_group": 3, "nworkers_per_procs": 2}, "3 workers (in groups of 3) do not fill processes of 2"),
         (
             {"nworker_groups": 2, "nworkers_per_group": 3, "nworkers_per_procs": 2},
-            "groups of 3 workers and processes of 2 cut each other; choose a nworkers_per_procs that divides 3",
+            "groups of 3 workers and processes of 2 overlap; choose a nworkers_per_procs that divides 3",
         ),
         ({"nservers_per_group": 3, "nservers_per_procs": 2}, "3 servers (in groups of 3) do not fill processes of 2"),
         ({"nworker_groups": 2, "nserver_groups": 3}, "3 server groups for 2 worker groups"),

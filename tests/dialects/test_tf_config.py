@@ -98,7 +98,7 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         ({"cluster": {"worker": {"-1": A}}}, "'-1' is not an index"),
         ({"cluster": {"worker": {"1": A, "01": B}}}, "the index 1 is given twice"),
         ({"cluster": [A]}, "is not an object"),
-        ({"cluster": {"worker": [A]}, "worker": [B]}, "the job worker stands beside `cluster`"),
+        ({"cluster": {"worker": [A]}, "worker": [B]}, "the job worker is outside `cluster`"),
         ({"clustr": {"worker": [A]}, "task": {}}, "did you mean cluster?"),
         ({"cluster": {"worker": [A]}, "sparseCluster": {"worker": {"0": A}}}, "both cluster and sparseCluster"),
         ({"cluster": {"worker": [A]}, "rpc_layer": 5}, "rpc_layer: 5 is not a protocol"),
@@ -150,7 +150,7 @@ def test_an_empty_variable_in_the_environment_is_no_cluster(monkeypatch: pytest.
     monkeypatch.setenv("TF_CONFIG", "{}")
     assert names(read()) == ["chief:0"]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"worker": [A]}))
-    with pytest.raises(ClusterError, match="the job worker stands beside `cluster`"):
+    with pytest.raises(ClusterError, match="the job worker is outside `cluster`"):
         read()
     monkeypatch.setenv("TF_CONFIG", "cluster")
     with pytest.raises(ClusterError, match="does not hold a JSON object"):

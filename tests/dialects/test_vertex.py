@@ -106,7 +106,7 @@ def test_accelerators_are_slots(machine: dict[str, Any], gpus: int) -> None:
         (("acceleratorType: NVIDIA_TESLA_T4", "acceleratorType: NVIDIA-TESLA-T4"), "did you mean NVIDIA_TESLA_T4?"),
         (("    replicaCount: 1", "    replicaCount: 1\n    replica_count: 1"), "the same is given as replicaCount"),
         (("    replicaCount: 1", "    replicaCounts: 1"), "a worker pool has no such field; did you mean replicaCount?"),
-        (("workerPoolSpecs", "workerPoolSpec"), "the job has no workerPoolSpecs, which say what machines to train on; did you"),
+        (("workerPoolSpecs", "workerPoolSpec"), "the job has no workerPoolSpecs, which describe the machines; did you"),
         (("baseOutputDirectory", "  - {}\nbaseOutputDirectory"), "there are 5 worker pools; Vertex AI has 4"),
     ],
 )

@@ -1,6 +1,6 @@
 """Caffe2: the flags of its `resnet50_trainer`, which users' programs share, on a command line or in a dict.
 
-Sources of the rules: pytorch `caffe2/python/examples/resnet50_trainer.py` @ 0ee53bf7 (flags, defaults, which store is taken),
+Sources of the rules: pytorch `caffe2/python/examples/resnet50_trainer.py` @ 0ee53bf7 (flags, defaults, choice of the store),
 `caffe2/distributed/{file,redis}_store_handler.cc` @ 01f2f07a.
 
 All machines step together (AllReduce by Gloo): shard r is `worker:r`, and its slots are its GPUs. tfdist has its own keys in

@@ -106,7 +106,7 @@ def detect(source: object) -> Detected:
 
 def _from_file(path: "str | bytes") -> Detected:
     name = os.fsdecode(path)
-    # A text without line breaks may be taken for a path; it can have any length.
+    # A text without line breaks looks like a path; it may have any length.
     source = Source("file", name if len(name) <= 250 else f"{name[:250]}...")
     try:
         content = read_bytes(name, source)

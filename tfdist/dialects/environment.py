@@ -1,4 +1,4 @@
-"""The environment of this process: which launcher or scheduler started it, and what that says about the cluster.
+"""The environment of this process: the launcher or scheduler that started it, and the cluster that its variables describe.
 
 Several of them may have set their variables. This is the order:
 
@@ -26,7 +26,7 @@ CLUSTER_VARIABLE = "TFDIST_CLUSTER"
 """A description for programs that get none: a path or a text in any dialect, as `--cluster` takes it."""
 
 STARTED_VARIABLE = "TFDIST_STARTED"
-"""tfdist sets it for the tasks that it starts. Their TF_CONFIG alone counts, whatever started tfdist."""
+"""tfdist sets it for the tasks that it starts. Only their TF_CONFIG counts."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Environment:
 
     @property
     def size(self) -> int:
-        """Processes that it started and that every system counts alike: those that train or serve."""
+        """Processes that train or serve. Every system counts these in the same way."""
         if isinstance(self.described, RankInfo):
             return self.described.size + len(self.described.known)
         return len(self.described.training_tasks)
@@ -60,8 +60,8 @@ class Environment:
         return ranked.index(task) if task in ranked and not self.described.job("ps") else None
 
     def __str__(self) -> str:
-        which = "" if self.rank is None else f", of which this is number {self.rank}"
-        return f"{self.variable} ({self.dialect}) says that there are {self.size} tasks{which}"
+        which = "" if self.rank is None else f", this one as number {self.rank}"
+        return f"{self.variable} ({self.dialect}) describes {self.size} tasks{which}"
 
 
 def find(environ: Mapping[str, str] | None = None) -> Described | None:

@@ -53,10 +53,8 @@ def read(
     """
     described = description(source, hostfile=hostfile, overrides=overrides)
     if isinstance(described, RankInfo):
-        finds_out = "tfdist.strategy() finds out when it runs on all of them; to translate it, " if described.store else ""
-        raise described.source.error(
-            f"this says that there are {described.size} ranks, but not where; {finds_out}name the hosts"
-        )
+        hint = "tfdist.strategy() finds them when it runs on all ranks; to translate it, " if described.store else ""
+        raise described.source.error(f"this describes {described.size} ranks without addresses; {hint}name the hosts")
     return described
 
 

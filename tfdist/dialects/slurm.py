@@ -104,7 +104,7 @@ def _tasks_per_node(text: str, source: Source) -> list[int]:
         match = _TASKS.fullmatch(part)
         if match is None or int(match[1]) < 1 or len(counts) + int(match[2] or 1) > MAX_TASKS:
             raise source.error(
-                f"{shown(text)} does not say how many tasks each node has; expected 2(x3),1", field="SLURM_STEP_TASKS_PER_NODE"
+                f"{shown(text)} is not a list of tasks per node; expected 2(x3),1", field="SLURM_STEP_TASKS_PER_NODE"
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
@@ -122,7 +122,8 @@ def _places(counts: list[int], environ: Mapping[str, str], source: Source) -> It
         plane = Values(source, environ).number("SLURM_DIST_PLANESIZE", least=1, most=10**9)
     else:
         raise source.error(
-            f"{shown(text)} places ranks in a way that tfdist cannot know; use block or cyclic", field="SLURM_DISTRIBUTION"
+            f"{shown(text)} is a placement of ranks that tfdist does not support; use block or cyclic",
+            field="SLURM_DISTRIBUTION",
         )
     nodes = [iter(range(count)) for count in counts]
     left = sum(counts)

@@ -100,7 +100,7 @@ class Reader:
             return self._message(top, (), "TrainingInput")
         job = self._message(top, (), "Job")
         if "trainingInput" not in job:
-            raise self.source.error("the job has no trainingInput, which says what machines to train on")
+            raise self.source.error("the job has no trainingInput, which describes the machines")
         return job["trainingInput"].fields
 
     def _message(self, mapping: Mapping[Any, Any], path: Path, kind: str) -> dict[str, Value]:

@@ -26,7 +26,7 @@ OVERRIDES: dict[str, tuple[str, str]] = {
     "worker_machine_type": ("workerType", "CloudML machine type of the workers (tier CUSTOM)."),
     "parameter_server_machine_type": ("parameterServerType", "CloudML machine type of the ps (tier CUSTOM)."),
     "evaluator_machine_type": ("evaluatorType", "CloudML machine type of the evaluators (tier CUSTOM)."),
-    "worker_count": ("workerCount", "CloudML number of workers beside the chief (tier CUSTOM)."),
+    "worker_count": ("workerCount", "CloudML number of workers in addition to the chief (tier CUSTOM)."),
     "parameter_server_count": ("parameterServerCount", "CloudML number of ps (tier CUSTOM)."),
     "evaluator_count": ("evaluatorCount", "CloudML number of evaluators (tier CUSTOM)."),
 }
@@ -148,7 +148,7 @@ class _Training:
         count = 1 if name == "master" else self._count(count_field)
         kind = self._machine(type_field)
         if count and kind is None:
-            raise self._error(f"there are {count} of these but no {type_field}; say which machines they are", count_field)
+            raise self._error(f"there are {count} of these but no {type_field}; give a machine type", count_field)
         is_alone = kind is not None and count_field not in self.values and name != "master"
         if is_alone and self.values[type_field].field.startswith("--"):
             # gcloud asks for both flags. In a file a type alone means 0, as CloudML documents.

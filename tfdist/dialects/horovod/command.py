@@ -105,7 +105,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             continue
         if name not in values:
             raise source.error(
-                f"{shown(written)} is no option of {words[0]} that tfdist knows, so the program behind it cannot be "
+                f"{shown(written)} is not a known option of {words[0]}, so the program after it cannot be "
                 f"found{nearest(name, [*alone, *values])}"
             )
         count = values[name] - bool(equals)
@@ -118,7 +118,7 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
         found[meaning] = value
         position += count
     if ":" in words[position:]:
-        raise source.error("several programs are started at once (`:`); tfdist runs one program on every task")
+        raise source.error("the command line starts several programs (`:`); tfdist runs one program on every task")
     for name in _MPI_REFUSED:
         if name in found:
             raise source.error(
@@ -136,8 +136,8 @@ def _check_elastic(options: dict[str, str], source: Source) -> None:
     """Raises ClusterError for bad limits of an elastic job. A cluster keeps its size; that is the size at the start, `-np`."""
     if "script" in options:
         raise source.error(
-            "tfdist executes nothing of a command line; run the script yourself, save what it prints (`a:2`) as a host "
-            "file, and name that with --hostfile",
+            "tfdist executes nothing of a command line; run the script yourself, save its output (`a:2`) as a host "
+            "file, and give that with --hostfile",
             field="--host-discovery-script",
         )
     if "np" not in options:
@@ -187,4 +187,6 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
 
 
 def _cannot_map(mapping: str, source: Source) -> ClusterError:
-    return source.error(f"{shown(mapping)} places ranks in a way that tfdist does not know; use slot or node", field="--map-by")
+    return source.error(
+        f"{shown(mapping)} is a placement of ranks that tfdist does not support; use slot or node", field="--map-by"
+    )

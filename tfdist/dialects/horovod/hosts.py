@@ -100,7 +100,7 @@ def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
         slots = None
     options = _OPTION.findall(rest)
     if left := _OPTION.sub("", rest).split():
-        raise fault(f"{shown(left[0])} means nothing here; expected a line such as `a slots=2`")
+        raise fault(f"{shown(left[0])} is not allowed here; expected a line such as `a slots=2`")
     for key, value in options:
         if key not in _FILE_OPTIONS:
             raise fault(f"{shown(key)} is not known in a host file{nearest(key, _FILE_OPTIONS)}")

@@ -27,7 +27,7 @@ def write(cluster: Cluster) -> str:
     hosts = [(host, len(list(tasks))) for host, tasks in groupby(task.host or "localhost" for task in cluster.tasks)]
     names = [host.lower() for host, _ in hosts]
     if len(set(names)) < len(names):
-        raise cannot("Horovod wants the ranks of a host one after the other; list the workers by host")
+        raise cannot("Horovod needs consecutive ranks on a host; list the workers by host")
     if any(":" in name for name in names):
         raise cannot("Horovod's host file has no IPv6 addresses; use a name")
     return "".join(f"{host} slots={slots}\n" for host, slots in hosts)

@@ -78,7 +78,7 @@ def _check_number(entry: Node, job: str, index: int | None, tasks: int) -> None:
     count = spec.get(field) if field else None
     number = 1 if count is None else count.count(0)
     if kind not in _NUMBERED and tasks > 1:
-        raise entry.error(f"the pods of a {kind} have no numbers; give each of the {tasks} {job} tasks an object of its own")
+        raise entry.error(f"the pods of a {kind} have no numbers; write one object for each of the {tasks} {job} tasks")
     if number != tasks and index is not None:
         raise (count or spec).error(f"{field} is {number}, and TF_CONFIG makes each of these pods {job}:{index}; make it 1")
     if number != tasks:

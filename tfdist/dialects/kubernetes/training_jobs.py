@@ -54,7 +54,7 @@ def _tfjob(job: Node) -> Cluster:
         given[role] = kind
         if role in ("chief", "evaluator") and count > 1:
             raise replicas.error(f"there are {count} replicas of {kind}; TensorFlow allows one {role}")
-        width = 0 if role == "ps" else gpus(pod)  # A ps holds one shard, whatever GPUs its pod has.
+        width = 0 if role == "ps" else gpus(pod)  # A ps holds one shard, also in a pod with GPUs.
         for index in range(_total(replicas, tasks, count, width)):
             host = f"{name}-{kind.lower()}-{index}.{space}.svc" if name else None
             tasks.append(Task(role, index, host, here if host else None, max(1, width), width))
@@ -155,7 +155,7 @@ def _trainjob(job: Node) -> Cluster:
     trainer.check_near(("numNodes", "numProcPerNode", "resourcesPerNode"), "trainer")
     nodes = trainer.get("numNodes")
     if nodes is None:
-        raise trainer.error("numNodes is missing: the default of the runtime is not in this file; say how many nodes there are")
+        raise trainer.error("numNodes is missing: the default of the runtime is not in this file; give the number of nodes")
     slots, devices = _slots(trainer.get("numProcPerNode"), gpus(trainer, "resourcesPerNode"))
     name, space = object_name(job), namespace(job)
     count = _total(nodes, [], nodes.count(1), slots)

@@ -104,7 +104,7 @@ def notes(before: Cluster, after: Cluster, given: Program) -> list[str]:
         )
     changed = [task for task, other in zip(before.tasks, after.tasks, strict=True) if task.port not in (None, other.port)]
     if changed:
-        lines.append(f"Every pod has an address of its own: all {changed[0].job} tasks listen on one port.")
+        lines.append(f"Every pod has its own address: all {changed[0].job} tasks listen on one port.")
     return lines
 
 

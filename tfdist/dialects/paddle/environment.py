@@ -53,7 +53,7 @@ def _collective(values: Values) -> Cluster:
     if current and launcher_address(values, "PADDLE_CURRENT_ENDPOINT", current) != workers[rank]:
         raise values.error(
             "PADDLE_CURRENT_ENDPOINT",
-            f"{shown(current)} is not number {rank} of PADDLE_TRAINER_ENDPOINTS, as PADDLE_TRAINER_ID says",
+            f"{shown(current)} is not number {rank} of PADDLE_TRAINER_ENDPOINTS, which PADDLE_TRAINER_ID gives",
         )
     tasks = tuple(Task("worker", index, *where) for index, where in enumerate(workers))
     return Cluster(tasks, source=values.source, task=("worker", rank))

@@ -1,6 +1,6 @@
 """`Document`: a description before its dialect reads it; and how files become text and values become messages.
 
-Nothing here knows a dialect. Functions raise `ClusterError` and nothing else, whatever bytes they get.
+Nothing here knows a dialect. Functions raise `ClusterError` and nothing else, for any input.
 """
 
 import functools
@@ -13,10 +13,10 @@ from typing import Any
 from tfdist.errors import Source
 
 MAX_JSON = 16 << 20
-"""Largest JSON text in bytes: TF_CONFIG of the largest cluster (`MAX_TASKS` addresses) fits with room to spare."""
+"""Largest JSON text in bytes. TF_CONFIG of the largest cluster (`MAX_TASKS` addresses) is smaller."""
 
 MAX_TEXT = 1 << 20
-"""Largest YAML or text proto in bytes; people write these by hand."""
+"""Largest YAML or text proto in bytes. People write these by hand."""
 
 MAX_TASKS = 100_000
 """Most tasks, slots or executors that a description may ask for. Without it a mistyped count would fill the memory."""
@@ -32,10 +32,10 @@ class Document:
     """A description before its dialect reads it.
 
     Attributes:
-        name: where it was found, for messages: a file name, `TF_CONFIG`, `<text>`.
+        name: its place, for messages: a file name, `TF_CONFIG`, `<text>`.
         text: its text; empty if it came as a mapping.
         mapping: its content, if it came as a mapping or was loaded from JSON or YAML.
-        lines: line numbers of mapping entries by path, as far as they are known.
+        lines: line numbers of mapping entries by path, if they are known.
         from_environment: whether it is the TF_CONFIG of this process, which has a meaning even if it is empty.
         hostfile: path of the host file that accompanies it; only for dialects that take one.
         overrides: options that win over it, by name; only those that its dialect takes.
@@ -58,25 +58,25 @@ def shown(value: object, limit: int = 60) -> str:
         return f"a list of {len(value)} entries"
     try:
         text = repr(value[: limit + 1] if isinstance(value, str | bytes) else value)
-    except Exception:  # A caller's own object, or an int too long for str(): the message must still be made.
+    except Exception:  # repr() of a caller's object may raise, and so does that of an int with thousands of digits.
         text = f"a value of type {type(value).__name__}"
     return text if len(text) <= limit + 2 else f"{text[:limit]}..."
 
 
 def close(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
-    """Returns the known name that `name` is probably a misspelling of, or None. A known name is close to itself."""
+    """Returns the known name that `name` probably misspells, or None. A known name is close to itself."""
     return _close(name[:100], frozenset(known), cutoff)
 
 
 @functools.lru_cache(maxsize=1024)
 def _close(name: str, known: frozenset[str], cutoff: float) -> str | None:
-    # Sorted, so that of two names equally near the same one is chosen in every process.
+    # Sorted, so every process chooses the same one of two equally close names.
     matches = [name] if name in known else get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 
 def decode(content: bytes, source: Source) -> str:
-    """Returns the text of a file. Raises ClusterError where it is not text in UTF-8."""
+    """Returns the text of a file. Raises ClusterError if it is not text in UTF-8."""
     if len(content) > MAX_JSON:
         raise source.error(f"the description is larger than {MAX_JSON >> 20} MiB; no cluster description is")
     try:
@@ -89,7 +89,7 @@ def decode(content: bytes, source: Source) -> str:
 
 
 def check_text(text: str, source: Source) -> str:
-    """Returns `text` without a byte order mark. Raises ClusterError where it is binary, empty or too large."""
+    """Returns `text` without a byte order mark. Raises ClusterError if it is binary, empty or too large."""
     text = text.removeprefix("\ufeff")
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
@@ -103,12 +103,12 @@ def check_text(text: str, source: Source) -> str:
 
 
 def is_json(text: str) -> bool:
-    """Whether the text has to be a JSON object: it starts with `{`, as no text proto and no usual YAML mapping does."""
+    """Returns whether the text is a JSON object: it starts with `{`, unlike a text proto and a usual YAML mapping."""
     return text.lstrip()[:1] == "{"
 
 
 def read_bytes(path: "str | os.PathLike[str]", source: Source) -> bytes:
-    """Returns the content of a file, at most one byte more than is allowed. Raises ClusterError where it cannot be read."""
+    """Returns the content of a file, at most one byte more than `MAX_JSON`. Raises ClusterError if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(MAX_JSON + 1)

@@ -13,7 +13,11 @@ from tfdist.errors import ClusterError, Source
 
 
 def load(document: Document, source: Source) -> Document:
-    """Returns the document with its text loaded into `mapping`, as JSON where it starts with `{`, else as YAML."""
+    """Returns the document with its text loaded into `mapping`, as JSON if it starts with `{`, else as YAML.
+
+    Raises:
+        ClusterError: for a text that is neither, and for one that is not a mapping.
+    """
     if is_json(document.text):
         return Document(document.name, mapping=_load_json(document.text, source))
     lines: dict[Path, int] = {}
@@ -56,13 +60,13 @@ _DEEPEST = 50
 
 
 def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, Any]:
-    import yaml  # Here, because TF_CONFIG needs none of it and every process reads TF_CONFIG.
+    import yaml  # Not needed for TF_CONFIG, which every process reads.
 
     bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
     if bad:
         line = text.count("\n", 0, bad.start()) + 1
         raise source.error(f"the character {bad[0]!r} is not allowed in YAML", line=line)
-    # Only events are taken from the library: it never builds an object, and deep nesting needs no deep stack.
+    # The library only produces events: it never builds an object, and deep nesting needs no deep stack.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     builders: list[_Builder] = []
     try:
@@ -79,7 +83,7 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
         problem = " ".join(part for part in (error.context, error.problem) if part)
         raise source.error(f"this is not YAML: {problem}", line=mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        # PyYAML lets some of Python's own errors through, for instance for escapes beyond Unicode.
+        # PyYAML raises some of Python's own errors, for example for escapes beyond Unicode.
         raise source.error(f"this is not YAML: {error}") from None
     value = _only_one(builders, source, lines)
     if not isinstance(value, dict):
@@ -88,7 +92,7 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
 
 
 def _only_one(builders: "list[_Builder]", source: Source, lines: dict[Path, int]) -> Any:
-    """The value of the one document that is not empty. Several Kubernetes objects become a `kind: List`, the same to them."""
+    """Returns the value of the one document that is not empty. Several Kubernetes objects become an equivalent `kind: List`."""
     full = [builder for builder in builders if builder.value is not None]
     if len(full) < 2:
         lines.update(full[0].lines if full else {})
@@ -109,7 +113,7 @@ class _Builder:
         self.line = line
         self.lines: dict[Path, int] = {}
         self.stack: list[Any] = []
-        # The path to the value that comes next; in a mapping, None stands for a key that has not come yet.
+        # The path to the next value. In a mapping, None means that its key is next.
         self.path: list[str | None] = []
         self.value: Any = None
 
@@ -158,13 +162,13 @@ class _Builder:
         self.path.append(None if isinstance(value, dict) else "0")
 
     def follow(self) -> None:
-        """Goes on to the next key or element."""
+        """Advances to the next key or element."""
         if self.stack:
             self.path[-1] = None if isinstance(self.stack[-1], dict) else str(len(self.stack[-1]))
 
 
 def _scalar(text: str) -> Any:
-    # YAML 1.1 reads 1:30 as 90 and 010 as 8; nobody who writes a cluster means that, so such scalars stay text.
+    # YAML 1.1 reads 1:30 as 90 and 010 as 8. In a cluster description these are texts.
     if _INTEGER.fullmatch(text):
         return int(text)
     if _FLOAT.fullmatch(text):

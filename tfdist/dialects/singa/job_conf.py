@@ -78,7 +78,9 @@ def _check_inner(entry: Entry, lines: dict[str, int], source: Source) -> None:
         hint = nearest(entry.name, CLUSTER_FIELDS, otherwise=f"; the fields are {known}")
         raise source.error(f"ClusterProto has no such field{hint}", field=field[:90], line=entry.line)
     if entry.is_block:
-        raise source.error(f"a block stands where one value belongs; write `{entry.name}: ...`", field=field, line=entry.line)
+        raise source.error(
+            f"this is a block, but one value is expected; write `{entry.name}: ...`", field=field, line=entry.line
+        )
     if entry.name in lines:
         raise source.error(f"it is given twice, first in line {lines[entry.name]}; keep one", field=field, line=entry.line)
     lines[entry.name] = entry.line

@@ -84,7 +84,7 @@ class Layout:
             )
         if group % procs and procs % group:
             raise self._error(
-                f"groups of {group} {what}s and processes of {procs} cut each other; "
+                f"groups of {group} {what}s and processes of {procs} overlap; "
                 f"choose a {field} that divides {group} or is a multiple of it",
                 field,
             )

@@ -110,10 +110,10 @@ class _Reader:
             if not isinstance(key, str):
                 raise self.error(f"the key {shown(key)} is not a name; expected cluster, task or rpc_layer")
             if key in _JOB_NAMES and isinstance(value, list | tuple | Mapping):
-                raise self.error(f"the job {key} stands beside `cluster`; jobs belong inside it", key)
+                raise self.error(f"the job {key} is outside `cluster`; move it inside", key)
             meant = close(key, _KEYS)
             if key not in _KEYS | _OTHER_KEYS and meant:
-                raise self.error(f"{shown(key)} means nothing here; did you mean {meant}?", key)
+                raise self.error(f"{shown(key)} is not a key of TF_CONFIG; did you mean {meant}?", key)
         if self._mapping("cluster") and self._mapping("sparseCluster"):
             raise self.error("both cluster and sparseCluster are given; keep one of them", "sparseCluster")
 

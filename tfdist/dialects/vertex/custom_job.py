@@ -60,7 +60,7 @@ def parse(document: Document) -> Cluster:
     if specs is None:
         names = ("workerPoolSpecs", "worker_pool_specs", *_HOLDERS)
         hint = next((hint for hint in (nearest(key, names) for key in spec.mapping()) if hint), "")
-        raise spec.error(f"the job has no workerPoolSpecs, which say what machines to train on{hint}")
+        raise spec.error(f"the job has no workerPoolSpecs, which describe the machines{hint}")
     output = field(spec, "baseOutputDirectory")
     prefix = field(output, "outputUriPrefix") if output is not None else None
     tasks = [

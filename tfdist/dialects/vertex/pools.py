@@ -130,7 +130,7 @@ def _machine(spec: Node) -> tuple[int, str | None]:
         hint = nearest(name, ACCELERATORS, otherwise=f"; examples are {', '.join(ACCELERATORS[:6])}")
         raise model.error(f"{name[:60]!r} is not an accelerator{hint}")
     if count is None:
-        raise spec.error("there is an acceleratorType without acceleratorCount; say how many each machine has")
+        raise spec.error("there is an acceleratorType without acceleratorCount; give the number per machine")
     number = count.count(1, MAX_GPUS if name.startswith("NVIDIA") else 10**6)
     # No strategy uses TPUs: they do not count as GPUs.
     return (number if name.startswith("NVIDIA") else 0), f"{kind or ''}+{number}x{name}"

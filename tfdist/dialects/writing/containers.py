@@ -13,7 +13,7 @@ PLACEHOLDER_COMMAND = ("python", "train.py")
 
 IMAGE_OPTIONS = {
     "image": "the image of the containers",
-    "command": "what the containers run, in the words of a shell; no shell runs it",
+    "command": "the command of the containers, quoted as for a shell; no shell runs it",
 }
 """Options of all dialects that write containers."""
 
