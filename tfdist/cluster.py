@@ -120,7 +120,7 @@ class Cluster:
             object.__setattr__(self, "worker_groups", self._default_worker_groups())
         if not self.server_groups:
             object.__setattr__(self, "server_groups", self._default_server_groups())
-        self._check()
+        _check(self)
 
     def job(self, name: str) -> tuple[Task, ...]:
         """Returns the tasks of one job, by index; empty if the cluster has none."""
@@ -255,45 +255,6 @@ class Cluster:
             extension["evaluators"] = _addresses(self.addressed().job("evaluator"))
         return extension
 
-    def _check(self) -> None:
-        error = self.source.error
-        counts = Counter((task.job, task.index) for task in self.tasks)
-        twice = [f"{job}:{index}" for (job, index), n in counts.items() if n > 1]
-        if twice:
-            raise error(f"the task {twice[0]} is listed twice")
-        if not self.tasks:
-            raise error("the description has no tasks; it needs at least a chief or a worker")
-        if len(self.job("chief")) > 1:
-            raise error(f"there are {len(self.job('chief'))} chiefs; TensorFlow allows one")
-        if not self.partial:
-            if self.job("ps") and not self.job("worker"):
-                raise error(f"there are ps tasks but no workers ({self.describe()}); add workers or take the ps away")
-            if not self.training_tasks:
-                raise error("there are evaluators but nothing that trains; add a chief or a worker")
-            for job in JOBS[:3]:
-                indices = [task.index for task in self.job(job)]
-                if indices != list(range(len(indices))):
-                    raise error(f"the indices of the {job} tasks have holes; {len(indices)} of them count from 0 without any")
-        self._check_addresses()
-        if self.sync_period < 1:
-            raise error(f"the sync period is {self.sync_period}; it counts updates and is at least 1")
-        for what, groups, job in (
-            ("worker group", self.worker_groups, "worker"),
-            ("server group", self.server_groups, "ps"),
-        ):
-            ranks = sorted(rank for group in groups for rank in group)
-            expected = sum(task.slots for task in self.job(job))
-            if ranks != list(range(expected)) or not all(groups):
-                raise error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
-
-    def _check_addresses(self) -> None:
-        held: dict[tuple[str, int], Task] = {}
-        for task in self.tasks:
-            if task.host is not None and task.port is not None:
-                other = held.setdefault((task.host.lower(), task.port), task)
-                if other is not task:
-                    raise self.source.error(f"{other.name} and {task.name} have the same address {task.address}")
-
 
 def _runs(lengths: Iterator[int] | Any) -> Iterator[tuple[int, ...]]:
     start = 0
@@ -306,6 +267,48 @@ def _addresses(tasks: tuple[Task, ...]) -> list[str] | dict[str, str]:
     if [task.index for task in tasks] == list(range(len(tasks))):
         return [task.address for task in tasks]
     return {str(task.index): task.address for task in tasks}
+
+
+def _check(cluster: Cluster) -> None:
+    """Raises ClusterError if the tasks and groups contradict each other."""
+    error = cluster.source.error
+    counts = Counter((task.job, task.index) for task in cluster.tasks)
+    twice = [f"{job}:{index}" for (job, index), n in counts.items() if n > 1]
+    if twice:
+        raise error(f"the task {twice[0]} is listed twice")
+    if not cluster.tasks:
+        raise error("the description has no tasks; it needs at least a chief or a worker")
+    if len(cluster.job("chief")) > 1:
+        raise error(f"there are {len(cluster.job('chief'))} chiefs; TensorFlow allows one")
+    if not cluster.partial:
+        if cluster.job("ps") and not cluster.job("worker"):
+            raise error(f"there are ps tasks but no workers ({cluster.describe()}); add workers or take the ps away")
+        if not cluster.training_tasks:
+            raise error("there are evaluators but nothing that trains; add a chief or a worker")
+        for job in JOBS[:3]:
+            indices = [task.index for task in cluster.job(job)]
+            if indices != list(range(len(indices))):
+                raise error(f"the indices of the {job} tasks have holes; {len(indices)} of them count from 0 without any")
+    _check_addresses(cluster)
+    if cluster.sync_period < 1:
+        raise error(f"the sync period is {cluster.sync_period}; it counts updates and is at least 1")
+    for what, groups, job in (
+        ("worker group", cluster.worker_groups, "worker"),
+        ("server group", cluster.server_groups, "ps"),
+    ):
+        ranks = sorted(rank for group in groups for rank in group)
+        expected = sum(task.slots for task in cluster.job(job))
+        if ranks != list(range(expected)) or not all(groups):
+            raise error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
+
+
+def _check_addresses(cluster: Cluster) -> None:
+    held: dict[tuple[str, int], Task] = {}
+    for task in cluster.tasks:
+        if task.host is not None and task.port is not None:
+            other = held.setdefault((task.host.lower(), task.port), task)
+            if other is not task:
+                raise cluster.source.error(f"{other.name} and {task.name} have the same address {task.address}")
 
 
 def _check_task(task: Task, source: Source) -> None:

@@ -1,7 +1,7 @@
 """`Picture`: the content of a picture of a cluster (groups, their tasks, and their communication), like SINGA's figure 2.
 
-"Distributed Training Framework", https://singa.apache.org (0.1 to 0.3), figure 2: worker groups and server groups are boxes with
-their executors, and every worker group has an arrow to its server group.
+"Distributed Training Framework", https://singa.apache.org (0.1 to 0.3), figure 2: worker groups and server groups are boxes
+with their executors, and every worker group has an arrow to its server group.
 """
 
 from collections.abc import Callable, Sequence
