@@ -31,7 +31,7 @@ def load(built_in: Sequence[Dialect]) -> list[Dialect]:
     Args:
         built_in: dialects whose names, programs and overrides are taken.
     """
-    from importlib.metadata import entry_points  # Takes 20 ms to import, which `import tfdist` does not need.
+    from importlib.metadata import entry_points  # Slow to import, and `import tfdist` does not need it.
 
     loaded: list[Dialect] = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):

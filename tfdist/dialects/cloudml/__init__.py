@@ -5,7 +5,8 @@ config.yaml. This package imports `parsing` and `writing`. Start with `training_
 """
 
 from tfdist.dialects.cloudml import training_input, write
-from tfdist.dialects.cloudml.tiers import TIERS, tier_name
+from tfdist.dialects.cloudml.tiers import TIERS
+from tfdist.dialects.cloudml.tiers import tier_name as tier_name
 from tfdist.dialects.dialect import Dialect, Presets, TextReader, Writer
 
 DIALECT = Dialect(

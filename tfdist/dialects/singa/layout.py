@@ -74,7 +74,7 @@ class Layout:
         self._check_groups()
 
     def _check_layout(self, what: str, total: int, group: int, procs: int) -> None:
-        """SINGA ignores the remainder of a division and then routes to processes that do not exist."""
+        """Raises ClusterError for a remainder. SINGA ignores it and then routes to processes that do not exist."""
         field = f"n{what}s_per_procs"
         if total % procs:
             raise self._error(
