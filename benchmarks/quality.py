@@ -57,7 +57,7 @@ SETTINGS = [
     _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7, overlap=False),
     _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5, overlap=False),
     _of("mnist1d", 16, 0.3, outer="average", overlap=False),
-    _of("mnist1d", 16, 0.2, outer="average", slices=4),
+    _of("mnist1d", 16, 0.2, outer="average", fragments=4),
     _of("mnist1d", 16, 0.2, outer="average"),
     _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5),
     _of("mnist1d", 16, 0.1, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7),

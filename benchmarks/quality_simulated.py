@@ -1,10 +1,10 @@
-"""Hogwild's exchange in one process, in numpy: for trying rates before a cluster of processes is given them.
+"""Simulates Hogwild in one process, in numpy, to try rates before a cluster of processes runs them.
 
     python benchmarks/quality_simulated.py outer=average period=16 rate=0.2 [overlap=False] [seeds=3]
 
-Trains the network of `quality.py` for mnist1d with all groups in step with each other; they exchange one after the other,
-evenly spread over the period. The centre is that of tests/periodic_oracles.py, and what a group keeps is as in
-strategies/hogwild/push_pull.py: with overlap it takes the answer over one period after it has pushed.
+Trains the network of `quality.py` for mnist1d. All groups run in step with each other and synchronize one after the other,
+evenly spread over the period. The outer optimizers are those of tests/support/periodic_oracles.py. A group does what
+strategies/hogwild/push_pull.py does: with overlap, it pulls the reply one period after the push.
 """
 
 import ast
@@ -84,37 +84,37 @@ class Network:
         return 100 * float((network.logits(x[None])[0].argmax(-1) == y).mean())
 
 
-class Centre:
-    """The centre with `outer`'s rule: `take` gives what the group counts as known from then on (L), see strategies/hogwild/outer_optimizers.py."""
+class GlobalParameters:
+    """Global parameters and outer optimizer. `take` returns a new baseline, see strategies/hogwild/outer_optimizers.py."""
 
     def __init__(self, outer, start, groups, rate, momentum):
         self.outer, self.groups = outer, groups
-        self.pushed, self.rounds, self.changes = set(), 0, []
-        self.seen = [0] * groups
+        self.pushed, self.rounds, self.pushes = set(), 0, []
+        self.last_rounds = [0] * groups
         if outer in ("average", "sum"):
-            self.rule = oracles.Average(start, rate)
+            self.optimizer = oracles.Average(start, rate)
         elif outer == "nesterov":
-            self.rule = oracles.Nesterov(start, rate, momentum)
+            self.optimizer = oracles.Nesterov(start, rate, momentum)
         else:
-            self.rule = oracles.DelayedNesterov(start, rate, momentum, groups)
+            self.optimizer = oracles.DelayedNesterov(start, rate, momentum, groups)
 
-    def take(self, group, change, before):
+    def take(self, group, progress, before):
         if self.outer == "delayed_nesterov":
-            self.rule.take(change)
+            self.optimizer.take(progress)
         elif self.outer != "nesterov":
-            self.rule.take(change, 1.0 if self.outer == "sum" else 1 / self.groups)
+            self.optimizer.take(progress, 1.0 if self.outer == "sum" else 1 / self.groups)
         else:
             self.pushed.add(group)
-            self.changes.append(change)
+            self.pushes.append(progress)
             completed = len(self.pushed) == self.groups
             if completed:
-                self.rule.take_round(self.changes, [1 / self.groups] * len(self.changes))
-                self.pushed, self.changes = set(), []
+                self.optimizer.take_round(self.pushes, [1 / self.groups] * len(self.pushes))
+                self.pushed, self.pushes = set(), []
                 self.rounds += 1
-            known = self.rule.centre if self.rounds > self.seen[group] else before
-            self.seen[group] = self.rounds
-            return self.rule.centre if completed else known + change
-        return self.rule.centre
+            known = self.optimizer.parameters if self.rounds > self.last_rounds[group] else before
+            self.last_rounds[group] = self.rounds
+            return self.optimizer.parameters if completed else known + progress
+        return self.optimizer.parameters
 
 
 def train(
@@ -130,17 +130,17 @@ def train(
     overlap=True,
     delay=None,
     waits=False,
-    slices=1,
+    fragments=1,
     spread=True,
     steps=STEPS,
 ):
-    """The validation and test accuracy of the centre, in percent.
+    """Returns the validation and test accuracy of the global parameters, in percent.
 
     Args:
-        outer: as of `tfdist.Synchronization`, or "synchronous".
-        delay: updates after which a group takes the answer over; None for those of the period with overlap, 0 without.
-        spread: whether groups exchange evenly over the period, or all at the same step.
-        waits: whether groups begin each period together, from the centre with the round in it. Not with spread or overlap.
+        outer: as in `tfdist.Synchronization`, or "synchronous".
+        delay: updates after which a group pulls the reply; None for a period with overlap, 0 without.
+        spread: whether groups synchronize evenly spread over the period. Otherwise all synchronize at the same step.
+        waits: whether groups wait for each other at the end of each round. Not with spread or overlap.
     """
     data = mnist1d()
     x, y = data["train"]
@@ -150,33 +150,33 @@ def train(
     net = Network(members, seed)
     start = net.vectors[0].copy()
     size = start.size
-    bounds = [size * number // slices for number in range(slices + 1)]
+    bounds = [size * number // fragments for number in range(fragments + 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-    centre = (
+    shards = (
         [start[part].copy() for part in parts]
         if outer == "elastic"
-        else [Centre(outer, start[part], groups, outer_rate, outer_momentum) for part in parts]
+        else [GlobalParameters(outer, start[part], groups, outer_rate, outer_momentum) for part in parts]
     )
     elastic_rate = 0.9 / groups if elastic_rate is None else elastic_rate
-    last = net.vectors.copy()
-    under_way = [None] * groups
+    baseline = net.vectors.copy()
+    in_flight = [None] * groups
     turns = [0] * groups
     velocity = np.zeros_like(net.vectors)
-    each = period // slices
+    each = period // fragments
     delay = (each if overlap else 0) if delay is None else delay
     order, used = generator.permutation(len(y)), 0
 
     def push(group, number):
         part = parts[number]
-        copy = net.vectors[group, part].copy()
+        replica = net.vectors[group, part].copy()
         if outer == "elastic":
-            moved, centre[number] = oracles.elastic(copy, centre[number], elastic_rate)
-            return part, copy, moved
-        return part, copy, centre[number].take(group, copy - last[group, part], last[group, part].copy())
+            moved, shards[number] = oracles.elastic(replica, shards[number], elastic_rate)
+            return part, replica, moved
+        return part, replica, shards[number].take(group, replica - baseline[group, part], baseline[group, part].copy())
 
-    def take_over(group, part, copy, known):
-        net.vectors[group, part] += known - copy
-        last[group, part] = known
+    def pull(group, part, replica, known):
+        net.vectors[group, part] += known - replica
+        baseline[group, part] = known
 
     for step in range(steps):
         if used + groups * LOCAL_BATCH > len(y):
@@ -187,19 +187,19 @@ def train(
             for group in range(groups):
                 offset = group * each // groups if spread else 0
                 begins = step >= offset and (step - offset) % each == 0
-                if under_way[group] and (begins or (step - offset) % each == delay):
-                    take_over(group, *under_way[group])
-                    under_way[group] = None
+                if in_flight[group] and (begins or (step - offset) % each == delay):
+                    pull(group, *in_flight[group])
+                    in_flight[group] = None
                 if begins:
-                    under_way[group] = push(group, turns[group] % slices)
+                    in_flight[group] = push(group, turns[group] % fragments)
                     turns[group] += 1
                     if delay == 0:
-                        take_over(group, *under_way[group])
-                        under_way[group] = None
+                        pull(group, *in_flight[group])
+                        in_flight[group] = None
         if waits and step and step % period == 0:
-            net.vectors[:] = last[:] = centre[0].rule.centre
-            under_way = [None] * groups
-            centre[0].seen = [centre[0].rounds] * groups
+            net.vectors[:] = baseline[:] = shards[0].optimizer.parameters
+            in_flight = [None] * groups
+            shards[0].last_rounds = [shards[0].rounds] * groups
         net.differentiate(x[rows], y[rows])
         now = rate * 0.5 * (1 + np.cos(np.pi * step / steps))
         velocity *= MOMENTUM
@@ -209,12 +209,12 @@ def train(
         final = net.vectors[0]
     else:
         for group in range(groups):
-            if under_way[group]:
-                take_over(group, *under_way[group])
+            if in_flight[group]:
+                pull(group, *in_flight[group])
         for group in range(groups):
-            for number in range(slices):
+            for number in range(fragments):
                 push(group, number)
-        final = np.concatenate([c if outer == "elastic" else c.rule.centre for c in centre])
+        final = np.concatenate([c if outer == "elastic" else c.optimizer.parameters for c in shards])
     final = np.nan_to_num(final)
     return Network.accuracy(final, *data["validation"]), Network.accuracy(final, *data["test"])
 
@@ -224,7 +224,7 @@ def main():
     outer, period, rate = options.pop("outer"), options.pop("period", 1), options.pop("rate")
     for seed in range(1, options.pop("seeds", 1) + 1):
         begin = time.monotonic()
-        with np.errstate(all="ignore"):  # What diverges shows by its accuracy.
+        with np.errstate(all="ignore"):  # Runs that diverge have low accuracy.
             validation, test = train(outer, period, rate, seed, **options)
         seconds = time.monotonic() - begin
         print(*sys.argv[1:], f"{seed=} validation={validation:.2f} test={test:.2f} seconds={seconds:.0f}", flush=True)

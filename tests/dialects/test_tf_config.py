@@ -120,7 +120,7 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         (with_extension(synchronization=["sum"]), "tfdist.synchronization: ['sum'] is not right; expected options by name"),
         (with_extension(synchronization={"outr": "sum"}), "'outr' is not known here; did you mean outer?"),
         (with_extension(synchronization={"outer": "avrage"}), "tfdist.synchronization.outer: 'avrage' is not one of average, "),
-        (with_extension(synchronization={"slices": True}), "tfdist.synchronization.slices: True is not right"),
+        (with_extension(synchronization={"fragments": True}), "tfdist.synchronization.fragments: True is not right"),
         (with_extension(synchronization={1: 2}), "tfdist.synchronization: the option 1 is not known here"),
         (with_extension(share_memory=1), "expected true or false"),
         (with_extension(job_dir=1), "expected a string"),

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from tfdist.cluster import JOBS, Cluster, Task
-from tfdist.synchronization import COMPRESSIONS, OUTERS, Synchronization
+from tfdist.synchronization import COMPRESSIONS, OUTER_OPTIMIZERS, Synchronization
 
 _hosts = st.one_of(
     st.none(),
@@ -14,11 +14,11 @@ _hosts = st.one_of(
 
 _synchronizations = st.builds(
     Synchronization,
-    outer=st.sampled_from(OUTERS),
+    outer=st.sampled_from(list(OUTER_OPTIMIZERS)),
     outer_learning_rate=st.none() | st.floats(0.01, 2.0),
     elastic_rate=st.none() | st.floats(0.01, 1.0),
     compression=st.none() | st.sampled_from(COMPRESSIONS),
-    slices=st.integers(1, 8),
+    fragments=st.integers(1, 8),
     adaptive=st.booleans(),
     overlap=st.booleans(),
 )
