@@ -33,7 +33,7 @@ def meet(rank_info: RankInfo, timeout_seconds: float = 300.0) -> Cluster:
         StartTimeoutError: when ranks did not come in time, or the store did not answer; the message names them.
         ClusterError: when the processes contradict each other (a rank twice, different sizes), or no store is given.
     """
-    if rank_info.size == 1 and not rank_info.known:
+    if rank_info.size == 1 and not rank_info.servers:
         return rank_info.outline()
     if rank_info.store is None:
         raise rank_info.source.error(

@@ -71,14 +71,14 @@ def listed(names: Iterable[str]) -> str:
 
 def leader_of(rank_info: RankInfo) -> Name:
     """The process that leads the meeting: the first of the known tasks, whose address all know, else rank 0."""
-    first = rank_info.known[:1]
+    first = rank_info.servers[:1]
     return (first[0].job, first[0].index) if first else ("worker", 0)
 
 
 def expected(rank_info: RankInfo) -> list[Name]:
     """All processes of the job: the known tasks, and the ranks."""
     ranks = [("worker", rank) for rank in range(rank_info.size)]
-    return [*((task.job, task.index) for task in rank_info.known), *ranks]
+    return [*((task.job, task.index) for task in rank_info.servers), *ranks]
 
 
 def cluster_of(rank_info: RankInfo, everybody: Iterable[Announcement]) -> Cluster:

@@ -152,7 +152,7 @@ class Meeting:
         return self.out_of_time(f"{called(self.rank_info.task)} gave up after {self.timeout:.0f} s: {self.fault}{hint}")
 
     def _find_address(self) -> tuple[str, int]:
-        for task in self.rank_info.known:
+        for task in self.rank_info.servers:
             if (task.job, task.index) == self.rank_info.task:
                 assert task.host is not None and task.port is not None
                 return task.host, task.port

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import tfdist
-from tfdist import create_strategy
+from tfdist import process_cluster
 from tfdist.cluster import Cluster
 from tfdist.dialects import environment, tf_config
 from tfdist.errors import ClusterError
@@ -97,7 +97,7 @@ def environ(monkeypatch):
     """Makes this process one with these variables, and no other launcher's."""
     for name in ("TF_CONFIG", environment.CLUSTER_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(create_strategy, "_described", [])
+    monkeypatch.setattr(process_cluster, "_strategy_clusters", [])
 
     def become(*parts):
         for part in parts:
@@ -241,7 +241,7 @@ def test_with_ps_sizes_are_compared_and_ranks_are_not():
 
 
 def here(cfg=None):
-    return create_strategy._this_cluster(cfg, RankInfo.outline)
+    return process_cluster.resolve_cluster(cfg, RankInfo.outline)
 
 
 def test_a_description_deals_jobs_out_to_the_tasks_of_a_step(environ):

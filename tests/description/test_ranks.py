@@ -7,13 +7,13 @@ import sys
 import pytest
 
 import tfdist
-from tfdist import create_strategy
+from tfdist import process_cluster
 
 
 @pytest.fixture(autouse=True)
 def nothing_described(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(create_strategy, "_described", [])
+    monkeypatch.setattr(process_cluster, "_strategy_clusters", [])
 
 
 @pytest.fixture
@@ -82,9 +82,10 @@ def test_without_chief_but_with_ps_worker_0_runs_the_chiefs_program(am):
 
 
 def test_workers_of_one_group_average_their_gradients_and_asynchronous_groups_do_not():
-    def size(**cluster):
-        create_strategy._described[:] = [tfdist.read("cluster { server_worker_separate: true nserver_groups: 1 nservers_per_group: 1 "
-                                           + " ".join(f"{name}: {value}" for name, value in cluster.items()) + " }")]  # fmt: skip
+    def size(**groups):
+        fields = " ".join(f"{name}: {value}" for name, value in groups.items())
+        text = f"cluster {{ server_worker_separate: true nserver_groups: 1 nservers_per_group: 1 {fields} }}"
+        process_cluster.set_current_cluster(tfdist.read(text))
         return tfdist.size()
 
     assert size(nworker_groups=4, nworkers_per_group=1) == 1

@@ -47,14 +47,14 @@ class Environment:
     def size(self) -> int:
         """Processes that it has started, as far as they can be counted alike everywhere: those that train or serve."""
         if isinstance(self.described, RankInfo):
-            return self.described.size + len(self.described.known)
+            return self.described.size + len(self.described.servers)
         return len(self.described.training_tasks)
 
     @property
     def rank(self) -> int | None:
         """The position of this process: None where there are servers, which every system counts in its own way."""
         if isinstance(self.described, RankInfo):
-            return None if self.described.known else self.described.rank
+            return None if self.described.servers else self.described.rank
         ranked = [(task.job, task.index) for task in self.described.training_tasks]
         task = self.described.task
         return ranked.index(task) if task in ranked and not self.described.job("ps") else None
@@ -95,7 +95,7 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
     for name, dialect in sorted(dialects, key=lambda entry: entry[0] != "tf_config"):
         if bool(getattr(dialect, "ALLOCATES", False)) is allocates and (variable := dialect.recognizes(environ)):
             described = dialect.from_environ(environ)
-            if isinstance(described, RankInfo) and described.size == 1 and not described.known:
+            if isinstance(described, RankInfo) and described.size == 1 and not described.servers:
                 described = described.outline()  # Alone, it needs nobody's address.
             yield Environment(name, variable, described)
 
@@ -103,7 +103,7 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
 def _unknown(entry: Environment) -> int:
     """How little it says of where the others are: of launchers that agree, the one that says most counts."""
     described = entry.described
-    return 0 if isinstance(described, Cluster) else 1 + (not described.known) + (described.store is None)
+    return 0 if isinstance(described, Cluster) else 1 + (not described.servers) + (described.store is None)
 
 
 def _check_agree(one: Environment, other: Environment) -> None:

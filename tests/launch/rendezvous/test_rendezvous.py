@@ -140,9 +140,9 @@ def test_under_torchruns_agent_the_store_is_at_the_first_free_port_beside_it(sta
 def test_tasks_with_known_addresses_come_too_and_hear_where_the_ranks_are(start_ranks):
     ports = free_port(), free_port()
     store = Store("tcp", "127.0.0.1", ports[0])
-    known = tuple(Task("ps", index, "127.0.0.1", port) for index, port in enumerate(ports))
-    more = {"known": known, "synchronous": True}
-    servers = [start_ranks(store, (None, 2), known_task=("ps", index), **more)[0] for index in range(2)]
+    described = tuple(Task("ps", index, "127.0.0.1", port) for index, port in enumerate(ports))
+    more = {"servers": described, "synchronous": True}
+    servers = [start_ranks(store, (None, 2), server_task=("ps", index), **more)[0] for index in range(2)]
     found = met([*servers, *start_ranks(store, (0, 2), (1, 2), **more)])
     assert len({tuple(outcome["tasks"]) for outcome in found}) == 1
     assert [task.split()[0] for task in found[0]["tasks"]] == ["worker:0", "worker:1", "ps:0", "ps:1"]
