@@ -159,7 +159,7 @@ class Meeting:
         host = self.rank_info.host or self.store.my_host()
         ports = HeldPorts()
         task = ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0]
-        ports.offer()  # TensorFlow's server, or who starts one, takes it some time after the meeting.
+        ports.keep_for_next()  # TensorFlow's server, or who starts one, takes it some time after the meeting.
         os.environ["TF_GRPC_REUSE_PORT"] = "1"
         assert task.port is not None
         return host, task.port
