@@ -35,20 +35,20 @@ class FirstFailure:
         self._training = {task.name for task in job.training}
         self._suspect: tuple[float, Failure] | None = None  # The time from which on it counts, and the failure.
 
-    def exited(self, event: Exited, servers: Set[str], nobody_served: bool) -> None:
+    def exited(self, event: Exited, servers: Set[str], no_task_served: bool) -> None:
         """Judges the exit of a task.
 
         Args:
             event: the exit.
             servers: names of the serving tasks that must run as long as the chief.
-            nobody_served: whether no serving task has listened.
+            no_task_served: whether no serving task has listened.
         """
         is_training = event.task in self._training
         if is_training and event.code == 0:
             return
-        if event.code == 0 and all(self._exits.get(name) == 0 for name in servers) and not nobody_served:
+        if event.code == 0 and all(self._exits.get(name) == 0 for name in servers) and not no_task_served:
             if self._suspect and self._suspect[1].task in servers:
-                self._suspect = None  # The chief told all servers to end, and takes some more time for its own end.
+                self._suspect = None  # The chief has ended all servers; its own process ends later.
             return
         now = time.monotonic()
         if not is_training and event.code in (0, EXIT_CHIEF_FAILED):

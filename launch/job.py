@@ -1,4 +1,4 @@
-"""`Job`: what a backend runs, that is a cluster with addresses, its strategy, a program, and a folder for logs."""
+"""`Job`: what a backend runs. It holds a cluster with addresses, its strategy, a program, and a folder for logs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -44,7 +44,7 @@ class Startup:
         return any(task.name == name for task in self._missing)
 
     @property
-    def nobody_served(self) -> bool:
+    def no_task_served(self) -> bool:
         """Whether the job has serving tasks and none of them has listened."""
         return bool(self._servers) and self._servers <= {task.name for task in self._missing}
 

@@ -29,7 +29,7 @@ SERVER_GRACE_SECONDS = 1.0
 EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, after the training, for the remaining checkpoints."""
 
-NOBODY_SERVED = "the program ended without calling tfdist.strategy(): every task ran all of it, and no task served"
+NO_TASK_SERVED = "the program ended without calling tfdist.strategy(): every task ran all of it, and no task served"
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Supervisor:
             number = self._signals[0]
             return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
         if all(self._tasks.exits.get(name) == 0 for name in self._training):
-            return Failure(NOBODY_SERVED, 1, self._job.reporter.name) if self._startup.nobody_served else True
+            return Failure(NO_TASK_SERVED, 1, self._job.reporter.name) if self._startup.no_task_served else True
         return self._first_failure.get() or self._startup.check(self._tasks.exits) or False
 
     def _handle(self, event: Event) -> None:
@@ -140,7 +140,7 @@ class Supervisor:
             self._workers.exited(event)
         else:
             given_up = self._workers.names - set(self._workers.running)
-            self._first_failure.exited(event, self._servers - given_up, self._startup.nobody_served)
+            self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
 
     def _make_restarts(self, tasks: Iterable[Task]) -> Restarts:
         return Restarts(tasks, start=self._tasks.start, kill=self._processes.kill, say=self._say)

@@ -106,6 +106,6 @@ class _Servers:
         return True
 
     def _log_failure(self, event: Exited) -> None:
-        """Logs a failure and its cause. The program goes on: TensorFlow reports the lost server to it."""
+        """Logs a failure and its cause. The program continues: TensorFlow reports the lost server to it."""
         lines = last_lines(self._logs[event.task])
         _log.error("%s failed: %s; its last lines:\n%s", event.task, event.cause, "\n".join(lines))

@@ -66,7 +66,7 @@ def execute(program: Program) -> None:
             assert cluster.task is not None  # TF_CONFIG, which every started task has, names it.
             server.serve(cluster.addressed(), cluster.find(*cluster.task), CHIEF_SECONDS)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # The program had its chance to save; a traceback would tell nothing.
+        sys.exit(128 + signal.SIGINT)  # The program had its chance to save; a traceback would not help.
     except ClusterError as error:
         print(f"tfdist: {error}", file=sys.stderr)
         sys.exit(2)

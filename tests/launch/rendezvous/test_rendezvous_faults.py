@@ -33,7 +33,7 @@ def test_the_others_report_a_missing_rank_0(start_ranks, store):
 
 
 def test_every_process_reports_a_rank_that_comes_twice(start_ranks, store):
-    # Another rank is missing, so that nobody can leave before all are there.
+    # Another rank is missing, so that no process can leave before all are present.
     for message in messages(start_ranks(store[0], (0, 3), (1, 3), (1, 3), limit=20), "ClusterError"):
         assert "rank 1 (at " in message and "came more than once; give every process a different rank" in message
 
