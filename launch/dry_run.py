@@ -22,9 +22,9 @@ def explain(cluster: Cluster, choice: Choice, refusal: str | None) -> None:
         print(f"groups    {len(cluster.worker_groups)} of workers, {len(cluster.server_groups)} of servers")
     if cluster.sync_period != 1:
         print(f"period    {cluster.sync_period} updates between synchronizations")
-    if options := cluster.synchronization.given():
+    if options := cluster.synchronization.non_default():
         print(f"options   {', '.join(f'{name} {value}' for name, value in options.items())}")
-    for warning in cluster.synchronization.warnings(cluster):
+    for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
     if refusal:
         print(f"note      cannot be started: {refusal}")

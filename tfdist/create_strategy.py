@@ -118,7 +118,7 @@ def _resolve(cfg: Any, synchronization: Synchronization | None, rendezvous: Rend
         cluster = with_flags(cluster, flag_values)
         if flag_values.job_dir is None:
             flag_values.job_dir = cluster.job_dir  # The program also sees the --job_dir that the launcher was given.
-    if synchronization is not None and not cluster.synchronization.given():
+    if synchronization is not None and not cluster.synchronization.non_default():
         cluster = dataclasses.replace(cluster, synchronization=synchronization)
     return cluster
 
@@ -140,7 +140,7 @@ def _check(cluster: Cluster, choice: Choice) -> None:
     if reason := strategies.refusal(cluster, choice):
         raise cluster.source.error(reason)
     note = strategies.tpu_note(cluster)
-    for warning in (*([note] if note else []), *cluster.synchronization.warnings(cluster)):
+    for warning in (*([note] if note else []), *cluster.synchronization.warnings(len(cluster.worker_groups))):
         _log.warning("%s", warning)
 
 

@@ -1,8 +1,7 @@
-"""Variables on ps tasks: whole on one of them, or a large one split by rows over all of them.
+"""Variables on ps tasks: a `ServerVariable` is on one ps, a `ShardedVariable` is split by rows over all of them.
 
-To Keras either is one variable: one value to read, assign, save and load, whatever the number of ps tasks. Where the update
-of an optimizer treats each element by itself, each ps updates its own rows (`shard_scope`), and only rows that are looked up
-travel (`sparse_read`).
+Keras sees one variable in both cases, with one value to read, assign, save and load. If an optimizer updates each element by
+itself, each ps updates its rows (`shard_scope`). Of a table, only rows that are looked up travel (`sparse_read`).
 """
 
 import contextlib
@@ -14,10 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.variable_base import VariableBase
-from tfdist.strategies.keras_hooks import replica_context as replicas
-from tfdist.strategies.parameter_server import tensor_fusion
+from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.private_api import (
-    AggregatingVariable,
     CachingVariable,
     record_operation,
     register_tensor_conversion,
@@ -35,7 +32,7 @@ _current_shard = _Shard()
 
 @contextlib.contextmanager
 def shard_scope(number: int | None) -> Iterator[None]:
-    """Inside it, in this thread, every `ShardedVariable` stands for its shard `number` alone; for the whole with None."""
+    """Makes every `ShardedVariable` stand for its shard `number` in this thread; with None, for the whole variable."""
     outer, _current_shard.number = _current_shard.number, number
     try:
         yield
@@ -43,61 +40,45 @@ def shard_scope(number: int | None) -> Iterator[None]:
         _current_shard.number = outer
 
 
-def unwrapped(variable: Any) -> Any:
-    """The `ServerVariable` or `ShardedVariable` inside TensorFlow's wrapper for several replicas; else `variable`."""
-    return variable.get() if isinstance(variable, AggregatingVariable) else variable
-
-
-class SharedByReplicas(AggregatingVariable):
-    """TensorFlow's wrapper that aggregates what several replicas assign; what all assign alike, the first assigns."""
-
-    def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
-        replica = replicas.current()
-        if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
-            return super()._assign_func(*args, **kwargs)
-        function = kwargs.pop("f")
-        return function(self.get(), *args, **kwargs) if replica.index == 0 else None
-
-
 class ServerVariable(CachingVariable):
-    """A variable that lives on one ps. Inside a step it reads what the step has fetched from that ps with one message."""
+    """A variable on one ps. In a step its value comes from the one message that carries all small variables of that ps."""
 
     def value(self) -> Any:
-        """The value as a tensor."""
-        fetched = tensor_fusion.fetched(self)
-        return super().value() if fetched is None else fetched
+        """Returns the value as a tensor."""
+        value = fused_reads.current().value_of(self)
+        return super().value() if value is None else value
 
     def read_value(self) -> Any:
-        """As `value()`."""
-        fetched = tensor_fusion.fetched(self)
-        return super().read_value() if fetched is None else fetched
+        """Returns the value as a tensor."""
+        value = fused_reads.current().value_of(self)
+        return super().read_value() if value is None else value
 
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-        fetched = tensor_fusion.fetched(self)
-        return super()._dense_var_to_tensor(dtype, name, as_ref) if fetched is None else fetched
+        value = fused_reads.current().value_of(self)
+        return super()._dense_var_to_tensor(dtype, name, as_ref) if value is None else value
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign`; a step that reads it afterwards reads it anew."""
-        tensor_fusion.forget(self)
+        """Assigns a value, as `tf.Variable.assign`. A step that reads the variable afterwards reads it again."""
+        fused_reads.current().forget(self)
         return super().assign(*args, **kwargs)
 
     def assign_add(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_add`."""
-        tensor_fusion.forget(self)
+        """Adds to the value, as `tf.Variable.assign_add`."""
+        fused_reads.current().forget(self)
         return super().assign_add(*args, **kwargs)
 
     def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_sub`."""
-        tensor_fusion.forget(self)
+        """Subtracts from the value, as `tf.Variable.assign_sub`."""
+        fused_reads.current().forget(self)
         return super().assign_sub(*args, **kwargs)
 
 
 class ShardedVariable(VariableBase):
-    """A variable whose rows are split over several ps tasks, each part a `CachingVariable` there.
+    """A variable whose rows are split over several ps tasks.
 
     Attributes:
-        parts: the variables of the shards, in the order of their rows.
-        offsets: the first row of each shard, and the number of rows at the end.
+        parts: the shards (`ServerVariable`), in the order of their rows.
+        offsets: the first row of each shard, then the number of rows.
     """
 
     def __init__(self, parts: list[Any], offsets: list[int], name: str) -> None:
@@ -114,22 +95,22 @@ class ShardedVariable(VariableBase):
 
     @property
     def _here(self) -> Any:
-        """The part that this variable stands for in a `shard_scope`, else None."""
+        """The shard that this variable stands for in a `shard_scope`; None outside."""
         return None if _current_shard.number is None else self.parts[_current_shard.number]
 
     @property
     def is_shard(self) -> bool:
-        """Whether it stands for one of its shards now."""
+        """Whether it stands for one of its shards in this thread."""
         return self._here is not None
 
     @property
     def handle(self) -> Any:
-        """The handle of the first shard: what a gradient tape knows the whole variable by."""
+        """The handle of the first shard, by which gradient tapes know the whole variable."""
         return self.parts[0].handle
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape of the whole variable; in a `shard_scope` of that shard."""
+        """The shape of the whole variable; in a `shard_scope`, of the shard."""
         return self._shape if self._here is None else self._here.shape
 
     @property
@@ -139,7 +120,7 @@ class ShardedVariable(VariableBase):
 
     @property
     def device(self) -> str:
-        """The device of the first shard; in a `shard_scope` of that shard."""
+        """The device of the first shard; in a `shard_scope`, of the shard."""
         return str((self.parts[0] if self._here is None else self._here).device)
 
     @property
@@ -154,37 +135,38 @@ class ShardedVariable(VariableBase):
 
     @property
     def synchronization(self) -> Any:
-        """As `tf.Variable.synchronization`."""
+        """See `tf.Variable.synchronization`."""
         return self._synchronization
 
     @property
     def aggregation(self) -> Any:
-        """As `tf.Variable.aggregation`."""
+        """See `tf.Variable.aggregation`."""
         return self._aggregation
 
     @property
     def constraint(self) -> None:
-        """Keras applies constraints itself."""
+        """None: Keras applies constraints."""
         return None
 
     @property
     def op(self) -> Any:
-        """The operation of the first shard, where other variables are colocated with this one."""
+        """The operation of the first shard. Variables that are colocated with this variable are on its device."""
         return self.parts[0].op
 
     def get_shape(self) -> tf.TensorShape:
-        """As `shape`."""
+        """Returns `shape`."""
         return self.shape
 
     def value(self) -> Any:
-        """The whole value as a tensor on the current device; in a `shard_scope` that shard's."""
+        """Returns the whole value as a tensor on the current device; in a `shard_scope`, the value of the shard."""
         if self._here is not None:
             return self._here.value()
-        fetched = tensor_fusion.fetched(self)
-        return tensor_fusion.read_at_home(self) if fetched is None else fetched
+        reads = fused_reads.current()
+        value = reads.value_of(self)
+        return reads.read_whole(self) if value is None else value
 
     def read_value(self) -> Any:
-        """As `value()`."""
+        """Returns `value()`."""
         return self.value()
 
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
@@ -192,23 +174,30 @@ class ShardedVariable(VariableBase):
         return self.value()
 
     def numpy(self) -> Any:
-        """The whole value as a numpy array."""
+        """Returns the whole value as a numpy array."""
         return self.value().numpy()
 
     def gathered(self) -> Any:
-        """The shards' values read from their ps and joined, unknown to gradient tapes."""
+        """Reads the shards and returns the whole value. Gradient tapes do not record it."""
         return tf.concat([part.value() for part in self.parts], axis=0)
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
-        """The rows `indices` (int, any shape); each ps sends its rows only.
+        """Looks rows up. Each ps sends only the rows that are looked up there.
+
+        Args:
+            indices: the numbers of the rows, int, of any shape.
+            name: not used.
+
+        Returns:
+            The rows, of shape `indices.shape + shape[1:]`.
 
         Raises:
-            tf.errors.InvalidArgumentError: when the function runs, for an index that the variable does not have.
+            tf.errors.InvalidArgumentError: when the function runs, if a row does not exist.
         """
         del name
         if self._here is not None:
             return self._here.sparse_read(indices)
-        if not tensor_fusion.at_home():  # A loop's body: gradients cannot follow a lookup out of it.
+        if fused_reads.current().is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
             return tf.gather(self.value(), indices)
         variable_accessed(self)
         indices = tf.convert_to_tensor(indices)
@@ -231,17 +220,24 @@ class ShardedVariable(VariableBase):
         return found
 
     def _split_rows(self, flat: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """For each shard: its part, which entries of the row numbers `flat` [n] it holds, and their rows in the shard."""
+        """Splits row numbers by shard.
+
+        Args:
+            flat: row numbers, int [n].
+
+        Yields:
+            For each shard: the shard, the positions in `flat` of the rows that it holds, and their row numbers in the shard.
+        """
         last = len(self.parts) - 1
         for number, part in enumerate(self.parts):
             begin, end = self.offsets[number], self.offsets[number + 1]
-            # Rows that do not exist go to the first or last shard, whose lookup then fails as it should.
+            # Rows that do not exist go to the first or last shard, whose lookup then fails.
             held = (flat >= begin if number else flat >= flat.dtype.min) & (flat < end if number < last else flat >= begin)
             chosen = tf.cast(tf.reshape(tf.where(held), [-1]), tf.int32)
             yield part, chosen, tf.gather(flat, chosen) - begin
 
     def split(self, value: Any) -> list[Any]:
-        """`value`, a tensor of the whole shape or IndexedSlices of it, as one for each shard."""
+        """Splits a tensor of the whole shape, or IndexedSlices of it, into one for each shard."""
         if isinstance(value, tf.IndexedSlices):
             pieces = []
             for part, chosen, local in self._split_rows(value.indices):
@@ -251,7 +247,7 @@ class ShardedVariable(VariableBase):
         return [value[begin:end] for begin, end in itertools.pairwise(self.offsets)]
 
     def _write(self, method: str, value: Any) -> "ShardedVariable":
-        tensor_fusion.forget(self)
+        fused_reads.current().forget(self)
         if self._here is not None:
             getattr(self._here, method)(value)
             return self
@@ -261,17 +257,17 @@ class ShardedVariable(VariableBase):
         return self
 
     def scatter_add(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """As `tf.Variable.scatter_add`."""
+        """Adds slices, as `tf.Variable.scatter_add`."""
         del use_locking, name
         return self._write("scatter_add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """As `tf.Variable.scatter_sub`."""
+        """Subtracts slices, as `tf.Variable.scatter_sub`."""
         del use_locking, name
         return self._write("scatter_sub", sparse_delta)
 
     def scatter_update(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """As `tf.Variable.scatter_update`."""
+        """Assigns slices, as `tf.Variable.scatter_update`."""
         del use_locking, name
         return self._write("scatter_update", sparse_delta)
 

@@ -107,7 +107,7 @@ def test_random_schedules_end_as_the_model_without_a_barrier(results):
 
 # Published values.
 
-TORCHFT = {"values": [[1.0], [1.0]], "groups": 1, "period": 6, "slices": 2, "outer_learning_rate": 2.0}
+TORCHFT = {"values": [[1.0], [1.0]], "groups": 1, "period": 6, "fragments": 2, "outer_learning_rate": 2.0}
 case("torchft", torchft_events(0), **TORCHFT)
 case("torchft, delay 1", torchft_events(1), **TORCHFT)
 
@@ -243,7 +243,7 @@ def test_sum_adds_all_changes_as_they_are(results):
     assert second["centre"] == [8.0] * 5
 
 
-case("slices", slice_by_slice(), groups=2, slices=2, period=2)
+case("slices", slice_by_slice(), groups=2, fragments=2, period=2)
 
 
 def test_a_slice_is_exchanged_in_its_turn_and_leaves_the_other_alone(results):

@@ -16,26 +16,26 @@ import unittest.mock
 import keras
 import numpy as np
 import tensorflow as tf
-from gate import LIMIT, PS, Gate, HeldCentre, called_beside, wait_for
+from gate import LIMIT, PS, Gate, HeldParameters, called_beside, wait_for
 
 import tfdist
 import tfdist.strategies.hogwild.global_parameters
 import tfdist.strategies.hogwild.training_loop
+from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.outer_optimizers import Control
 
 
 def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     """Lets `strategy` train with these options from now on, on its first `groups` groups, with these ps in server groups."""
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
-    strategy.steps_per_exchange = period // strategy.synchronization.slices
-    strategy.copies = LocalReplicas(strategy, strategy._cluster_coordinator)
-    strategy.copies.under_way = lambda: 0
-    wait_for(lambda: all(strategy.copies.incarnation_of(group) for group in range(len(strategy.worker_groups))))
+    strategy.steps_per_synchronization = period // strategy.synchronization.fragments
+    strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
+    strategy.local_replicas.in_flight = lambda: 0
+    wait_for(lambda: all(strategy.local_replicas.incarnation_of(group) for group in range(len(strategy.worker_groups))))
     for group in range(groups, len(strategy.worker_groups)):
-        strategy.copies.mark_lost(group)
+        strategy.local_replicas.mark_lost(group)
 
 
 class Case:
@@ -47,10 +47,10 @@ class Case:
 
     def __init__(self, strategy, values, groups, options, events):
         begin(strategy, groups, **options)
-        self.strategy, self.copies, self.groups = strategy, strategy.copies, groups
+        self.strategy, self.copies, self.groups = strategy, strategy.local_replicas, groups
         with strategy.scope():
             self.variables = [tf.Variable(np.float32(value)) for value in values]
-        self.copies.register(self.variables, Kind.EXCHANGED, options.get("slices", 1))
+        self.copies.register(self.variables, Kind.SYNCHRONIZED, options.get("fragments", 1))
         self.blocks = list(self.copies.blocks)
         self.rates = strategy.synchronization.outer_rates("SGD")
         for block in self.blocks:
@@ -141,10 +141,10 @@ class Case:
                 control = Control.of(numbers)
                 exchanges = [self.copies.push_pull(self.blocks[n], strategy.servers_of(group), control) for n in blocks]
                 for exchange in exchanges:
-                    exchange.begin()
+                    exchange.push()
                 ready = []
                 if waits:
-                    with tf.control_dependencies([answer for exchange in exchanges for answer in exchange._answers]):
+                    with tf.control_dependencies([answer for exchange in exchanges for answer in exchange.replies]):
                         told = self._queue("answered", group, tf.raw_ops.QueueEnqueueV2, components=[tf.constant(1)])
                     with tf.control_dependencies([told]):
                         ready = self._queue("go", group, tf.raw_ops.QueueDequeueV2, component_types=[tf.int32])
@@ -160,8 +160,8 @@ class Case:
 
                 tf.while_loop(lambda number: number < count, step, (tf.constant(0),), parallel_iterations=1)
                 for exchange in exchanges:
-                    exchange.end()
-                return tf.concat([block.copies() for block in self.blocks], axis=0)
+                    exchange.pull()
+                return tf.concat([block.read_replica() for block in self.blocks], axis=0)
 
             device = strategy.worker_groups[group].devices[0]
             with tf.device(device), strategy.extended.tracing([home]), strategy.extended.home(home):
@@ -197,19 +197,19 @@ class Trained:
     def steps(self, group, *batches):
         """The group makes a step with each batch."""
         data = [tf.nest.map_structure(tf.constant, batch) for batch in batches]
-        call = self.model.train_function._step.prepare(data)
+        call = self.model.train_function._calls.prepare(data)
         with tf.device(self.strategy.worker_groups[group].devices[0]):
             call(group, self.number)
         self.number += len(batches)
 
     def centre(self):
         """What the ps hold."""
-        blocks = [block for block in self.strategy.copies.blocks if block.kind is Kind.EXCHANGED]
+        blocks = [block for block in self.strategy.local_replicas.blocks if block.kind is Kind.SYNCHRONIZED]
         return [value for block in blocks for value in block.fetch().tolist()]
 
     def collect(self):
         """All groups hand over and begin anew from the centre."""
-        self.strategy.copies.synchronize_groups()
+        self.strategy.local_replicas.synchronize_groups()
         return self.weights()
 
     def weights(self):
@@ -262,14 +262,14 @@ def upwards():
 def slices_in_turn(strategy):
     """A group alone, whose steps each begin the exchange of the next third; then three groups in a random order."""
     batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
-    begin(strategy, 1, period=3, slices=3)
+    begin(strategy, 1, period=3, fragments=3)
     trained = Trained(strategy, upwards, batch)
     centres = []
     for _ in range(7):
         trained.steps(0, batch)
         centres.append(trained.centre())
     alone = trained.collect()
-    begin(strategy, 3, period=3, slices=3)
+    begin(strategy, 3, period=3, fragments=3)
     trained = Trained(strategy, upwards, batch)
     order = np.random.default_rng(2).integers(0, 3, size=30).tolist()
     for group in order:
@@ -311,21 +311,21 @@ def answers_between_steps(strategy):
         for group, given in ((0, batch), (1, other), (1, other)):
             gate.let(group, 4)
             trained.steps(group, *[given] * 4)
-        (block,) = [block for block in strategy.copies.blocks if block.kind is Kind.EXCHANGED]
+        (block,) = [block for block in strategy.local_replicas.blocks if block.kind is Kind.SYNCHRONIZED]
         leader = strategy.worker_groups[0].devices[0]
 
         def weight():
-            return block.variables[0].copy.read(leader).numpy().item()
+            return block.variables[0].replica.read(leader).numpy().item()
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            with HeldCentre(block):
+            with HeldParameters(block):
                 wanted = weight() * 0.9**steps_before
                 call = pool.submit(called_beside, trained.steps, 0, *[batch] * 4)
                 gate.let(0, steps_before)
                 if steps_before < 4:
                     gate.wait_until_next_waits(0)
                 wait_for(lambda: abs(weight() - wanted) < 1e-6)
-            wait_for(lambda: bool(block.is_there.read(leader).numpy()))
+            wait_for(lambda: bool(block.has_reply.read(leader).numpy()))
             gate.let(0, 4 - steps_before)
             call.result(LIMIT)
         return weight()
@@ -346,7 +346,7 @@ def what_steps_wait_for(strategy):
         begin(strategy, 3, period=4, **options)
         trained = Trained(strategy, make, batch)
         trained.steps(0, *[batch] * 4)
-        graphs = [functions[0].graph for functions in trained.model.train_function._step._traced.values()]
+        graphs = [functions[0].graph for functions in trained.model.train_function._calls._function._traced.values()]
         (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
         (loop,) = [op for op in graph.get_operations() if "While" in op.type]
         waited_for, new = set(), [loop]
@@ -419,14 +419,14 @@ def short_epochs(strategy):
 
     def note(group, examples):
         called.append(examples)
-        LocalReplicas.trains(strategy.copies, group, examples)
+        LocalReplicas.count_examples(strategy.local_replicas, group, examples)
 
-    strategy.copies.count_examples = note
-    strategy.copies.under_way = strategy._tfdist_steps.__len__
+    strategy.local_replicas.count_examples = note
+    strategy.local_replicas.in_flight = strategy.executions.__len__
     ones = np.ones((24, 1), "float32")
     model.fit(ones, ones, batch_size=2, epochs=2, verbose=0)
-    given, schedule = [], strategy._tfdist_steps.schedule
-    with unittest.mock.patch.object(strategy._tfdist_steps, "schedule", lambda run: given.append(run) or schedule(run)):
+    given, schedule = [], strategy.executions.schedule
+    with unittest.mock.patch.object(strategy.executions, "schedule", lambda run: given.append(run) or schedule(run)):
         model.evaluate(ones, ones, batch_size=2, verbose=0)
     return {"examples": called, "evaluations": len(given), "weights": [weight.tolist() for weight in model.get_weights()]}
 
@@ -474,7 +474,7 @@ def alone_and_late(strategy):
 
 def main(cases_file, results_file):
     """Runs all cases, with several slices on each ps, as a model of megabytes has them."""
-    tfdist.strategies.hogwild.global_parameters.SLICE_BYTES = 4
+    tfdist.strategies.hogwild.global_parameters.SHARD_BYTES = 4
     with open(cases_file) as file:
         cases = json.load(file)
     strategy = tfdist.strategy()

@@ -1,4 +1,4 @@
-"""Saves a trained model with split variables (first argument `save`), or loads what was saved and writes the differences."""
+"""Saves a trained model with sharded variables (argument `save`), or loads the files and writes the differences (`load`)."""
 
 import json
 import sys
