@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from tfdist.cluster import Task
 from tfdist.launch.failure import Failure
 from tfdist.launch.job import Job
-from tfdist.strategies.runtime.peers import TELL_SECONDS, is_listening, waiting_for
+from tfdist.strategies.runtime.peers import LOG_SECONDS, is_listening, waiting_for
 
 CONNECT_SECONDS = 0.2
 """Longest wait for the answer of one task; the launcher passes on no output meanwhile."""
@@ -71,7 +71,7 @@ class Startup:
                 "does the program call tfdist.strategy on every task?",
                 1,
             )
-        if self._missing and now - self._said_at > TELL_SECONDS:
+        if self._missing and now - self._said_at > LOG_SECONDS:
             self._said_at = now
             self._say(f"waiting {waited:.0f} s for {waiting_for(self._missing)}")
         return None

@@ -14,16 +14,13 @@ from tfdist.launch.backends.local.ports import HeldPorts
 from tfdist.launch.rendezvous.member_info import MemberInfo, TaskId, enumeration, name_of, read_object, read_texts
 from tfdist.launch.rendezvous.stores.interface import OpenStore, StoreUnavailableError
 from tfdist.rank_info import RankInfo
-from tfdist.strategies.runtime.peers import StartTimeoutError
+from tfdist.strategies.runtime.peers import LOG_SECONDS, StartTimeoutError
 
 REPEAT_SECONDS = 2.0
 """Period after which a process writes its member info again: the store may have been restarted."""
 
 POLL_SECONDS = (0.05, 0.25)
 """Shortest and longest pause between two reads of the store. The pause grows while nothing changes."""
-
-WAITING_SECONDS = 10.0
-"""Period of the messages about missing processes."""
 
 MAX_LEADERS = 32
 """Most leaders that a process answers. More of them can only come from dead runs with the same run id."""
@@ -122,7 +119,7 @@ class Participant:
             if self.store_error is not None:
                 raise self._store_timeout()
             self.give_up()
-        if missing and now - self._last_message >= WAITING_SECONDS:
+        if missing and now - self._last_message >= LOG_SECONDS:
             self._last_message = now
             _log.warning("waiting %.0f s for %s", now - self.start, missing)
         time.sleep(min(self._pause, max(0.0, self.deadline - now)))

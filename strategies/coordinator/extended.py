@@ -16,6 +16,7 @@ from tfdist.strategies.private_api import (
     UpdateContext,
     call_for_each_replica,
 )
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class GroupExtended(ParameterServerExtended):
@@ -50,6 +51,7 @@ class GroupExtended(ParameterServerExtended):
         return self._tfdist_tracing or self._tfdist_common_devices or tuple(super().worker_devices)
 
     @property
+    @overrides(ParameterServerExtended)
     def _num_replicas_in_sync(self) -> int:
         return len(self._tfdist_tracing) if self._tfdist_tracing else self._tfdist_widest
 
@@ -59,6 +61,7 @@ class GroupExtended(ParameterServerExtended):
             return list(value.values)
         return [value] * len(self.worker_devices)
 
+    @overrides(ParameterServerExtended)
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         if self._tfdist_widest > 1 and not (self._tfdist_tracing or self._tfdist_common_devices):
             raise RuntimeError(
@@ -69,6 +72,7 @@ class GroupExtended(ParameterServerExtended):
 
     # Gradients and updates.
 
+    @overrides(ParameterServerExtended)
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
         if not self._tfdist_tracing:
             return super()._batch_reduce_to(reduce_op, value_destination_pairs, options)
@@ -84,11 +88,13 @@ class GroupExtended(ParameterServerExtended):
             mean = str(getattr(reduce_op, "value", reduce_op)).upper() == "MEAN"
             return tf.nest.map_structure(lambda total: total / replicas, totals) if mean else totals
 
+    @overrides(ParameterServerExtended)
     def _use_merge_call(self) -> bool:
         """Returns False once the gradients of a step are added up: replicas cannot merge in a `cond` of the update."""
         replica = replica_context.current()
         return replica is None or not replica.reduced
 
+    @overrides(ParameterServerExtended)
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         """Makes the first replica do an update that all replicas ask for."""
         replica = replica_context.current()
@@ -120,6 +126,7 @@ class SharedByReplicas(AggregatingVariable):
     have been added up before, the first replica assigns it.
     """
 
+    @overrides(AggregatingVariable)
     def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
         replica = replica_context.current()
         if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():

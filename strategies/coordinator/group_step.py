@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from tfdist.strategies.inputs.batch_shards import Layout, concatenated, per_replica
+from tfdist.strategies.inputs.batch_shards import Layout, per_replica
+from tfdist.strategies.inputs.batches import concatenated
 from tfdist.strategies.keras_hooks import replica_context
 
 ReplicaBegin = Callable[[str], None]
@@ -80,9 +81,9 @@ class GroupStep:
         shares: list[Any] = [tf.constant(1.0)]
         if len(devices) > 1:
             layout = Layout(len(devices), range(len(devices)))
-            shards = layout.split(batch)
-            batch = per_replica(shards["parts"])
-            shares = layout.shares(shards["examples"])
+            element = layout.split(batch)
+            batch = per_replica(element["shards"])
+            shares = layout.shares(element["examples"])
         with self._scope() as begin_replica:
 
             def on_replica(shard: Any) -> Any:

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from tfdist.strategies.coordinator.executions import Executions
-from tfdist.strategies.inputs.batch_shards import as_tensors, concatenated
+from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch
+from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import trainer
-from tfdist.strategies.keras_hooks.interface import BatchSource, KerasHooks, Logs
+from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 
 
 class TrainingLoop(Protocol):

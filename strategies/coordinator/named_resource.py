@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.private_api import run_independently
+from tfdist.strategies.private_api import outermost_graph, run_independently
 
 _numbers = itertools.count()
 
@@ -85,11 +85,3 @@ class NamedVariable:
         """Adds to the value in one operation: if two tasks add at the same time, neither addition is lost."""
         with tf.device(device or self.device):
             return tf.raw_ops.AssignAddVariableOp(resource=self.handle(device), value=value)
-
-
-def outermost_graph() -> Any:
-    """Returns the graph of the function that is being traced, rather than that of a loop or another function in it."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    return graph

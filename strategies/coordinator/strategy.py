@@ -1,9 +1,7 @@
 """The base of the strategies whose chief coordinates worker groups: connects to the cluster and makes the coordinator."""
 
-import atexit
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -25,6 +23,7 @@ from tfdist.strategies.private_api import (
 from tfdist.strategies.runtime import shutdown
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.peers import wait_for_tasks
+from tfdist.strategies.runtime.program_end import at_program_end
 
 CONNECTION_TRIES = 3
 """How often the chief tries to reach a task that is just being restarted. The value of TensorFlow's ParameterServerStrategy."""
@@ -90,7 +89,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     _log.debug("waiting for %d ps and worker tasks", len(servers))
     wait_for_tasks(servers, start_timeout, _log.warning)
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
-    atexit.register(_tell_end, servers, os.getpid())
+    at_program_end(lambda failed: _notify(servers, failed))
     strategy = make(cluster)
     trainer.install()
     optimizer.install()
@@ -113,9 +112,6 @@ def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str]) -> None
     tf.config.list_logical_devices()  # Connects now.
 
 
-def _tell_end(servers: list[Task], chief: int) -> None:
-    if os.getpid() != chief:
-        return  # This is a forked child of the program.
-    # The interpreter records an exception that ended the program before it calls exit functions.
-    shutdown.tell(servers, shutdown.FAILED if getattr(sys, "last_type", None) else shutdown.FINISHED)
+def _notify(servers: list[Task], failed: bool) -> None:
+    shutdown.notify(servers, shutdown.FAILED if failed else shutdown.FINISHED)
     keep_remote_functions()

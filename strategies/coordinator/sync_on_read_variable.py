@@ -13,14 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.named_resource import outermost_graph
 from tfdist.strategies.private_api import (
     PerWorkerVariable,
     PerWorkerVariableSpec,
     dispatch_context,
     is_saving,
+    outermost_graph,
     wait_until_ready,
 )
+from tfdist.strategies.private_api.overrides import overrides
 
 CREATION_SECONDS = 60.0
 """If a worker takes longer to create its copy, the sum leaves the copy out."""
@@ -135,6 +136,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         """Returns `value()`."""
         return super().read_value() if not tf.executing_eagerly() else self.value()
 
+    @overrides(PerWorkerVariable)
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         return super()._read_variable_op(no_copy) if not tf.executing_eagerly() else self.value()
 

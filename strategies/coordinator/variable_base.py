@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.private_api import BaseResourceVariable
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class VariableBase(BaseResourceVariable):
@@ -14,6 +15,7 @@ class VariableBase(BaseResourceVariable):
     """
 
     @classmethod
+    @overrides(BaseResourceVariable)
     def _variable_call(cls, *args: Any, **kwargs: Any) -> None:
         """Keeps the metaclass of TensorFlow's variables from making an ordinary variable of a call to this class."""
 
@@ -38,14 +40,18 @@ class VariableBase(BaseResourceVariable):
 
     # A checkpoint holds the whole value under one name. Another cluster, or a program without one, can load it.
 
+    @overrides(BaseResourceVariable)
     def _serialize_to_tensors(self) -> dict[str, Any]:
         return {"VARIABLE_VALUE": self.value()}
 
+    @overrides(BaseResourceVariable)
     def _restore_from_tensors(self, restored_tensors: dict[str, Any]) -> Any:
         return self.assign(restored_tensors["VARIABLE_VALUE"])
 
+    @overrides(BaseResourceVariable)
     def _gather_saveables_for_checkpoint(self) -> dict[str, Any]:
         raise NotImplementedError  # Makes TensorFlow use the two methods above.
 
+    @overrides(BaseResourceVariable)
     def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
         object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self.name.partition(":")[0])

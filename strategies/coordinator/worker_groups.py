@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.private_api import CoordinatorWorker, use_own_executor
+from tfdist.strategies.private_api.overrides import overrides
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class WorkerGroup:
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
     """TensorFlow's thread of a group, with an executor for it alone: it does not wait for calls of other groups."""
 
+    @overrides(CoordinatorWorker)
     def _process_queue(self) -> None:
         self._tfdist_executor = use_own_executor()
         super()._process_queue()

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.hogwild.local_variable import LocalVariable
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class HogwildExtended(GroupExtended):
@@ -36,6 +37,7 @@ class HogwildExtended(GroupExtended):
         assert self._tfdist_tracing is not None
         return self._tfdist_home or self._tfdist_tracing[0]
 
+    @overrides(GroupExtended)
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
@@ -44,10 +46,12 @@ class HogwildExtended(GroupExtended):
             variable = LocalVariable(self._container_strategy(), next_creator, **kwargs)
         return self.shared(variable, kwargs.get("aggregation"))
 
+    @overrides(GroupExtended)
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(unwrapped(colocate_with_variable), LocalVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
+    @overrides(GroupExtended)
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)
         if not isinstance(variable, LocalVariable):

@@ -12,10 +12,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.named_resource import NamedVariable, outermost_graph
+from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.coordinator.variable_base import VariableBase
-from tfdist.strategies.private_api import is_saving, register_tensor_conversion, variable_accessed
+from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class Kind(enum.Enum):
@@ -125,6 +126,7 @@ class LocalVariable(VariableBase):
         """Same as `value()`."""
         return self._read_variable_op()
 
+    @overrides(VariableBase)
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         if tf.executing_eagerly() or is_saving():
             variable_accessed(self)
@@ -211,6 +213,7 @@ class LocalVariable(VariableBase):
         """The operation that created the chief's variable."""
         return self._on_chief.op
 
+    @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         resources = self.on_chief()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
         object_map[self] = object_map[self._on_chief]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.keras_hooks.optimizer import with_inner
-from tfdist.strategies.private_api import LearningRateSchedule, TFOptimizer
+from tfdist.strategies.private_api import LearningRateSchedule, patches
 
 _number_for: Callable[[Any], Any] | None = None
 """In the step that is traced: returns the number of the step over all groups, for an optimizer."""
@@ -18,17 +18,13 @@ _number_for: Callable[[Any], Any] | None = None
 
 def install() -> None:
     """Makes learning-rate schedules follow the steps of all groups together. Calling it again does nothing."""
-    if getattr(TFOptimizer, "_tfdist_schedules_installed", False):
-        return
-    TFOptimizer._tfdist_schedules_installed = True
-    current = TFOptimizer._get_current_learning_rate
+    patches.LEARNING_RATE.patch(_current_learning_rate)
 
-    def _get_current_learning_rate(self: Any) -> Any:
-        if _number_for is not None and isinstance(self._learning_rate, LearningRateSchedule):
-            return self._learning_rate(_number_for(self))
-        return current(self)
 
-    TFOptimizer._get_current_learning_rate = _get_current_learning_rate
+def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
+    if _number_for is not None and isinstance(optimizer._learning_rate, LearningRateSchedule):
+        return optimizer._learning_rate(_number_for(optimizer))
+    return original(optimizer)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.schedules import steps_per_call
 from tfdist.strategies.hogwild.step_counters import steps_of
-from tfdist.strategies.inputs.batch_shards import as_tensors
+from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.input_feed import InputFeed
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInputIterator
 

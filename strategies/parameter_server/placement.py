@@ -18,6 +18,7 @@ from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariab
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
+from tfdist.strategies.private_api.overrides import overrides
 
 MIN_SHARD_BYTES = 256 * 1024
 """A variable is split if every shard has at least this size. The default of TensorFlow's `MinSizePartitioner`."""
@@ -33,6 +34,7 @@ class ServerExtended(GroupExtended):
 
     # Creating variables.
 
+    @overrides(GroupExtended)
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
@@ -82,6 +84,7 @@ class ServerExtended(GroupExtended):
             return None
         return [value.shape[0] * number // count for number in range(count + 1)]
 
+    @overrides(GroupExtended)
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(unwrapped(colocate_with_variable), ServerVariable | ShardedVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
@@ -125,6 +128,7 @@ class ServerExtended(GroupExtended):
         arrived = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
         return critical_section("tfdist_update", device, arrived)
 
+    @overrides(GroupExtended)
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)
         args, kwargs = self._select_single_value(args), self._select_single_value(kwargs)

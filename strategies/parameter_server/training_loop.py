@@ -11,7 +11,7 @@ from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.group_function import GroupFunction, GroupProgram, runs_of_equal_shapes
 from tfdist.strategies.coordinator.group_step import GroupStep, ReplicaBegin, StepScope
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
-from tfdist.strategies.inputs.batch_shards import as_tensors
+from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.input_feed import InputFeed
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable

@@ -21,6 +21,7 @@ from tfdist.strategies.private_api import (
     stop_recording,
     variable_accessed,
 )
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class _Shard(threading.local):
@@ -53,6 +54,7 @@ class ServerVariable(CachingVariable):
         value = fused_reads.current().value_of(self)
         return super().read_value() if value is None else value
 
+    @overrides(CachingVariable)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         value = fused_reads.current().value_of(self)
         return super()._dense_var_to_tensor(dtype, name, as_ref) if value is None else value
@@ -169,6 +171,7 @@ class ShardedVariable(VariableBase):
         """Returns `value()`."""
         return self.value()
 
+    @overrides(VariableBase)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         del dtype, name, as_ref
         return self.value()
@@ -271,6 +274,7 @@ class ShardedVariable(VariableBase):
         del use_locking, name
         return self._write("scatter_update", sparse_delta)
 
+    @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(
             f"{self._name} is split over {len(self.parts)} ps tasks, and a SavedModel cannot hold that; save the model "
