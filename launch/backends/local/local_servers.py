@@ -42,7 +42,8 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     ports = HeldPorts()
     cluster = ports.hold(cluster, {"chief:0", *(task.name for task in tasks)})
     folder = Path(tempfile.mkdtemp(prefix="tfdist-"))
-    servers = _Servers(Job(cluster, choose(cluster), Program(), folder), tasks)
+    started = [cluster.find(task.job, task.index) for task in tasks]  # With their ports.
+    servers = _Servers(Job(cluster, choose(cluster), Program(), folder), started)
     owner = os.getpid()
 
     def end() -> None:

@@ -71,7 +71,7 @@ class LocalProcesses:
         """Forks a task, which runs the program of the job.
 
         Args:
-            task: the task.
+            task: a task of `job.cluster`.
             output: the descriptor for its standard output and standard error. The caller closes its copy.
             environment: variables for this task in addition to those of `task_environment`.
         """
