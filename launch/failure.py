@@ -1,4 +1,4 @@
-"""Why a job failed: `FirstFailure` finds the task that failed first among those that failed as a consequence."""
+"""`FirstFailure`: finds the failure that caused the others, and thus why a job failed."""
 
 import time
 from collections.abc import Mapping, Set
@@ -9,7 +9,7 @@ from tfdist.launch.job import Job
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 SETTLE_SECONDS = 8.0
-"""How much earlier than the chief a server may end that ends because of the chief."""
+"""A server that ends because of the chief may end this much earlier than the chief's process."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FirstFailure:
     def __init__(self, job: Job, exits: Mapping[str, int]) -> None:
         self._exits = exits
         self._training = {task.name for task in job.training}
-        self._suspect: tuple[float, Failure] | None = None  # The time from which on it counts, and the failure.
+        self._suspect: tuple[float, Failure] | None = None  # When it counts, and the failure.
 
     def exited(self, event: Exited, servers: Set[str], no_task_served: bool) -> None:
         """Judges the exit of a task.

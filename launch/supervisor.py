@@ -1,6 +1,6 @@
 """Runs a job on this machine: starts its tasks, watches them, and ends them all.
 
-A job ends when its program has finished, when a task fails that it cannot do without, or when the user ends it.
+A job ends when its program has finished, when a required task fails, or when the user ends it.
 """
 
 import signal
@@ -29,7 +29,7 @@ SERVER_GRACE_SECONDS = 1.0
 EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, after the training, for the remaining checkpoints."""
 
-NO_TASK_SERVED = "the program ended without calling tfdist.strategy(): every task ran all of it, and no task served"
+NO_TASK_SERVED = "the program ended without calling tfdist.strategy(): every task ran the whole program, and no task served"
 
 
 @dataclass
@@ -152,8 +152,8 @@ class Supervisor:
             self._await_exits(self._training | self._servers, GRACE_SECONDS)
             self._await_evaluators()
         self._evaluators.stop()
-        # Training tasks end first: their connections to the servers then close in order, without pages of errors. SIGINT stays
-        # SIGINT, which Python turns into KeyboardInterrupt: the program may want to save.
+        # Training tasks end first: their connections to the servers then close in order, without pages of errors. They receive
+        # SIGINT after Ctrl-C, which Python turns into KeyboardInterrupt: the program may want to save.
         interrupted = self._signals[:1] == [signal.SIGINT]
         self._tasks.signal(self._training, signal.SIGINT if interrupted else signal.SIGTERM)
         self._tasks.signal(self._evaluators.names, signal.SIGTERM)

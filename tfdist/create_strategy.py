@@ -104,7 +104,7 @@ def rendezvous(rank_info: RankInfo, timeout: float = DEFAULT_RENDEZVOUS_TIMEOUT)
     return _clusters_of_ranks[rank_info]
 
 
-def _resolve(cfg: Any, synchronization: Synchronization | None, rendezvous: Rendezvous) -> Cluster:
+def _resolve(cfg: Any, synchronization: Synchronization | None, meet: Rendezvous) -> Cluster:
     """Returns the cluster of this process, with the options of the flags and of the program."""
     flag_values = cfg if is_flag_values(cfg) else None
     if flag_values is not None:
@@ -113,7 +113,7 @@ def _resolve(cfg: Any, synchronization: Synchronization | None, rendezvous: Rend
         cfg = description(cfg)
         if isinstance(cfg, Cluster):
             cfg = dataclasses.replace(cfg, synchronization=synchronization)
-    cluster = resolve_cluster(cfg, rendezvous)
+    cluster = resolve_cluster(cfg, meet)
     if flag_values is not None and cfg is not None:
         cluster = with_flags(cluster, flag_values)
         if flag_values.job_dir is None:
