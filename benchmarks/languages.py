@@ -160,7 +160,8 @@ def command_rows() -> "list[tuple[str, str, str]]":
 
 
 def main(_: "list[str]") -> None:
-    lines = [f"| {FLAGS.tasks} tasks | seconds | of {LIMIT:g} s |", "|---|---|---|"]
+    lines = ["# Reading and writing descriptions", ""]
+    lines += [f"| {FLAGS.tasks} tasks | seconds | of {LIMIT:g} s |", "|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows(FLAGS.tasks)]
     lines += ["", f"| command | seconds | of {COMMAND_LIMIT:g} s |", "|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in command_rows()]
