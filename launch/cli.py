@@ -227,9 +227,9 @@ def _explain(cluster: Cluster, choice: Choice, reason: str | None) -> None:
         print(f"groups    {len(cluster.worker_groups)} of workers, {len(cluster.server_groups)} of servers")
     if cluster.sync_period != 1:
         print(f"period    {cluster.sync_period} updates between exchanges")
-    if options := cluster.synchronization.given():
+    if options := cluster.synchronization.non_default():
         print(f"exchange  {', '.join(f'{name} {value}' for name, value in options.items())}")
-    for warning in cluster.synchronization.warnings(cluster):
+    for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
     if reason:
         print(f"note      cannot be started: {reason}")

@@ -102,8 +102,9 @@ def choose(cluster: Cluster) -> Choice:
         rule = next(rule for rule in RULES if rule.fits(cluster))
         choice = Choice(rule.strategy, f"{rule.description} ({rule.known_as})")
     if choice.strategy == "hogwild":
-        cluster.synchronization.check(cluster)
-    elif options := cluster.synchronization.given():
+        server_groups = None if cluster.partial else len(cluster.server_groups)
+        cluster.synchronization.check(cluster.sync_period, server_groups, cluster.source)
+    elif options := cluster.synchronization.non_default():
         raise cluster.source.error(not_hogwild(choice), field=next(iter(options)))
     return choice
 

@@ -250,7 +250,7 @@ class Cluster:
                 value = getattr(self, entry.name)
                 if value != entry.default:
                     extension[entry.name] = value
-        if options := self.synchronization.given():
+        if options := self.synchronization.non_default():
             extension["synchronization"] = options
         evaluators = self.job("evaluator")
         if evaluators:

@@ -77,7 +77,7 @@ def strategy(
         cluster = with_flags(cluster, flag_values)
         if flag_values.job_dir is None:
             flag_values.job_dir = cluster.job_dir  # Given to the launcher, it is the program's too.
-    if synchronization is not None and not cluster.synchronization.given():
+    if synchronization is not None and not cluster.synchronization.non_default():
         cluster = dataclasses.replace(cluster, synchronization=synchronization)
     if _active:
         return _again(cluster)
@@ -95,7 +95,7 @@ def strategy(
         raise cluster.source.error(reason)
     if note := strategies.tpu_note(cluster):
         _log.warning("%s", note)
-    for warning in cluster.synchronization.warnings(cluster):
+    for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         _log.warning("%s", warning)
     serving = strategies.serving_jobs(choice.strategy)
     if cluster.task and cluster.task[0] in serving and not _is_chief_too(cluster):
@@ -164,7 +164,7 @@ def _merged(described: Cluster, here: Cluster) -> Cluster:
         described = dataclasses.replace(
             described,
             sync_period=described.sync_period if here.sync_period == 1 else here.sync_period,
-            synchronization=here.synchronization if here.synchronization.given() else described.synchronization,
+            synchronization=here.synchronization if here.synchronization.non_default() else described.synchronization,
         )
     slots = {task.name: (task.slots, task.gpus) for task in described.tasks}
     tasks = []

@@ -13,7 +13,7 @@ from tfdist.rank_info import RankInfo
 from tfdist.synchronization import (
     COMPRESSIONS,
     DEFAULT_SYNC_PERIOD,
-    OUTERS,
+    OUTER_OPTIMIZERS,
     TOPOLOGIES,
     WEIGHTS,
     Synchronization,
@@ -32,19 +32,19 @@ CLOUDML_FLAGS = {
 }
 
 HOGWILD_FLAGS = {
-    "sync_period": "Updates between two exchanges of a worker group.",
-    "outer": f"What the centre does with the change of a group: {', '.join(OUTERS)}.",
-    "outer_learning_rate": "Rate with which the centre takes changes.",
+    "sync_period": "Updates of a worker group between two synchronizations.",
+    "outer": f"Outer optimizer, which changes the global parameters: {', '.join(OUTER_OPTIMIZERS)}.",
+    "outer_learning_rate": "Learning rate of the outer optimizer.",
     "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
     "elastic_rate": "Moving rate of outer elastic.",
-    "topology": f"Who exchanges with whom: {', '.join(TOPOLOGIES)}.",
-    "compression": f"How changes are sent: {', '.join(COMPRESSIONS)}; float32 without.",
-    "slices": "Parts of the parameters that are exchanged one after the other.",
-    "adaptive": "Slower groups exchange after fewer updates.",
-    "exchange_weights": f"What a change weighs by: {', '.join(WEIGHTS)}.",
-    "overlap": "A group goes on while its exchange is under way.",
+    "topology": f"Which parameters a group synchronizes with: {', '.join(TOPOLOGIES)}.",
+    "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}; float32 if not given.",
+    "fragments": "Parts of the parameters that are synchronized in turn.",
+    "adaptive": "Synchronize slower groups after fewer updates.",
+    "synchronization_weights": f"What the weight of a push counts: {', '.join(WEIGHTS)}.",
+    "overlap": "Continue updates while a synchronization is in flight.",
 }
-"""The flags of Hogwild: `sync_period` and the options of `Synchronization`, where `exchange_weights` is called `weights`."""
+"""Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
 
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -90,7 +90,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def _hogwild_definer(name: str) -> Any:
-    if name in ("sync_period", "slices"):
+    if name in ("sync_period", "fragments"):
         return flags.DEFINE_integer
     if name in ("adaptive", "overlap"):
         return flags.DEFINE_bool
@@ -155,7 +155,7 @@ def _says_period(cluster: Cluster) -> bool:
 
 
 def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:
-    """Hogwild's flags that are given."""
+    """Returns the values of Hogwild's flags that are set, by flag."""
     return {name: flag_values[name].value for name in HOGWILD_FLAGS if flag_values[name].value is not None}
 
 
@@ -170,7 +170,7 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
     period = given.pop("sync_period", cluster.sync_period)
     if not 1 <= period < 2**31:
         raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")
-    options = {"weights" if name == "exchange_weights" else name: value for name, value in given.items()}
+    options = {"weights" if name == "synchronization_weights" else name: value for name, value in given.items()}
     for flag, name in zip(given, options, strict=True):
         if fault := problem(name, options[name]):
             raise Source("flags", f"--{flag}").error(fault)

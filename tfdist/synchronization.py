@@ -1,94 +1,150 @@
-"""`Synchronization`: how worker groups under Hogwild bring their copies of the parameters together.
+"""`Synchronization`: how worker groups under Hogwild keep their local replicas of the parameters together.
 
-Every worker group trains a copy of its own. After `sync_period` updates it pushes, without waiting for the others, the change
-since its last exchange; the options here say what becomes of it. Knows nothing of TensorFlow.
+Every worker group trains a local replica. After `sync_period` updates it pushes its progress to the global parameters on the ps
+tasks and pulls what the other groups have pushed. No group waits for another. This module does not import TensorFlow; the
+computation is in `tfdist.strategies.hogwild`.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfdist.errors import Source, nearest
 
-if TYPE_CHECKING:
-    from tfdist.cluster import Cluster
-
 DEFAULT_SYNC_PERIOD = 16
-"""Updates between two exchanges where Hogwild is forced on a description that has no word for it.
+"""Updates of a worker group between two synchronizations, if Hogwild is forced on a description that does not set a period.
 
-In simulations of 8 groups (mnist1d, a small network, SGD with momentum), exchanging every 16 updates came out as good as
-synchronous training with the same learning rate, and sent a fourteenth of the bytes; every 64, half a point behind. Against
-synchronous training with the best learning rate of its own it lost about two points. SINGA's own `sync_freq` is 1 unless the
-file says otherwise.
+In simulations of 8 groups (mnist1d, a small network, SGD with momentum), a period of 16 reaches the accuracy of synchronous
+training with the same learning rate and sends a fourteenth of the bytes. A period of 64 is half a point behind. Synchronous
+training with its own best learning rate is about two points better than a period of 16. SINGA's own default for `sync_freq`
+is 1.
 """
 
-OUTERS = ("average", "nesterov", "delayed_nesterov", "elastic", "sum")
-TOPOLOGIES = ("centre", "ring", "pair")
+
+@dataclass(frozen=True)
+class OuterOptions:
+    """What an outer optimizer accepts.
+
+    Attributes:
+        options: the fields of `Synchronization` that only some outer optimizers accept, and this one does.
+        rates: default outer learning rate and outer momentum.
+        rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means `rates`.
+        pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
+        weighs_groups: whether it multiplies what a group pushes by the weight of the group.
+        allows_adaptive: whether groups may have different periods.
+    """
+
+    options: tuple[str, ...] = ()
+    rates: tuple[float, float] = (1.0, 0.0)
+    rates_with_adam: tuple[float, float] | None = None
+    pushes_parameters: bool = False
+    weighs_groups: bool = True
+    allows_adaptive: bool = True
+
+
+_RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
+
+OUTER_OPTIMIZERS = {
+    "average": OuterOptions(("outer_learning_rate",)),
+    "nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.6), rates_with_adam=(0.7, 0.9)),
+    "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_with_adam=(0.7, 0.9)),
+    "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
+    "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
+}
+"""Outer optimizers by name. `tfdist.strategies.hogwild.outer_optimizers` implements each of them."""
+
+TOPOLOGIES = ("global", "ring", "pair")
 COMPRESSIONS = ("bf16", "int8", "int4")
 WEIGHTS = ("groups", "examples")
 
-_CHOICES = {"outer": OUTERS, "topology": TOPOLOGIES, "compression": COMPRESSIONS, "weights": WEIGHTS}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "outer": tuple(OUTER_OPTIMIZERS),
+    "topology": TOPOLOGIES,
+    "compression": COMPRESSIONS,
+    "weights": WEIGHTS,
+}
 _RATES = {
     "outer_learning_rate": ("a number above 0", lambda value: value > 0),
     "outer_momentum": ("a number from 0 to below 1", lambda value: 0 <= value < 1),
     "elastic_rate": ("a number above 0 and at most 1", lambda value: 0 < value <= 1),
 }
-_WITH_DELTAS = ("average", "nesterov", "delayed_nesterov", "sum")
-_WITH_RATE = ("average", "nesterov", "delayed_nesterov")
-_WITH_MOMENTUM = ("nesterov", "delayed_nesterov")
-
 _ADAM = ("adam", "adamw", "adamax", "nadam")
-_MAX_SLICES = 2**16
+_MAX_FRAGMENTS = 2**16
+
+_Fault = tuple[str, str]
+"""The name of an option, and the end of a sentence that says why it is refused."""
 
 
 @dataclass(frozen=True)
 class Synchronization:
-    """The options of an exchange. `Cluster.sync_period` says how often there is one.
+    """Configures how worker groups synchronize their local replicas of the parameters under Hogwild.
+
+    `Cluster.sync_period` sets how often a group synchronizes: every `sync_period` updates it pushes its progress *d*, the
+    change of its local replica *w* since the last synchronization, to the global parameters *C*. An outer optimizer changes
+    *C*; the group then pulls *C*. Updates that the group makes in the meantime stay in *w* and are part of its next push.
+
+    Example:
+
+    ```python
+    diloco = tfdist.Synchronization(outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.9)
+    strategy = tfdist.strategy("job.conf", synchronization=diloco)
+    ```
 
     Attributes:
-        outer: what the centre C does with the change d of a group.
-            "average" (default): C += weight * d, as in local SGD (arXiv 1805.09767) and FedAvg; SINGA's exchange
-            (https://singa.apache.org, Distributed Hogwild) with an average in place of its sum.
-            "nesterov": one step of SGD with Nesterov momentum with the mean over one change of each live group, as in DiLoCo
-            (arXiv 2311.08105).
-            "delayed_nesterov": each change moves C as it comes, and the momentum is updated once for as many changes as there
-            are live groups (arXiv 2401.09135). The paper warm-starts from a trained model; from
-            scratch others saw it do worse than nesterov.
-            "elastic": EASGD (arXiv 1412.6651): e = elastic_rate * (copy - C); copy -= e; C += e.
-            "sum": C += d, as SINGA released it (apache/singa v0.3, src/server.cc). The learning rate is in effect multiplied by
-            the number of groups; it warns.
-        outer_learning_rate: the rate with which C takes changes (average, nesterov, delayed_nesterov), above 0; None for
-            the rule's default, see `outer_rates`.
-        outer_momentum: 0 to below 1 (nesterov, delayed_nesterov); None for the rule's default, see `outer_rates`.
-        elastic_rate: EASGD's moving rate, above 0 and at most 1 (elastic); None for 0.9 / number of groups (the paper's beta
-            of 0.9).
-        topology: who exchanges with whom. "centre" (default): each group with the shared parameters on the ps tasks. "ring":
-            a group takes the mean of its own copy and those of its two neighbors (D-PSGD, arXiv 1705.09056). "pair": two
-            groups take the mean of their copies (AD-PSGD, arXiv 1710.06952).
-        compression: how changes are sent, see `tfdist.strategies.hogwild.compression`: None (default) float32, "bf16" half the bytes,
-            "int8" about a quarter, "int4" about an eighth. What rounding leaves out is sent with the next change.
-        slices: one of this many parts of the parameters is exchanged at a time, each every `sync_period` updates, one
-            part after the other every sync_period / slices updates (Streaming DiLoCo, arXiv 2501.18512); 1 (default) is all at
-            once. Divides the sync period.
-        adaptive: whether slower groups exchange after fewer updates, floor(speed / highest speed * sync_period) and at least
-            1, so that all exchange about equally often (DyLU, arXiv 2401.09135). Default False.
-        weights: "groups" (default): a change weighs 1 / number of live groups. "examples": by the examples that went into it.
-        overlap: whether a group goes on with its next updates while its exchange is under way (default). What it does
-            meanwhile is kept and sent with its next change. Without, it waits for the answer; with nesterov also for the other
-            groups of its round, at most a few times as long as its last period took (`tfdist.strategies.hogwild.rounds`).
+        outer: The outer optimizer, which changes C with the progress d of a group. Default "average".
+
+            - "average": `C += outer_learning_rate * weight * d`, local SGD (arXiv 1805.09767) and FedAvg (arXiv 1602.05629).
+              SINGA's Distributed Hogwild (https://singa.apache.org) with an average instead of its sum.
+            - "nesterov": one SGD step with Nesterov momentum per round. A round ends when every live group has pushed; the step
+              takes the weighted sum of their progress. DiLoCo (arXiv 2311.08105).
+            - "delayed_nesterov": applies the progress of each group when it arrives, and the momentum after as many pushes as
+              there are live groups (arXiv 2401.09135). The paper continues the training of a trained model. From scratch,
+              others found it worse than "nesterov".
+            - "elastic": `e = elastic_rate * (w - C); w -= e; C += e`, EASGD (arXiv 1412.6651).
+            - "sum": `C += d`, as SINGA was released (apache/singa v0.3, `src/server.cc`). n groups multiply the learning rate
+              by n, so tfdist logs a warning.
+        outer_learning_rate: Learning rate of the outer optimizer ("average", "nesterov", "delayed_nesterov"), above 0. Default
+            None: see `outer_rates`.
+        outer_momentum: Momentum of the outer optimizer ("nesterov", "delayed_nesterov"), from 0 to below 1. Default None: see
+            `outer_rates`.
+        elastic_rate: Moving rate of "elastic", above 0 and at most 1. Default None: 0.9 / number of worker groups, which is the
+            paper's beta of 0.9.
+        topology: Which parameters a group synchronizes with. Default "global".
+
+            - "global": all groups share one set of global parameters on the ps tasks.
+            - "ring": each server group has its own parameters and averages them with those of its two neighbors after each push
+              (D-PSGD, arXiv 1705.09056).
+            - "pair": each server group averages its parameters with those of one other, drawn at random, after each push
+              (AD-PSGD, arXiv 1710.06952).
+
+            "ring" and "pair" need at least two server groups and `outer="average"`.
+        compression: How float32 parameters are sent, in both directions. Default None: as float32. "bf16" sends half the bytes,
+            "int8" about a quarter and "int4" about an eighth; see `tfdist.strategies.hogwild.compression`. The rounding error
+            is added to the next push (error feedback, arXiv 1901.09847).
+        fragments: Number of parts of the parameters, from 1 to 65536. Default 1: a group synchronizes all parameters at once.
+            With more, it synchronizes one fragment every `sync_period / fragments` updates, in turn, so that each fragment is
+            synchronized every `sync_period` updates (Streaming DiLoCo, arXiv 2501.18512). Must divide the sync period.
+        adaptive: Whether slower groups synchronize after fewer updates: `floor(speed / highest speed * sync_period)`, at least
+            1. All groups then synchronize about equally often (DyLU, arXiv 2401.09135). Default False.
+        weights: The weight of a push. Default "groups": 1 / number of live groups. "examples": the share of the group in the
+            examples that went into the last pushes of all live groups.
+        overlap: Whether a group continues its updates while a synchronization is in flight. Default True. With False the group
+            waits for the reply; with "nesterov" it also waits until the round is complete, for at most four times the duration
+            of its last period.
 
     Raises:
-        ClusterError: for a value that no option has. Which options go together, and with which cluster, is for `check`.
+        ClusterError: If a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
     """
 
     outer: str = "average"
     outer_learning_rate: float | None = None
     outer_momentum: float | None = None
     elastic_rate: float | None = None
-    topology: str = "centre"
+    topology: str = "global"
     compression: str | None = None
-    slices: int = 1
+    fragments: int = 1
     adaptive: bool = False
     weights: str = "groups"
     overlap: bool = True
@@ -98,143 +154,88 @@ class Synchronization:
             if fault := problem(entry.name, getattr(self, entry.name)):
                 raise Source("python", "Synchronization").error(fault, field=entry.name)
 
-    def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults, by name."""
+    def non_default(self) -> dict[str, Any]:
+        """Returns the options that differ from their defaults, by name."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
     def outer_rates(self, inner_optimizer: str) -> tuple[float, float]:
-        """The outer learning rate and momentum: what is given, else the defaults of the rule.
+        """Returns the outer learning rate and the outer momentum.
 
-        The defaults of nesterov and delayed_nesterov depend on the optimizer that trains the copies: 0.7 and 0.9 for Adam,
-        AdamW, Adamax and Nadam (DiLoCo, tried there with AdamW). For all others 1.0 and 0.6 for nesterov, 1.0 and 0.3 for
-        delayed_nesterov: those that were good and stable at periods of 16 and of 64 in benchmarks/quality.md, with SGD and
-        momentum. With it 0.7 and 0.9 were unstable at short periods (65 % in place of 85 % at a period of 4, nesterov) and
-        collapsed (delayed_nesterov), in the experiments that `DEFAULT_SYNC_PERIOD` quotes. For average they are 1.0 and 0.0.
+        Each is the value of its option, or the default of the outer optimizer if the option is None. The defaults depend on
+        the inner optimizer, which trains the local replicas:
+
+        | outer | Adam, AdamW, Adamax, Nadam | all others |
+        |---|---|---|
+        | "nesterov" | 0.7 and 0.9 | 1.0 and 0.6 |
+        | "delayed_nesterov" | 0.7 and 0.9 | 1.0 and 0.3 |
+        | "average" | 1.0 and 0.0 | 1.0 and 0.0 |
+
+        0.7 and 0.9 are DiLoCo's, found with AdamW. With SGD and momentum they are unstable at short periods (65 % accuracy
+        instead of 85 % at a period of 4 with "nesterov") and "delayed_nesterov" collapses. The other values are accurate and
+        stable with SGD and momentum at periods of 16 and 64; see benchmarks/quality.md.
 
         Args:
-            inner_optimizer: the name of the Keras optimizer's class, in any case: "AdamW", "SGD". Of a LossScaleOptimizer, that
-                of the optimizer in it.
+            inner_optimizer: Name of the class of the Keras optimizer, in upper or lower case: "AdamW", "SGD". For a
+                LossScaleOptimizer, the name of its inner optimizer.
         """
-        rate, momentum = 1.0, 0.0
-        if self.outer in _WITH_MOMENTUM:
-            others = (1.0, 0.6) if self.outer == "nesterov" else (1.0, 0.3)
-            rate, momentum = (0.7, 0.9) if inner_optimizer.lower() in _ADAM else others
+        outer = OUTER_OPTIMIZERS[self.outer]
+        rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or outer.rates
         return (
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
             momentum if self.outer_momentum is None else self.outer_momentum,
         )
 
     def elastic_rate_of(self, groups: int) -> float:
-        """EASGD's moving rate for this many worker groups: `elastic_rate`, else 0.9 / groups."""
+        """Returns EASGD's moving rate for a number of worker groups: `elastic_rate`, or 0.9 / groups if it is None."""
         return 0.9 / groups if self.elastic_rate is None else self.elastic_rate
 
-    def check(self, cluster: "Cluster") -> None:
-        """Raises ClusterError where options exclude each other or do not fit the cluster; the message says why."""
-        for name, fault in (*self._of_the_rule(), *self._of_the_topology(cluster), *self._of_the_period(cluster)):
-            raise cluster.source.error(fault, field=name)
+    def check(self, sync_period: int, server_groups: int | None, source: Source) -> None:
+        """Raises an error if options exclude each other or do not fit the cluster.
 
-    def warnings(self, cluster: "Cluster") -> list[str]:
-        """What is allowed but probably not wanted, a sentence each."""
-        groups = len(cluster.worker_groups)
-        told = []
-        if self.outer == "sum" and groups > 1:
-            told.append(
-                f"outer sum adds the changes of {groups} worker groups, as SINGA released it: in effect {groups} times the "
-                "learning rate, with which training may diverge; use outer average, or a smaller rate"
-            )
-        if self.outer == "elastic" and groups * self.elastic_rate_of(groups) > 1:
-            told.append(
-                f"elastic_rate {self.elastic_rate} times {groups} worker groups is above 1; the centre may oscillate, "
-                f"{0.9 / groups:.3g} is the usual rate"
-            )
-        return told
+        Args:
+            sync_period: Updates of a worker group between two synchronizations.
+            server_groups: Number of server groups; None if it is not known.
+            source: Where the options come from, for the message.
 
-    def _of_the_rule(self) -> list[tuple[str, str]]:
-        faults = []
-        if self.elastic_rate is not None and self.outer != "elastic":
-            faults.append(("elastic_rate", f"it is for outer elastic, and outer is {self.outer}; leave it out"))
-        if self.outer_learning_rate is not None and self.outer not in _WITH_RATE:
-            instead = "give elastic_rate" if self.outer == "elastic" else "sum adds changes as they are; use outer average"
-            faults.append(("outer_learning_rate", f"it is for outer {_or(_WITH_RATE)}, and outer is {self.outer}; {instead}"))
-        if self.outer_momentum is not None and self.outer not in _WITH_MOMENTUM:
-            faults.append(
-                ("outer_momentum", f"outer {self.outer} has no momentum; use outer {_or(_WITH_MOMENTUM)}, or leave it out")
-            )
-        if self.weights != "groups" and (self.outer in ("elastic", "sum") or self.topology != "centre"):
-            rule = f"outer {self.outer}" if self.topology == "centre" else f"topology {self.topology}"
-            faults.append(("weights", f"{rule} weighs all groups alike; leave weights at groups"))
-        if self.outer == "sum" and self.adaptive:
-            faults.append(("adaptive", "outer sum is SINGA's exchange as released, of one period for all; use outer average"))
-        if self.compression is not None and self.outer not in _WITH_DELTAS:
-            faults.append(
-                (
-                    "compression",
-                    "outer elastic sends the parameters themselves, in which rounding would swallow small updates; "
-                    f"use outer {_or(_WITH_DELTAS)}, or leave it out",
-                )
-            )
-        return faults
+        Raises:
+            ClusterError: With the name of the option and the reason.
+        """
+        faults = [*_outer_faults(self), *_topology_faults(self, server_groups), *_period_faults(self, sync_period)]
+        for name, fault in faults:
+            raise source.error(fault, field=name)
 
-    def _of_the_topology(self, cluster: "Cluster") -> list[tuple[str, str]]:
-        if self.topology == "centre":
-            return []
-        faults = []
-        if self.outer != "average":
-            faults.append(
-                ("topology", f"outer {self.outer} needs the centre, which a {self.topology} does not have; use topology centre")
-            )
-        if self.compression is not None:
-            faults.append(
-                (
-                    "compression",
-                    f"a {self.topology} sends the parameters themselves, in which rounding would swallow small updates; "
-                    "use topology centre, or leave it out",
-                )
-            )
-        if self.outer_learning_rate is not None:
-            faults.append(("outer_learning_rate", f"a {self.topology} takes the mean of copies as it is; leave it out"))
-        groups = len(cluster.server_groups)
-        if groups < 2 and not cluster.partial:
-            faults.append(
-                (
-                    "topology",
-                    f"a {self.topology} is between server groups, and this cluster has {groups}; describe several "
-                    "(SINGA's nserver_groups), or use topology centre",
-                )
-            )
-        return faults
+    def warnings(self, worker_groups: int) -> list[str]:
+        """Returns a sentence for each choice that is allowed but probably a mistake.
 
-    def _of_the_period(self, cluster: "Cluster") -> list[tuple[str, str]]:
-        period = cluster.sync_period
-        faults = []
-        if self.slices > period or period % self.slices:
-            faults.append(
-                (
-                    "slices",
-                    f"{self.slices} slices do not divide the sync period of {period}: one is exchanged every "
-                    "sync_period / slices updates",
-                )
+        Args:
+            worker_groups: Number of worker groups.
+        """
+        found = []
+        if self.outer == "sum" and worker_groups > 1:
+            found.append(
+                f"outer sum adds the progress of {worker_groups} worker groups, as SINGA was released: in "
+                f"effect {worker_groups} times the learning rate, with which training may "
+                "diverge; use outer average, or a smaller rate"
             )
-        if self.adaptive and self.slices > 1:
-            faults.append(
-                ("adaptive", "it changes the period in which slices take their turns; use slices 1, or leave adaptive out")
+        if self.outer == "elastic" and worker_groups * self.elastic_rate_of(worker_groups) > 1:
+            found.append(
+                f"elastic_rate {self.elastic_rate} times {worker_groups} worker groups is above 1; the global parameters may "
+                f"oscillate, {0.9 / worker_groups:.3g} is the usual rate"
             )
-        if self.adaptive and period == 1:
-            faults.append(("adaptive", "it shortens the sync period, and 1 cannot be shortened; choose a longer sync period"))
-        return faults
+        return found
 
 
 DEFAULTS: dict[str, Any] = {entry.name: entry.default for entry in dataclasses.fields(Synchronization)}
-"""Option -> default."""
+"""Default of each option."""
 
 
 def problem(name: str, value: object) -> str | None:
-    """What is wrong with `value` for the option `name`, as the end of a sentence; None where it is a value of that option.
+    """Returns why `value` is not valid for the option `name`, as the end of a sentence, or None if it is valid.
 
     Args:
-        name: a field of `Synchronization`.
-        value: anything.
+        name: A field of `Synchronization`.
+        value: Any object.
     """
     shown = repr(value) if isinstance(value, str | bool | int | float) or value is None else f"a {type(value).__name__}"
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."
@@ -246,11 +247,97 @@ def problem(name: str, value: object) -> str | None:
         expected, fits = _RATES[name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         return None if value is None or (is_number and fits(value)) else f"{shown} is not right; expected {expected}"
-    if name == "slices":
-        fits_slices = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_SLICES
-        return None if fits_slices else f"{shown} is not right; expected a whole number from 1 to {_MAX_SLICES}"
+    if name == "fragments":
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_FRAGMENTS
+        return None if is_valid else f"{shown} is not right; expected a whole number from 1 to {_MAX_FRAGMENTS}"
     return None if isinstance(value, bool) else f"{shown} is not right; expected true or false"
 
 
-def _or(names: tuple[str, ...]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"
+def _outer_faults(options: Synchronization) -> list[_Fault]:
+    outer, faults = OUTER_OPTIMIZERS[options.outer], []
+    for name in _RATES:
+        if getattr(options, name) is not None and name not in outer.options:
+            faults.append((name, _not_accepted(options, name)))
+    if options.weights != "groups" and not (outer.weighs_groups and options.topology == "global"):
+        option = f"outer {options.outer}" if options.topology == "global" else f"topology {options.topology}"
+        faults.append(("weights", f"{option} weighs all groups alike; leave weights at groups"))
+    if options.adaptive and not outer.allows_adaptive:
+        faults.append(("adaptive", f"outer {options.outer} is SINGA's as released, with one period for all; use outer average"))
+    if options.compression is not None and outer.pushes_parameters:
+        faults.append(
+            (
+                "compression",
+                f"outer {options.outer} sends the parameters themselves, in which rounding would swallow small updates; "
+                f"use outer {_or(name for name, other in OUTER_OPTIMIZERS.items() if not other.pushes_parameters)}, "
+                "or leave it out",
+            )
+        )
+    return faults
+
+
+def _not_accepted(options: Synchronization, name: str) -> str:
+    accepting = _or(outer for outer, other in OUTER_OPTIMIZERS.items() if name in other.options)
+    if name == "outer_momentum":
+        return f"outer {options.outer} has no momentum; use outer {accepting}, or leave it out"
+    instead = "leave it out"
+    if name == "outer_learning_rate":
+        instead = f"{options.outer} adds progress as it is; use outer average"
+        if "elastic_rate" in OUTER_OPTIMIZERS[options.outer].options:
+            instead = "give elastic_rate"
+    return f"it is for outer {accepting}, and outer is {options.outer}; {instead}"
+
+
+def _topology_faults(options: Synchronization, server_groups: int | None) -> list[_Fault]:
+    if options.topology == "global":
+        return []
+    faults = []
+    if options.outer != "average":
+        faults.append(
+            (
+                "topology",
+                f"outer {options.outer} needs global parameters, which a {options.topology} does not have; use topology global",
+            )
+        )
+    if options.compression is not None:
+        faults.append(
+            (
+                "compression",
+                f"a {options.topology} sends the parameters themselves, in which rounding would swallow small updates; "
+                "use topology global, or leave it out",
+            )
+        )
+    if options.outer_learning_rate is not None:
+        faults.append(("outer_learning_rate", f"a {options.topology} takes the mean of parameters as it is; leave it out"))
+    if server_groups is not None and server_groups < 2:
+        faults.append(
+            (
+                "topology",
+                f"a {options.topology} is between server groups, and this cluster has {server_groups}; describe several "
+                "(SINGA's nserver_groups), or use topology global",
+            )
+        )
+    return faults
+
+
+def _period_faults(options: Synchronization, period: int) -> list[_Fault]:
+    faults = []
+    if options.fragments > period or period % options.fragments:
+        faults.append(
+            (
+                "fragments",
+                f"{options.fragments} fragments do not divide the sync period of {period}: one is synchronized every "
+                "sync_period / fragments updates",
+            )
+        )
+    if options.adaptive and options.fragments > 1:
+        faults.append(
+            ("adaptive", "it changes the period in which fragments take turns; use fragments 1, or leave adaptive out")
+        )
+    if options.adaptive and period == 1:
+        faults.append(("adaptive", "it shortens the sync period, and 1 cannot be shortened; choose a longer sync period"))
+    return faults
+
+
+def _or(names: Iterable[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last

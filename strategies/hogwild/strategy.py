@@ -54,9 +54,9 @@ class Hogwild(ParameterServer):
 
     def __init__(self, cluster: Cluster) -> None:
         self.synchronization = cluster.synchronization
-        self.steps_per_exchange = max(1, cluster.sync_period // self.synchronization.slices)
+        self.steps_per_exchange = max(1, cluster.sync_period // self.synchronization.fragments)
         servers = [task.index for task in cluster.job("ps") for _ in range(task.slots)]
-        groups = cluster.server_groups if self.synchronization.topology != "centre" else (tuple(range(len(servers))),)
+        groups = cluster.server_groups if self.synchronization.topology != "global" else (tuple(range(len(servers))),)
         self.server_devices = [
             list(dict.fromkeys(f"/job:ps/replica:0/task:{servers[rank]}/device:CPU:0" for rank in ranks)) for ranks in groups
         ]

@@ -84,7 +84,7 @@ class InnerSteps(GroupFunction):
         period = period or self._strategy.steps_per_exchange
         overlaps = self._trains and is_due(len(batches), len(batches), period) and self._strategy.synchronization.overlap
         turns: list[Any] = [(number,) for number in range(len(self._exchanged))] if overlaps else [()]
-        if overlaps and self._strategy.synchronization.slices == 1:
+        if overlaps and self._strategy.synchronization.fragments == 1:
             turns = [tuple(range(len(self._exchanged)))]
         with self._replicas.recording_use() as used:
             without = [()] if overlaps and self._strategy.shares_replicas else []
@@ -146,7 +146,7 @@ class InnerSteps(GroupFunction):
 
     def _exchange(self, group: int) -> None:
         blocks = self._exchanged
-        if self._strategy.synchronization.slices > 1:
+        if self._strategy.synchronization.fragments > 1:
             blocks = [blocks[self._turns[group] % len(blocks)]]
         self._turns[group] += 1
         self._since[group] = 0
@@ -162,7 +162,7 @@ class InnerSteps(GroupFunction):
         floating = [v for v in weights.values() if isinstance(v, LocalVariable) and v.dtype.is_floating]
         trained = {id(unwrapped(weight._value)) for weight in self._model.trainable_weights}
         active = [v for v in floating if id(v) in trained or not v.trainable]
-        self._replicas.register(active, Kind.EXCHANGED, self._strategy.synchronization.slices)
+        self._replicas.register(active, Kind.EXCHANGED, self._strategy.synchronization.fragments)
         self._replicas.register(floating, Kind.EXCHANGED)
         self._exchanged = list(dict.fromkeys(v.block for v in active))
         for block in self._exchanged:

@@ -49,7 +49,7 @@ def install() -> None:
         with extended.updates_by_element(type(self) in BY_ELEMENT):
             # Gradients are cut before anything waits for a ps: they travel while another group updates.
             for device, shards in extended.by_server(tensor_fusion.to_servers(pairs)).items():
-                with extended.alone_on(device, [gradient for there in shards.values() for gradient, _ in there]):
+                with extended.critical_section(device, [gradient for there in shards.values() for gradient, _ in there]):
                     for number, there in shards.items():
                         with shard_scope(number):
                             update_step(self, distribution, there, learning_rate)

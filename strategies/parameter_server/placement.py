@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
@@ -119,26 +120,16 @@ class ServerExtended(GroupExtended):
                 servers[variable.device][None].append((gradient, given))
         return servers
 
-    @contextlib.contextmanager
-    def alone_on(self, device: str, gradients: Sequence[Any]) -> Iterator[None]:
-        """Around the updates of variables on a ps with `gradients`: there, no other group updates meanwhile.
+    def critical_section(self, device: str, gradients: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
+        """Keeps other groups from updating variables on the ps `device` while this group applies `gradients` there.
 
-        Keras' optimizers read and write in several operations. Of two updates at once one could be lost, or mix with the other:
-        Ftrl was seen to jump away.
+        Keras' optimizers read and write in several operations. Of two updates at the same time one could be lost, or they could
+        mix: with Ftrl, weights jumped away.
         """
         if self._tfdist_groups == 1 or tf.executing_eagerly():
-            yield
-            return
-        graph = tf.compat.v1.get_default_graph()
+            return contextlib.nullcontext()
         arrived = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
-        with tf.device(device), tf.control_dependencies(arrived):
-            lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name="tfdist_update"))
-        begin = len(graph.get_operations())
-        with tf.control_dependencies([lock]):
-            yield
-        written = [op for op in graph.get_operations()[begin:] if "Assign" in op.type or "Resource" in op.type]
-        with tf.device(device), tf.control_dependencies(written):
-            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        return critical_section("tfdist_update", device, arrived)
 
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)

@@ -1,4 +1,4 @@
-"""Hogwild's options: their values, which go together and with which cluster, and how flags, TF_CONFIG and the program give them."""
+"""Options of `Synchronization`: valid values, valid combinations, and the places that set them (flags, TF_CONFIG, program)."""
 
 import dataclasses
 import json
@@ -53,7 +53,7 @@ def from_flags(*arguments):
             "outer: 'nestrov' is not one of average, nesterov, delayed_nesterov, elastic, sum; did you mean nesterov?",
         ),
         ({"outer": None}, "outer: None is not one of"),
-        ({"topology": "star"}, "'star' is not one of centre, ring, pair"),
+        ({"topology": "star"}, "'star' is not one of global, ring, pair"),
         ({"compression": "int2"}, "did you mean int8?"),
         ({"compression": 8}, "compression: 8 is not one of bf16, int8, int4"),
         ({"weights": "samples"}, "is not one of groups, examples"),
@@ -64,23 +64,23 @@ def from_flags(*arguments):
         ({"outer_momentum": 1.0}, "1.0 is not right; expected a number from 0 to below 1"),
         ({"elastic_rate": 1.5}, "expected a number above 0 and at most 1"),
         ({"elastic_rate": "0.1"}, "'0.1' is not right"),
-        ({"slices": 0}, "expected a whole number from 1"),
-        ({"slices": 2.0}, "2.0 is not right"),
+        ({"fragments": 0}, "expected a whole number from 1"),
+        ({"fragments": 2.0}, "2.0 is not right"),
         ({"adaptive": 1}, "1 is not right; expected true or false"),
         ({"overlap": []}, "a list is not right; expected true or false"),
     ],
 )
-def test_values_that_no_option_has_are_refused(option, message):
+def test_invalid_values_are_refused(option, message):
     with pytest.raises(ClusterError) as caught:
         Synchronization(**option)
     assert message in str(caught.value) and str(caught.value).startswith(f"Synchronization: {next(iter(option))}: ")
 
 
-def test_only_what_differs_from_the_defaults_is_given():
-    assert Synchronization().given() == {}
-    assert Synchronization(outer="average", slices=4, overlap=False).given() == {"slices": 4, "overlap": False}
+def test_non_default_returns_the_options_that_differ_from_their_defaults():
+    assert Synchronization().non_default() == {}
+    assert Synchronization(outer="average", fragments=4, overlap=False).non_default() == {"fragments": 4, "overlap": False}
     assert list(DEFAULTS) == [
-        {"exchange_weights": "weights"}.get(name, name) for name in HOGWILD_FLAGS if name != "sync_period"
+        {"synchronization_weights": "weights"}.get(name, name) for name in HOGWILD_FLAGS if name != "sync_period"
     ]
 
 
@@ -98,16 +98,16 @@ def test_only_what_differs_from_the_defaults_is_given():
         ({"outer": "nesterov", "outer_learning_rate": 0.4}, "AdamW", (0.4, 0.9)),
     ],
 )
-def test_the_outer_rates_are_those_given_else_those_of_the_rule_and_the_inner_optimizer(options, inner, rates):
+def test_outer_rates_default_by_outer_and_inner_optimizer(options, inner, rates):
     assert Synchronization(**options).outer_rates(inner) == rates
 
 
-def test_the_elastic_rate_is_shared_by_the_groups():
+def test_the_default_elastic_rate_is_divided_by_the_number_of_groups():
     assert Synchronization(outer="elastic").elastic_rate_of(9) == pytest.approx(0.1)
     assert Synchronization(outer="elastic", elastic_rate=0.25).elastic_rate_of(9) == 0.25
 
 
-# What goes together.
+# Combinations.
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_elastic_rate_is_shared_by_the_groups():
             {"outer": "elastic", "outer_learning_rate": 0.1},
             "outer_learning_rate: it is for outer average, nesterov or delayed_nesterov",
         ),
-        ({"outer": "sum", "outer_learning_rate": 0.1}, "sum adds changes as they are"),
+        ({"outer": "sum", "outer_learning_rate": 0.1}, "sum adds progress as it is"),
         ({"outer_momentum": 0.9}, "outer_momentum: outer average has no momentum; use outer nesterov or delayed_nesterov"),
         ({"outer": "sum", "outer_momentum": 0.9}, "outer sum has no momentum"),
         ({"outer": "sum", "adaptive": True}, "adaptive: outer sum"),
@@ -127,12 +127,15 @@ def test_the_elastic_rate_is_shared_by_the_groups():
         ({"topology": "ring", "weights": "examples"}, "topology ring weighs all groups alike"),
         ({"outer": "elastic", "compression": "int8"}, "compression: outer elastic sends the parameters themselves"),
         ({"topology": "pair", "compression": "bf16"}, "compression: a pair sends the parameters themselves"),
-        ({"topology": "ring", "outer": "nesterov"}, "topology: outer nesterov needs the centre, which a ring does not have"),
-        ({"topology": "ring", "outer": "elastic"}, "topology: outer elastic needs the centre"),
-        ({"topology": "pair", "outer_learning_rate": 0.5}, "outer_learning_rate: a pair takes the mean of copies"),
-        ({"slices": 3}, "slices: 3 slices do not divide the sync period of 8"),
-        ({"slices": 16}, "slices: 16 slices do not divide the sync period of 8"),
-        ({"adaptive": True, "slices": 2}, "adaptive: it changes the period in which slices take their turns"),
+        (
+            {"topology": "ring", "outer": "nesterov"},
+            "topology: outer nesterov needs global parameters, which a ring does not have",
+        ),
+        ({"topology": "ring", "outer": "elastic"}, "topology: outer elastic needs global parameters"),
+        ({"topology": "pair", "outer_learning_rate": 0.5}, "outer_learning_rate: a pair takes the mean of parameters"),
+        ({"fragments": 3}, "fragments: 3 fragments do not divide the sync period of 8"),
+        ({"fragments": 16}, "fragments: 16 fragments do not divide the sync period of 8"),
+        ({"adaptive": True, "fragments": 2}, "adaptive: it changes the period in which fragments take turns"),
     ],
 )
 def test_options_that_exclude_each_other_are_refused_with_the_reason(options, message):
@@ -148,9 +151,9 @@ def test_options_that_exclude_each_other_are_refused_with_the_reason(options, me
         *({"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")),
         *({"outer": outer, "compression": "int4"} for outer in ("average", "nesterov", "delayed_nesterov", "sum")),
         {"topology": "ring"},
-        {"topology": "pair", "slices": 4, "overlap": False},
+        {"topology": "pair", "fragments": 4, "overlap": False},
         {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9, "adaptive": True, "weights": "examples"},
-        {"outer": "elastic", "elastic_rate": 0.1, "slices": 8},
+        {"outer": "elastic", "elastic_rate": 0.1, "fragments": 8},
     ],
     ids=str,
 )
@@ -158,11 +161,11 @@ def test_options_that_go_together_are_accepted(options):
     assert choose(hogwild(synchronization=Synchronization(**options))).strategy == "hogwild"
 
 
-def test_a_ring_needs_server_groups_to_be_between():
+def test_a_ring_needs_several_server_groups():
     with pytest.raises(ClusterError, match="a ring is between server groups, and this cluster has 1"):
         choose(hogwild("STANDARD_1", synchronization=Synchronization(topology="ring")))
     view = {"cluster": {"worker": {"3": "a:1"}, "ps": ["b:1"]}, "task": {"type": "worker", "index": 3}}
-    choose(hogwild(view, synchronization=Synchronization(topology="ring")))  # Of a partial view nobody can tell.
+    choose(hogwild(view, synchronization=Synchronization(topology="ring")))  # A partial view does not show all server groups.
 
 
 def test_a_period_of_one_update_cannot_be_shortened():
@@ -178,23 +181,21 @@ def test_other_strategies_refuse_the_options():
         choose(cluster)
 
 
-def test_what_is_probably_not_wanted_is_warned_about():
-    cluster = hogwild()
-    assert Synchronization().warnings(cluster) == []
-    assert Synchronization(outer="elastic").warnings(cluster) == []
-    (told,) = Synchronization(outer="sum").warnings(cluster)
-    assert "4 times the learning rate" in told
-    (told,) = Synchronization(outer="elastic", elastic_rate=0.5).warnings(cluster)
-    assert "0.5 times 4 worker groups is above 1" in told and "0.225" in told
-    one_group = hogwild({"cluster": {"worker": ["a:1"], "ps": ["b:1"]}})
-    assert Synchronization(outer="sum").warnings(one_group) == []
+def test_options_that_are_probably_mistakes_are_warned_about():
+    assert Synchronization().warnings(worker_groups=4) == []
+    assert Synchronization(outer="elastic").warnings(worker_groups=4) == []
+    (warning,) = Synchronization(outer="sum").warnings(worker_groups=4)
+    assert "4 times the learning rate" in warning
+    (warning,) = Synchronization(outer="elastic", elastic_rate=0.5).warnings(worker_groups=4)
+    assert "0.5 times 4 worker groups is above 1" in warning and "0.225" in warning
+    assert Synchronization(outer="sum").warnings(worker_groups=1) == []
 
 
-# Where they come from.
+# Where options are set.
 
 
-def test_tf_config_carries_them_to_every_task():
-    options = {"outer": "nesterov", "outer_momentum": 0.5, "slices": 4, "overlap": False}
+def test_tf_config_carries_options_to_every_task():
+    options = {"outer": "nesterov", "outer_momentum": 0.5, "fragments": 4, "overlap": False}
     cluster = hogwild(synchronization=Synchronization(**options))
     config = cluster.tf_config("ps", 0)
     assert config["tfdist"]["synchronization"] == options
@@ -203,15 +204,15 @@ def test_tf_config_carries_them_to_every_task():
 
 
 @pytest.mark.parametrize("dialect", ["singa", "cloudml"])
-def test_dialects_without_words_for_them_refuse_to_write_them(dialect):
+def test_dialects_that_cannot_express_options_refuse_to_write_them(dialect):
     description = "STANDARD_1" if dialect == "cloudml" else TWO_SERVER_GROUPS
     cluster = dataclasses.replace(tfdist.read(description), synchronization=Synchronization(outer="sum"))
     with pytest.raises(ClusterError, match=r"has no words for synchronization"):
         DIALECTS[dialect].write(cluster)
 
 
-def test_flags_win_over_the_description_option_by_option(tmp_path):
-    described = hogwild(synchronization=Synchronization(outer="nesterov", slices=2, overlap=False))
+def test_each_flag_overrides_its_option_of_the_description(tmp_path):
+    described = hogwild(synchronization=Synchronization(outer="nesterov", fragments=2, overlap=False))
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(described.tf_config("chief" if described.job("chief") else "worker", 0)))
     assert from_flags("--cluster", str(path)).synchronization == described.synchronization
@@ -219,12 +220,12 @@ def test_flags_win_over_the_description_option_by_option(tmp_path):
         "--sync_period=12",
         "--outer=delayed_nesterov",
         "--outer_momentum=0.4",
-        "--exchange_weights=examples",
+        "--synchronization_weights=examples",
         "--overlap",
     )
     cluster = from_flags("--cluster", str(path), *arguments)
     assert cluster.sync_period == 12
-    assert cluster.synchronization == Synchronization("delayed_nesterov", outer_momentum=0.4, slices=2, weights="examples")
+    assert cluster.synchronization == Synchronization("delayed_nesterov", outer_momentum=0.4, fragments=2, weights="examples")
 
 
 @pytest.mark.parametrize(
@@ -238,25 +239,25 @@ def test_flags_win_over_the_description_option_by_option(tmp_path):
         (["--strategy=hogwild", "--sync_period=0"], "--sync_period: 0 is not right; expected a whole number from 1"),
         (["--strategy=hogwild", "--outer=easgd"], "--outer: 'easgd' is not one of average"),
         (
-            ["--strategy=hogwild", "--exchange_weights=group"],
-            "--exchange_weights: 'group' is not one of groups, examples; did you mean groups?",
+            ["--strategy=hogwild", "--synchronization_weights=group"],
+            "--synchronization_weights: 'group' is not one of groups, examples; did you mean groups?",
         ),
         (["--strategy=hogwild", "--elastic_rate=-1"], "--elastic_rate: -1.0 is not right"),
     ],
 )
-def test_flags_that_are_wrong_are_named(arguments, message):
+def test_errors_name_the_invalid_flag(arguments, message):
     with pytest.raises(ClusterError) as caught:
         from_flags("--tier=STANDARD_1", *arguments)
     assert str(caught.value).startswith(message)
 
 
-def test_without_any_cluster_they_are_refused():
+def test_flags_without_a_cluster_are_refused():
     with pytest.raises(ClusterError, match=r"^--adaptive: .*no cluster is described"):
         cluster_from_flags(parsed("--adaptive"))
     assert cluster_from_flags(parsed()) is None
 
 
-def test_forced_hogwild_has_a_period_of_16_where_the_description_has_no_word_for_it(monkeypatch, tmp_path):
+def test_forced_hogwild_has_a_period_of_16_if_the_description_sets_none(monkeypatch, tmp_path):
     assert DEFAULT_SYNC_PERIOD == 16
     assert from_flags("--tier=STANDARD_1").sync_period == 1
     assert from_flags("--tier=STANDARD_1", "--strategy=hogwild").sync_period == 16
@@ -268,21 +269,21 @@ def test_forced_hogwild_has_a_period_of_16_where_the_description_has_no_word_for
 
 
 @pytest.mark.parametrize("groups", ["nserver_groups: 2", "nserver_groups: 1"])
-def test_singas_own_default_of_1_stays(tmp_path, groups):
+def test_singas_default_period_of_1_stays(tmp_path, groups):
     path = tmp_path / "job.conf"
     path.write_text(f"cluster {{ nworker_groups: 2 server_worker_separate: true {groups} }}")
     assert from_flags("--cluster", str(path), "--strategy=hogwild").sync_period == 1
 
 
-def test_a_task_that_gets_the_same_flags_as_the_launcher_has_the_launchers_period(monkeypatch):
+def test_a_task_with_the_flags_of_the_launcher_keeps_the_launchers_period(monkeypatch):
     cluster = from_flags("--tier=STANDARD_1", "--strategy=hogwild", "--sync_period=1")
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster.tf_config("worker", 1)))
     assert from_flags("--strategy=hogwild").sync_period == 1
 
 
 @pytest.fixture
-def seen(monkeypatch):
-    """The cluster on which `tfdist.strategy` decides; nothing is started."""
+def chosen(monkeypatch):
+    """Returns the options for which `tfdist.strategy` chooses a strategy; starts nothing."""
 
     def call(*arguments, **keywords):
         clusters = []
@@ -304,24 +305,24 @@ def seen(monkeypatch):
     return call
 
 
-def test_the_program_may_give_them_and_flags_and_tf_config_go_before(seen, monkeypatch, tmp_path):
+def test_flags_and_tf_config_override_the_options_of_the_program(chosen, monkeypatch, tmp_path):
     mine, theirs = Synchronization(outer="elastic"), Synchronization(outer="sum")
-    assert seen("STANDARD_1", synchronization=mine).options == mine
-    assert seen(hogwild(synchronization=theirs), synchronization=mine).options == mine
+    assert chosen("STANDARD_1", synchronization=mine).options == mine
+    assert chosen(hogwild(synchronization=theirs), synchronization=mine).options == mine
     flagged = parsed("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum")
-    assert seen(flagged, synchronization=mine).options == theirs
-    assert seen(parsed("--tier=STANDARD_1"), synchronization=mine).options == mine
+    assert chosen(flagged, synchronization=mine).options == theirs
+    assert chosen(parsed("--tier=STANDARD_1"), synchronization=mine).options == mine
     launched = hogwild("STANDARD_1", sync_period=32, synchronization=theirs)
     monkeypatch.setenv("TF_CONFIG", json.dumps(launched.tf_config("worker", 0)))
     for description in (None, "STANDARD_1", hogwild("STANDARD_1", sync_period=4)):
-        assert seen(description, synchronization=mine).options == theirs
-        assert seen(description).period == 32
-    # What follows the program on the launcher's command line is said last.
-    program = seen(parsed("--sync_period=8", "--outer=nesterov"))
+        assert chosen(description, synchronization=mine).options == theirs
+        assert chosen(description).period == 32
+    # The launcher's arguments after the program come last, so they win.
+    program = chosen(parsed("--sync_period=8", "--outer=nesterov"))
     assert (program.period, program.options.outer) == (8, "nesterov")
 
 
-def test_a_description_in_the_program_is_heard_where_tf_config_says_nothing(seen, monkeypatch):
+def test_a_description_in_the_program_counts_if_tf_config_has_no_options(chosen, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(tfdist.read("STANDARD_1").tf_config("worker", 0)))
-    told = seen(hogwild("STANDARD_1", sync_period=4, synchronization=Synchronization(outer="nesterov")))
-    assert (told.period, told.options.outer) == (4, "nesterov")
+    found = chosen(hogwild("STANDARD_1", sync_period=4, synchronization=Synchronization(outer="nesterov")))
+    assert (found.period, found.options.outer) == (4, "nesterov")

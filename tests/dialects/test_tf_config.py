@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import read, tf_config
 from tfdist.errors import ClusterError
-from tfdist.synchronization import COMPRESSIONS, OUTERS, Synchronization
+from tfdist.synchronization import COMPRESSIONS, OUTER_OPTIMIZERS, Synchronization
 
 A, B, C, D = "a:2222", "b:2222", "c:2222", "d:2222"
 
@@ -119,7 +119,7 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         (with_extension(synchronization=["sum"]), "tfdist.synchronization: ['sum'] is not right; expected options by name"),
         (with_extension(synchronization={"outr": "sum"}), "'outr' is not known here; did you mean outer?"),
         (with_extension(synchronization={"outer": "avrage"}), "tfdist.synchronization.outer: 'avrage' is not one of average, "),
-        (with_extension(synchronization={"slices": True}), "tfdist.synchronization.slices: True is not right"),
+        (with_extension(synchronization={"fragments": True}), "tfdist.synchronization.fragments: True is not right"),
         (with_extension(synchronization={1: 2}), "tfdist.synchronization: the option 1 is not known here"),
         (with_extension(share_memory=1), "expected true or false"),
         (with_extension(job_dir=1), "expected a string"),
@@ -172,11 +172,11 @@ _hosts = st.one_of(
 
 _synchronizations = st.builds(
     Synchronization,
-    outer=st.sampled_from(OUTERS),
+    outer=st.sampled_from(list(OUTER_OPTIMIZERS)),
     outer_learning_rate=st.none() | st.floats(0.01, 2.0),
     elastic_rate=st.none() | st.floats(0.01, 1.0),
     compression=st.none() | st.sampled_from(COMPRESSIONS),
-    slices=st.integers(1, 8),
+    fragments=st.integers(1, 8),
     adaptive=st.booleans(),
     overlap=st.booleans(),
 )

@@ -85,10 +85,10 @@ def test_neither_translation_nor_help_imports_tensorflow(arguments, tmp_path):
         (["--cluster", "custom.yaml", "--strategy", "miror"], "did you mean mirrored?"),
         (["--tier", "STANDARD_1", "--outer", "nesterov"], "--outer: it is an option of hogwild"),
         (
-            ["--tier", "STANDARD_1", "--strategy", "hogwild", "--slices", "3"],
-            "slices: 3 slices do not divide the sync period of 16",
+            ["--tier", "STANDARD_1", "--strategy", "hogwild", "--fragments", "3"],
+            "fragments: 3 fragments do not divide the sync period of 16",
         ),
-        (["--tier", "STANDARD_1", "--strategy", "hogwild", "--slices", "half"], "half"),
+        (["--tier", "STANDARD_1", "--strategy", "hogwild", "--fragments", "half"], "half"),
         (["--cluster", "empty.yaml"], "empty"),
         (["--cluster", "binary"], "binary"),
         (["--cluster", "typo.conf"], "did you mean nworkers_per_procs?"),

@@ -21,14 +21,14 @@ TRAINS = """
     with strategy.scope():
         import keras, numpy as np
         from tfdist.strategies.coordinator import executions
-        steps_under_way.BACKUP_SECONDS, steps_under_way.POLL_SECONDS = 2.0, 0.5
+        executions.BACKUP_SECONDS, executions.POLL_SECONDS = 2.0, 0.5
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01), "mse")
     x = np.random.default_rng(1).normal(size=(64, 4))
     told = []
     class Tell(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            training = len(strategy.copies._live)
+            training = len(strategy.local_replicas._live)
             if epoch >= 2 and told[-1:] != [training]:
                 told.append(training)
                 self.model.save(f"{len(told)}.keras")

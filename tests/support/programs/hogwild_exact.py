@@ -30,12 +30,12 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     """Lets `strategy` train with these options from now on, on its first `groups` groups, with these ps in server groups."""
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
-    strategy.steps_per_exchange = period // strategy.synchronization.slices
-    strategy.copies = LocalReplicas(strategy, strategy._cluster_coordinator)
-    strategy.copies.under_way = lambda: 0
-    wait_for(lambda: all(strategy.copies.incarnation_of(group) for group in range(len(strategy.worker_groups))))
+    strategy.steps_per_exchange = period // strategy.synchronization.fragments
+    strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
+    strategy.local_replicas.in_flight = lambda: 0
+    wait_for(lambda: all(strategy.local_replicas.incarnation_of(group) for group in range(len(strategy.worker_groups))))
     for group in range(groups, len(strategy.worker_groups)):
-        strategy.copies.mark_lost(group)
+        strategy.local_replicas.mark_lost(group)
 
 
 class Case:
@@ -47,10 +47,10 @@ class Case:
 
     def __init__(self, strategy, values, groups, options, events):
         begin(strategy, groups, **options)
-        self.strategy, self.copies, self.groups = strategy, strategy.copies, groups
+        self.strategy, self.copies, self.groups = strategy, strategy.local_replicas, groups
         with strategy.scope():
             self.variables = [tf.Variable(np.float32(value)) for value in values]
-        self.copies.register(self.variables, Kind.EXCHANGED, options.get("slices", 1))
+        self.copies.register(self.variables, Kind.EXCHANGED, options.get("fragments", 1))
         self.blocks = list(self.copies.blocks)
         self.rates = strategy.synchronization.outer_rates("SGD")
         for block in self.blocks:
@@ -204,12 +204,12 @@ class Trained:
 
     def centre(self):
         """What the ps hold."""
-        blocks = [block for block in self.strategy.copies.blocks if block.kind is Kind.EXCHANGED]
+        blocks = [block for block in self.strategy.local_replicas.blocks if block.kind is Kind.EXCHANGED]
         return [value for block in blocks for value in block.fetch().tolist()]
 
     def collect(self):
         """All groups hand over and begin anew from the centre."""
-        self.strategy.copies.synchronize_groups()
+        self.strategy.local_replicas.synchronize_groups()
         return self.weights()
 
     def weights(self):
@@ -311,7 +311,7 @@ def answers_between_steps(strategy):
         for group, given in ((0, batch), (1, other), (1, other)):
             gate.let(group, 4)
             trained.steps(group, *[given] * 4)
-        (block,) = [block for block in strategy.copies.blocks if block.kind is Kind.EXCHANGED]
+        (block,) = [block for block in strategy.local_replicas.blocks if block.kind is Kind.EXCHANGED]
         leader = strategy.worker_groups[0].devices[0]
 
         def weight():
@@ -419,10 +419,10 @@ def short_epochs(strategy):
 
     def note(group, examples):
         called.append(examples)
-        LocalReplicas.trains(strategy.copies, group, examples)
+        LocalReplicas.count_examples(strategy.local_replicas, group, examples)
 
-    strategy.copies.count_examples = note
-    strategy.copies.under_way = strategy._tfdist_steps.__len__
+    strategy.local_replicas.count_examples = note
+    strategy.local_replicas.in_flight = strategy._tfdist_steps.__len__
     ones = np.ones((24, 1), "float32")
     model.fit(ones, ones, batch_size=2, epochs=2, verbose=0)
     given, schedule = [], strategy._tfdist_steps.schedule

@@ -42,13 +42,13 @@ def steps(model, order):
     for number, (group, count) in enumerate(order):
         rows = [(number * 7 + step * 3) % 80 for step in range(count)]
         batches = [(tf.constant(X[row : row + 16]), tf.constant(Y[row : row + 16])) for row in rows]
-        strategy.copies.publish()
+        strategy.local_replicas.publish()
         call = function._step.prepare(batches)
         with tf.device(strategy.worker_groups[group].devices[0]):
             given = call(group, done)
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
             given = tf.identity(given).numpy()
-        strategy.copies.count_updates(function._step.counted(list(given)))
+        strategy.local_replicas.count_updates(function._step.counted(list(given)))
         done += count
 
 
@@ -124,8 +124,8 @@ def restore():
 def averaging():
     """From now on without outer momentum, which would move the centre on."""
     strategy.synchronization = tfdist.Synchronization()
-    strategy.copies = LocalReplicas(strategy, strategy._cluster_coordinator)
-    strategy.copies.under_way = strategy._tfdist_steps.__len__
+    strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
+    strategy.local_replicas.in_flight = strategy._tfdist_steps.__len__
 
 
 class At(keras.callbacks.Callback):

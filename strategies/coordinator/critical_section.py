@@ -1,0 +1,45 @@
+"""A lock on a task: operations of asynchronous worker groups that must not mix."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.private_api import run_independently
+
+
+@contextlib.contextmanager
+def critical_section(name: str, device: str, arrived: Sequence[Any], independent: bool = False) -> Iterator[None]:
+    """Makes the operations created inside hold a lock. Use it while a function is traced.
+
+    Functions of two groups that enter the same section at the same time run one after the other. A group takes the lock only
+    when `arrived` has been computed, so that it does not keep the lock while its data travels.
+
+    Args:
+        name: the name of the lock, unique on its device.
+        device: the device that holds the lock, usually that of the variables in the section.
+        arrived: tensors that are computed before the lock is taken.
+        independent: whether the section may run in any order with other sections of the same function. By default they run in
+            the order in which they are traced; otherwise two sections of one function with the same lock and the same variables
+            can block each other. Pass True if the function enters the section once.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    with tf.device(device):
+        mutex = tf.raw_ops.MutexV2(shared_name=name)
+        if independent:
+            run_independently(mutex.op)
+        with tf.control_dependencies(arrived):
+            lock = tf.raw_ops.MutexLock(mutex=mutex)
+    begin = len(graph.get_operations())
+    with tf.control_dependencies([lock]):
+        yield
+    inside = [op for op in graph.get_operations()[begin:] if _uses_variable(op.type)]
+    with tf.device(device), tf.control_dependencies(inside):
+        release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+    if independent:
+        run_independently(release)
+
+
+def _uses_variable(operation: str) -> bool:
+    return any(part in operation for part in ("VariableOp", "Assign", "Resource"))
