@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -70,9 +71,26 @@ def restore_properties(_: Sphinx, what: str, name: str, obj: object, options: ob
         lines[:] = [*(inspect.getdoc(obj) or "").splitlines(), ""]
 
 
-def read_backticks_as_markdown(_: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Makes `name` in a docstring mean what it means on the pages: code."""
-    lines[:] = [re.sub(r"(?<!`)`([^`\s]|[^`\s][^`]*[^`\s])`(?!`)", r"``\1``", line) for line in lines]
+def read_markdown(_: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Makes code, code blocks and tables in a docstring what they are on the pages."""
+    text = re.sub(r"(?<!`)`([^`\s]|[^`\s][^`]*[^`\s])`(?!`)", r"``\1``", "\n".join(lines))
+    text = re.sub(r"^( *)```(\w+)\n(.*?)^ *```$", _code_block, text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"(^ *\|.*\|\n)+", _table, text + "\n", flags=re.MULTILINE)
+    lines[:] = text.splitlines()
+
+
+def _code_block(match: re.Match[str]) -> str:
+    return f"{match[1]}.. code-block:: {match[2]}\n\n" + textwrap.indent(match[3], "   ")
+
+
+def _table(match: re.Match[str]) -> str:
+    rows = [re.split(r"\s*\|\s*", line.strip().strip("|").strip()) for line in match[0].splitlines()]
+    indent = match[0][: match[0].index("|")]
+    body = [
+        "".join(f"   {'* -' if column == 0 else '  -'} {cell}\n" for column, cell in enumerate(row))
+        for row in rows[:1] + rows[2:]
+    ]
+    return textwrap.indent(".. list-table::\n   :header-rows: 1\n\n" + "".join(body), indent)
 
 
 def check_public_names(_: Sphinx) -> None:
@@ -100,4 +118,4 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_generated_text)
     app.connect("builder-inited", check_public_names)
     app.connect("autodoc-process-docstring", restore_properties, priority=600)  # after napoleon
-    app.connect("autodoc-process-docstring", read_backticks_as_markdown, priority=700)
+    app.connect("autodoc-process-docstring", read_markdown, priority=700)
