@@ -1,10 +1,10 @@
-"""Hogwild's exchange in one process, in numpy: for trying rates before a cluster of processes is given them.
+"""Hogwild's synchronization in one process, in numpy: tries learning rates before a cluster of processes uses them.
 
     python benchmarks/quality_simulated.py outer=average period=16 rate=0.2 [overlap=False] [seeds=3]
 
-Trains the network of `quality.py` for mnist1d with all groups in step with each other; they exchange one after the other,
-evenly spread over the period. The centre is that of tests/periodic_oracles.py, and what a group keeps is as in
-strategies/hogwild/push_pull.py: with overlap it takes the answer over one period after it has pushed.
+Trains the network of `quality.py` for mnist1d. All groups make each step at the same time, and synchronize one after the other,
+evenly spread over the period. The global parameters are those of tests/support/periodic_oracles.py. A group keeps the state
+that it has in strategies/hogwild: with overlap it pulls the reply one period after its push.
 """
 
 import ast
@@ -33,7 +33,7 @@ class Network:
     def __init__(self, groups, seed):
         generator = np.random.default_rng(seed)
         shapes = [(FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, CLASSES)]
-        # Glorot's uniform values, as Keras begins.
+        # Glorot's uniform values, as in Keras.
         parts = []
         for rows, columns in shapes:
             limit = np.sqrt(6 / (rows + columns))
@@ -59,7 +59,7 @@ class Network:
         return self.second @ w3 + b3
 
     def differentiate(self, x, y):
-        """Puts the gradients of the mean cross-entropy into `gradients`; x [groups, batch, FEATURES], y [groups, batch]."""
+        """Writes the gradients of the mean cross-entropy to `gradients`; x [groups, batch, FEATURES], y [groups, batch]."""
         logits = self.logits(x)
         logits -= logits.max(-1, keepdims=True)
         delta = np.exp(logits)
@@ -84,8 +84,8 @@ class Network:
         return 100 * float((network.logits(x[None])[0].argmax(-1) == y).mean())
 
 
-class Centre:
-    """The centre with `outer`'s rule: `take` gives what the group counts as known from then on (L), see strategies/hogwild/outer_optimizers.py."""
+class GlobalParameters:
+    """Global parameters with an outer optimizer. `take` returns the new baseline L of the group (strategies/hogwild)."""
 
     def __init__(self, outer, start, groups, rate, momentum):
         self.outer, self.groups = outer, groups
@@ -111,9 +111,9 @@ class Centre:
                 self.rule.take_round(self.changes, [1 / self.groups] * len(self.changes))
                 self.pushed, self.changes = set(), []
                 self.rounds += 1
-            known = self.rule.centre if self.rounds > self.seen[group] else before
+            baseline = self.rule.centre if self.rounds > self.seen[group] else before
             self.seen[group] = self.rounds
-            return self.rule.centre if completed else known + change
+            return self.rule.centre if completed else baseline + change
         return self.rule.centre
 
 
@@ -130,17 +130,17 @@ def train(
     overlap=True,
     delay=None,
     waits=False,
-    slices=1,
+    fragments=1,
     spread=True,
     steps=STEPS,
 ):
-    """The validation and test accuracy of the centre, in percent.
+    """Returns the validation and test accuracy of the global parameters, in percent.
 
     Args:
-        outer: as of `tfdist.Synchronization`, or "synchronous".
-        delay: updates after which a group takes the answer over; None for those of the period with overlap, 0 without.
-        spread: whether groups exchange evenly over the period, or all at the same step.
-        waits: whether groups begin each period together, from the centre with the round in it. Not with spread or overlap.
+        outer: as in `tfdist.Synchronization`, or "synchronous".
+        delay: updates between push and pull of a group; None is the period with overlap, 0 without.
+        spread: whether groups synchronize evenly over the period, or all at the same step.
+        waits: whether all groups begin each period together, with the global parameters of the round. Excludes spread, overlap.
     """
     data = mnist1d()
     x, y = data["train"]
@@ -150,33 +150,33 @@ def train(
     net = Network(members, seed)
     start = net.vectors[0].copy()
     size = start.size
-    bounds = [size * number // slices for number in range(slices + 1)]
+    bounds = [size * number // fragments for number in range(fragments + 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-    centre = (
+    parameters = (
         [start[part].copy() for part in parts]
         if outer == "elastic"
-        else [Centre(outer, start[part], groups, outer_rate, outer_momentum) for part in parts]
+        else [GlobalParameters(outer, start[part], groups, outer_rate, outer_momentum) for part in parts]
     )
     elastic_rate = 0.9 / groups if elastic_rate is None else elastic_rate
     last = net.vectors.copy()
-    under_way = [None] * groups
+    in_flight = [None] * groups
     turns = [0] * groups
     velocity = np.zeros_like(net.vectors)
-    each = period // slices
+    each = period // fragments
     delay = (each if overlap else 0) if delay is None else delay
     order, used = generator.permutation(len(y)), 0
 
     def push(group, number):
         part = parts[number]
-        copy = net.vectors[group, part].copy()
+        replica = net.vectors[group, part].copy()
         if outer == "elastic":
-            moved, centre[number] = oracles.elastic(copy, centre[number], elastic_rate)
-            return part, copy, moved
-        return part, copy, centre[number].take(group, copy - last[group, part], last[group, part].copy())
+            moved, parameters[number] = oracles.elastic(replica, parameters[number], elastic_rate)
+            return part, replica, moved
+        return part, replica, parameters[number].take(group, replica - last[group, part], last[group, part].copy())
 
-    def take_over(group, part, copy, known):
-        net.vectors[group, part] += known - copy
-        last[group, part] = known
+    def pull(group, part, replica, baseline):
+        net.vectors[group, part] += baseline - replica
+        last[group, part] = baseline
 
     for step in range(steps):
         if used + groups * LOCAL_BATCH > len(y):
@@ -187,19 +187,19 @@ def train(
             for group in range(groups):
                 offset = group * each // groups if spread else 0
                 begins = step >= offset and (step - offset) % each == 0
-                if under_way[group] and (begins or (step - offset) % each == delay):
-                    take_over(group, *under_way[group])
-                    under_way[group] = None
+                if in_flight[group] and (begins or (step - offset) % each == delay):
+                    pull(group, *in_flight[group])
+                    in_flight[group] = None
                 if begins:
-                    under_way[group] = push(group, turns[group] % slices)
+                    in_flight[group] = push(group, turns[group] % fragments)
                     turns[group] += 1
                     if delay == 0:
-                        take_over(group, *under_way[group])
-                        under_way[group] = None
+                        pull(group, *in_flight[group])
+                        in_flight[group] = None
         if waits and step and step % period == 0:
-            net.vectors[:] = last[:] = centre[0].rule.centre
-            under_way = [None] * groups
-            centre[0].seen = [centre[0].rounds] * groups
+            net.vectors[:] = last[:] = parameters[0].rule.centre
+            in_flight = [None] * groups
+            parameters[0].seen = [parameters[0].rounds] * groups
         net.differentiate(x[rows], y[rows])
         now = rate * 0.5 * (1 + np.cos(np.pi * step / steps))
         velocity *= MOMENTUM
@@ -209,12 +209,12 @@ def train(
         final = net.vectors[0]
     else:
         for group in range(groups):
-            if under_way[group]:
-                take_over(group, *under_way[group])
+            if in_flight[group]:
+                pull(group, *in_flight[group])
         for group in range(groups):
-            for number in range(slices):
+            for number in range(fragments):
                 push(group, number)
-        final = np.concatenate([c if outer == "elastic" else c.rule.centre for c in centre])
+        final = np.concatenate([c if outer == "elastic" else c.rule.centre for c in parameters])
     final = np.nan_to_num(final)
     return Network.accuracy(final, *data["validation"]), Network.accuracy(final, *data["test"])
 
@@ -224,7 +224,7 @@ def main():
     outer, period, rate = options.pop("outer"), options.pop("period", 1), options.pop("rate")
     for seed in range(1, options.pop("seeds", 1) + 1):
         begin = time.monotonic()
-        with np.errstate(all="ignore"):  # What diverges shows by its accuracy.
+        with np.errstate(all="ignore"):  # Divergence shows in the accuracy.
             validation, test = train(outer, period, rate, seed, **options)
         seconds = time.monotonic() - begin
         print(*sys.argv[1:], f"{seed=} validation={validation:.2f} test={test:.2f} seconds={seconds:.0f}", flush=True)
