@@ -4,8 +4,8 @@
 
 The original (https://github.com/google-deepmind/asyncdiloco, of arXiv 2401.09135) simulates workers that need 0.58, 0.75, 1.51
 and 3.33 seconds for a step of AdamW on a mixture of Gaussians, and synchronize every 20 steps. Here they are processes. Their
-data make them wait that long, on a clock that runs `--faster` times as fast. Synchronous training is one process with the batches
-of all four. Each of its steps lasts as long as the slowest worker's; its time is computed.
+data make them wait that long, on a clock that runs `--faster` times as fast. Synchronous training is one process with the
+batches of all four. Each of its steps lasts as long as the slowest worker's; its time is computed.
 """
 
 import json

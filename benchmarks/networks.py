@@ -204,7 +204,7 @@ print(statistics.median(trips))
 
 
 def speed(network: Network, seconds: float = 3.0) -> tuple[float, float]:
-    """Returns the speed of one TCP connection from node 0 to node 1: Mbit/s on the wire in its second half, round trip in ms."""
+    """Returns the speed of a TCP connection from node 0 to node 1: Mbit/s on the wire in its second half, round trip in ms."""
     with tempfile.TemporaryDirectory() as folder:
         return _speed(network, Path(folder) / "log", seconds)
 
