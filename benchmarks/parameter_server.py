@@ -146,7 +146,7 @@ def by_hand(name, steps, seconds):
             done += count * steps
             if now > begin + seconds:
                 break
-    shutdown.tell(servers, shutdown.FINISHED)
+    shutdown.notify(servers, shutdown.FINISHED)
     return done / (now - begin)
 
 

@@ -1,10 +1,10 @@
-"""Hogwild's synchronization in one process, in numpy: tries learning rates before a cluster of processes uses them.
+"""Simulates Hogwild in one process, in numpy, to try rates before a cluster of processes runs them.
 
     python benchmarks/quality_simulated.py outer=average period=16 rate=0.2 [overlap=False] [seeds=3]
 
-Trains the network of `quality.py` for mnist1d. All groups make each step at the same time, and synchronize one after the other,
-evenly spread over the period. The global parameters are those of tests/support/periodic_oracles.py. A group keeps the state
-that it has in strategies/hogwild: with overlap it pulls the reply one period after its push.
+Trains the network of `quality.py` for mnist1d. All groups run in step with each other and synchronize one after the other,
+evenly spread over the period. The outer optimizers are those of tests/support/periodic_oracles.py. A group does what
+strategies/hogwild/push_pull.py does: with overlap, it pulls the reply one period after the push.
 """
 
 import ast
@@ -33,7 +33,7 @@ class Network:
     def __init__(self, groups, seed):
         generator = np.random.default_rng(seed)
         shapes = [(FEATURES, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, CLASSES)]
-        # Glorot's uniform values, as in Keras.
+        # Glorot's uniform values, as Keras begins.
         parts = []
         for rows, columns in shapes:
             limit = np.sqrt(6 / (rows + columns))
@@ -59,7 +59,7 @@ class Network:
         return self.second @ w3 + b3
 
     def differentiate(self, x, y):
-        """Writes the gradients of the mean cross-entropy to `gradients`; x [groups, batch, FEATURES], y [groups, batch]."""
+        """Puts the gradients of the mean cross-entropy into `gradients`; x [groups, batch, FEATURES], y [groups, batch]."""
         logits = self.logits(x)
         logits -= logits.max(-1, keepdims=True)
         delta = np.exp(logits)
@@ -85,36 +85,36 @@ class Network:
 
 
 class GlobalParameters:
-    """Global parameters with an outer optimizer. `take` returns the new baseline L of the group (strategies/hogwild)."""
+    """Global parameters and outer optimizer. `take` returns a new baseline, see strategies/hogwild/outer_optimizers.py."""
 
     def __init__(self, outer, start, groups, rate, momentum):
         self.outer, self.groups = outer, groups
-        self.pushed, self.rounds, self.changes = set(), 0, []
-        self.seen = [0] * groups
+        self.pushed, self.rounds, self.pushes = set(), 0, []
+        self.last_rounds = [0] * groups
         if outer in ("average", "sum"):
-            self.rule = oracles.Average(start, rate)
+            self.optimizer = oracles.Average(start, rate)
         elif outer == "nesterov":
-            self.rule = oracles.Nesterov(start, rate, momentum)
+            self.optimizer = oracles.Nesterov(start, rate, momentum)
         else:
-            self.rule = oracles.DelayedNesterov(start, rate, momentum, groups)
+            self.optimizer = oracles.DelayedNesterov(start, rate, momentum, groups)
 
-    def take(self, group, change, before):
+    def take(self, group, progress, before):
         if self.outer == "delayed_nesterov":
-            self.rule.take(change)
+            self.optimizer.take(progress)
         elif self.outer != "nesterov":
-            self.rule.take(change, 1.0 if self.outer == "sum" else 1 / self.groups)
+            self.optimizer.take(progress, 1.0 if self.outer == "sum" else 1 / self.groups)
         else:
             self.pushed.add(group)
-            self.changes.append(change)
+            self.pushes.append(progress)
             completed = len(self.pushed) == self.groups
             if completed:
-                self.rule.take_round(self.changes, [1 / self.groups] * len(self.changes))
-                self.pushed, self.changes = set(), []
+                self.optimizer.take_round(self.pushes, [1 / self.groups] * len(self.pushes))
+                self.pushed, self.pushes = set(), []
                 self.rounds += 1
-            baseline = self.rule.centre if self.rounds > self.seen[group] else before
-            self.seen[group] = self.rounds
-            return self.rule.centre if completed else baseline + change
-        return self.rule.centre
+            known = self.optimizer.parameters if self.rounds > self.last_rounds[group] else before
+            self.last_rounds[group] = self.rounds
+            return self.optimizer.parameters if completed else known + progress
+        return self.optimizer.parameters
 
 
 def train(
@@ -138,9 +138,9 @@ def train(
 
     Args:
         outer: as in `tfdist.Synchronization`, or "synchronous".
-        delay: updates between push and pull of a group; None is the period with overlap, 0 without.
-        spread: whether groups synchronize evenly over the period, or all at the same step.
-        waits: whether all groups begin each period together, with the global parameters of the round. Excludes spread, overlap.
+        delay: updates after which a group pulls the reply; None for a period with overlap, 0 without.
+        spread: whether groups synchronize evenly spread over the period. Otherwise all synchronize at the same step.
+        waits: whether groups wait for each other at the end of each round. Not with spread or overlap.
     """
     data = mnist1d()
     x, y = data["train"]
@@ -152,13 +152,13 @@ def train(
     size = start.size
     bounds = [size * number // fragments for number in range(fragments + 1)]
     parts = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-    parameters = (
+    shards = (
         [start[part].copy() for part in parts]
         if outer == "elastic"
         else [GlobalParameters(outer, start[part], groups, outer_rate, outer_momentum) for part in parts]
     )
     elastic_rate = 0.9 / groups if elastic_rate is None else elastic_rate
-    last = net.vectors.copy()
+    baseline = net.vectors.copy()
     in_flight = [None] * groups
     turns = [0] * groups
     velocity = np.zeros_like(net.vectors)
@@ -170,13 +170,13 @@ def train(
         part = parts[number]
         replica = net.vectors[group, part].copy()
         if outer == "elastic":
-            moved, parameters[number] = oracles.elastic(replica, parameters[number], elastic_rate)
+            moved, shards[number] = oracles.elastic(replica, shards[number], elastic_rate)
             return part, replica, moved
-        return part, replica, parameters[number].take(group, replica - last[group, part], last[group, part].copy())
+        return part, replica, shards[number].take(group, replica - baseline[group, part], baseline[group, part].copy())
 
-    def pull(group, part, replica, baseline):
-        net.vectors[group, part] += baseline - replica
-        last[group, part] = baseline
+    def pull(group, part, replica, known):
+        net.vectors[group, part] += known - replica
+        baseline[group, part] = known
 
     for step in range(steps):
         if used + groups * LOCAL_BATCH > len(y):
@@ -197,9 +197,9 @@ def train(
                         pull(group, *in_flight[group])
                         in_flight[group] = None
         if waits and step and step % period == 0:
-            net.vectors[:] = last[:] = parameters[0].rule.centre
+            net.vectors[:] = baseline[:] = shards[0].optimizer.parameters
             in_flight = [None] * groups
-            parameters[0].seen = [parameters[0].rounds] * groups
+            shards[0].last_rounds = [shards[0].rounds] * groups
         net.differentiate(x[rows], y[rows])
         now = rate * 0.5 * (1 + np.cos(np.pi * step / steps))
         velocity *= MOMENTUM
@@ -214,7 +214,7 @@ def train(
         for group in range(groups):
             for number in range(fragments):
                 push(group, number)
-        final = np.concatenate([c if outer == "elastic" else c.rule.centre for c in parameters])
+        final = np.concatenate([c if outer == "elastic" else c.optimizer.parameters for c in shards])
     final = np.nan_to_num(final)
     return Network.accuracy(final, *data["validation"]), Network.accuracy(final, *data["test"])
 
@@ -224,7 +224,7 @@ def main():
     outer, period, rate = options.pop("outer"), options.pop("period", 1), options.pop("rate")
     for seed in range(1, options.pop("seeds", 1) + 1):
         begin = time.monotonic()
-        with np.errstate(all="ignore"):  # Divergence shows in the accuracy.
+        with np.errstate(all="ignore"):  # Runs that diverge have low accuracy.
             validation, test = train(outer, period, rate, seed, **options)
         seconds = time.monotonic() - begin
         print(*sys.argv[1:], f"{seed=} validation={validation:.2f} test={test:.2f} seconds={seconds:.0f}", flush=True)

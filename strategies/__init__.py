@@ -1,7 +1,11 @@
-"""The strategies that train. One file each; importing this table does not import TensorFlow.
+"""The strategies that train, and the table of them. Importing this file does not import TensorFlow.
 
-A strategy file has `create(cluster, start_timeout)`, called on the task that runs the user's program, and says with `SERVES`
-which jobs only serve it.
+Every strategy has a module with `create(cluster, start_timeout)`, which runs on the tasks that run the user's program. The
+rooms: `private_api` (private names of TensorFlow and Keras), `inputs` (batches), `keras_hooks` (where Keras' loop and a
+strategy meet), `data_parallel` (mirrored, multi_worker_mirrored), `coordinator`, `parameter_server` and `hogwild` (workers that
+a chief coordinates), `checkpoint`, `evaluator`, `runtime`. Imports point from `parameter_server` and `hogwild` to
+`coordinator`, and from all of these to `keras_hooks`, `inputs` and `private_api`. This package imports `tfdist` and nothing of
+`launch`. Start with `create` below, then with the docstring of a room.
 """
 
 import importlib
@@ -27,21 +31,21 @@ MODULES = {
 """Strategy name -> module."""
 
 SERVING_JOBS = dict.fromkeys(SERVED, ("worker", "ps"))
-"""Strategy name -> jobs whose tasks run a TensorFlow server instead of the user's training program."""
+"""Strategy name -> the jobs whose tasks run a TensorFlow server instead of the user's program."""
 
 
 def serving_jobs(strategy: str) -> tuple[str, ...]:
-    """The jobs that only serve under `strategy`; empty where every task runs the training program."""
+    """Returns the jobs that only serve under `strategy`; nothing if every task runs the user's program."""
     return SERVING_JOBS.get(strategy, ())
 
 
 def replaceable_jobs(strategy: str) -> tuple[str, ...]:
-    """The jobs whose tasks may die and be started again under `strategy` while the others train on."""
+    """Returns the jobs whose tasks may die and start again under `strategy` while the others go on training."""
     return ("worker",) if strategy == "hogwild" else ()
 
 
 def refusal(cluster: Cluster, choice: Choice) -> str | None:
-    """Why `cluster` cannot be trained under `choice`, as a sentence; None where it can."""
+    """Returns why `cluster` cannot train under `choice`, as a sentence; None if it can."""
     if choice.strategy == "multi_worker_mirrored" and cluster.job("ps"):
         return (
             "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, and this "
@@ -51,17 +55,17 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
 
 
 def tpu_note(cluster: Cluster) -> str | None:
-    """What to tell about a description that asks for a Cloud TPU, which no strategy here can use; None where none does."""
+    """Returns a warning, as a sentence, if the description asks for a Cloud TPU, which no strategy here can use; else None."""
     asking = [task.name for task in cluster.tasks if task.machine_type == "cloud_tpu"]
     return f"{', '.join(asking)} asks for a Cloud TPU, which tfdist cannot use; it trains on the CPU" if asking else None
 
 
 def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distribute.Strategy":
-    """Creates the strategy on a task that runs the user's program: chief, only task, or each of those that train together.
+    """Creates the strategy on a task that runs the user's program: the chief, the only task, or every data-parallel task.
 
     Args:
         cluster: the prepared and addressed cluster.
-        choice: what `tfdist.choice.choose` said.
+        choice: the result of `tfdist.choice.choose`.
         start_timeout: seconds to wait for the other tasks.
     """
     from tfdist.strategies.checkpoint import atomic_saving
@@ -76,7 +80,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
 
 
 def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.Strategy":
-    """Creates the strategy of this process, an evaluator task of `cluster`, under which `fit` evaluates."""
+    """Creates the strategy of an evaluator task of `cluster`, under which `fit` evaluates."""
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
 
@@ -88,7 +92,7 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
 
 
 def write_for_evaluator(strategy: "tf.distribute.Strategy", cluster: Cluster) -> None:
-    """Makes the chief's `fit` write checkpoints for the evaluator, where there is one and a folder in which they can meet."""
+    """Makes the chief's `fit` write checkpoints for the evaluator, if there is one and a folder that both can reach."""
     from tfdist.strategies.evaluator.folder import EvaluationFolder
 
     expected = bool(cluster.job("evaluator"))
@@ -104,21 +108,21 @@ def write_for_evaluator(strategy: "tf.distribute.Strategy", cluster: Cluster) ->
 
 
 def quiet_tensorflow() -> None:
-    """Makes TensorFlow's Python code log errors only, unless TFDIST_VERBOSE is set: it logs whatever its strategies do."""
+    """Makes TensorFlow's Python code log errors only, unless TFDIST_VERBOSE is set. It logs much about its strategies."""
     if os.environ.get("TFDIST_VERBOSE"):
         return
     tensorflow_logger = logging.getLogger("tensorflow")
     tensorflow_logger.setLevel(logging.ERROR)
-    tensorflow_logger.addFilter(_not_raised_anyway)
-    absl_logger = logging.getLogger("absl")  # Part of TensorFlow logs there, and the user's own program may too.
-    if _not_from_tensorflow not in absl_logger.filters:
-        absl_logger.addFilter(_not_from_tensorflow)
+    tensorflow_logger.addFilter(_is_not_raised)
+    absl_logger = logging.getLogger("absl")  # Parts of TensorFlow log there, and so may the user's program.
+    if _is_not_from_tensorflow not in absl_logger.filters:
+        absl_logger.addFilter(_is_not_from_tensorflow)
 
 
-def _not_from_tensorflow(record: logging.LogRecord) -> bool:
+def _is_not_from_tensorflow(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR or f"{os.sep}tensorflow{os.sep}python{os.sep}" not in record.pathname
 
 
-def _not_raised_anyway(record: logging.LogRecord) -> bool:
-    # The coordinator logs an error of a step twice, with pages of stack, and then raises it.
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    # The coordinator logs an error of a step twice, with the whole stack, and then raises it.
     return not str(record.msg).startswith((" /job:worker/task:%d encountered", "Start cancelling closures"))

@@ -1,4 +1,4 @@
-"""One task, at most one device: TensorFlow's default strategy, that is, plain Keras in this process."""
+"""One task with at most one device: TensorFlow's default strategy, plain Keras in this process."""
 
 import logging
 
@@ -10,7 +10,7 @@ _log = logging.getLogger("tfdist")
 
 
 def create(cluster: Cluster, start_timeout: float) -> tf.distribute.Strategy:
-    """Returns TensorFlow's default strategy. Warns when the description asks for a GPU that is not here."""
+    """Returns TensorFlow's default strategy. Warns if the description asks for a GPU and this machine has none."""
     del start_timeout
     (task,) = cluster.training_tasks
     if task.gpus and not tf.config.list_physical_devices("GPU"):

@@ -14,7 +14,7 @@ from tfdist.launch.backends.local.ports import HeldPorts
 from tfdist.launch.rendezvous.member_info import Announcement, Name, called, json_object, listed, texts
 from tfdist.launch.rendezvous.stores.store import OpenStore, StoreUnavailableError
 from tfdist.rank_info import RankInfo
-from tfdist.strategies.runtime.peers import TELL_SECONDS, StartTimeoutError
+from tfdist.strategies.runtime.peers import LOG_SECONDS, StartTimeoutError
 
 REPEAT_SECONDS = 2.0
 """After which an announcement is put again, in case the store was started anew."""
@@ -97,7 +97,7 @@ class Meeting:
             if self.fault is not None:
                 raise self._no_store()
             self.give_up()
-        if whom and now - self.told >= TELL_SECONDS:
+        if whom and now - self.told >= LOG_SECONDS:
             self.told = now
             _log.warning("waiting %.0f s for %s", now - self.start, whom)
         time.sleep(min(self._pause, max(0.0, self.deadline - now)))

@@ -1,39 +1,38 @@
-"""Where files keep what a strategy needs beside the variables to go on exactly: in Keras' own and in TensorFlow's checkpoints.
+"""What a strategy needs beside the variables to resume exactly, in Keras' files and in TensorFlow's checkpoints.
 
-Keras' files get one more HDF5 group, checkpoints a few more tensors. Neither Keras nor TensorFlow asks for them, so that the
-files stay theirs: every strategy loads them, and so does a program without tfdist.
+Keras' files get one more HDF5 group, checkpoints a few more tensors. Neither Keras nor TensorFlow looks for them. So the files
+stay theirs: every strategy loads them, and so does a program without tfdist.
 """
 
 import contextlib
-import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import h5py
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.private_api import TrackableSaver, saving_lib
+from tfdist.strategies.private_api import patches, saving_lib
 
 NAME = "tfdist_training_state"
-"""The HDF5 group, and what the names of a checkpoint's tensors begin with."""
+"""The HDF5 group, and the prefix of the names of a checkpoint's tensors."""
 
 _left_out = False
 
 
 class Stateful(Protocol):
-    """A strategy with a state of its own; those without have neither method."""
+    """A strategy with a state; a strategy without one has neither method."""
 
     def training_state(self, model: Any) -> dict[str, Any]:
-        """What is to be saved with `model`: names (with slashes) -> numpy arrays. Called before its variables are read."""
+        """Returns what is saved with `model`: names (with slashes) -> numpy arrays. Called before its variables are read."""
 
     def set_training_state(self, model: Any, state: dict[str, Any]) -> None:
-        """Takes that back, after the variables got their values; empty from a file that has none."""
+        """Takes a saved state, after the variables have their values. It is empty if the file has none."""
 
 
 @contextlib.contextmanager
 def left_out() -> Iterator[None]:
-    """Around saves whose files nobody goes on training from."""
+    """Leaves the state out of the files that are saved inside the block, because no training resumes from them."""
     global _left_out
     outer, _left_out = _left_out, True
     try:
@@ -43,88 +42,96 @@ def left_out() -> Iterator[None]:
 
 
 def install() -> None:
-    """Makes Keras and TensorFlow save and load it. To be called once."""
-    _install_in_keras()
-    _install_in_tensorflow()
+    """Makes Keras and TensorFlow save and load the state. Calling it again does nothing."""
+    patches.SAVE_STATE.patch(_save_state)
+    patches.LOAD_STATE.patch(_load_state)
+    patches.CHECKPOINT_TENSORS.patch(_checkpoint_tensors)
+    patches.CHECKPOINT_RESTORE.patch(_restore)
 
 
 def _method(model: Any, name: str) -> Any:
-    """That of the model's strategy; None where it has none, or `model` is no model that was compiled."""
+    """Returns the method of the model's strategy; None if it has none, or if `model` is not a compiled model."""
     if _left_out or not isinstance(model, keras.Model) or getattr(model, "optimizer", None) is None:
         return None
     return getattr(model.distribute_strategy, name, None)
 
 
-def _install_in_keras() -> None:
-    save_state, load_state = saving_lib._save_state, saving_lib._load_state
+# Replacements. The first parameter is the function that they replace.
 
-    @functools.wraps(save_state)
-    def _save_state(saveable: Any, weights_store: Any, assets_store: Any, inner_path: Any, visited_saveables: Any) -> None:
-        give = None
-        if not inner_path and isinstance(weights_store, saving_lib.H5IOStore):
-            give = _method(saveable, "training_state")
-        if give and id(saveable.optimizer) in visited_saveables:  # The user's `objects_to_skip`.
-            give = None
-        state = give(saveable) if give else {}
-        save_state(saveable, weights_store, assets_store, inner_path, visited_saveables)
-        for name, value in state.items():
-            weights_store.h5_file[f"{NAME}/{name}"] = value
 
-    @functools.wraps(load_state)
-    def _load_state(saveable: Any, weights_store: Any, assets_store: Any, inner_path: Any, *args: Any, **kwargs: Any) -> None:
-        take = None
-        if not inner_path and isinstance(weights_store, saving_lib.H5IOStore):
-            take = _method(saveable, "set_training_state")
-        if take and id(saveable.optimizer) in (kwargs.get("visited_saveables") or ()):
-            take = None
-        load_state(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
-        if take:
-            take(saveable, _read(weights_store.h5_file))
+def _save_state(
+    original: Callable[..., Any],
+    saveable: Any,
+    weights_store: Any,
+    assets_store: Any,
+    inner_path: Any,
+    visited_saveables: Any,
+) -> None:
+    state_of = None
+    if not inner_path and isinstance(weights_store, saving_lib.H5IOStore):
+        state_of = _method(saveable, "training_state")
+    if state_of and id(saveable.optimizer) in visited_saveables:  # The user's `objects_to_skip`.
+        state_of = None
+    state = state_of(saveable) if state_of else {}
+    original(saveable, weights_store, assets_store, inner_path, visited_saveables)
+    for name, value in state.items():
+        weights_store.h5_file[f"{NAME}/{name}"] = value
 
-    saving_lib._save_state, saving_lib._load_state = _save_state, _load_state
+
+def _load_state(
+    original: Callable[..., Any],
+    saveable: Any,
+    weights_store: Any,
+    assets_store: Any,
+    inner_path: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    set_state = None
+    if not inner_path and isinstance(weights_store, saving_lib.H5IOStore):
+        set_state = _method(saveable, "set_training_state")
+    if set_state and id(saveable.optimizer) in (kwargs.get("visited_saveables") or ()):
+        set_state = None
+    original(saveable, weights_store, assets_store, inner_path, *args, **kwargs)
+    if set_state:
+        set_state(saveable, _read(weights_store.h5_file))
 
 
 def _read(file: Any) -> dict[str, Any]:
     state: dict[str, Any] = {}
 
-    def note(name: str, found: Any) -> None:
+    def add(name: str, found: Any) -> None:
         if isinstance(found, h5py.Dataset):
             state[name] = found[()]
 
     if NAME in file:
-        file[NAME].visititems(note)
+        file[NAME].visititems(add)
     return state
 
 
-def _install_in_tensorflow() -> None:
-    gather, restore = TrackableSaver._gather_serialized_tensors, TrackableSaver.restore
+def _checkpoint_tensors(original: Callable[..., Any], saver: Any, object_graph_tensor: Any = None) -> Any:
+    states = [state_of(model) for model, state_of in _models_in(saver, "training_state")]
+    gathered = original(saver, object_graph_tensor)
+    for number, state in enumerate(states):
+        tensors = {f"{NAME}/{number}/{name}": tf.constant(value) for name, value in state.items()}
+        gathered[0].setdefault(None, {}).update(tensors)  # The key None is for tensors that belong to no object.
+    return gathered
 
-    @functools.wraps(gather)
-    def _gather_serialized_tensors(self: Any, object_graph_tensor: Any = None) -> Any:
-        states = [give(model) for model, give in _models_in(self, "training_state")]
-        gathered = gather(self, object_graph_tensor)
-        for number, state in enumerate(states):
-            tensors = {f"{NAME}/{number}/{name}": tf.constant(value) for name, value in state.items()}
-            gathered[0].setdefault(None, {}).update(tensors)  # Under None are tensors that are no object's.
-        return gathered
 
-    @functools.wraps(restore)
-    def _restore(self: Any, save_path: Any, options: Any = None) -> Any:
-        status = restore(self, save_path, options)
-        if save_path is not None and tf.executing_eagerly():
-            reader = None
-            for number, (model, take) in enumerate(_models_in(self, "set_training_state")):
-                reader = reader or tf.train.load_checkpoint(save_path)
-                prefix = f"{NAME}/{number}/"
-                names = [name for name in reader.get_variable_to_shape_map() if name.startswith(prefix)]
-                take(model, {name.removeprefix(prefix): reader.get_tensor(name) for name in names})
-        return status
-
-    TrackableSaver._gather_serialized_tensors, TrackableSaver.restore = _gather_serialized_tensors, _restore
+def _restore(original: Callable[..., Any], saver: Any, save_path: Any, options: Any = None) -> Any:
+    status = original(saver, save_path, options)
+    if save_path is not None and tf.executing_eagerly():
+        reader = None
+        for number, (model, set_state) in enumerate(_models_in(saver, "set_training_state")):
+            reader = reader or tf.train.load_checkpoint(save_path)
+            prefix = f"{NAME}/{number}/"
+            names = [name for name in reader.get_variable_to_shape_map() if name.startswith(prefix)]
+            set_state(model, {name.removeprefix(prefix): reader.get_tensor(name) for name in names})
+    return status
 
 
 def _models_in(saver: Any, name: str) -> list[tuple[Any, Any]]:
-    """The compiled models that a checkpoint holds, in its order, with their strategies' methods `name`, where there are any."""
+    """Returns the compiled models in a checkpoint, in its order, each with the method `name` of its strategy, if it has one."""
     if _left_out:
         return []
     objects, _ = saver._graph_view.breadth_first_traversal()

@@ -1,4 +1,4 @@
-"""Values on the chief's own device: those that it gives to a group's function, and those that it gets back."""
+"""Values on the device of the chief: arguments of the groups' functions, and their results."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ DEVICE = "/job:chief/replica:0/task:0/device:CPU:0"
 
 
 def constant(value: Any, dtype: Any = None) -> Any:
-    """A constant to call a worker's function with.
+    """Returns a constant on the chief, to call a function of a worker with.
 
-    TensorFlow would make it on the worker in the thread of a group, and hold Python's lock until it is there: a worker that is
+    In the thread of a group, TensorFlow would make it on the worker and hold Python's lock until it is there: a worker that is
     stopped would stop the chief.
     """
     with tf.device(DEVICE):
@@ -18,12 +18,12 @@ def constant(value: Any, dtype: Any = None) -> Any:
 
 
 def fetched(value: Any) -> Any:
-    """A tensor that another task has, on the chief, where it stays when that task is gone; anything else as it is."""
+    """Copies a tensor from another task to the chief, where it stays if that task ends. Returns any other value as it is."""
     with tf.device(DEVICE):
         return tf.identity(value) if isinstance(value, tf.Tensor) else value
 
 
 def value_of(variable: Any) -> Any:
-    """The value of a variable of the chief, to call a worker's function with: it goes there with the call, as a `constant`."""
+    """Returns the value of a variable of the chief, to call a function of a worker with. See `constant`."""
     with tf.device(DEVICE):
         return variable.read_value()

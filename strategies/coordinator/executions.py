@@ -1,4 +1,7 @@
-"""Steps that were given to worker groups and are not done yet. Every wait ends, and ends with the first that is done."""
+"""Executions: calls of functions on worker groups, from the moment when they are scheduled until the chief has their results.
+
+Every wait ends: with a result, with the error of a function, or because no worker group answers.
+"""
 
 import logging
 import queue
@@ -18,167 +21,179 @@ from tfdist.strategies.private_api import dispatch_context
 from tfdist.strategies.runtime.peers import is_listening, waiting_for
 
 WORKERS_GONE_SECONDS = 60.0
-"""After this long without any complete group, training fails: TensorFlow's coordinator would wait for ever."""
+"""After this long without a complete worker group training fails. TensorFlow's coordinator would wait without a limit."""
 
 IN_FLIGHT_PER_GROUP = 2
-"""One step that a group computes and one that waits for it: enough to keep it busy, few enough to stop soon."""
+"""One execution that a group runs and one that waits for it. More would delay the end of training when it is stopped."""
 
 BACKUP_SECONDS = 10.0
 BACKUP_TIMES = 10.0
-"""A group is given up on when it takes longer for a call than this, and so many times as long as groups usually do: a worker
-that is stopped or cut off answers nothing, not even with an error, while one that is only slower is still useful.
+"""An execution gets a backup if it takes longer than BACKUP_SECONDS and than BACKUP_TIMES the median of the last ones.
+
+A worker that is stopped or cut off does not answer, not even with an error. A worker that is only slower is still useful.
 """
 
 POLL_SECONDS = 5.0
+"""How often the chief looks for workers that are gone and for executions that need a backup."""
 
 _log = logging.getLogger("tfdist")
 
 
 class WorkersGoneError(RuntimeError):
-    """Of every worker group some worker stopped answering while steps were under way."""
+    """In every worker group some worker has stopped answering while executions were in flight."""
 
 
 class Execution:
-    """One call of a function on a worker group.
+    """One call of a function on a worker group. It is queued, then in a group's hands, then done.
+
+    A backup can queue it again while a group that does not answer still has it, so `is_queued` and `is_done` are independent.
 
     Attributes:
-        function: what is called.
-        began: when, for each group that runs it.
-        is_waiting: whether it waits for a group.
-        group: the number of the group that has run it, once it is done.
-        result: what the function gave, on the chief, once it is done.
-        is_done: whether it is.
+        function: the function.
+        started: the times at which groups have started it, by the number of the group; `time.monotonic`, in seconds.
+        is_queued: whether it waits for a group.
+        is_done: whether the chief has taken its result.
+        group: the number of the group that has finished it; -1 before.
+        result: what the function returned, on the chief; None before.
     """
 
     def __init__(self, function: Callable[[int], Any]) -> None:
         self.function = function
-        self.began: dict[int, float] = {}
-        self.is_waiting = True
+        self.started: dict[int, float] = {}
+        self.is_queued = True
+        self.is_done = False
         self.group = -1
         self.result: Any = None
-        self.is_done = False
 
 
 class Executions:
-    """What the groups are doing for one strategy.
+    """The executions in flight of one strategy.
 
     Attributes:
-        limit: how many executions should be under way at most.
-        give_up: called with the number of a group that does not come back from a call, which then goes to another one as well:
-            the backup executions of MapReduce (Dean and Ghemawat, OSDI 2004, 3.6). None where a call must not run twice.
+        limit: how many executions should be in flight at most.
+        give_up: called with the number of a group that does not answer, when its execution gets a backup on another group (the
+            backup executions of MapReduce: Dean and Ghemawat, OSDI 2004, section 3.6). None if a function must not run twice.
     """
 
     def __init__(self, coordinator: "tf.distribute.coordinator.ClusterCoordinator", workers: tuple[Task, ...]) -> None:
         self._coordinator = coordinator
         self._workers = workers
+        # Results as (execution, number of the group, result); None when a function has raised.
         self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
-        self._open: set[Execution] = set()
-        self._seconds: deque[float] = deque(maxlen=99)  # What the last calls took.
+        self._in_flight: set[Execution] = set()
+        self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
         self._watcher: threading.Thread | None = None
         self.give_up: Callable[[int], None] | None = None
         groups = len(coordinator.strategy.worker_groups)
-        # One group alone is exact: nothing is begun before the callbacks have seen the step before.
+        # A single group is exact: callbacks have seen a step before the next one starts.
         self.limit = 1 if groups == 1 else IN_FLIGHT_PER_GROUP * groups
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._in_flight)
 
     def schedule(self, function: Callable[[int], Any]) -> Execution:
-        """Lets any group run `function(number of the group)`, which gives nested tensors; another group if that one is lost."""
+        """Makes the next free group call `function`; another group if that one is lost.
+
+        Args:
+            function: takes the number of the group and returns nested tensors. Called in the thread of the group.
+        """
         execution = Execution(function)
         self._schedule(execution)
-        self._open.add(execution)
+        self._in_flight.add(execution)
         if self.give_up is not None and self._watcher is None:
-            # In a thread of its own: what the chief asks of a worker that is stopped stops the chief's main thread.
+            # In a thread: calls to a worker that is stopped block the chief's main thread.
             self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-backups", daemon=True)
             self._watcher.start()
         return execution
 
     def _schedule(self, execution: Execution) -> None:
-        events, seconds = self._events, self._seconds
-        execution.is_waiting = True
+        events, durations = self._events, self._durations
+        execution.is_queued = True
 
         def run() -> None:
             if execution.is_done:
-                return  # By another group, before the coordinator gave what a lost one had begun to this one.
+                return  # A lost group had started it, and a backup has finished it.
             group = dispatch_context().worker_index
-            execution.began[group], execution.is_waiting = time.monotonic(), False
+            started = time.monotonic()
+            execution.started[group], execution.is_queued = started, False
             try:
-                # Copied to this process, so that it stays when the worker is gone.
+                # Copied to the chief, where the result stays if the worker is gone.
                 result = tf.nest.map_structure(chief_device.fetched, execution.function(group), expand_composites=True)
             except BaseException:
-                execution.is_waiting = True
-                events.put(None)  # The coordinator decides whether this is an error or a worker that was lost.
+                execution.is_queued = True
+                events.put(None)  # The coordinator decides whether this is an error, or a lost worker and it schedules again.
                 raise
-            seconds.append(time.monotonic() - execution.began[group])
+            durations.append(time.monotonic() - started)
             events.put((execution, group, result))
 
         try:
-            # The public `schedule` takes functions of TensorFlow only; this one runs Python in the thread of a group.
+            # The public `schedule` takes TensorFlow functions only. This one runs Python in the thread of a group.
             self._coordinator._cluster.schedule(run, args=(), kwargs={})
         except Exception:
             self.drop()
             raise
 
     def wait_for_any(self) -> Execution | None:
-        """Waits until one more execution is done and returns it; None where none is open.
+        """Waits until one more execution is done and returns it. Returns None if none is in flight.
 
         Raises:
-            WorkersGoneError: when no worker group has been complete for a minute.
+            WorkersGoneError: if no worker group has been complete for `WORKERS_GONE_SECONDS`.
             Exception: what a function raised on a worker.
         """
         last_alive = time.monotonic()
-        while self._open:
+        while self._in_flight:
             try:
-                done = self._events.get(timeout=POLL_SECONDS)
+                event = self._events.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 last_alive = self._check_workers(last_alive)
-                done = None
-            if done is None:
+                event = None
+            if event is None:
                 self._raise_error()
-            elif done[0] in self._open:  # Not one that was dropped, or that another group was faster with.
-                execution, execution.group, execution.result = done[0], *done[1:]
-                self._open.remove(execution)
+            elif event[0] in self._in_flight:  # Else it was dropped, or another group has finished it before.
+                execution, execution.group, execution.result = event[0], *event[1:]
+                self._in_flight.remove(execution)
                 execution.is_done = True
                 return execution
         return None
 
     def back_up(self) -> None:
-        """Gives calls from which groups do not come back to other groups, once these have nothing else to do."""
-        in_flight = list(self._open)
-        if self.give_up is None or any(execution.is_waiting for execution in in_flight):
+        """Schedules again what groups do not answer for, if no execution waits for a group."""
+        in_flight = list(self._in_flight)
+        if self.give_up is None or any(execution.is_queued for execution in in_flight):
             return
-        usual = statistics.median(list(self._seconds) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
-        latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * usual)
+        median = statistics.median(list(self._durations) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
+        latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * median)
         for execution in in_flight:
-            if max(list(execution.began.values())) < latest:
-                for group in list(execution.began):
+            if max(list(execution.started.values())) < latest:
+                for group in list(execution.started):
                     _log.warning("worker group %d does not answer; others do its steps until it does", group)
                     self.give_up(group)
                 self._schedule(execution)
 
     def result_of(self, execution: Execution) -> Any:
-        """Waits for `execution` and returns its result. Raises as `wait_for_any`."""
+        """Waits for `execution` and returns its result. Raises as `wait_for_any` does."""
         while not execution.is_done:
             if self.wait_for_any() is None:
                 raise RuntimeError("a step was dropped after the error of another")
         return execution.result
 
     def finish(self) -> None:
-        """Waits for all. Raises as `wait_for_any`."""
+        """Waits for all executions. Raises as `wait_for_any` does."""
         while self.wait_for_any() is not None:
             pass
 
     def wait_for_all(self) -> None:
-        """Waits until the groups are done with all, and leaves what they gave for `wait_for_any`, which this raises as."""
-        done = list(iter(self.wait_for_any, None))
-        for execution in done:
+        """Waits until the groups have finished all executions, and leaves them in flight: `wait_for_any` returns them later.
+
+        Raises as `wait_for_any` does.
+        """
+        for execution in list(iter(self.wait_for_any, None)):
             execution.is_done = False
-            self._open.add(execution)
+            self._in_flight.add(execution)
             self._events.put((execution, execution.group, execution.result))
 
     def settle(self) -> None:
-        """Waits for all that a `fit` left under way when it was interrupted, and drops their errors."""
+        """Waits for all executions that an interrupted `fit` has left in flight, and drops their errors."""
         try:
             self.finish()
         except WorkersGoneError:
@@ -187,15 +202,15 @@ class Executions:
             _log.warning("a step of the training before this one failed", exc_info=True)
 
     def drop(self) -> None:
-        """After an error: forgets all executions and the coordinator's copy of the error; another `fit` starts clean."""
-        self._open.clear()
+        """Forgets all executions and the coordinator's error, after an error: another `fit` starts clean."""
+        self._in_flight.clear()
         try:
             self._coordinator.done()
-        except Exception:  # The error that is being raised anyway.
+        except Exception:  # The error that the caller raises.
             _log.debug("dropped with the first error", exc_info=True)
 
     def _raise_error(self) -> None:
-        # A function that fails wakes this thread a moment before the coordinator knows: it asks again then or after a poll.
+        # A function that fails wakes this thread a moment before the coordinator knows. Ask again, now and after a poll.
         for _ in range(20):
             try:
                 self._coordinator.done()
@@ -207,12 +222,13 @@ class Executions:
             time.sleep(0.01)
 
     def _check_workers(self, last_alive: float) -> float:
+        """Returns the last time at which a worker group was complete."""
         now = time.monotonic()
         gone = {task.index for task in self._workers if not is_listening(task)}
         if any(gone.isdisjoint(group.tasks) for group in self._coordinator.strategy.worker_groups):
             return now
         if now - last_alive > WORKERS_GONE_SECONDS:
-            self._open.clear()
+            self._in_flight.clear()
             raise WorkersGoneError(
                 f"no worker group has been complete for {WORKERS_GONE_SECONDS:.0f} s, there is no answer from "
                 f"{waiting_for(task for task in self._workers if task.index in gone)}; training cannot go on without one"
@@ -221,8 +237,8 @@ class Executions:
 
 
 def _watch(reference: "weakref.ref[Executions]") -> None:
-    """Calls `back_up` now and then, as long as there is what `reference` is to."""
-    while (steps := reference()) is not None:
-        steps.back_up()
-        del steps
+    """Calls `back_up` every `POLL_SECONDS`, as long as the executions exist."""
+    while (executions := reference()) is not None:
+        executions.back_up()
+        del executions
         time.sleep(POLL_SECONDS)

@@ -1,7 +1,7 @@
-"""Variables of other tasks that are known by name alone: nothing of them is kept on the chief.
+"""Variables of other tasks, known by their names alone: the chief keeps no handle of them.
 
-TensorFlow finds a resource by its device and name. A function that names it therefore meets the variable of whichever task runs
-it, without being given a handle: one trace serves all tasks, and no call carries hundreds of handles.
+TensorFlow finds a resource by device and name. A function that names a variable uses the variable of the task that runs the
+function. So one traced function serves all tasks, and no call carries hundreds of handles.
 """
 
 import itertools
@@ -11,19 +11,25 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.private_api import run_independently
+from tfdist.strategies.private_api import outermost_graph, run_independently
 
 _numbers = itertools.count()
 
 
 class NamedVariable:
-    """A variable of a task. It has no value before `assign`, and none again when the task was started anew.
+    """A variable of a task. It has no value before `assign`, and none after a restart of the task.
+
+    Args:
+        what: what it holds, for its name.
+        dtype: the dtype.
+        shape: the shape, fully known.
+        device: its device. Without a task in it, the variable is on the task that runs the function.
 
     Attributes:
-        name: unique in the cluster for this chief.
-        dtype: of its values.
-        shape: of its values, fully known.
-        device: where it is; without a task, on the task that runs the function.
+        name: its name, unique in the cluster for this chief.
+        dtype: the dtype.
+        shape: the shape.
+        device: its device.
     """
 
     def __init__(self, what: str, dtype: tf.DType, shape: Any, device: str) -> None:
@@ -34,9 +40,12 @@ class NamedVariable:
         self._handles: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
     def handle(self, device: str | None = None) -> Any:
-        """The resource, on `device` instead of `self.device` where given; one per outermost function.
+        """Returns the resource: one handle per outermost function and device.
 
-        With one per use TensorFlow would not see that a read follows an assignment to the same variable.
+        With a handle per use TensorFlow would not see that a read follows an assignment to the same variable.
+
+        Args:
+            device: where it is, if not on `self.device`.
         """
         device = device or self.device
         if tf.executing_eagerly():
@@ -52,35 +61,27 @@ class NamedVariable:
         with tf.device(device):
             handle = tf.raw_ops.VarHandleOp(dtype=self.dtype, shape=self.shape, shared_name=self.name, container="")
         if not tf.executing_eagerly():
-            run_independently(handle.op)  # Else what is local would wait for the names of what is elsewhere.
+            run_independently(handle.op)  # Otherwise local operations would wait for handles of remote variables.
         return handle
 
     def read(self, device: str | None = None) -> Any:
-        """The value as a tensor on its device."""
+        """Returns the value as a tensor on the device of the variable."""
         with tf.device(device or self.device):
             value = tf.raw_ops.ReadVariableOp(resource=self.handle(device), dtype=self.dtype)
             return tf.ensure_shape(value, self.shape)
 
     def read_now(self, device: str | None = None) -> Any:
-        """In a function: the value at the moment, without waiting for assignments that come before in the function."""
+        """Returns the present value, in a function: does not wait for the assignments that the function makes before."""
         with tf.device(device or self.device):
             value = tf.raw_ops.ReadVariableOp(resource=self._make(device or self.device), dtype=self.dtype)
             return tf.ensure_shape(value, self.shape)
 
     def assign(self, value: Any, device: str | None = None) -> Any:
-        """Gives it a value."""
+        """Assigns a value."""
         with tf.device(device or self.device):
             return tf.raw_ops.AssignVariableOp(resource=self.handle(device), value=tf.cast(value, self.dtype))
 
     def assign_add(self, value: Any, device: str | None = None) -> Any:
-        """Adds to the value, in one operation: of two at once none is lost."""
+        """Adds to the value in one operation: if two tasks add at the same time, neither addition is lost."""
         with tf.device(device or self.device):
             return tf.raw_ops.AssignAddVariableOp(resource=self.handle(device), value=value)
-
-
-def outermost_graph() -> Any:
-    """The graph of the function that is being traced, not that of a loop or another function in it."""
-    graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
-        graph = graph.outer_graph
-    return graph

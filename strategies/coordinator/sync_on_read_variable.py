@@ -1,8 +1,8 @@
-"""Variables of which every replica has its own copy, summed when the chief reads them.
+"""Variables with a copy on every replica, which the chief adds up when it reads them. Keras' metrics use them.
 
-Keras updates metrics by `total.assign(total + value)`. On a ps shared by asynchronous workers such an update can be lost. Keras
-marks these variables `on_read`: each worker may update its own, only a read has to bring them together. So they live on the
-workers, cost no round trip in a step, and the chief's sum counts every example exactly once.
+Keras updates metrics with `total.assign(total + value)`. On a ps that asynchronous workers share, such an update can be lost.
+Keras marks these variables `on_read`: each replica may update a copy, and only a read needs all copies. So the copies are on
+the workers. A step makes no round trip for them, and the chief's sum counts every example exactly once.
 """
 
 import weakref
@@ -13,54 +13,57 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.named_resource import outermost_graph
 from tfdist.strategies.private_api import (
     PerWorkerVariable,
     PerWorkerVariableSpec,
     dispatch_context,
     is_saving,
+    outermost_graph,
     wait_until_ready,
 )
+from tfdist.strategies.private_api.overrides import overrides
 
 CREATION_SECONDS = 60.0
-"""How long a worker may take to create its copy, before it is counted as gone."""
+"""If a worker takes longer to create its copy, the sum leaves the copy out."""
 
 
 class HandleSpec(PerWorkerVariableSpec):
-    """TensorFlow's type of such a handle, which cannot be generalized: `reduce_retracing` needs that."""
+    """TensorFlow's type of the handle of a copy. `reduce_retracing` needs it to be the common supertype of itself."""
 
     def most_specific_common_supertype(self, others: Any) -> "HandleSpec | None":
-        """This type, where all others are the same."""
+        """Returns this type if all others are equal to it."""
         return self if all(self == other for other in others) else None
 
 
 class SyncOnReadVariable(PerWorkerVariable):
-    """One variable per replica of each worker group and one on the chief.
+    """A variable with a copy on the chief and on each replica of each worker group.
 
-    In a function that a worker runs it is the replica's own. On the chief, reading gives the sum over all of them, assigning
-    sets the chief's to the value and the workers' to zero, so that the sum is what was assigned. A worker that is gone takes
-    its share with it.
+    In a function of a worker group it is the copy of the replica. On the chief its value is the sum of all copies: assigning
+    sets the chief's copy to the value and the others to zero. If a worker is gone, its copies are missing in the sum.
+
+    Attributes:
+        known_sum: the sum, if the chief knows it without reading the copies. Set it to None before the next step.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, next_creator: Any, **kwargs: Any) -> None:
         super().__init__(strategy, next_creator, **kwargs)
         self._groups = strategy.worker_groups
-        # TensorFlow leaves the following empty, and Keras and checkpoints ask for it.
+        # Keras and checkpoints need these, which TensorFlow leaves empty.
         self._unique_id = f"worker_local_{id(self)}"
         self._synchronization = tf.VariableSynchronization.ON_READ
         self._aggregation = tf.VariableAggregation.SUM
         self._by_replica: dict[int, Any] = {}
-        self._version = 0  # Goes up when the chief assigns.
-        self._versions: dict[tuple[int, int], int] = {}  # For which of them the copy of a replica and group counts.
-        self.known_sum: Any = None  # Set by who knows what the copies add up to; until the next step or assignment.
+        self._version = 0  # Of the value that the chief has assigned.
+        self._versions: dict[tuple[int, int], int] = {}  # To which each copy belongs, by replica and group.
+        self.known_sum: Any = None
         self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
     @property
     def handle(self) -> Any:
-        """The handle: of the chief's variable when eager, in a function a placeholder for that of the worker which runs it.
+        """The handle of the chief's copy; in a function, a placeholder for the handle of the copy where the function runs.
 
-        One placeholder per outermost function: with one per use, TensorFlow would not see that a read follows an assignment
-        to the same variable, and one made inside a loop's body would be lost.
+        There is one placeholder per outermost function. With one per use TensorFlow would not see that a read follows an
+        assignment to the same variable, and it would lose a placeholder that is made in the body of a loop.
         """
         if tf.executing_eagerly() or is_saving():
             return self._coordinator_instance.handle
@@ -76,7 +79,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         return handles[replica]
 
     def _create_copies(self, replica: int) -> None:
-        """Creates the copy of replica number `replica` in every group."""
+        """Creates the copy of this replica in every group."""
         if replica in self._by_replica:
             return
 
@@ -88,18 +91,18 @@ class SyncOnReadVariable(PerWorkerVariable):
         self._by_replica[replica] = self._coordinator._create_per_worker_variables(create)
 
     def _copy_at_call_time(self, replica: int) -> tuple[Any, HandleSpec]:
-        """TensorFlow's closure that finds the handle when a group runs the function, and the handle's type."""
+        """Returns the closure that finds the handle when a group runs the function, and the type of the handle."""
 
         def closure() -> Any:
             dispatched = dispatch_context()
             if dispatched is None:
-                return self._coordinator_instance.handle  # Only traced.
+                return self._coordinator_instance.handle  # The function is being traced.
             group = dispatched.worker_index
             copy = dispatched.maybe_get_remote_value(self._by_replica[replica]._values[group])
             version = self._version
             if self._versions.get((replica, group), 0) != version:
-                # In the group's own thread: nobody waits for a worker that does not answer. (`zeros_like` would read the copy,
-                # and TensorFlow's implicit reads hold Python's lock until the worker has answered.)
+                # In the thread of the group, so the chief does not wait for a worker that does not answer. (`zeros_like` would
+                # read the copy, and TensorFlow's implicit reads hold Python's lock until the worker has answered.)
                 copy.assign(chief_device.constant(np.zeros(copy.shape, copy.dtype.as_numpy_dtype)))
                 self._versions[replica, group] = version
             return copy.handle
@@ -107,7 +110,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         return closure, HandleSpec(value=self._coordinator_instance.handle)
 
     def _copies(self) -> Iterator[Any]:
-        """The workers' variables, as far as they exist and count; not those of workers that are gone."""
+        """Yields the copies on the workers that have been created since the last assignment and whose workers answer."""
         for replica, copies in self._by_replica.items():
             for group, remote in enumerate(copies._values):
                 if self._versions.get((replica, group), 0) != self._version:
@@ -116,7 +119,7 @@ class SyncOnReadVariable(PerWorkerVariable):
                     yield remote._values
 
     def value(self) -> Any:
-        """The value as a tensor: a replica's own inside its function, the sum over all when eager."""
+        """Returns the value as a tensor: the sum of all copies; in a function, the value of the replica's copy."""
         if not tf.executing_eagerly():
             return super().value()
         if self.known_sum is not None:
@@ -126,25 +129,26 @@ class SyncOnReadVariable(PerWorkerVariable):
             try:
                 total += tf.identity(copy.read_value())
             except tf.errors.UnavailableError:
-                continue  # That worker is gone, and what it counted with it.
+                continue  # The worker is gone, and with it what it has counted.
         return total
 
     def read_value(self) -> Any:
-        """As `value()`."""
+        """Returns `value()`."""
         return super().read_value() if not tf.executing_eagerly() else self.value()
 
+    @overrides(PerWorkerVariable)
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         return super()._read_variable_op(no_copy) if not tf.executing_eagerly() else self.value()
 
     def numpy(self) -> Any:
-        """The sum over all copies, as a numpy array."""
+        """Returns the sum of all copies as a numpy array."""
         return self.value().numpy()
 
     def assign(self, value: Any, use_locking: Any = None, name: str | None = None, read_value: bool = True) -> Any:
-        """Inside a function assigns the replica's own; on the chief makes `value` the sum."""
+        """Makes `value` the sum of all copies; in a function, assigns it to the replica's copy."""
         if not tf.executing_eagerly():
             return super().assign(value, use_locking, name, read_value)
         self.known_sum = None
-        self._version += 1  # Each group begins with zero when it runs its next function.
+        self._version += 1  # Each group sets its copies to zero when it runs its next function.
         self._coordinator_instance.assign(value)
         return self

@@ -1,9 +1,10 @@
-"""Worker groups: the workers that step together, and TensorFlow's coordinator with one queue reader per group.
+"""Worker groups, and TensorFlow's coordinator with one queue reader per group.
 
-The groups are asynchronous of each other. Inside a group each worker is a replica of one function, that is, of one step on one
-batch, whether the workers are devices of one task or tasks of their own.
+Groups are asynchronous of each other. The workers of a group are the replicas of one function: together they make one step on
+one batch. They are devices of one task, or tasks.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +12,19 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.private_api import CoordinatorWorker, use_own_executor
+from tfdist.strategies.private_api.overrides import overrides
 
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """One group.
+    """A worker group.
 
     Attributes:
         number: its place among the groups, from 0.
-        devices: the device of each of its replicas, in full.
-        traced_devices: the devices that its functions are traced for: without the task where all are in one, so that groups
-            that look alike inside share their functions.
-        tasks: the indices of the worker tasks that it spans, its leader's first.
+        devices: the full name of each replica's device. The first is the leader's.
+        traced_devices: the devices that its functions are traced for. If all replicas are in one task, the names leave out the
+            task, and groups that look alike share their functions.
+        tasks: the indices of its worker tasks, the leader's first.
     """
 
     number: int
@@ -32,19 +34,20 @@ class WorkerGroup:
 
 
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
-    """TensorFlow's thread of a group, which waits for nothing that other groups have not answered."""
+    """TensorFlow's thread of a group, with an executor for it alone: it does not wait for calls of other groups."""
 
+    @overrides(CoordinatorWorker)
     def _process_queue(self) -> None:
         self._tfdist_executor = use_own_executor()
         super()._process_queue()
 
 
 def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:
-    """The worker groups of `cluster`.
+    """Returns the worker groups of a cluster.
 
     Args:
         cluster: the prepared cluster.
-        devices: the names of all devices in it, as `tf.config.list_logical_devices` gives them.
+        devices: the names of all its devices, as in `tf.config.list_logical_devices`.
     """
     places = [(task, slot) for task in cluster.job("worker") for slot in range(task.slots)]
     groups = []
@@ -62,23 +65,23 @@ def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:
 
 
 def peers(cluster: Cluster) -> dict[int, set[int]]:
-    """Worker task -> the worker tasks that it has to see, because a group spans both."""
-    owners = [task.index for task in cluster.job("worker") for _ in range(task.slots)]
-    seen: dict[int, set[int]] = {task.index: set() for task in cluster.job("worker")}
+    """Returns, for the index of each worker task, the worker tasks that are in the same groups."""
+    task_of_rank = [task.index for task in cluster.job("worker") for _ in range(task.slots)]
+    peers: dict[int, set[int]] = {task.index: set() for task in cluster.job("worker")}
     for ranks in cluster.worker_groups:
-        together = {owners[rank] for rank in ranks}
-        for task in together:
-            seen[task] |= together - {task}
-    return seen
+        group = {task_of_rank[rank] for rank in ranks}
+        for task in group:
+            peers[task] |= group - {task}
+    return peers
 
 
-def coordinator_of(strategy: Any, groups: list[WorkerGroup]) -> "tf.distribute.coordinator.ClusterCoordinator":
-    """TensorFlow's coordinator, whose "workers" are the groups: each function that is scheduled runs on one group's leader."""
+def coordinator_of(strategy: Any, groups: Sequence[WorkerGroup]) -> "tf.distribute.coordinator.ClusterCoordinator":
+    """Returns TensorFlow's coordinator for worker groups: each function that is scheduled runs on the leader of one group."""
     strategy._num_workers = 0  # The coordinator would start one queue reader for each worker task.
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     strategy._num_workers = len(groups)
     cluster = coordinator._cluster
     cluster._num_workers = len(groups)
-    cluster._transient_timeouts_threshold = len(groups) // 10  # As it would have been.
+    cluster._transient_timeouts_threshold = len(groups) // 10  # The value that TensorFlow would set.
     cluster.workers = [_QueueReader(group.number, group.devices[0], cluster) for group in groups]
     return coordinator

@@ -9,13 +9,14 @@ from tfdist.errors import ClusterError
 
 
 def local_devices(task: Task) -> list[str]:
-    """Names of as many devices as the task has slots: `GPU:0`, … or `CPU:0`, ….
+    """Returns the names of as many devices as the task has slots: `GPU:0`, … or `CPU:0`, ….
 
-    GPUs are taken where the task asks for them and this machine has enough; else the replicas are logical CPU devices, so that
-    the global batch is split as the description says, and a warning tells so. Call it before TensorFlow's runtime starts.
+    The devices are GPUs if the task asks for GPUs and this machine has enough. Otherwise they are logical CPU devices, so that
+    the global batch is split as the description says; a warning names the missing GPUs. Call it before TensorFlow's runtime
+    starts.
 
     Raises:
-        ClusterError: when TensorFlow has already started with fewer logical CPU devices.
+        ClusterError: if TensorFlow has already started with fewer logical CPU devices.
     """
     if task.gpus:
         gpus = tf.config.list_physical_devices("GPU")  # Listing logical ones would start TensorFlow's runtime.

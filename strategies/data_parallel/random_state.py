@@ -1,7 +1,7 @@
-"""One state of random numbers for all tasks that train together.
+"""The same random numbers on all tasks that train together.
 
-Every task reads the same data and takes its part of each batch, so all have to shuffle alike. tf.data shuffles by TensorFlow's
-global seed, Keras' `PyDataset` by Python's `random`, generators often by numpy. Every task takes over the chief's.
+Every task reads the same data and takes its shard of each batch, therefore all tasks have to shuffle alike. tf.data shuffles by
+TensorFlow's global seed, Keras' `PyDataset` by Python's `random`, generators often by numpy.
 """
 
 import random
@@ -14,16 +14,16 @@ from tfdist.strategies.private_api import global_seed
 
 
 def share(strategy: tf.distribute.Strategy) -> None:
-    """Gives every task the chief's states of `random` and `numpy.random`, and a seed of TensorFlow where the user set none.
+    """Gives every task the chief's states of `random` and `numpy.random`, and a seed of TensorFlow if the user has set none.
 
-    What the user has set on the chief, or alike on all tasks, stays as it is; what the program seeds later holds as ever.
-    Every task has to call it: it is a broadcast.
+    Seeds that the user has set, on the chief or on all tasks, stay valid, and so do later ones. Every task has to call it:
+    it is a broadcast.
     """
     version, words, gauss_next = random.getstate()
     kind, keys, position, has_gauss, cached_gaussian = np.random.get_state(legacy=True)
     assert isinstance(keys, np.ndarray)
     own_seed = global_seed()
-    # Not drawn from the states that are being shared: a user's seeds give the same numbers as in one process.
+    # Drawn from elsewhere than the shared states: after the user's seeds these give the same numbers as in one process.
     seed = random.SystemRandom().getrandbits(31) if own_seed is None else int(own_seed)
     received = _broadcast(strategy, np.concatenate([[seed, position], keys.astype(np.int64), np.array(words, np.int64)]))
     seed, position, keys, words = received[0], received[1], received[2 : 2 + len(keys)], received[2 + len(keys) :]
@@ -34,6 +34,6 @@ def share(strategy: tf.distribute.Strategy) -> None:
 
 
 def _broadcast(strategy: tf.distribute.Strategy, numbers: Any) -> Any:
-    """The chief's `numbers`, int64, on every task: a new variable takes the chief's first value everywhere."""
+    """Returns the chief's `numbers`, int64, on every task: a new variable has the chief's initial value everywhere."""
     with strategy.scope():
         return tf.Variable(numbers, dtype=tf.int64, trainable=False).numpy()

@@ -1,11 +1,7 @@
-"""On the chief: after every epoch of `fit` writes a checkpoint for the evaluator, and tells it when training has ended."""
+"""On the chief: writes a checkpoint for the evaluator after every epoch of `fit`, and records when the training ends."""
 
-import atexit
-import functools
 import inspect
 import logging
-import os
-import sys
 import threading
 import uuid
 from collections.abc import Callable
@@ -16,51 +12,46 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint import strategy_state
 from tfdist.strategies.evaluator.folder import FAILED, FINISHED, RUNNING, EvaluationFolder
-from tfdist.strategies.private_api import TensorFlowTrainer
+from tfdist.strategies.keras_hooks.callbacks import with_callback
+from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime.program_end import at_program_end
 
-SIGN_OF_LIFE_SECONDS = 5.0
+TOUCH_SECONDS = 5.0
+"""How often the chief shows that its program still runs."""
 
 _log = logging.getLogger("tfdist")
 _strategies: list[tf.distribute.Strategy] = []
+_writer: "_Writer | None" = None
 
 
 def install(strategy: tf.distribute.Strategy, folder: EvaluationFolder, expected: bool) -> None:
     """Makes `fit` of every model of `strategy` write checkpoints into `folder`.
 
     Args:
-        strategy: the chief's.
-        folder: where the evaluator looks.
-        expected: whether the cluster has an evaluator. If not, nothing is written until one has announced itself in `folder`:
-            the systems that keep evaluators out of `cluster` in TF_CONFIG (AI Platform, gcloud) do not tell the chief of them.
+        strategy: the strategy of the chief. Those of all calls share the folder of the first.
+        folder: the files that the chief and the evaluator share.
+        expected: whether the cluster has an evaluator. If not, nothing is written until an evaluator has announced itself in
+            `folder`: systems that keep evaluators out of `cluster` in TF_CONFIG (AI Platform, gcloud) do not announce them to
+            the chief.
     """
+    global _writer
     _strategies.append(strategy)
-    if len(_strategies) > 1:
-        return  # The program has called tfdist.strategy() again.
-    writer = _Writer(folder, expected)
-    fit = TensorFlowTrainer.fit
-
-    @functools.wraps(fit)
-    def watched_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not any(self.distribute_strategy is one for one in _strategies):
-            return fit(self, *args, **kwargs)
-        arguments = inspect.signature(fit).bind(self, *args, **kwargs)
-        ours = _WriteCheckpoints(writer)
-        ours.set_model(self)  # Keras does not, where the user gives a whole CallbackList.
-        arguments.arguments["callbacks"] = _with(ours, arguments.arguments.get("callbacks"))
-        return fit(*arguments.args, **arguments.kwargs)
-
-    TensorFlowTrainer.fit = watched_fit
+    _writer = _writer or _Writer(folder, expected)
+    patches.FIT.patch(_fit)
 
 
-def _with(ours: keras.callbacks.Callback, callbacks: Any) -> Any:
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.append(ours)
-        return callbacks
-    return [*(callbacks if isinstance(callbacks, list | tuple) else [callbacks] if callbacks else []), ours]
+def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    if not any(model.distribute_strategy is one for one in _strategies):
+        return original(model, *args, **kwargs)
+    assert _writer is not None
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    callback = _WriteCheckpoints(_writer)
+    bound.arguments["callbacks"] = with_callback(callback, model, bound.arguments.get("callbacks"))
+    return original(*bound.args, **bound.kwargs)
 
 
 class _Writer:
-    """What the chief writes. Nothing that goes wrong with it ends the training."""
+    """What the chief writes. No error of it ends the training."""
 
     def __init__(self, folder: EvaluationFolder, expected: bool) -> None:
         self._folder = folder
@@ -68,31 +59,31 @@ class _Writer:
         self._fits = 0
         self._active = False
         if expected:
-            self._harmlessly(self._begin)
+            self._or_warn(self._begin)
 
     def begin_fit(self) -> int:
-        """Counts a call of `fit`, as the evaluator counts its own; returns its number."""
+        """Counts a call of `fit`, as the evaluator counts its calls; returns its number, from 1."""
         self._fits += 1
-        self._harmlessly(lambda: self._tell(self._fits, first=None, last=None, ended=False))
+        self._or_warn(lambda: self._write_fit(self._fits, first=None, last=None, ended=False))
         return self._fits
 
     def save(self, fit: int, epoch: int | None, first: int | None, model: Any) -> None:
-        """Writes the weights after `epoch` epochs; None: those with which `fit` ends."""
+        """Writes the weights after `epoch` epochs; with None those at the end of `fit`."""
 
         def save() -> None:
             if self._is_wanted():
                 with strategy_state.left_out():
                     self._folder.save(fit, epoch, model.save_weights)
                 if epoch is not None:
-                    self._tell(fit, first=first, last=epoch, ended=False)
+                    self._write_fit(fit, first=first, last=epoch, ended=False)
 
-        self._harmlessly(save)
+        self._or_warn(save)
 
     def end_fit(self, fit: int, first: int | None, last: int | None) -> None:
-        """Says that a call of `fit` has returned."""
-        self._harmlessly(lambda: self._tell(fit, first=first, last=last, ended=True))
+        """Records that a call of `fit` has returned."""
+        self._or_warn(lambda: self._write_fit(fit, first=first, last=last, ended=True))
 
-    def _tell(self, fit: int, **state: Any) -> None:
+    def _write_fit(self, fit: int, **state: Any) -> None:
         if self._is_wanted():
             self._folder.write_fit(fit, {"run": self._run, **state})
 
@@ -104,30 +95,26 @@ class _Writer:
     def _begin(self) -> None:
         self._folder.write_training(self._run, RUNNING)
         self._active = True
-        ending, chief = threading.Event(), os.getpid()
+        ending = threading.Event()
 
-        def live() -> None:
-            while not ending.wait(SIGN_OF_LIFE_SECONDS):
+        def touch() -> None:
+            while not ending.wait(TOUCH_SECONDS):
                 try:
                     self._folder.touch_training()
                 except OSError:
-                    pass  # The next sign of life may get through.
+                    pass  # The next touch may succeed.
 
-        thread = threading.Thread(target=live, name="tfdist-evaluator", daemon=True)
+        thread = threading.Thread(target=touch, name="tfdist-evaluator", daemon=True)
 
-        def end() -> None:
-            if os.getpid() != chief:
-                return  # A forked child of the program ends, not the program.
+        def end(failed: bool) -> None:
             ending.set()
             thread.join()
-            # The interpreter records an exception that ended the program before it calls exit functions.
-            status = FAILED if getattr(sys, "last_type", None) else FINISHED
-            self._harmlessly(lambda: self._folder.write_training(self._run, status))
+            self._or_warn(lambda: self._folder.write_training(self._run, FAILED if failed else FINISHED))
 
         thread.start()
-        atexit.register(end)
+        at_program_end(end)
 
-    def _harmlessly(self, write: Callable[[], None]) -> None:
+    def _or_warn(self, write: Callable[[], None]) -> None:
         try:
             write()
         except Exception as error:
@@ -135,7 +122,7 @@ class _Writer:
 
 
 class _WriteCheckpoints(keras.callbacks.Callback):
-    """One call of `fit`. It stands behind the user's callbacks, so that it saves what they leave."""
+    """One call of `fit`. It runs after the user's callbacks, so that it saves the weights as they leave them."""
 
     def __init__(self, writer: _Writer) -> None:
         super().__init__()

@@ -1,13 +1,13 @@
-"""The folder in which the chief and the evaluator meet: they share files and no connection, so neither can hold up the other.
+"""The folder that the chief and the evaluator share. There is no connection between them, so neither can hold up the other.
 
-    BASE/tfdist_checkpoints/training.json                 which run of the program, whether it runs; touched every 5 s
-    BASE/tfdist_checkpoints/fit_1/fit.json                of the first call of `fit`: run, epochs, whether it ended
+    BASE/tfdist_checkpoints/training.json                 the run of the program and its status; touched every 5 s
+    BASE/tfdist_checkpoints/fit_1/fit.json                the first call of `fit`: its run, its epochs, whether it has ended
     BASE/tfdist_checkpoints/fit_1/epoch_00003.weights.h5  weights and optimizer after 3 epochs
-    BASE/tfdist_checkpoints/fit_1/final.weights.h5        the same when that `fit` returned
-    BASE/evaluator/state.json                             what the evaluator has evaluated, and with what result
+    BASE/tfdist_checkpoints/fit_1/final.weights.h5        weights and optimizer at the end of that `fit`
+    BASE/evaluator/state.json                             the evaluations and their results
 
-BASE is the variable TFDIST_EVALUATOR_DIR, which the launcher sets, else the job_dir of the cluster. Every file appears
-complete: it is written under another name in the same folder and renamed.
+BASE is the environment variable TFDIST_EVALUATOR_DIR, which the launcher sets, or else the job_dir of the cluster. Every file
+appears complete: it is written under another name in the same folder and renamed.
 """
 
 import json
@@ -23,7 +23,7 @@ from tfdist.cluster import Cluster
 VARIABLE = "TFDIST_EVALUATOR_DIR"
 
 KEEP = 5
-"""Checkpoints that the chief keeps, over all calls of `fit`, as many as `tf.train.CheckpointManager` and Estimators do."""
+"""Checkpoints that the chief keeps, over all calls of `fit`: the default of `tf.train.CheckpointManager` and Estimators."""
 
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 
@@ -35,9 +35,9 @@ class Checkpoint:
     """A complete file of weights.
 
     Attributes:
-        fit: which call of `fit` wrote it, from 1.
-        epoch: epochs done, from 1.
-        written_ns: when, in nanoseconds of the file system's clock; tells it from an earlier file of this name.
+        fit: the number of the call of `fit` that wrote it, from 1.
+        epoch: the number of epochs done, from 1.
+        written_ns: the time of writing, in nanoseconds of the file system's clock; an earlier file of this name has another.
         path: the file.
     """
 
@@ -48,7 +48,7 @@ class Checkpoint:
 
 
 class EvaluationFolder:
-    """Reads and writes what the module describes. Reading what is not there gives None or nothing."""
+    """Reads and writes the files that the module describes. Reading a file that does not exist returns None."""
 
     def __init__(self, base: "str | os.PathLike[str]") -> None:
         self.base = Path(base).absolute()
@@ -57,10 +57,10 @@ class EvaluationFolder:
 
     @classmethod
     def of(cls, cluster: Cluster) -> "EvaluationFolder":
-        """The folder for `cluster`.
+        """Returns the folder for `cluster`.
 
         Raises:
-            ClusterError: where none is named, or it is not on a file system.
+            ClusterError: if the description names no folder, or one that is not on a file system.
         """
         base = os.environ.get(VARIABLE) or cluster.job_dir
         if not base:
@@ -75,28 +75,28 @@ class EvaluationFolder:
             )
         return cls(base)
 
-    # The evaluator's part.
+    # The evaluator's files.
 
     def own(self, index: int) -> Path:
-        """The folder of evaluator `index`, of which it alone writes."""
+        """Returns the folder of evaluator `index`, which no other task writes to."""
         return self.base / ("evaluator" if index == 0 else f"evaluator_{index}")
 
     def is_announced(self) -> bool:
-        """Whether an evaluator has ever worked in this folder."""
+        """Returns whether an evaluator has ever started in this folder."""
         return any(self.base.glob("evaluator*/state.json"))
 
     # The run of the chief's program.
 
     def write_training(self, run: str, status: str) -> None:
-        """Says that `run` is the present run of the chief's program, and its status."""
+        """Writes the present run of the chief's program and its status."""
         write_json(self._training, {"run": run, "status": status})
 
     def touch_training(self) -> None:
-        """Says that the run goes on."""
+        """Shows that the run goes on."""
         os.utime(self._training)
 
     def training(self) -> tuple[dict[str, Any], int] | None:
-        """What the chief last said, and when it last touched it."""
+        """Returns what the chief has written last, and the time of its last touch in nanoseconds."""
         content = read_json(self._training)
         try:
             return None if content is None else (content, self._training.stat().st_mtime_ns)
@@ -104,7 +104,7 @@ class EvaluationFolder:
             return None
 
     def forget_training(self) -> None:
-        """Removes what an earlier run has left to say."""
+        """Removes the file of an earlier run."""
         self._training.unlink(missing_ok=True)
 
     # Calls of `fit`.
@@ -113,18 +113,18 @@ class EvaluationFolder:
         return self._checkpoints / f"fit_{fit}"
 
     def write_fit(self, fit: int, content: dict[str, Any]) -> None:
-        """Says where call `fit` stands: a dict with `run`, `ended`, `first` and `last` (epochs, None before the first)."""
+        """Writes where call `fit` stands: a dict with `run`, `ended`, `first` and `last` (epochs, None before the first)."""
         write_json(self._fit(fit) / "fit.json", content)
 
     def fit(self, fit: int) -> dict[str, Any] | None:
-        """What the chief last said about that call."""
+        """Returns what the chief has written last about that call."""
         content: dict[str, Any] | None = read_json(self._fit(fit) / "fit.json")
         return content
 
     # Checkpoints.
 
     def save(self, fit: int, epoch: int | None, save: Callable[[str], Any]) -> None:
-        """Writes one by calling `save` with a path, and deletes those before the last `KEEP`. Epoch None: the final one."""
+        """Calls `save` with the path of a new file and deletes the files before the last `KEEP`. Epoch None: the final one."""
         name = "final" if epoch is None else f"epoch_{epoch:05d}"
         folder = self._fit(fit)
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class EvaluationFolder:
             path.unlink(missing_ok=True)
 
     def checkpoints(self, fit: int) -> list[Checkpoint]:
-        """Those of one call that are there now, in the order in which they were written."""
+        """Returns the checkpoints of one call that exist now, in the order in which they were written."""
         found = []
         for path in self._fit(fit).glob("epoch_*.weights.h5"):
             match, written = _EPOCH.fullmatch(path.name), _written(path)
@@ -149,7 +149,7 @@ class EvaluationFolder:
         return sorted(found, key=lambda checkpoint: (checkpoint.written_ns, checkpoint.epoch))
 
     def final(self, fit: int) -> Path | None:
-        """The weights with which that call returned."""
+        """Returns the file of the weights at the end of that call."""
         path = self._fit(fit) / "final.weights.h5"
         return path if path.exists() else None
 
@@ -158,11 +158,11 @@ def _written(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:
-        return None  # Deleted in this moment.
+        return None  # Deleted meanwhile.
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replaces a file by one with this content, in one step; makes its folder."""
+    """Replaces a file by one with this content, atomically; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content), encoding="utf-8")
@@ -170,7 +170,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a file that `write_json` wrote; None where there is none."""
+    """Returns the content of a file of `write_json`; None if it does not exist."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

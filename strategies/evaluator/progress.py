@@ -1,4 +1,4 @@
-"""What an evaluator knows: what it has evaluated, kept over restarts, and how the training is getting on."""
+"""Where the evaluator and the training stand: what is evaluated, kept over restarts, and what the chief has written."""
 
 import time
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from tfdist.strategies.evaluator.folder import (
 )
 
 CHIEF_GONE_SECONDS = 120.0
-"""After this long without a sign of life of the chief's program (one each 5 s) the evaluator gives up."""
+"""The evaluator gives up after this long without a touch of the chief's program (one each 5 s)."""
 
 
 class Progress:
-    """The file `state.json` of an evaluator. Written after everything else that belongs to an evaluation: none is lost."""
+    """The file `state.json` of an evaluator. It is written last in each evaluation, so that no evaluation is lost."""
 
     def __init__(self, path: Path) -> None:
         """Reads the file, or announces the evaluator by writing an empty one."""
@@ -28,19 +28,24 @@ class Progress:
         write_json(path, self._content)
 
     def not_evaluated(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """Those of `checkpoints` still to be evaluated, in order."""
+        """Returns those of `checkpoints` that have not been evaluated, in order."""
         done = {(entry["fit"], entry["epoch"], entry["written_ns"]) for entry in self._content["evaluated"]}
         return [c for c in checkpoints if (c.fit, c.epoch, c.written_ns) not in done]
 
     def evaluated(self, fit: int, run: str | None) -> list[dict[str, Any]]:
-        """What was evaluated of a call of `fit` in this job, whose present run is `run`: `epoch`, `logs`, `run` and more.
+        """Returns the evaluations of a call of `fit` in this job: dicts of `epoch`, `logs`, `run` and more.
 
-        A job may have several runs, when the chief was lost and started again. A run that was seen to its end was another job.
+        A job has several runs if the chief was lost and started again. A run whose end this evaluator has reached belongs to
+        another job.
+
+        Args:
+            fit: the number of the call, from 1.
+            run: the present run of the chief's program.
         """
         return [e for e in self._content["evaluated"] if e["fit"] == fit and self._is_of_this_job(e["run"], run)]
 
     def best(self, fit: int, position: int, run: str | None) -> float | None:
-        """The best value that the ModelCheckpoint number `position` of that call of `fit` had seen in this job."""
+        """Returns the best value of the ModelCheckpoint number `position` in this job's call of `fit`; None without one."""
         best = self._content["best"].get(str(fit))
         if best is None or not self._is_of_this_job(best["run"], run) or position >= len(best["values"]):
             return None
@@ -53,7 +58,7 @@ class Progress:
     def add(
         self, checkpoint: Checkpoint, run: str | None, iterations: int | None, logs: dict[str, float], bests: list[float | None]
     ) -> None:
-        """Remembers an evaluation."""
+        """Records an evaluation."""
         self._content["evaluated"].append(
             {
                 "fit": checkpoint.fit,
@@ -69,7 +74,7 @@ class Progress:
 
     @property
     def done(self) -> str | None:
-        """The run of the chief's program that this evaluator has seen to its end."""
+        """The last run of the chief's program whose end this evaluator has reached."""
         done: str | None = self._content["done"]
         return done
 
@@ -81,11 +86,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Status:
-    """Where a call of `fit` stands.
+    """Where a call of `fit` on the chief stands.
 
     Attributes:
-        has_ended: whether it has, so that no further checkpoint of it will come.
-        why_not_wait: a sentence, when waiting for one is no use for another reason.
+        has_ended: whether the call has returned, so that it writes no further checkpoint.
+        why_not_wait: a sentence with another reason to stop waiting, or None.
     """
 
     has_ended: bool = False
@@ -93,32 +98,32 @@ class Status:
 
 
 class Training:
-    """The chief's program as the evaluator sees it through the files."""
+    """The chief's program, as the files show it."""
 
     def __init__(self, folder: EvaluationFolder, state: Progress, start_timeout: float) -> None:
-        """`start_timeout`: seconds until the first sign of life of the chief."""
+        """Begins to wait; `start_timeout` is in seconds, until the chief has to write its first file."""
         self._folder = folder
         self._state = state
         self._start_timeout = start_timeout
         self._last_change = time.monotonic()
         self._last: tuple[str, int] | None = None
-        self._seen_alive = False
+        self._is_alive = False
         self.run: str | None = None
-        """The present run of the chief's program, None as long as it has not begun."""
+        """The present run of the chief's program; None before it begins."""
 
     def look(self, fit: int) -> Status:
-        """Reads where the chief stands with its call number `fit`."""
+        """Returns where the chief stands with its call number `fit`, from the files."""
         found = self._folder.training()
         content, touched = found or ({}, 0)
         run, status = content.get("run"), content.get("status")
         if run is not None and (run, touched) != self._last:
-            self._seen_alive = self._last is not None
+            self._is_alive = self._last is not None
             self._last, self._last_change = (run, touched), time.monotonic()
         over = status in (FINISHED, FAILED)
-        # A program that this evaluator has seen to its end is of a job before this one, whose chief has not begun yet.
+        # A run whose end this evaluator has reached belongs to an earlier job; the chief of this job has not begun yet.
         self.run = None if over and run == self._state.done else run
         if self.run is None:
-            return self._without_chief(has_been_here=run is not None)
+            return self._without_chief(has_run_before=run is not None)
         state = self._folder.fit(fit) or {}
         following = self._folder.fit(fit + 1) or {}
         if (state.get("run") == run and state.get("ended")) or following.get("run") == run or status == FINISHED:
@@ -126,11 +131,11 @@ class Training:
         if status == FAILED:
             return Status(why_not_wait="the chief's program failed")
         silent = time.monotonic() - self._last_change
-        limit = CHIEF_GONE_SECONDS if self._seen_alive else max(CHIEF_GONE_SECONDS, self._start_timeout)
+        limit = CHIEF_GONE_SECONDS if self._is_alive else max(CHIEF_GONE_SECONDS, self._start_timeout)
         return Status(why_not_wait=f"the chief's program has been gone for {limit:.0f} s" if silent > limit else None)
 
     def missed(self, fit: int) -> list[int]:
-        """Epochs of the present run whose checkpoints are gone without having been evaluated."""
+        """Returns the epochs of the present run whose checkpoints were deleted before they were evaluated."""
         state = self._folder.fit(fit) or {}
         if state.get("run") != self.run or state.get("last") is None:
             return []
@@ -139,13 +144,13 @@ class Training:
         return [epoch for epoch in range(state["first"], state["last"] + 1) if epoch not in have]
 
     def done(self) -> None:
-        """Remembers that the evaluator's program has ended with the present run."""
+        """Records that the evaluator has reached the end of the present run."""
         if self.run is not None:
             self._state.done = self.run
 
-    def _without_chief(self, has_been_here: bool) -> Status:
+    def _without_chief(self, has_run_before: bool) -> Status:
         if time.monotonic() - self._last_change <= self._start_timeout:
             return Status()
-        if has_been_here:
+        if has_run_before:
             return Status(has_ended=True)  # Everything of that training is evaluated.
         return Status(why_not_wait=f"no sign of the chief within {self._start_timeout:.0f} s in {self._folder.base}")

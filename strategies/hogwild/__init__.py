@@ -1,1 +1,12 @@
-"""TODO room strategies/hogwild."""
+"""Hogwild: every worker group trains a local replica and synchronizes it with the global parameters on the ps tasks.
+
+Imports `coordinator`, `inputs`, `keras_hooks` and `private_api`; no other strategy imports this package.
+
+To follow one sync period, start with `training_loop.py`, which schedules the batches of a period for a group. `group_calls.py`
+decides when the group synchronizes, `inner_steps.py` traces its steps, `push_pull.py` pushes its progress and pulls the reply,
+`global_parameters.py` holds the parameters on the ps, and `outer_optimizers.py` computes how they change. `local_replicas.py`
+is the chief's view of all groups.
+
+Outer optimizers, compressors, topologies and schedules are pure functions and values in files of these names. To add one, write
+a class or function and add a line to the table of its file and to the list of names in `tfdist/synchronization.py`.
+"""

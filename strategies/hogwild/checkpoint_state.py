@@ -1,8 +1,8 @@
-"""What a restart of Hogwild needs beside the variables' values on the chief, to go on as if nothing had been.
+"""What a checkpoint of Hogwild holds beside the chief's variables, so that training continues exactly where it stopped.
 
-Brought together, all groups begin anew from the centre. What is left of each group alone are its optimizer's slots and
-counters, its random numbers, and how far it is from its next exchange; and of the outer rule the momentum. All of it is kept by
-variable, so that it does not matter how many ps tasks there are and how variables are joined to blocks.
+After a collection all groups continue from the global parameters. Each group still has its own optimizer slots and counters,
+its random numbers, and its position in the sync period; the outer optimizer has its momentum. All of it is saved per variable,
+so a checkpoint does not depend on the number of ps tasks or on how variables are put into blocks.
 """
 
 import logging
@@ -15,13 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
-from tfdist.strategies.parameter_server.variables import unwrapped
-
-OUTER = ("momentum", "sum", "count")
-"""What is kept of a rule's `Block.state`. Rounds are complete when the groups are brought together: `pushed` and `round`, which
-tell of rounds, begin anew."""
 
 _log = logging.getLogger("tfdist")
 
@@ -31,32 +27,42 @@ class Period:
     """How far the groups are with one model.
 
     Attributes:
-        since: local steps of each group since its last exchange.
-        turns: exchanges of each group.
+        since: For each group, its inner steps since its last synchronization.
+        turns: For each group, the number of its synchronizations.
     """
 
     since: list[int]
     turns: list[int]
 
 
-def state_of(copies: Any, model: Any) -> dict[str, Any]:
-    """What belongs to the training of `model`. Nothing may be under way; brings the groups together.
+def state_of(replicas: Any, model: Any) -> dict[str, Any]:
+    """Collects the groups, and returns the state of the training of `model`. No execution may be in flight.
+
+    Args:
+        replicas: The `LocalReplicas` of the strategy.
+        model: The Keras model.
 
     Returns:
-        numpy arrays. PART is `model` (its variables) or an optimizer's name among the model's attributes, NUMBER that of the
-        variable there. `groups` and `PART/variables`: how many there are, scalars. `own/PART/NUMBER/GROUP`: what a group has,
-        of the variable's shape and dtype; groups that have not begun are left out. `outer/PART/NUMBER/NAME`: what the outer
-        rule keeps beside the centre, of the variable's shape, a count of shape [1]. `period/since`, `period/turns` (see
-        `Period`) and `period/trained` and `period/pushed` (see `Copies`): [groups].
+        Numpy arrays by key. In the keys, PART is `model` (its variables) or the name of the model's attribute that holds an
+        optimizer, and NUMBER is the position of the variable in it.
+
+        | key | value |
+        |---|---|
+        | `groups` | number of worker groups, scalar |
+        | `PART/variables` | number of variables, scalar |
+        | `own/PART/NUMBER/GROUP` | value in the local replica of a group that has started, shape of the variable |
+        | `outer/PART/NUMBER/NAME` | state of the outer optimizer, shape of the variable, or [1] for a scalar |
+        | `period/since`, `period/turns` | see `Period`, [groups] |
+        | `period/trained`, `period/pushed` | see `PushWeights`, [groups] |
     """
-    copies.collect([block for block in copies.blocks if block.kind is not Kind.COUNTER])
-    period = copies.position_of(model)
+    replicas.collect([block for block in replicas.blocks if block.kind is not Kind.COUNTER])
+    period = replicas.position_of(model)
     state: dict[str, Any] = {
-        "groups": np.int64(len(copies.owners)),
+        "groups": np.int64(len(replicas.owners)),
         "period/since": np.int64(period.since),
         "period/turns": np.int64(period.turns),
-        "period/trained": np.float64(copies.trained),
-        "period/pushed": np.float64(copies.pushed),
+        "period/trained": np.float64(replicas.weights.trained),
+        "period/pushed": np.float64(replicas.weights.pushed),
     }
     vectors: dict[ParameterBlock, dict[Any, Any]] = {}
     for part, variables in _parts(model).items():
@@ -64,103 +70,115 @@ def state_of(copies: Any, model: Any) -> dict[str, Any]:
         for number, variable in enumerate(variables):
             block = variable.block
             if block is not None and block not in vectors:
-                vectors[block] = _outer_of(block) if block.kind is Kind.EXCHANGED else copies.replicas_of(block)
+                vectors[block] = _outer_of(block) if block.kind is Kind.SYNCHRONIZED else replicas.replicas_of(block)
             found = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
-            own, outer = ({}, found) if block and block.kind is Kind.EXCHANGED else (found, {})
+            own, outer = ({}, found) if block and block.kind is Kind.SYNCHRONIZED else (found, {})
             for group, value in (own | variable.restored).items():
                 state[f"own/{part}/{number}/{group}"] = value
+            scalars = _scalars(block) if block else set()
             for name, value in (outer | variable.restored_outer).items():
-                state[f"outer/{part}/{number}/{name}"] = value.reshape(-1)[:1] if name == "count" else value
+                state[f"outer/{part}/{number}/{name}"] = value.reshape(-1)[:1] if name in scalars else value
     return state
 
 
-def restore(copies: Any, model: Any, state: dict[str, Any]) -> None:
-    """Lets the training of `model` go on from what `state_of` gave, after its variables got their values.
+def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
+    """Restores what `state_of` returned, after the chief's variables have been restored.
 
-    The outer rule's part whatever the number of ps. The groups' parts where there are as many groups as there were, else
-    each begins from the chief's values. What does not fit the model is left out.
+    The state of the outer optimizer is restored for any number of ps tasks. The state of the groups is restored if the number
+    of groups is the same; otherwise each group starts from the chief's values. State that does not fit the model is left out.
+
+    Args:
+        replicas: The `LocalReplicas` of the strategy.
+        model: The Keras model.
+        state: What `state_of` returned, or an empty dict.
     """
     if not state:
-        _log.debug("the file has no state of worker groups; each goes on from the chief's values")
+        _log.debug("the file has no state of worker groups; each starts from the chief's values")
         return
-    fits = int(state["groups"]) == len(copies.owners)
+    fits = int(state["groups"]) == len(replicas.owners)
     if not fits:
         _log.debug(
-            "saved with %d worker groups, there are %d now: each goes on from the chief's values",
+            "saved with %d worker groups, there are %d now: each starts from the chief's values",
             state["groups"],
-            len(copies.owners),
+            len(replicas.owners),
         )
     else:
-        period = copies.position_of(model)
+        period, weights = replicas.position_of(model), replicas.weights
         period.since[:], period.turns[:] = state["period/since"].tolist(), state["period/turns"].tolist()
-        copies.trained[:], copies.pushed[:] = state["period/trained"].tolist(), state["period/pushed"].tolist()
+        weights.trained[:], weights.pushed[:] = state["period/trained"].tolist(), state["period/pushed"].tolist()
     for part, variables in _parts(model).items():
         if state.get(f"{part}/variables") != len(variables):
-            _log.debug("the file is of another %s, whose worker groups' state is left out", part)
+            _log.debug("the file has another %s; its state of worker groups is left out", part)
             continue
         for number, variable in enumerate(variables):
             own = {int(name): value for name, value in _below(state, f"own/{part}/{number}/") if value.shape == variable.shape}
             if own and fits:
-                with copies.assigning(variable):  # The groups take over what the chief has, then what is their own.
+                with replicas.assigning(variable):  # Groups first pull the chief's values, then take their own.
                     pass
                 variable.restored = own
             outer = dict(_below(state, f"outer/{part}/{number}/"))
-            if all(name == "count" or value.shape == variable.shape for name, value in outer.items()):
+            if all(value.shape in ((1,), tuple(variable.shape)) for value in outer.values()):
                 variable.restored_outer = outer
-    for block in copies.blocks:
+    for block in replicas.blocks:
         restore_outer(block)
 
 
-def give(block: ParameterBlock, group: int, device: str) -> None:
-    """Gives a group, which has just taken over the chief's values, those that were restored for it."""
+def assign_restored(block: ParameterBlock, group: int, device: str) -> None:
+    """Assigns restored values to the local replica of a group, which has just pulled the chief's values."""
     for variable in block.variables:
         value = variable.restored.pop(group, None)
         if value is not None:
-            variable.copy.assign(tf.constant(value, variable.dtype), device)
+            variable.replica.assign(tf.constant(value, variable.dtype), device)
 
 
 def restore_outer(block: ParameterBlock) -> None:
-    """Gives the ps what was restored of the outer rule for a block's variables."""
+    """Assigns restored state of the outer optimizer for a block's variables to the ps."""
     if not any(variable.restored_outer for variable in block.variables):
         return
+    scalars = _scalars(block)
     for name, vector in _outer_of(block).items():
         for variable in block.variables:
             if name in variable.restored_outer:
                 block.cut(vector, variable)[...] = variable.restored_outer[name]
-        for states in block.state:
+        for shards in block.shards:
             begin = 0
-            for each, size in zip(states, block.sizes, strict=True):
+            for shard, size in zip(shards, block.sizes, strict=True):
                 part = vector[begin : begin + size]
-                each[name].assign(tf.constant(part if each[name].shape.rank else part[0]))
+                shard.state[name].assign(tf.constant(part[0] if name in scalars else part))
                 begin += size
     for variable in block.variables:
         variable.restored_outer = {}
 
 
+def _scalars(block: ParameterBlock) -> set[str]:
+    """Returns the names of the outer optimizer's state that has one number per shard."""
+    return {name for name, variable in block.shards[0][0].state.items() if variable.shape.rank == 0}
+
+
 def _outer_of(block: ParameterBlock) -> dict[str, Any]:
-    """What the outer rule keeps of the whole block, by name, vectors; numbers of a slice for each of its values."""
-    names = [name for name in OUTER if name in block.state[0][0]]
-    pairs = list(zip(block.state[0], block.sizes, strict=True))
+    """Returns the saved state of the outer optimizer, as vectors of the whole block by name. Repeats numbers of a shard."""
+    shards = list(zip(block.shards[0], block.sizes, strict=True))
     return {
         name: np.concatenate(
-            [np.broadcast_to(chief_device.fetched(state[name].read()).numpy(), [size]) for state, size in pairs]
+            [np.broadcast_to(chief_device.fetched(shard.state[name].read()).numpy(), [size]) for shard, size in shards]
         )
-        for name in names
+        for name in block.shards[0][0].state
+        if name not in block.optimizer.not_saved
     }
 
 
 def _parts(model: Any) -> dict[str, list[LocalVariable]]:
-    """The variables of a model, and of its optimizers, that groups have copies of."""
+    """Returns the variables with local replicas of the model and of its optimizers, without those that come before."""
     own = {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
     owners = {"model": model, "optimizer": getattr(model, "optimizer", None), **own}
-    seen: set[int] = set()
+    listed: set[int] = set()
     parts = {}
     for name, owner in owners.items():
         values = [unwrapped(variable._value) for variable in owner.variables] if owner is not None else []
         found = {
-            id(v): v for v in values if isinstance(v, LocalVariable) and v.kind is not Kind.FROM_CHIEF and id(v) not in seen
+            id(v): v for v in values if isinstance(v, LocalVariable) and v.kind is not Kind.FROM_CHIEF and id(v) not in listed
         }
-        seen |= set(found)
+        listed |= set(found)
         parts[name] = list(found.values())
     return parts
 

@@ -1,89 +1,154 @@
-"""Blocks: variables that travel together, joined to one vector, of which each ps task holds a slice.
+"""Global parameters on the ps tasks: variables are concatenated into blocks, and each block is cut into shards.
 
-For a model's weights the slices are the centre. For what belongs to each group (an optimizer's slots) they hold what a group
-begins with that is new or was started anew.
+For a model's weights the shards hold the global parameters. For variables that belong to each group (the slots of an optimizer)
+they hold the values from which a new or restarted group starts.
 """
 
+import contextlib
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
+from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.named_resource import NamedVariable
+from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten
+from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
 
-SLICES_PER_SERVER, SLICE_BYTES = 8, 2**19
-"""A ps holds its part in up to so many slices of at least so many bytes, which travel one after the other: while the answer to
-one comes back, the next is on its way there.
+SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**19
+"""A ps splits its part of a block into up to 8 shards of at least 512 KiB.
+
+They travel one after the other: while the reply for one comes back, the next is on its way to the ps.
 """
 
 ALIGNMENT = 64
-"""So many values fill whole cache lines whatever their dtype: how TensorFlow aligns tensors (EIGEN_MAX_ALIGN_BYTES)."""
+"""Number of values that fill whole cache lines for every dtype: TensorFlow aligns tensors to them (EIGEN_MAX_ALIGN_BYTES)."""
 
 
-class ParameterBlock:
-    """Variables of one dtype and kind.
+class Shard:
+    """A part of a block on one ps, with the state of the outer optimizer for it.
+
+    Args:
+        dtype: Dtype of the values.
+        size: Number of values n.
+        device: Device of the ps.
+        optimizer: The outer optimizer. None for values that are not synchronized.
+        compressed_for: Number of groups that receive compressed replies.
 
     Attributes:
-        variables: in the order in which their values follow each other in the vector.
-        kind: of all of them.
-        dtype: of all of them.
-        size: the number of values.
-        sizes: of the slices.
-        slices: for each server group its slices of the vector, those of one ps side by side.
-        state: for each slice what the outer rule keeps beside it.
-        known: for each slice what each group knows of the centre, [groups, n]; empty without compression.
-        last: on each group's leader, the copy when its progress was last handed over, [size].
-        received: on each group's leader, the centre as it last came; only kept apart from `last` with compression.
-        seen: on each group's leader, what the outer rule remembers of each slice, [number of slices].
-        inbox: on each group's leader, what an answer of the centre adds to the copies, [size].
-        is_there: on each group's leader, whether the answer to the last exchange is in `inbox`.
-        generation: goes up when the groups have to take over the slices' values.
-        version: goes up when `values` changes.
-        values: what the slices held when the chief last looked, as a vector; None while it has not looked.
-        rates: the outer learning rate and momentum.
-        dirty: groups with progress that the slices do not have.
-        changed: whether the chief has assigned variables that the slices do not have yet.
+        parameters: The values, [n].
+        state: Variables of the outer optimizer, by name.
+        lock: Name of the lock that updates hold; None if they need none.
+        acknowledged: For each group the parameters as it has decoded them, [groups, n]; None without compression.
     """
 
     def __init__(
-        self, variables: list[LocalVariable], servers: list[list[str]], rule: Any, groups: int, compressed: bool
+        self, dtype: tf.DType, size: int, device: str, optimizer: OuterOptimizer | None = None, compressed_for: int = 0
     ) -> None:
-        # Pieces of a vector that begin at whole cache lines are cut from it without copying: odd lengths go last.
+        self._optimizer = optimizer
+        self.device = device
+        self.parameters = NamedVariable("parameters", dtype, [size], device)
+        initial = self._initial_state()
+        self.state = {name: NamedVariable(name, value.dtype, value.shape, device) for name, value in initial.items()}
+        reads = optimizer is not None and optimizer.reads_parameters
+        self.lock = f"{self.parameters.name}/lock" if self.state or reads else None
+        self.acknowledged = NamedVariable("acknowledged", dtype, [compressed_for, size], device) if compressed_for else None
+
+    def _initial_state(self) -> dict[str, Any]:
+        return self._optimizer.init(self.parameters.shape, self.parameters.dtype) if self._optimizer else {}
+
+    def initialize(self) -> None:
+        """Assigns the initial values of everything but the parameters."""
+        for name, value in self._initial_state().items():
+            self.state[name].assign(value)
+        if self.acknowledged is not None:
+            self.acknowledged.assign(tf.zeros(self.acknowledged.shape, self.acknowledged.dtype))
+
+    def apply(self, push: Any, control: Control) -> tuple[Any, Any]:
+        """Updates the shard with what a group pushed, [n]. Runs on the ps, inside a `tf.function`.
+
+        Returns:
+            The reply to the group, [n], and `Update.round`, zeros where the outer optimizer returns none.
+        """
+        optimizer, parameters = self._optimizer, self.parameters
+        assert optimizer is not None
+        with critical_section(self.lock, self.device, [push], independent=True) if self.lock else contextlib.nullcontext():
+            value = parameters.read() if optimizer.reads_parameters else None
+            state = {name: variable.read() for name, variable in self.state.items()}
+            update = optimizer.update(value, state, push, control)
+            for name, new in update.state.items():
+                self.state[name].assign(new)
+            parameters.assign_add(update.increment)
+            reply = parameters.read() if update.reply is None else update.reply
+        return reply, tf.zeros([2], tf.int64) if update.round is None else update.round
+
+
+class ParameterBlock:
+    """Variables of one dtype and kind, concatenated into one vector.
+
+    Args:
+        variables: The variables.
+        servers: Devices of the ps tasks of each server group.
+        optimizer: The outer optimizer.
+        groups: Number of worker groups.
+        compressed: Whether groups receive compressed replies.
+
+    Attributes:
+        variables: The variables in the order of their values in the vector.
+        kind: Their kind.
+        dtype: Their dtype.
+        size: Number of values.
+        sizes: Number of values of each shard.
+        shards: For each server group its shards of the vector. Shards of one ps are neighbors.
+        optimizer: The outer optimizer.
+        baseline: On the leader of each group, the baseline of the group, [size] (see `outer_optimizers`).
+        pulled: On each leader, the global parameters as last pulled, [size]. Differs from `baseline` with compression only.
+        last_rounds: On each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
+        reply: On each leader, what the last reply adds to the local replica, [size].
+        has_reply: On each leader, whether `reply` holds the reply to the last push, bool scalar.
+        generation: Increases when groups have to pull the values of the shards.
+        version: Increases when `values` changes.
+        values: The vector when the chief last fetched it; None before.
+        rates: The outer learning rate and the outer momentum.
+        dirty: Groups with progress that the shards do not have.
+        changed: Whether the chief has assigned variables and the shards do not have the new values yet.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[LocalVariable],
+        servers: Sequence[Sequence[str]],
+        optimizer: OuterOptimizer,
+        groups: int,
+        compressed: bool,
+    ) -> None:
+        # A part of a vector that starts at a whole cache line is cut without a copy, so odd lengths go last.
         variables = sorted(variables, key=lambda variable: variable.shape.num_elements() % ALIGNMENT > 0)
         self.variables = variables
+        self.optimizer = optimizer
         self.kind, self.dtype = variables[0].kind, variables[0].dtype
-        self.lengths = [variable.shape.num_elements() for variable in variables]
-        self.size = sum(self.lengths)
-        begins = itertools.accumulate(self.lengths, initial=0)
+        lengths = [variable.shape.num_elements() for variable in variables]
+        self.size = sum(lengths)
+        begins = itertools.accumulate(lengths, initial=0)
         self._begins = {id(variable): begin for variable, begin in zip(variables, begins, strict=False)}
-        exchanged = self.kind is Kind.EXCHANGED
+        synchronized = self.kind is Kind.SYNCHRONIZED
         tasks = min(len(devices) for devices in servers)
-        on_each = min(max(self.size * self.dtype.size // (tasks * SLICE_BYTES), 1), SLICES_PER_SERVER) if exchanged else 1
-        parts = min(self.size, tasks * on_each) or 1
-        bounds = [self.size * number // parts for number in range(parts)]
-        if self.size >= parts * ALIGNMENT:
-            bounds = [bound // ALIGNMENT * ALIGNMENT for bound in bounds]
-        bounds.append(self.size)
-        self.sizes = [end - begin for begin, end in itertools.pairwise(bounds)]
-        self.slices = [
-            [NamedVariable("centre", self.dtype, [n], devices[number // on_each]) for number, n in enumerate(self.sizes)]
+        self.sizes, per_task = _shard_sizes(self.size, self.dtype.size, tasks, SHARDS_PER_SERVER if synchronized else 1)
+        extra = (optimizer, groups if compressed else 0) if synchronized else ()
+        self.shards = [
+            [Shard(self.dtype, n, devices[number // per_task], *extra) for number, n in enumerate(self.sizes)]
             for devices in servers
         ]
-        self.state = [[rule.state(each) if exchanged else {} for each in slices] for slices in self.slices]
-        self.known = [
-            [NamedVariable("known", self.dtype, [groups, *each.shape], each.device) for each in slices]
-            if exchanged and compressed
-            else []
-            for slices in self.slices
-        ]
-        self.last = NamedVariable("last", self.dtype, [self.size], "")
-        self.received = NamedVariable("received", self.dtype, [self.size], "")
-        self.seen = NamedVariable("seen", tf.int64, [parts], "")
-        self.inbox = NamedVariable("inbox", self.dtype, [self.size], "")
-        self.is_there = NamedVariable("is_there", tf.bool, [], "")
+        self.baseline = NamedVariable("baseline", self.dtype, [self.size], "")
+        self.pulled = NamedVariable("pulled", self.dtype, [self.size], "")
+        self.last_rounds = NamedVariable("last_rounds", tf.int64, [len(self.sizes)], "")
+        self.reply = NamedVariable("reply", self.dtype, [self.size], "")
+        self.has_reply = NamedVariable("has_reply", tf.bool, [], "")
         self.generation = 0
         self.version = 0
         self.values: Any = None
@@ -95,20 +160,20 @@ class ParameterBlock:
 
     # On the chief.
 
-    def begin(self) -> None:
-        """Gives what is kept beside the slices its first values, zeros."""
-        kept = [variable for states in self.state for state in states for name, variable in state.items() if name != "mutex"]
-        for variable in [*kept, *(known for slices in self.known for known in slices)]:
-            variable.assign(tf.zeros(variable.shape, variable.dtype))
+    def initialize(self) -> None:
+        """Assigns the initial values of all shards, from the values of the variables on the chief."""
+        for shard in itertools.chain(*self.shards):
+            shard.initialize()
+        self.publish()
 
     def publish(self) -> None:
-        """Gives the slices the values that the variables have on the chief; the groups take them over before they go on."""
+        """Assigns the values that the variables have on the chief to the shards. Groups pull them before their next call."""
         self.values = np.concatenate([self._value(variable).reshape(-1) for variable in self.variables])
-        for slices in self.slices:
+        for shards in self.shards:
             begin = 0
-            for each in slices:
-                each.assign(tf.constant(self.values[begin : begin + each.shape[0]]))
-                begin += each.shape[0]
+            for shard, size in zip(shards, self.sizes, strict=True):
+                shard.parameters.assign(tf.constant(self.values[begin : begin + size]))
+                begin += size
         self.version += 1
         for variable in self.variables:
             variable.version = self.version
@@ -122,51 +187,70 @@ class ParameterBlock:
         return self.cut(self.values, variable)
 
     def cut(self, vector: Any, variable: LocalVariable) -> Any:
-        """The values of `variable` in a vector of the whole block, numpy arrays."""
+        """Returns a view of the values of `variable` in a numpy vector of the whole block, in the shape of the variable."""
         begin = self._begins[id(variable)]
         return vector[begin : begin + variable.shape.num_elements()].reshape(variable.shape)
 
     def set_values(self, values: Any) -> None:
-        """Notes a new vector of values, numpy [size]; the variables take theirs when somebody reads them."""
+        """Sets the values that variables have on the chief, numpy [size]. Each variable is assigned when it is next read."""
         self.values = values
         self.version += 1
 
-    def fetch(self, servers: int | None = None) -> Any:
-        """The vector that the slices hold now: those of one server group, or the mean over all of them."""
-        chosen = self.slices if servers is None else [self.slices[servers]]
-        copies = [np.concatenate([chief_device.fetched(each.read()).numpy() for each in slices]) for slices in chosen]
-        return copies[0] if len(copies) == 1 else np.mean(copies, axis=0, dtype=np.float64).astype(copies[0].dtype)
+    def fetch(self, server_group: int | None = None) -> Any:
+        """Returns the vector that the shards hold now, numpy [size]: that of a server group, or the mean over all of them."""
+        chosen = self.shards if server_group is None else [self.shards[server_group]]
+        vectors = [
+            np.concatenate([chief_device.fetched(shard.parameters.read()).numpy() for shard in shards]) for shards in chosen
+        ]
+        return vectors[0] if len(vectors) == 1 else np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
 
-    def bring(self, variable: LocalVariable) -> None:
-        """Gives the chief's variable the value that this block has for it."""
+    def update_on_chief(self, variable: LocalVariable) -> None:
+        """Assigns the chief's variable if the block has a newer value for it."""
         if variable.version != self.version:
             variable.set_on_chief(self.cut(self.values, variable))
             variable.version = self.version
 
-    # In functions.
-
-    def split(self, vector: Any) -> list[Any]:
-        """A vector of the whole block as those of the slices."""
-        return list(tf.split(vector, self.sizes))
-
-    def copies(self) -> Any:
-        """The group's own copies as a vector."""
-        with tf.device(self.leader):
-            return tf.concat([tf.reshape(self._read(variable), [-1]) for variable in self.variables], axis=0)
-
-    def set_copies(self, vector: Any, add: bool = False) -> None:
-        """Assigns the group's copies, or adds to them."""
-        with tf.device(self.leader):
-            for variable, value in zip(self.variables, tf.split(vector, self.lengths), strict=True):
-                value = tf.reshape(value, variable.shape)
-                operation = tf.raw_ops.AssignAddVariableOp if add else tf.raw_ops.AssignVariableOp
-                operation(resource=variable.copy.handle(self.leader), value=value)
-
-    def _read(self, variable: LocalVariable) -> Any:
-        value = tf.raw_ops.ReadVariableOp(resource=variable.copy.handle(self.leader), dtype=variable.dtype)
-        return tf.ensure_shape(value, variable.shape)
+    # In functions that groups run.
 
     @property
     def leader(self) -> str:
-        """The device of the group's copies."""
+        """The device of the group's local replica."""
         return str(self.variables[0]._strategy_of.extended.replica_device)
+
+    def split(self, vector: Any) -> list[Any]:
+        """Splits a vector of the whole block into one per shard."""
+        return list(tf.split(vector, self.sizes))
+
+    def read_replica(self) -> Any:
+        """Returns the group's local replica, [size]."""
+        with tf.device(self.leader):
+            return flatten([self._read(variable) for variable in self.variables])
+
+    def assign_replica(self, vector: Any) -> None:
+        """Assigns the group's local replica, [size]."""
+        self._write_replica(tf.raw_ops.AssignVariableOp, vector)
+
+    def add_to_replica(self, vector: Any) -> None:
+        """Adds to the group's local replica, [size]."""
+        self._write_replica(tf.raw_ops.AssignAddVariableOp, vector)
+
+    def _write_replica(self, operation: Any, vector: Any) -> None:
+        with tf.device(self.leader):
+            values = unflatten(vector, [variable.shape for variable in self.variables])
+            for variable, value in zip(self.variables, values, strict=True):
+                operation(resource=variable.replica.handle(self.leader), value=value)
+
+    def _read(self, variable: LocalVariable) -> Any:
+        value = tf.raw_ops.ReadVariableOp(resource=variable.replica.handle(self.leader), dtype=variable.dtype)
+        return tf.ensure_shape(value, variable.shape)
+
+
+def _shard_sizes(size: int, bytes_per_value: int, tasks: int, most_per_task: int) -> tuple[list[int], int]:
+    """Returns the sizes of the shards of a vector, and how many shards each ps task holds."""
+    per_task = min(max(size * bytes_per_value // (tasks * SHARD_BYTES), 1), most_per_task)
+    count = min(size, tasks * per_task) or 1
+    bounds = [size * number // count for number in range(count)]
+    if size >= count * ALIGNMENT:
+        bounds = [bound // ALIGNMENT * ALIGNMENT for bound in bounds]
+    bounds.append(size)
+    return [end - begin for begin, end in itertools.pairwise(bounds)], per_task

@@ -1,7 +1,7 @@
-"""Variables of which every worker group trains a copy of its own.
+"""`LocalVariable`: a variable with a local replica in every worker group and one value on the chief.
 
-On the chief such a variable is one value: that of the centre (a model's weights), or what the groups' copies come to (an
-optimizer's slots). In a function that a group runs it is the group's own copy, known there by its name.
+The chief's value is the global parameter (for a model's weights) or the merged value of the replicas (for an optimizer's
+slots). In a function that a group runs, the variable is the replica of that group, which the function finds by its name.
 """
 
 import enum
@@ -12,25 +12,26 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator import chief_device
-from tfdist.strategies.coordinator.named_resource import NamedVariable, outermost_graph
+from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.coordinator.variable_base import VariableBase
-from tfdist.strategies.private_api import is_saving, register_tensor_conversion, variable_accessed
+from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class Kind(enum.Enum):
-    """What becomes of the groups' copies of a variable."""
+    """How the replicas of a variable and its value on the chief are related."""
 
     OWN = "own"
-    """Each group has its own; the chief reads their mean, or the first group's where a mean makes no sense."""
-    EXCHANGED = "exchanged"
-    """Exchanged with the centre, which the chief reads."""
+    """Each group has its own. The chief reads their mean, or for dtypes without a mean the first group's."""
+    SYNCHRONIZED = "synchronized"
+    """Synchronized with the global parameters, which the chief reads."""
     FROM_CHIEF = "from chief"
-    """The chief's value goes with every call (a learning rate)."""
+    """The chief sends its value with every call (a learning rate)."""
     COUNTER = "counter"
-    """Counts the updates of all groups on the chief, those of one on that group (`optimizer.iterations`)."""
+    """Counts the updates of all groups on the chief, and of one group in its replica (`optimizer.iterations`)."""
     SEED = "seed"
-    """Random numbers: the first group draws those that one process would, every other its own."""
+    """Seeds random numbers. The first group draws those of a single process, every other group different ones."""
 
 
 _WRITES = {
@@ -43,7 +44,7 @@ _WRITES = {
 def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
     if "seed_generator_state" in name:
         return Kind.SEED
-    # Keras' optimizers make these two, and nothing else tells them from a model's own numbers.
+    # Only these arguments tell the variables of Keras' optimizers from a model's own.
     first_only = kwargs.get("aggregation") == tf.VariableAggregation.ONLY_FIRST_REPLICA
     if first_only and shape.rank == 0 and not kwargs.get("trainable"):
         return {"learning_rate": Kind.FROM_CHIEF, "iteration": Kind.COUNTER}.get(name, Kind.OWN)
@@ -51,14 +52,15 @@ def _kind_of(name: str, shape: tf.TensorShape, kwargs: dict[str, Any]) -> Kind:
 
 
 class LocalVariable(VariableBase):
-    """A variable with one value on the chief and a copy in every worker group.
+    """A variable with one value on the chief and a local replica in every worker group.
 
     Attributes:
-        copy: the copy of the group that runs a function.
-        kind: what becomes of the copies.
-        block: the `Block` in which it is kept together with others; None before a function has used it.
-        restored: what groups that have not begun since take for their copies, by the group's number; see hogwild/checkpoint_state.py.
-        restored_outer: what the outer rule is to keep beside it in a block.
+        replica: The replica of the group that runs a function.
+        kind: How replicas and chief are related.
+        block: The `ParameterBlock` that holds the variable; None until a function uses it.
+        restored: Restored values for replicas of groups that have not started since, numpy, by group (checkpoint_state.py).
+        restored_outer: Restored state of the outer optimizer for this variable, numpy, by name.
+        version: Version of the block's values that the chief's variable has.
     """
 
     def __init__(self, strategy: Any, next_creator: Any, **kwargs: Any) -> None:
@@ -66,49 +68,49 @@ class LocalVariable(VariableBase):
         with tf.init_scope(), tf.device(chief_device.DEVICE):
             self._on_chief = next_creator(**kwargs)
         name = kwargs.get("name") or "Variable"
-        self.copy = NamedVariable(name, self._on_chief.dtype, self._on_chief.shape, "")
+        self.replica = NamedVariable(name, self._on_chief.dtype, self._on_chief.shape, "")
         self.kind = _kind_of(name, self._on_chief.shape, kwargs)
         self.block: Any = None
         self._chief_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self._sent_values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.restored: dict[int, Any] = {}
         self.restored_outer: dict[str, Any] = {}
-        self.version = 0  # Of the block's values that the chief's variable has.
-        self._uncounted = 0  # What is still to be added to the chief's variable.
-        # What TensorFlow's variables have.
+        self.version = 0
+        self._uncounted = 0  # Updates to be added to the chief's variable.
+        # TensorFlow's variables have these attributes.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
         self._trainable = self._on_chief.trainable
         self._synchronization, self._aggregation = self._on_chief.synchronization, self._on_chief.aggregation
         self._handle_name = f"{name}:0"
-        self._unique_id = f"local_{self.copy.name}"
+        self._unique_id = f"local_{self.replica.name}"
         self._in_graph_mode = False
         self._cached_value = None
         self._constraint = None
 
-    # In a function of a group.
+    # In a function that a group runs.
 
     @property
     def handle(self) -> Any:
-        """The resource: the group's copy in a function that a group runs, the chief's variable elsewhere."""
+        """The resource: the replica in a function that a group runs, the chief's variable elsewhere."""
         if tf.executing_eagerly() or is_saving():
             return self.on_chief().handle
         if not self._strategy_of.extended.is_tracing:
             return self._handle_at_call_time()
         self._strategy_of.local_replicas.record_use(self)
-        return self.copy.handle(self._strategy_of.extended.replica_device)
+        return self.replica.handle(self._strategy_of.extended.replica_device)
 
     def _handle_at_call_time(self) -> Any:
-        """In a function that the chief runs: the chief's variable, with the value of the moment when it is called."""
+        """Returns the chief's variable in a function that the chief runs, with its value at the time of the call."""
         return self._at_call_time(self._chief_handles, lambda: self.on_chief().handle, HandleSpec(value=self._on_chief.handle))
 
     @staticmethod
-    def _at_call_time(known: weakref.WeakKeyDictionary[Any, Any], value: Callable[[], Any], spec: Any) -> Any:
-        """What `value()` gives when the function is called. One per outermost function: in a condition it would be lost."""
+    def _at_call_time(captured: weakref.WeakKeyDictionary[Any, Any], value: Callable[[], Any], spec: Any) -> Any:
+        """Captures `value()` at each call of the function. One capture per outermost function: a condition would lose it."""
         graph = outermost_graph()
-        if graph not in known:
+        if graph not in captured:
             with graph.as_default():
-                known[graph] = graph.capture_call_time_value(value, spec)
-        return known[graph]
+                captured[graph] = graph.capture_call_time_value(value, spec)
+        return captured[graph]
 
     @property
     def _here(self) -> str:
@@ -117,13 +119,14 @@ class LocalVariable(VariableBase):
         return str(self._strategy_of.extended.replica_device)
 
     def value(self) -> Any:
-        """The value as a tensor: in a function of a group that of its copy, on the chief the centre's."""
+        """Returns the value as a tensor: that of the replica in a function that a group runs, else the chief's."""
         return self._read_variable_op()
 
     def read_value(self) -> Any:
-        """As `value()`."""
+        """Same as `value()`."""
         return self._read_variable_op()
 
+    @overrides(VariableBase)
     def _read_variable_op(self, no_copy: bool = False) -> Any:
         if tf.executing_eagerly() or is_saving():
             variable_accessed(self)
@@ -135,7 +138,7 @@ class LocalVariable(VariableBase):
             return super()._read_variable_op(no_copy)
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
-        """The rows `indices`."""
+        """Returns the rows `indices`."""
         if tf.executing_eagerly() or is_saving():
             return self.on_chief().sparse_read(indices, name)
         with tf.device(self._here):
@@ -145,8 +148,8 @@ class LocalVariable(VariableBase):
         if not tf.executing_eagerly():
             if not self._strategy_of.extended.is_tracing:
                 raise RuntimeError(
-                    f"{self.name} is assigned in a function that no worker group runs; under hogwild training goes through "
-                    "Keras' fit and train_on_batch, and the chief assigns variables outside of tf.function"
+                    f"{self.name} is assigned in a function that no worker group runs; under hogwild, train with Keras' fit "
+                    "and train_on_batch, and assign variables on the chief outside of tf.function"
                 )
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
@@ -158,36 +161,36 @@ class LocalVariable(VariableBase):
     # On the chief.
 
     def on_chief(self) -> Any:
-        """The chief's variable, with the value that this variable has now."""
+        """Returns the chief's variable with the current value."""
         self._strategy_of.local_replicas.refresh_chief(self)
         return self._counted()
 
     def set_on_chief(self, value: Any) -> None:
-        """Sets what the chief knows of the value, without telling the groups."""
+        """Assigns the value on the chief only. The groups do not pull it."""
         self._counted().assign(value)
 
     def count_on_chief(self, updates: int) -> None:
-        """Adds to what the chief knows of the value, without telling the groups."""
+        """Adds to the value on the chief only."""
         self._uncounted += updates
 
     def value_on_chief(self) -> Any:
-        """What the chief's variable holds, whatever the groups have done since; a numpy array."""
+        """Returns the value on the chief without asking the groups, as a numpy array."""
         return self._counted().numpy()
 
     def _counted(self) -> Any:
-        # Only when somebody looks: after each call of a group it would be a twelfth of what the call costs the chief.
+        # Added only when the value is read: after each call of a group it would be a twelfth of the chief's work for the call.
         if self._uncounted:
             self._on_chief.assign_add(self._uncounted)
             self._uncounted = 0
         return self._on_chief
 
     def numpy(self) -> Any:
-        """The value as a numpy array."""
+        """Returns the value as a numpy array."""
         return self.on_chief().numpy()
 
     @property
     def name(self) -> str:
-        """The name, as that of other variables."""
+        """The name, as other variables have it."""
         return self._handle_name
 
     @property
@@ -202,14 +205,15 @@ class LocalVariable(VariableBase):
 
     @property
     def device(self) -> str:
-        """Where it is: in a function of a group the device of the group's copies."""
+        """The device: that of the replica in a function that a group runs, else the chief's."""
         return str(self._on_chief.device) if tf.executing_eagerly() else self._here
 
     @property
     def op(self) -> Any:
-        """The operation that made the chief's variable."""
+        """The operation that created the chief's variable."""
         return self._on_chief.op
 
+    @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         resources = self.on_chief()._export_to_saved_model_graph(object_map, tensor_map, options, **kwargs)
         object_map[self] = object_map[self._on_chief]

@@ -1,230 +1,222 @@
-"""What the centre does with the changes that worker groups push: one class per rule.
+"""Outer optimizers: how the global parameters change when a worker group pushes. One class per published algorithm.
 
-A rule is traced into the groups' functions. `received` runs on a ps, for that ps' slice of the centre; `change` runs on the
-worker and says what the group adds to its copy. In the formulas C is the centre, w the group's copy when the exchange began,
-L what w was when its progress was last handed over, and d = w - L that progress.
+An outer optimizer is a pure value. `init` and `update` take and return tensors, as in optax, and use no variables, so a test
+needs no cluster. `global_parameters.Shard` applies updates to the variables on a ps. To add an outer optimizer, write a class
+here, add a line to `OUTER_OPTIMIZERS`, and add a line to `tfdist.synchronization.OUTER_OPTIMIZERS` with the options that it
+accepts.
+
+In the formulas, C is the global parameters and w the local replica of a group. L is the group's baseline, the part of w that
+the group has already pushed or pulled. d = w - L is its progress.
 """
 
-import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.named_resource import NamedVariable
-from tfdist.strategies.private_api import run_independently
+from tfdist.strategies.hogwild.control import Control
 from tfdist.synchronization import Synchronization
 
+State = dict[str, Any]
+"""Tensors by name: what an outer optimizer keeps for a shard of the global parameters."""
 
-@dataclass
-class Control:
-    """What the chief tells a group with every call, as tensors in its function.
+
+class Update(NamedTuple):
+    """The result of one update.
 
     Attributes:
-        group: the number of the group, int32 scalar.
-        weight: of the group's change, float32 scalar; those of all groups add up to 1.
-        live: how many groups are training, int32 scalar.
-        step: the number of the first step over all groups, int64 scalar.
-        rate: the outer learning rate, float32 scalar.
-        momentum: the outer momentum, float32 scalar.
-        numbers: all of them, as they came.
+        increment: What to add to the global parameters, [n].
+        state: New values of the entries of the state that change.
+        reply: What to send to the group, [n]. None sends the global parameters after the increment.
+        round: For optimizers that work in rounds, int64 [2]: the number of complete rounds, and 1 if this push completed one,
+            else 0.
     """
 
-    group: Any
-    weight: Any
-    live: Any
-    step: Any
-    rate: Any
-    momentum: Any
-    numbers: Any
-
-    SPEC = tf.TensorSpec([6], tf.float64)
-
-    @classmethod
-    def of(cls, numbers: Any) -> "Control":
-        """Takes apart what `numbers` holds, in a function."""
-        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32)
-        group, weight, live, step, rate, momentum = map(tf.cast, tf.unstack(numbers), dtypes)
-        return cls(group, weight, live, step, rate, momentum, numbers)
-
-    def sent(self, device: str) -> "Control":
-        """The same on another device, where it goes as one message."""
-        with tf.device(device):
-            return Control.of(tf.identity(self.numbers))
+    increment: Any
+    state: State = {}  # noqa: RUF012 (never changed)
+    reply: Any = None
+    round: Any = None
 
 
-class Average:
-    """C += rate * weight * d: changes are averaged as they come. SINGA's rule (v0.3, src/server.cc) put right."""
+class OuterOptimizer:
+    """Base class of the outer optimizers. It has no state.
 
-    sends_copy = False
-    """Whether the group sends w itself rather than d."""
+    An update runs on a ps, for one shard of the global parameters. If it uses state or reads the global parameters, it holds
+    the lock of the shard. Otherwise it only adds its increment, which is atomic without a lock.
+    """
+
+    pushes_parameters = False
+    """Whether a group pushes its local replica w. Otherwise it pushes its progress d."""
+
+    reads_parameters = False
+    """Whether `update` reads the global parameters."""
 
     in_rounds = False
-    """Whether changes wait on the ps until every live group has pushed one."""
+    """Whether updates collect pushes until every live group has pushed. They then return `Update.round`."""
 
-    def __init__(self, options: Synchronization, groups: int) -> None:
-        self.options = options
-        self.groups = groups
+    not_saved: tuple[str, ...] = ()
+    """Entries of the state that checkpoints leave out. All others have shape [n] or []."""
 
-    def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
-        """The variables that the rule keeps beside a slice of the centre; they begin with zeros."""
-        del slice_
-        return {}
-
-    def received(self, centre: NamedVariable, state: dict[str, NamedVariable], sent: Any, control: Control) -> tuple[Any, Any]:
-        """On the ps: takes in what a group sent.
-
-        Returns:
-            the centre as the group is to see it, and int64 [2] that goes to the worker's `change`.
-        """
-        del state
-        centre.assign_add(tf.cast(self._weight(control), sent.dtype) * sent)
-        return centre.read(), tf.zeros([2], tf.int64)
-
-    def _weight(self, control: Control) -> Any:
-        return control.rate * control.weight
-
-    def last(self, centre: Any, before: Any, handed_over: Any, note: Any, seen: Any) -> tuple[Any, Any]:
-        """On the worker: L from now on, and what it remembers of the note.
+    def init(self, shape: Any, dtype: tf.DType) -> State:
+        """Returns the initial state for a shard of global parameters.
 
         Args:
-            centre: the centre as the ps answered.
-            before: L until now.
-            handed_over: d as the ps has understood it.
-            note: int64 [2] of `received`.
-            seen: int64 scalar that was remembered, 0 at first.
+            shape: Shape of the shard, [n].
+            dtype: Dtype of the shard.
         """
-        del before, handed_over, note
-        return centre, seen
+        del shape, dtype
+        return {}
+
+    def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
+        """Computes how the global parameters and the state change.
+
+        Args:
+            parameters: The shard of the global parameters, [n]; None unless `reads_parameters`.
+            state: The state for this shard.
+            push: What the group pushed, [n]: its progress, or its local replica if `pushes_parameters`.
+            control: Weight of the group, number of live groups, learning rate and momentum.
+        """
+        raise NotImplementedError
+
+    def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
+        """Returns the new baseline L of the group, [n]. Runs on the worker. Not used if `pushes_parameters`.
+
+        Args:
+            parameters: The global parameters in the reply, [n].
+            baseline: The baseline before, [n].
+            pushed: The progress that the ps received, [n]. Compression makes it differ from the progress of the group.
+            round_: `Update.round` of this reply.
+            last_round: Number of complete rounds in the last reply before, int64 scalar. None unless `in_rounds`.
+        """
+        del baseline, pushed, round_, last_round
+        return parameters
 
 
-class Sum(Average):
-    """C += d: what SINGA released. n groups step n times as far, which diverges at learning rates that suit one."""
+class Average(OuterOptimizer):
+    """C += rate * weight * d. Local SGD (arXiv 1805.09767); SINGA's rule (v0.3, src/server.cc) with a mean for its sum."""
 
-    def _weight(self, control: Control) -> Any:
-        del control
-        return 1.0
+    def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
+        """See `OuterOptimizer.update`."""
+        del parameters, state
+        return Update(tf.cast(control.rate * control.weight, push.dtype) * push)
 
 
-class DelayedNesterov(Average):
-    """Averages each change as it comes and adds the momentum once per round of `live` changes (Async Local-SGD, 2401.09135).
+class Sum(OuterOptimizer):
+    """C += d, as SINGA was released. n groups step n times as far, which diverges at learning rates that suit one group."""
 
-    With A the sum of the round's weighted changes: m <- beta m + A and C += rate (beta m + weight d) at the end of the round,
-    C += rate weight d before it. Over a round that is DiLoCo's Nesterov step.
+    def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
+        """See `OuterOptimizer.update`."""
+        del parameters, state, control
+        return Update(push)
+
+
+class DelayedNesterov(OuterOptimizer):
+    """Adds each push at once, and the momentum once per round of `live` pushes. Async Local-SGD (arXiv 2401.09135).
+
+    A is the weighted sum of the pushes of a round. Every push adds rate * weight * d to C. The last push of a round first
+    updates the momentum, m = beta * m + A, and also adds rate * beta * m. The sum over a round is DiLoCo's Nesterov step.
     """
 
-    def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
-        """Momentum and sum of the round [n], and the number of changes in it."""
-        return {
-            "momentum": NamedVariable("momentum", slice_.dtype, slice_.shape, slice_.device),
-            "sum": NamedVariable("sum", slice_.dtype, slice_.shape, slice_.device),
-            "count": NamedVariable("count", tf.int32, [], slice_.device),
-            "mutex": NamedVariable("mutex", tf.int32, [], slice_.device),
+    def init(self, shape: Any, dtype: tf.DType) -> State:
+        """Returns momentum and weighted sum of the round, [n], and the number of pushes in the round, int32 scalar."""
+        return {"momentum": tf.zeros(shape, dtype), "sum": tf.zeros(shape, dtype), "count": tf.zeros([], tf.int32)}
+
+    def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
+        """See `OuterOptimizer.update`."""
+        del parameters
+        rate, beta, weight = (tf.cast(v, push.dtype) for v in (control.rate, control.momentum, control.weight))
+        progress = weight * push
+        total, count = state["sum"] + progress, state["count"] + 1
+        is_last = count >= control.live
+        momentum = tf.where(is_last, beta * state["momentum"] + total, state["momentum"])
+        from_momentum = tf.where(is_last, beta * momentum, tf.zeros_like(momentum))
+        new_state = {
+            "momentum": momentum,
+            "sum": tf.where(is_last, tf.zeros_like(total), total),
+            "count": tf.where(is_last, 0, count),
         }
-
-    def received(self, centre: NamedVariable, state: dict[str, NamedVariable], sent: Any, control: Control) -> tuple[Any, Any]:
-        """See `Average.received`."""
-        with alone(state["mutex"], sent):
-            rate, beta, weight = (tf.cast(v, sent.dtype) for v in (control.rate, control.momentum, control.weight))
-            change = weight * sent
-            total, count = state["sum"].read() + change, state["count"].read() + 1
-            is_last = count >= control.live
-            momentum = state["momentum"].read()
-            momentum = tf.where(is_last, beta * momentum + total, momentum)
-            state["momentum"].assign(momentum)
-            state["sum"].assign(tf.where(is_last, tf.zeros_like(total), total))
-            state["count"].assign(tf.where(is_last, 0, count))
-            kick = tf.where(is_last, beta * momentum, tf.zeros_like(momentum))
-            centre.assign_add(rate * (kick + change))
-            return centre.read(), tf.zeros([2], tf.int64)
+        return Update(rate * (from_momentum + progress), new_state)
 
 
-class Nesterov(DelayedNesterov):
-    """DiLoCo's outer step (2311.08105) by rounds: when every live group has pushed, m <- beta m + A and C += rate (A + beta m).
+@dataclass(frozen=True)
+class Nesterov(OuterOptimizer):
+    """One SGD step with Nesterov momentum per round, when every live group has pushed. DiLoCo (arXiv 2311.08105).
 
-    With overlap nobody waits: until the round is complete a group goes on from its own copy, and takes the centre over later.
-    Without, groups wait for each other within limits (`rounds.Rounds`), and momentum can be as high as in DiLoCo.
+    A is the weighted sum of the pushes of the round: m = beta * m + A; C += rate * (A + beta * m). A group that pushes twice in
+    a round adds to A twice.
+
+    With overlap no group waits. Until the round is complete, a group continues from its own replica. Without overlap, groups
+    wait for each other within limits (`rounds.Rounds`), and momentum can be as high as in DiLoCo.
+
+    Attributes:
+        groups: Number of worker groups.
     """
+
+    groups: int
 
     in_rounds = True
+    not_saved = ("pushed", "round")
 
-    def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
-        """As `DelayedNesterov.state`, with the groups that have pushed in this round, and the number of complete rounds."""
-        state = super().state(slice_)
-        state["pushed"] = NamedVariable("pushed", tf.int32, [self.groups], slice_.device)
-        state["round"] = NamedVariable("round", tf.int64, [], slice_.device)
-        return state
+    def init(self, shape: Any, dtype: tf.DType) -> State:
+        """Returns momentum and weighted sum, [n], which groups have pushed, int32 [groups], and complete rounds, int64 []."""
+        return {
+            "momentum": tf.zeros(shape, dtype),
+            "sum": tf.zeros(shape, dtype),
+            "pushed": tf.zeros([self.groups], tf.int32),
+            "round": tf.zeros([], tf.int64),
+        }
 
-    def received(self, centre: NamedVariable, state: dict[str, NamedVariable], sent: Any, control: Control) -> tuple[Any, Any]:
-        """See `Average.received`. The note is the number of complete rounds and whether this change completed one."""
-        with alone(state["mutex"], sent):
-            rate, beta, weight = (tf.cast(v, sent.dtype) for v in (control.rate, control.momentum, control.weight))
-            total = state["sum"].read() + weight * sent
-            pushed = tf.maximum(state["pushed"].read(), tf.one_hot(control.group, self.groups, dtype=tf.int32))
-            is_last = tf.reduce_sum(pushed) >= control.live
-            momentum = state["momentum"].read()
-            momentum = tf.where(is_last, beta * momentum + total, momentum)
-            step = tf.where(is_last, rate * (total + beta * momentum), tf.zeros_like(total))
-            state["momentum"].assign(momentum)
-            state["sum"].assign(tf.where(is_last, tf.zeros_like(total), total))
-            state["pushed"].assign(tf.where(is_last, tf.zeros_like(pushed), pushed))
-            rounds = state["round"].read() + tf.cast(is_last, tf.int64)
-            state["round"].assign(rounds)
-            centre.assign_add(step)
-            return centre.read(), tf.stack([rounds, tf.cast(is_last, tf.int64)])
+    def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
+        """See `OuterOptimizer.update`."""
+        del parameters
+        rate, beta, weight = (tf.cast(v, push.dtype) for v in (control.rate, control.momentum, control.weight))
+        total = state["sum"] + weight * push
+        pushed = tf.maximum(state["pushed"], tf.one_hot(control.group, self.groups, dtype=tf.int32))
+        is_last = tf.reduce_sum(pushed) >= control.live
+        momentum = tf.where(is_last, beta * state["momentum"] + total, state["momentum"])
+        rounds = state["round"] + tf.cast(is_last, tf.int64)
+        new_state = {
+            "momentum": momentum,
+            "sum": tf.where(is_last, tf.zeros_like(total), total),
+            "pushed": tf.where(is_last, tf.zeros_like(pushed), pushed),
+            "round": rounds,
+        }
+        increment = tf.where(is_last, rate * (total + beta * momentum), tf.zeros_like(total))
+        return Update(increment, new_state, round=tf.stack([rounds, tf.cast(is_last, tf.int64)]))
 
-    def last(self, centre: Any, before: Any, handed_over: Any, note: Any, seen: Any) -> tuple[Any, Any]:
-        """See `Average.last`: what was handed over to a round that goes on counts as known, else the group would lose it."""
-        rounds, completed = note[0], note[1] > 0
-        known = tf.where(rounds > seen, centre, before)
-        return tf.where(completed, centre, known + handed_over), rounds
-
-
-class Elastic:
-    """EASGD (1412.6651): e = rate (w - C), C += e on the ps, w -= e on the worker."""
-
-    sends_copy = True
-    in_rounds = False
-
-    def __init__(self, options: Synchronization, groups: int) -> None:
-        self.rate = options.elastic_rate_of(groups)
-
-    def state(self, slice_: NamedVariable) -> dict[str, NamedVariable]:
-        """The lock: one group at a time, as in the paper."""
-        return {"mutex": NamedVariable("mutex", tf.int32, [], slice_.device)}
-
-    def received(self, centre: NamedVariable, state: dict[str, NamedVariable], sent: Any, control: Control) -> tuple[Any, Any]:
-        """See `Average.received`; what the worker gets is e."""
-        del control
-        with alone(state["mutex"], sent):
-            pull = self.rate * (sent - centre.read())
-            centre.assign_add(pull)
-            return pull, tf.zeros([2], tf.int64)
+    def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
+        """See `OuterOptimizer.baseline`. Progress in a round that is not complete counts as pushed; C does not have it yet."""
+        rounds, completed = round_[0], round_[1] > 0
+        known = tf.where(rounds > last_round, parameters, baseline)
+        return tf.where(completed, parameters, known + pushed)
 
 
-RULES: dict[str, Any] = {
-    "average": Average,
-    "nesterov": Nesterov,
-    "delayed_nesterov": DelayedNesterov,
-    "elastic": Elastic,
-    "sum": Sum,
+@dataclass(frozen=True)
+class Elastic(OuterOptimizer):
+    """e = rate * (w - C); C += e on the ps, w -= e on the worker. EASGD (arXiv 1412.6651).
+
+    Attributes:
+        rate: The moving rate.
+    """
+
+    rate: float
+
+    pushes_parameters = True
+    reads_parameters = True
+
+    def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
+        """See `OuterOptimizer.update`. The reply is e."""
+        del state, control
+        pull = self.rate * (push - parameters)
+        return Update(pull, reply=pull)
+
+
+OUTER_OPTIMIZERS: dict[str, Callable[[Synchronization, int], OuterOptimizer]] = {
+    "average": lambda options, groups: Average(),
+    "nesterov": lambda options, groups: Nesterov(groups),
+    "delayed_nesterov": lambda options, groups: DelayedNesterov(),
+    "elastic": lambda options, groups: Elastic(options.elastic_rate_of(groups)),
+    "sum": lambda options, groups: Sum(),
 }
-"""By their names in `Synchronization.outer`."""
-
-
-@contextlib.contextmanager
-def alone(mutex: NamedVariable, arrived: Any) -> Iterator[None]:
-    """Around operations on a ps, once `arrived` is there: of two groups the second waits until those of the first are done."""
-    graph = tf.compat.v1.get_default_graph()
-    with tf.device(mutex.device):
-        handle = tf.raw_ops.MutexV2(shared_name=mutex.name)
-        run_independently(handle.op)
-        with tf.control_dependencies([arrived]):
-            lock = tf.raw_ops.MutexLock(mutex=handle)
-        begin = len(graph.get_operations())
-        with tf.control_dependencies([lock]):
-            yield
-        inside = [op for op in graph.get_operations()[begin:] if "VariableOp" in op.type]
-        with tf.control_dependencies(inside):
-            run_independently(tf.raw_ops.ConsumeMutexLock(mutex_lock=lock))
+"""Makes the outer optimizer of each name, for the options and the number of worker groups."""

@@ -1,9 +1,9 @@
-"""One exchange of a worker group with the centre, inside the function that the group runs.
+"""One synchronization of a worker group with the global parameters, inside the function that the group runs.
 
-What was read before the local steps is pushed and answered while they run: they touch no variables of the exchange but those
-that it is announced by, so TensorFlow runs both side by side. After each step the group looks whether the answer is there and
-takes it over as soon as it is; what the group has done meanwhile stays its own progress and goes with the next exchange, so no
-update is lost however late the answer comes.
+A group pushes the progress that it has before its inner steps. The push and the reply travel while the inner steps run: apart
+from the variables that announce the reply, the two have no variables in common, so TensorFlow runs them side by side. After
+each inner step the group looks for the reply and adds it to its local replica. What the group has trained in the meantime stays
+in the replica and is part of the next push, so no update is lost however long the delay is.
 """
 
 from collections import defaultdict
@@ -11,182 +11,206 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.named_resource import NamedVariable
-from tfdist.strategies.hogwild import compression, topologies
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild import topologies
+from tfdist.strategies.hogwild.compression import COMPRESSORS, Compressor, Message
+from tfdist.strategies.hogwild.control import Control
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock, Shard
 from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.outer_optimizers import Control
 
-ON_THE_WAY = 2
-"""So many slices are on their way to a ps at a time: while one is read there, the next fills the line."""
+SHARDS_IN_FLIGHT = 2
+"""Shards that travel to one ps at a time: while the ps reads one, the next fills the network."""
 
 SEED_STRIDE = 1_000_003
-"""Between the seeds of two groups: any number that users' own seeds are unlikely to differ by."""
+"""Distance between the random seeds of two groups. Seeds that users choose are unlikely to have it."""
 
 
 class PushPull:
-    """The exchange of one block by a group that belongs to server group `servers`.
+    """Synchronizes one block. Used while a group's function is traced.
 
-    `begin`, the local steps, then `end`; or `begin`, `announce`, local steps with `take_over_if_there` after each, then `end`.
+    Call `push`, the inner steps, then `pull`. To take the reply as soon as it arrives, call `push`, `post_reply`, the inner
+    steps with `pull_if_arrived` after each, then `pull`.
+
+    Args:
+        block: The block, of kind SYNCHRONIZED.
+        server_group: Number of the server group of the worker group.
+        control: The numbers from the chief.
+        compressor: Encodes what is sent, in both directions.
+        topology: A name in `topologies.TOPOLOGIES`.
+
+    Attributes:
+        replies: After `push`, the decoded reply for each shard.
     """
 
     def __init__(
-        self, block: ParameterBlock, rule: Any, servers: int, kind: str | None, control: Control, mixing: str = "centre"
+        self,
+        block: ParameterBlock,
+        server_group: int,
+        control: Control,
+        compressor: Compressor = COMPRESSORS[None],
+        topology: str = "global",
     ) -> None:
         self._block = block
-        self._rule = rule
-        self._servers = servers
-        self._kind = kind
-        devices = dict.fromkeys(each.device for each in block.slices[servers])
-        self._control = {device: control.sent(device) for device in devices}
-        self._topology = mixing
+        self._optimizer = block.optimizer
+        self._server_group = server_group
+        self._compressor = compressor
+        devices = dict.fromkeys(shard.device for shard in block.shards[server_group])
+        self._controls = {device: control.on(device) for device in devices}
+        self._topology = topology
+        self.replies: list[Any] = []
 
-    def begin(self) -> None:
-        """Sends the group's progress and asks for the centre."""
-        block = self._block
-        self._copy = block.copies()
-        self._before = None if self._rule.sends_copy else block.last.read(block.leader)
-        self._seen = block.seen.read(block.leader)
-        progress = self._copy if self._rule.sends_copy else self._copy - self._before
-        self._understood, self._answers, self._notes = [], [], []
+    def push(self) -> None:
+        """Sends the group's progress and requests the global parameters."""
+        block, optimizer = self._block, self._optimizer
+        self._replica = block.read_replica()
+        self._baseline = None if optimizer.pushes_parameters else block.baseline.read(block.leader)
+        last_rounds = block.last_rounds.read(block.leader) if optimizer.in_rounds else None
+        what = self._replica if optimizer.pushes_parameters else self._replica - self._baseline
+        self._pushed: list[Any] = []  # As the ps decode it.
+        self._rounds: list[Any] = []
         self._arrived: dict[str, list[Any]] = defaultdict(list)  # By ps.
-        for number, part in enumerate(block.split(progress)):
-            understood, answer, note = self._push(number, part)
-            self._understood.append(understood)
-            self._answers.append(answer)
-            self._notes.append(note)
-        self._change = self._change_of_copies()
+        for number, part in enumerate(block.split(what)):
+            self._push_shard(number, part)
+        self._change = self._change_of_replica(last_rounds)
 
-    def _push(self, number: int, part: Any) -> tuple[Any, Any, Any]:
-        """For one slice: the progress as the ps has understood it, the answer and the note."""
-        block, kind = self._block, self._kind
-        centre, state = block.slices[self._servers][number], block.state[self._servers][number]
-        control = self._control[centre.device]
-        length = block.sizes[number]
-        message = compression.encode(part, kind)
-        arrived = self._arrived[centre.device]
-        # All at once they would share the way, and the answers come all at its end.
-        with tf.control_dependencies(arrived[: 1 - ON_THE_WAY][-1:]):
+    def _push_shard(self, number: int, part: Any) -> None:
+        compressor, length = self._compressor, self._block.sizes[number]
+        shard = self._block.shards[self._server_group][number]
+        control = self._controls[shard.device]
+        message = compressor.encode(part)
+        arrived = self._arrived[shard.device]
+        # If all shards were sent at once, they would share the network, and all replies would come at the end.
+        with tf.control_dependencies(arrived[: 1 - SHARDS_IN_FLIGHT][-1:]):
             sent = tf.nest.map_structure(tf.identity, message)
-        with tf.device(centre.device):
-            there = tf.nest.map_structure(tf.identity, sent)
-            arrived.append(there[0])
-            there = compression.decode(there, length, kind)
-            answer, note = self._rule.received(centre, state, there, control)
-            if self._topology != "centre":
-                topologies.mix(self._topology, block, self._servers, number)
-                answer = centre.read()
-            if kind is not None:
-                answer = self._news(block.known[self._servers][number], answer, length, control.group)
-            answer, note = tf.nest.map_structure(tf.identity, (answer, note))
-        answer = answer if kind is None else compression.decode(tf.nest.map_structure(tf.identity, answer), length, kind)
-        return compression.decode(message, length, kind), answer, note
+        with tf.device(shard.device):
+            received = tf.nest.map_structure(tf.identity, sent)
+            arrived.append(received[0])
+            value, round_ = shard.apply(compressor.decode(received, length), control)
+            if self._topology != "global":
+                parameters = [shards[number].parameters for shards in self._block.shards]
+                topologies.average(self._topology, parameters, self._server_group)
+                value = shard.parameters.read()
+            reply = (value,) if compressor.lossless else self._encode_news(shard, value, length, control.group)
+            reply, round_ = tf.nest.map_structure(tf.identity, (reply, round_))
+        if not compressor.lossless:
+            reply = tf.nest.map_structure(tf.identity, reply)
+        self.replies.append(reply[0] if compressor.lossless else compressor.decode(reply, length))
+        self._pushed.append(compressor.decode(message, length))
+        self._rounds.append(round_)
 
-    def _news(self, known: NamedVariable, centre: Any, length: int, group: Any) -> Any:
-        """On the ps: what is new in the centre since the group was told of it; what rounding leaves out goes next time."""
-        kind = self._kind
-        row = tf.raw_ops.ResourceGather(resource=known.handle(), indices=group, dtype=centre.dtype)
-        news = compression.encode(centre - row, kind)
-        row += compression.decode(news, length, kind)
-        tf.raw_ops.ResourceScatterUpdate(resource=known.handle(), indices=group[None], updates=row[None])
+    def _encode_news(self, shard: Shard, parameters: Any, length: int, group: Any) -> Message:
+        """On the ps: encodes what the group does not have of the parameters. The rounding error stays for the next reply."""
+        acknowledged = shard.acknowledged
+        assert acknowledged is not None
+        row = tf.raw_ops.ResourceGather(resource=acknowledged.handle(), indices=group, dtype=parameters.dtype)
+        news = self._compressor.encode(parameters - row)
+        row += self._compressor.decode(news, length)
+        tf.raw_ops.ResourceScatterUpdate(resource=acknowledged.handle(), indices=group[None], updates=row[None])
         return news
 
-    def announce(self) -> Any:
-        """Lets `take_over_if_there` find the answer when it comes. Returns an operation that has to run before the first."""
-        reset = self._block.is_there.assign(False, self._block.leader)
-        with tf.control_dependencies([self._block.inbox.assign(self._change, self._block.leader)]):
-            self._block.is_there.assign(True, self._block.leader)
+    def post_reply(self) -> Any:
+        """Lets `pull_if_arrived` find the reply when it arrives. Returns an operation that has to run before the first step."""
+        block = self._block
+        reset = block.has_reply.assign(False, block.leader)
+        with tf.control_dependencies([block.reply.assign(self._change, block.leader)]):
+            block.has_reply.assign(True, block.leader)
         return reset
 
-    def take_over_if_there(self, taken: Any) -> Any:
-        """Between two local steps: takes the answer over when it is there and not `taken`; whether it is now, bool scalars."""
+    def pull_if_arrived(self, pulled: Any) -> Any:
+        """Adds the reply to the local replica if it has arrived and is not `pulled` yet. Call it between two inner steps.
+
+        Args:
+            pulled: Whether the reply has been added, bool scalar.
+
+        Returns:
+            Whether the reply has been added now, bool scalar.
+        """
         block = self._block
 
-        def take() -> Any:
-            block.set_copies(block.inbox.read_now(block.leader), add=True)
+        def pull() -> Any:
+            block.add_to_replica(block.reply.read_now(block.leader))
             return tf.constant(True)
 
-        return tf.cond(block.is_there.read_now(block.leader) & ~taken, take, lambda: taken)
+        return tf.cond(block.has_reply.read_now(block.leader) & ~pulled, pull, lambda: pulled)
 
-    def end(self, taken: Any = None) -> None:
-        """Takes the answer over if it is not `taken`, bool scalar; what the group did since `begin` stays."""
+    def pull(self, pulled: Any = None) -> None:
+        """Waits for the reply and adds it to the local replica, unless `pulled`, bool scalar, says that it has been added."""
 
-        def take() -> Any:
-            self._block.set_copies(self._change, add=True)
+        def add() -> Any:
+            self._block.add_to_replica(self._change)
             return True
 
-        if taken is None:
-            take()
+        if pulled is None:
+            add()
         else:
-            tf.cond(taken, lambda: True, take)
+            tf.cond(pulled, lambda: True, add)
 
-    def _change_of_copies(self) -> Any:
-        """What the answer adds to the group's copies, whenever it is taken over; notes what the group knows from now on."""
-        block, leader = self._block, self._block.leader
-        if self._rule.sends_copy:
-            return -tf.concat(self._answers, axis=0)
-        centres, left_out = self._answers, None
-        if self._kind is not None:
-            told = block.split(block.received.read(leader))
-            centres = [before + news for before, news in zip(told, self._answers, strict=True)]
-            block.received.assign(tf.concat(centres, axis=0), leader)
-            left_out = self._copy - self._before - tf.concat(self._understood, axis=0)
-        seen = tf.unstack(self._seen, len(block.sizes))
-        each = zip(centres, block.split(self._before), self._understood, self._notes, seen, strict=True)
-        lasts, seen = zip(*(self._rule.last(*values) for values in each), strict=True)
-        last = tf.concat(lasts, axis=0)
-        # w <- L + what was done since `begin` + what rounding has left out of the progress.
-        block.last.assign(last, leader)
-        block.seen.assign(tf.stack(seen), leader)
-        change = last - self._copy
-        return change if left_out is None else change + left_out
+    def _change_of_replica(self, last_rounds: Any) -> Any:
+        """Returns what the reply adds to the local replica, whenever it is pulled, and assigns the new baseline."""
+        block, leader, optimizer = self._block, self._block.leader, self._optimizer
+        if optimizer.pushes_parameters:
+            return -tf.concat(self.replies, axis=0)
+        parameters, rounding_error = self.replies, None
+        if not self._compressor.lossless:
+            pulled = block.split(block.pulled.read(leader))
+            parameters = [before + news for before, news in zip(pulled, self.replies, strict=True)]
+            block.pulled.assign(tf.concat(parameters, axis=0), leader)
+            rounding_error = self._replica - self._baseline - tf.concat(self._pushed, axis=0)
+        before = [None] * len(block.sizes) if last_rounds is None else tf.unstack(last_rounds, len(block.sizes))
+        each = zip(parameters, block.split(self._baseline), self._pushed, self._rounds, before, strict=True)
+        baseline = tf.concat([optimizer.baseline(*values) for values in each], axis=0)
+        block.baseline.assign(baseline, leader)
+        if optimizer.in_rounds:
+            block.last_rounds.assign(tf.stack([round_[0] for round_ in self._rounds]), leader)
+        # The replica becomes the baseline, plus the steps since `push`, plus the rounding error of the push.
+        change = baseline - self._replica
+        return change if rounding_error is None else change + rounding_error
 
 
-def take_over(block: ParameterBlock, servers: int, group: Any, groups: int) -> None:
-    """Gives the group the values of the slices, for a block of any kind.
+def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int) -> None:
+    """Assigns the values of the shards to the local replica of a group. Its progress is dropped.
 
     Args:
-        block: the block.
-        servers: the number of the group's server group.
-        group: the number of the group, int32 scalar.
-        groups: how many there are.
+        block: A block of any kind.
+        server_group: Number of the server group of the worker group.
+        group: Number of the worker group, int32 scalar.
+        groups: Number of worker groups.
     """
-    vector = _told(block, servers, group)
+    vector = _pull_shards(block, server_group, group)
     if block.kind is Kind.COUNTER:
-        vector //= tf.cast(groups, vector.dtype)  # Each group makes its part of the updates.
+        vector //= tf.cast(groups, vector.dtype)  # Each group makes an equal part of the updates.
     elif block.kind is Kind.SEED:
         vector += tf.cast(group, vector.dtype) * SEED_STRIDE
-    block.set_copies(vector)
-    if block.kind is Kind.EXCHANGED:
-        block.last.assign(vector, block.leader)
-        if block.known[servers]:
-            block.received.assign(vector, block.leader)
-        block.seen.assign(tf.zeros(block.seen.shape, tf.int64), block.leader)
+    block.assign_replica(vector)
+    if block.kind is Kind.SYNCHRONIZED:
+        block.baseline.assign(vector, block.leader)
+        if block.shards[server_group][0].acknowledged is not None:
+            block.pulled.assign(vector, block.leader)
+        block.last_rounds.assign(tf.zeros(block.last_rounds.shape, tf.int64), block.leader)
 
 
-def take_round(block: ParameterBlock, servers: int, group: Any) -> None:
-    """Gives the group the centre as it is when a round is complete, after it has pushed its own change to that round.
+def pull_round(block: ParameterBlock, server_group: int, group: Any) -> None:
+    """Moves the local replica of a group to the global parameters after a round to which the group has pushed all its progress.
 
     Args:
-        block: the block, of kind EXCHANGED.
-        servers: the number of the group's server group.
-        group: the number of the group, int32 scalar.
+        block: A block of kind SYNCHRONIZED.
+        server_group: Number of the server group of the worker group.
+        group: Number of the worker group, int32 scalar.
     """
-    vector = _told(block, servers, group)
-    # What rounding has left out of the progress stays.
-    block.set_copies(vector - block.last.read(block.leader), add=True)
-    block.last.assign(vector, block.leader)
-    block.received.assign(vector, block.leader)
+    vector = _pull_shards(block, server_group, group)
+    # Adds the difference, so that the rounding error of the push stays in the replica.
+    block.add_to_replica(vector - block.baseline.read(block.leader))
+    block.baseline.assign(vector, block.leader)
+    block.pulled.assign(vector, block.leader)
 
 
-def _told(block: ParameterBlock, servers: int, group: Any) -> Any:
-    """The slices' values as a vector, which the group knows from now on."""
+def _pull_shards(block: ParameterBlock, server_group: int, group: Any) -> Any:
+    """Returns the values of the shards as a vector, and notes on the ps that the group has them."""
     parts = []
-    for number, each in enumerate(block.slices[servers]):
-        value = each.read()
-        if block.known[servers]:
-            with tf.device(each.device):
-                known = block.known[servers][number]
-                tf.raw_ops.ResourceScatterUpdate(resource=known.handle(), indices=group[None], updates=value[None])
+    for shard in block.shards[server_group]:
+        value = shard.parameters.read()
+        if shard.acknowledged is not None:
+            with tf.device(shard.device):
+                handle = shard.acknowledged.handle()
+                tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=group[None], updates=value[None])
         parts.append(value)
     return tf.concat(parts, axis=0)

@@ -1,7 +1,8 @@
-"""Groups that wait for each other to complete a round, each at most a few times as long as its last period took.
+"""Lets groups wait for each other to complete a round, for at most a few times the duration of their last period.
 
-Only where groups wait for the answer anyway (`Synchronization.overlap` is off) and the rule works in rounds. Groups of about
-equal speed then train as in DiLoCo; one that is much slower or gone delays the others by no more than this.
+Used only without overlap (`Synchronization.overlap`), where groups wait for the reply anyway, and with an outer optimizer that
+works in rounds. Groups of about equal speed then train as in DiLoCo. A group that is much slower, or gone, delays the others by
+no more than the limit.
 """
 
 import threading
@@ -9,18 +10,18 @@ import time
 from collections.abc import Hashable, Iterable
 
 PERIODS = 4.0
-"""A group waits for others at most this many times as long as its last period took.
+"""A group waits for others at most 4 times as long as its last period took.
 
-On a busy machine with more groups than cores a limit of one period ended 28 % of the waits, four 0.5 %; with the
-former, accuracy was up to two points lower (benchmarks/quality.py).
+On a busy machine with more groups than cores, a limit of 1 period ended 28 % of the waits and cost up to two points of
+accuracy; a limit of 4 ended 0.5 % (benchmarks/quality.py).
 """
 
 FIRST_SECONDS = 5.0
-"""And this long after its first period, which the time to compile makes of very different length."""
+"""A group waits at most 5 s after its first period. The time to compile makes first periods of very different length."""
 
 
 class Rounds:
-    """The rounds of some blocks, as the chief sees them."""
+    """The rounds of all blocks, as the chief sees them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -29,15 +30,18 @@ class Rounds:
         self._since: dict[tuple[Hashable, int], float] = {}  # When the group's period began.
 
     def wait(self, block: Hashable, group: int, live: Iterable[int]) -> bool:
-        """After a group has pushed: waits until all others have; whether it was another that completed the round.
+        """Waits, after a group has pushed, until all other groups have pushed or the limit is over.
 
         Args:
-            block: what was pushed.
-            group: the number of the group that has.
-            live: the numbers of the groups that train.
+            block: The block that the group has pushed.
+            group: Number of the group.
+            live: Numbers of the groups that train.
+
+        Returns:
+            Whether another group completed the round.
         """
-        begun = self._since.get((block, group))
-        limit = FIRST_SECONDS if begun is None else PERIODS * (time.monotonic() - begun)
+        begin = self._since.get((block, group))
+        limit = FIRST_SECONDS if begin is None else PERIODS * (time.monotonic() - begin)
         with self._changed:
             pushed = self._pushed.setdefault(block, set())
             pushed.add(group)
@@ -52,8 +56,8 @@ class Rounds:
         self._since[block, group] = time.monotonic()
         return by_another
 
-    def begin_anew(self, block: Hashable) -> None:
-        """After something else has completed the round: nobody has pushed to the next."""
+    def restart(self, block: Hashable) -> None:
+        """Starts a new round, after something else has completed the current one."""
         with self._changed:
             self._pushed.pop(block, None)
             self._complete[block] = self._complete.get(block, 0) + 1

@@ -1,16 +1,58 @@
-"""After how many updates a worker group exchanges: as near to the sync period as the length of epochs and its speed allow."""
+"""Schedules: after how many updates a worker group synchronizes, for short epochs and for groups of different speeds."""
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 SMOOTHING = 0.5
-"""Weight of the last call in the speed of a group: one slow call is no slow group."""
+"""Weight of the last call in the speed of a group. Below 1, so that one slow call does not make a slow group."""
+
+
+def steps_per_call(batches: int | None, groups: int, period: int) -> int:
+    """Returns how many batches a group gets at a time: a whole period, or in short epochs an equal part of the epoch.
+
+    Args:
+        batches: Batches in an epoch; None if not known.
+        groups: Number of worker groups.
+        period: Updates between two synchronizations.
+    """
+    return min(period, math.ceil(batches / groups)) if batches else period
+
+
+def is_due(since: int, steps: int, period: int) -> bool:
+    """Returns whether a group synchronizes before its next call.
+
+    A group synchronizes at the start of a call. This chooses the call whose start is nearest to the end of the period.
+
+    Args:
+        since: Updates that the group has made since its last synchronization.
+        steps: Updates in the next call.
+        period: Updates between two synchronizations.
+    """
+    return 2 * since + steps >= 2 * period
+
+
+def adaptive_period(speed: float | None, speeds: Iterable[float | None], period: int) -> int:
+    """Returns floor(speed / highest speed * period), at least 1. All groups then synchronize equally often (arXiv 2401.09135).
+
+    Args:
+        speed: Speed of the group; None if not known, which leaves the period as it is.
+        speeds: Speeds of all groups in the same unit, None where not known.
+        period: Updates between two synchronizations of the fastest group.
+    """
+    known = [each for each in speeds if each is not None]
+    if speed is None or not known:
+        return period
+    return max(1, int(speed / max(known) * period))
 
 
 class Speeds:
-    """The speeds of the groups, in steps per second."""
+    """Measures the speed of each group, in steps per second.
+
+    Args:
+        groups: Number of worker groups.
+    """
 
     def __init__(self, groups: int) -> None:
         self._speeds: list[float | None] = [None] * groups
@@ -18,7 +60,7 @@ class Speeds:
 
     @contextlib.contextmanager
     def measured(self, group: int, steps: int) -> Iterator[None]:
-        """Around a call of a group that makes `steps` steps. The first of each group also compiles, and does not count."""
+        """Measures a call of a group that makes `steps` steps. Ignores the first call of each group, which also compiles."""
         begin = time.monotonic()
         yield
         speed = steps / max(time.monotonic() - begin, 1e-9)
@@ -28,27 +70,5 @@ class Speeds:
             self._speeds[group] = speed if before is None else SMOOTHING * speed + (1 - SMOOTHING) * before
 
     def period(self, group: int, period: int) -> int:
-        """H_i = floor(v_i / v_max * H), at least 1: every group exchanges about as often (DyLU, 2401.09135)."""
-        speed, known = self._speeds[group], [speed for speed in self._speeds if speed is not None]
-        if speed is None or not known:
-            return period
-        return max(1, int(speed / max(known) * period))
-
-
-def steps_per_call(batches: int | None, groups: int, period: int) -> int:
-    """How many batches a group gets at a time: those of a whole period, in short epochs no more than its part of them.
-
-    Args:
-        batches: in an epoch; None where that is not known.
-        groups: the number of groups.
-        period: updates between two exchanges.
-    """
-    return min(period, math.ceil(batches / groups)) if batches else period
-
-
-def is_due(since: int, steps: int, period: int) -> bool:
-    """Whether a group exchanges before its next `steps`, having made `since` after its last exchange.
-
-    An exchange is at the begin of a call: at that which is nearest to the end of the period.
-    """
-    return 2 * since + steps >= 2 * period
+        """Returns the `adaptive_period` of a group."""
+        return adaptive_period(self._speeds[group], self._speeds, period)

@@ -1,38 +1,39 @@
-"""How optimizers count under Hogwild, where each worker group has its own: schedules follow the steps of all together."""
+"""Counts of updates under `hogwild`: each group counts its own, schedules and the chief follow those of all groups."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from tfdist.strategies.hogwild.local_variable import LocalVariable
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.keras_hooks.optimizer import with_inner
-from tfdist.strategies.parameter_server.variables import unwrapped
-from tfdist.strategies.private_api import LearningRateSchedule, TFOptimizer
+from tfdist.strategies.private_api import LearningRateSchedule, patches
 
 _number_for: Callable[[Any], Any] | None = None
-"""In the step that is traced: the number of the step over all groups, for an optimizer."""
+"""In the step that is traced: returns the number of the step over all groups, for an optimizer."""
 
 
 def install() -> None:
-    """Lets learning-rate schedules follow the steps of all groups together. Calling it again does nothing."""
-    if getattr(TFOptimizer, "_tfdist_schedules_installed", False):
-        return
-    TFOptimizer._tfdist_schedules_installed = True
-    current = TFOptimizer._get_current_learning_rate
+    """Makes learning-rate schedules follow the steps of all groups together. Calling it again does nothing."""
+    patches.LEARNING_RATE.patch(_current_learning_rate)
 
-    def _get_current_learning_rate(self: Any) -> Any:
-        if _number_for is not None and isinstance(self._learning_rate, LearningRateSchedule):
-            return self._learning_rate(_number_for(self))
-        return current(self)
 
-    TFOptimizer._get_current_learning_rate = _get_current_learning_rate
+def _current_learning_rate(original: Callable[..., Any], optimizer: Any) -> Any:
+    if _number_for is not None and isinstance(optimizer._learning_rate, LearningRateSchedule):
+        return optimizer._learning_rate(_number_for(optimizer))
+    return original(optimizer)
 
 
 @contextlib.contextmanager
 def numbered(number_for: Callable[[Any], Any]) -> Iterator[None]:
-    """Around the tracing of a step: `number_for(optimizer)` is the number of the step over all groups, an int64 scalar."""
+    """Surrounds the tracing of a step.
+
+    Args:
+        number_for: takes an optimizer and returns the number of the step over all groups, an int64 scalar.
+    """
     global _number_for
     outer, _number_for = _number_for, number_for
     try:
@@ -41,24 +42,62 @@ def numbered(number_for: Callable[[Any], Any]) -> Iterator[None]:
         _number_for = outer
 
 
+class StepCounters:
+    """The counters (`iterations`) of a model's optimizers, which the chief advances after each execution.
+
+    Args:
+        measured: the counters whose changes each step returns. A step may move them by 0, 1 or more.
+    """
+
+    def __init__(self, measured: Sequence[LocalVariable] = ()) -> None:
+        self._measured = list(measured)
+        self._others: dict[int, LocalVariable] = {}
+
+    def values(self) -> list[Any]:
+        """Returns the measured counters' values, in a function."""
+        return [counter.value() for counter in self._measured]
+
+    def with_changes(self, result: Any, before: Sequence[Any]) -> Any:
+        """Returns the result of a step, float64 [n], with the changes of the measured counters since `before` at its end."""
+        if not before:
+            return result
+        changes = [counter.value() - begun for counter, begun in zip(self._measured, before, strict=True)]
+        return tf.concat([result, tf.cast(tf.stack(changes), tf.float64)], axis=0)
+
+    def add_others(self, variables: Iterable[LocalVariable]) -> None:
+        """Notes the counters in `variables` that are not measured. Every step counts as one."""
+        measured = {id(counter) for counter in self._measured}
+        self._others.update({id(v): v for v in variables if v.kind is Kind.COUNTER and id(v) not in measured})
+
+    def changes(self, results: Sequence[Any]) -> list[tuple[LocalVariable, int]]:
+        """Returns how far the steps of an execution have moved each counter.
+
+        Args:
+            results: what each step returned, numpy float64 [n].
+        """
+        count = len(self._measured)
+        made = [(v, round(sum(row[number - count] for row in results))) for number, v in enumerate(self._measured)]
+        return made + [(v, len(results)) for v in self._others.values()]
+
+
+def counters_of(model: Any) -> list[LocalVariable]:
+    """Returns the counters of the optimizers that the model was compiled with or holds in its attributes."""
+    own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+    optimizers = [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
+    found = {id(v): v for v in (unwrapped(each._iterations._value) for each in optimizers)}
+    return [v for v in found.values() if isinstance(v, LocalVariable)]
+
+
 def name_of(optimizer: Any) -> str:
-    """The name of the class of the optimizer that updates the variables."""
+    """Returns the class name of the optimizer that updates the variables."""
     return type(_innermost(optimizer)).__name__
 
 
 def steps_of(optimizer: Any) -> int:
-    """The number of the next step: how many updates the optimizer has made so far, by the chief's count."""
+    """Returns how many updates the optimizer has made, by the chief's count: the number of the next step."""
     counter = unwrapped(getattr(getattr(_innermost(optimizer), "_iterations", None), "_value", None))
     return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
 
 
 def _innermost(optimizer: Any) -> Any:
     return getattr(optimizer, "inner_optimizer", None) or optimizer
-
-
-def counters_of(model: Any) -> list[LocalVariable]:
-    """The counters of the model's optimizers: of that which it was compiled with, and of others in its attributes."""
-    own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-    optimizers = [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
-    found = {id(v): v for v in (unwrapped(each._iterations._value) for each in optimizers)}
-    return [v for v in found.values() if isinstance(v, LocalVariable)]

@@ -1,48 +1,69 @@
-"""Who exchanges with whom where each server group has a centre of its own: neighbors in a ring, or random pairs.
+"""Topologies: which server groups average their parameters where each server group has its own.
 
-After a group has pushed its change to its own server group, that one mixes with others: what one centre gains by it the other
-loses, in operations of which none can be lost, so that the mean over all centres stays what the changes have made it.
+After a group has pushed to its server group, that server group averages with partners. What one gains another loses, in atomic
+additions, so the mean over all server groups stays the mean of all pushes.
+
+To add a topology, write a function from a server group to its partners, add a line to `TOPOLOGIES`, and add its name to
+`tfdist.synchronization.TOPOLOGIES`.
 """
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.coordinator.named_resource import NamedVariable
+
+Partners = tuple[int, ...]
 
 
-def neighbors(servers: int, count: int) -> tuple[int, ...]:
-    """The server groups before and after `servers` in a ring of `count`."""
-    return tuple(dict.fromkeys(((servers - 1) % count, (servers + 1) % count)))
+def none(server_group: int, count: int) -> list[Partners]:
+    """Returns no partners: all groups share the global parameters."""
+    del server_group, count
+    return [()]
 
 
-def mix(topology: str, block: ParameterBlock, servers: int, number: int) -> None:
-    """In a function: mixes slice `number` of a server group's centre with those of others.
+def ring(server_group: int, count: int) -> list[Partners]:
+    """Returns the two neighbors in a ring. C = (C_before + C + C_after) / 3, D-PSGD (arXiv 1705.09056)."""
+    return [tuple(dict.fromkeys(((server_group - 1) % count, (server_group + 1) % count)))]
 
-    `ring`: with both neighbors, C <- (C_before + C + C_after) / 3 (D-PSGD on a ring, 1705.09056). `pair`: with one other at
-    random, both become their mean (AD-PSGD, 1710.06952).
+
+def pair(server_group: int, count: int) -> list[Partners]:
+    """Returns each other server group as a choice. Both become their mean, AD-PSGD (arXiv 1710.06952)."""
+    return [(other,) for other in range(count) if other != server_group]
+
+
+TOPOLOGIES: dict[str, Callable[[int, int], list[Partners]]] = {"global": none, "ring": ring, "pair": pair}
+"""Functions from the number of a server group and the number of all to choices of partners. One choice is drawn at random."""
+
+
+def average(topology: str, parameters: Sequence[NamedVariable], server_group: int) -> None:
+    """Averages the parameters of a server group with those of its partners, inside a `tf.function`.
+
+    Args:
+        topology: A name in `TOPOLOGIES`.
+        parameters: The same shard of the parameters in each server group.
+        server_group: The number of the server group.
     """
-    count = len(block.slices)
-    if topology == "ring":
-        _even_out(block, servers, neighbors(servers, count), number)
-    elif topology == "pair":
-        others = [other for other in range(count) if other != servers]
-        chosen = tf.random.uniform([], 0, len(others), tf.int32, seed=random.randrange(2**31))
+    choices = TOPOLOGIES[topology](server_group, len(parameters))
 
-        def with_other(other: int) -> Any:
-            _even_out(block, servers, (other,), number)
-            return tf.constant(0)
+    def with_partners(partners: Partners) -> Any:
+        _average_with(parameters[server_group], [parameters[partner] for partner in partners])
+        return tf.constant(0)
 
-        tf.switch_case(chosen, [lambda other=other: with_other(other) for other in others])
+    if len(choices) > 1:
+        chosen = tf.random.uniform([], 0, len(choices), tf.int32, seed=random.randrange(2**31))
+        tf.switch_case(chosen, [lambda partners=partners: with_partners(partners) for partners in choices])
+    elif choices[0]:
+        with_partners(choices[0])
 
 
-def _even_out(block: ParameterBlock, servers: int, others: tuple[int, ...], number: int) -> None:
-    here, there = block.slices[servers][number], [block.slices[other][number] for other in others]
-    share = tf.cast(1 / (len(others) + 1), block.dtype)
+def _average_with(here: NamedVariable, partners: list[NamedVariable]) -> None:
+    share = tf.constant(1 / (len(partners) + 1), here.dtype)
     with tf.device(here.device):
-        value = here.read()  # Before any of the changes, else the last of the others would weigh most.
-        changes = [share * (tf.identity(other.read()) - value) for other in there]
+        value = here.read()  # Read before all additions, so that all partners have the same weight.
+        changes = [share * (tf.identity(partner.read()) - value) for partner in partners]
         here.assign_add(tf.add_n(changes))
-    for other, change in zip(there, changes, strict=True):
-        other.assign_add(-change)
+    for partner, change in zip(partners, changes, strict=True):
+        partner.assign_add(-change)

@@ -1,8 +1,8 @@
-"""Batches of which every replica takes its own part: the input of strategies whose replicas step together.
+"""Batches of which every replica takes its shard: the input of strategies whose replicas step together.
 
-Every task reads the same dataset in the same order and cuts each batch, which is the global one, into as many parts as there
-are replicas, as equal as they can be: of 10 examples 4 replicas take 3, 3, 2 and 2, of 3 examples the fourth takes none. So an
-epoch is one pass over the dataset, whatever it is made of and whether or not its size divides.
+Every task reads the same dataset in the same order. It cuts each batch, which is the global batch, into one shard per replica,
+of sizes that differ by one example at most: of 10 examples 4 replicas take 3, 3, 2 and 2; of 3 examples the fourth replica
+takes none. So an epoch is one pass over the dataset, for any kind of dataset, also if its size does not divide.
 """
 
 from collections import deque
@@ -11,15 +11,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.inputs.batches import without_optionals
+from tfdist.strategies.inputs.source import BatchIterator, BatchSource, EmptyDatasetError
 from tfdist.strategies.private_api import regroup
 
 
 class Layout:
-    """Which replicas of all are on this task.
+    """The replicas of the cluster, and which of them are on this task.
 
     Attributes:
-        replicas: number of replicas of the cluster.
-        local: indices of those on this task, contiguous.
+        replicas: the number of replicas of the cluster.
+        local: the indices of those on this task, contiguous.
     """
 
     def __init__(self, replicas: int, local: range) -> None:
@@ -27,13 +29,13 @@ class Layout:
         self.local = local
 
     def split(self, batch: Any) -> dict[str, Any]:
-        """Cuts a batch.
+        """Cuts a batch into shards.
 
         Args:
-            batch: nested tensors with examples along their first dimension; scalars and None are given to every replica.
+            batch: nested tensors with examples along their first dimension; every replica gets scalars and None whole.
 
         Returns:
-            `parts`, a tuple with one batch per replica of this task, and `examples`, the size of the whole batch, int32.
+            `shards`, a tuple with one shard per replica of this task, and `examples`, the size of the whole batch, int32.
         """
         examples = examples_of(batch)
         size, longer = examples // self.replicas, examples % self.replicas
@@ -41,16 +43,21 @@ class Layout:
         def begin(replica: int) -> tf.Tensor:
             return replica * size + tf.minimum(replica, longer)
 
-        def part(replica: int) -> Any:
+        def shard(replica: int) -> Any:
             return tf.nest.map_structure(lambda v: _rows(v, begin(replica), begin(replica + 1)), batch)
 
-        return {"parts": tuple(part(replica) for replica in self.local), "examples": examples}
+        return {"shards": tuple(shard(replica) for replica in self.local), "examples": examples}
 
     def shares(self, examples: tf.Tensor) -> list[tf.Tensor]:
-        """The share of each replica of this task in a batch of so many examples, as `split` cuts it; float32, 0 of none."""
+        """Returns which part of a batch of `examples` examples each replica of this task gets; float32, 0 to 1."""
         size, longer = examples // self.replicas, examples % self.replicas
         sizes = [size + tf.cast(replica < longer, tf.int32) for replica in self.local]
         return [tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)) for n in sizes]
+
+    def local_index(self) -> int:
+        """Returns the number, among this task's replicas, of the replica whose context is the current one."""
+        number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        return int(number) - self.local.start
 
 
 def _has_rows(value: Any) -> bool:
@@ -58,7 +65,11 @@ def _has_rows(value: Any) -> bool:
 
 
 def examples_of(batch: Any) -> tf.Tensor:
-    """Number of examples of a batch, or of one replica's part, int32. Raises ValueError where no tensor has any dimension."""
+    """Returns the number of examples of a batch or shard, int32.
+
+    Raises:
+        ValueError: if no tensor of the batch has a first dimension.
+    """
     for value in tf.nest.flatten(batch):
         if _has_rows(value):
             if isinstance(value, tf.RaggedTensor):
@@ -79,13 +90,13 @@ def _rows(value: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     return tf.sparse.slice(value, first, tf.concat([[tf.cast(end - begin, tf.int64)], shape[1:]], axis=0))
 
 
-class ShardedDataset(tf.distribute.DistributedDataset):
-    """A dataset whose iterators yield the parts of this task's replicas."""
+class ShardedDataset(BatchSource):
+    """A dataset whose iterators yield the shards of this task's replicas."""
 
     def __init__(self, dataset: tf.data.Dataset, layout: Layout) -> None:
-        self._dataset = dataset
+        self.element_spec = dataset.element_spec
 
-        def split(*batch: Any) -> Any:  # `map` gives the components of a tuple one by one.
+        def split(*batch: Any) -> Any:  # `map` passes the components of a tuple one by one.
             return layout.split(batch if isinstance(dataset.element_spec, tuple) else batch[0])
 
         self._split = dataset.map(tf.autograph.experimental.do_not_convert(split)).prefetch(tf.data.AUTOTUNE)
@@ -93,66 +104,73 @@ class ShardedDataset(tf.distribute.DistributedDataset):
 
     def __iter__(self) -> "ShardedIterator":
         unused, self._unused = self._unused, None
-        return unused or ShardedIterator(self._split)
-
-    @property
-    def element_spec(self) -> Any:
-        """Shapes and dtypes of the whole batches."""
-        return self._dataset.element_spec
-
-    @property
-    def cardinality(self) -> Any:
-        """Number of batches, or one of tf.data's negative constants."""
-        return self._dataset.cardinality()
+        return unused or ShardedIterator(self, self._split)
 
     def example(self) -> Any:
-        """Tensors or specs that have the shapes of a batch, for building a model. Takes no batch away from the iteration."""
+        """See `BatchSource`: the spec if it has all dimensions but the first, else the first batch."""
         leaves = [leaf for leaf in tf.nest.flatten(self.element_spec) if isinstance(leaf, tf.TensorSpec)]
         known = len(leaves) == len(tf.nest.flatten(self.element_spec))
         if known and all(leaf.shape.rank is not None and None not in leaf.shape[1:] for leaf in leaves):
             return self.element_spec
         self._unused = iter(self)
-        part = self._unused.peek()["parts"][0]
-        return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, part)
+        return without_optionals(self._unused.peek()["shards"][0])
 
 
-class ShardedIterator:
-    """Iterates a `PartsDataset`; of each batch it yields what `tf.distribute` iterators do, values per replica.
+class ShardedIterator(BatchIterator):
+    """Iterates a `ShardedDataset`. `take` returns elements as `Layout.split` makes them, `next` values per replica.
 
-    The step functions take `take()` instead, or read `elements` themselves.
+    Attributes:
+        elements: the dataset iterator itself, for functions that read it. Elements that `peek` has read are missing there.
+        element_spec: the nested `tf.TypeSpec` of the elements.
+        is_peeked: whether `peek` has read elements that `take` has not returned yet.
     """
 
-    def __init__(self, split: tf.data.Dataset) -> None:
+    def __init__(self, owner: ShardedDataset, split: tf.data.Dataset) -> None:
+        super().__init__(owner)
         self.elements = iter(split)
         self.element_spec = split.element_spec
-        self.ahead: deque[Any] = deque()
+        self._peeked: deque[Any] = deque()
 
-    def __iter__(self) -> "ShardedIterator":
-        return self
+    @property
+    def is_peeked(self) -> bool:
+        """See the class."""
+        return bool(self._peeked)
 
     def __next__(self) -> Any:
-        return per_replica(self.take()["parts"])
-
-    def take(self) -> Any:
-        """The next element as `Layout.split` made it. Raises StopIteration at the end."""
-        return self.ahead.popleft() if self.ahead else next(self.elements)
+        return per_replica(self._next_element()["shards"])
 
     def peek(self) -> Any:
-        """The next element, which stays the next. Raises ValueError where there is none."""
+        """Returns the next element and leaves it the next.
+
+        Raises:
+            EmptyDatasetError: if there is none.
+        """
         try:
-            self.ahead.append(self.take())
+            self._peeked.append(self._next_element())
         except StopIteration:
-            raise ValueError("the dataset has no batches; there is nothing to learn the shapes of the model from") from None
-        return self.ahead[0]
+            raise EmptyDatasetError from None
+        return self._peeked[0]
+
+    def _next_batches(self, count: int) -> list[Any]:
+        elements: list[Any] = []
+        try:
+            while len(elements) < count:
+                elements.append(self._next_element())
+        except StopIteration:
+            pass
+        return elements
+
+    def _next_element(self) -> Any:
+        return self._peeked.popleft() if self._peeked else next(self.elements)
 
 
-def per_replica(parts: Sequence[Any]) -> Any:
-    """One batch per replica of this task as one batch of TensorFlow's `PerReplica` values; None stays None."""
-    return tf.nest.map_structure(lambda *v: None if v[0] is None else regroup(v, always_wrap=True), *parts)
+def per_replica(shards: Sequence[Any]) -> Any:
+    """Returns one nested structure of `PerReplica` values, given one structure per replica of this task; None stays None."""
+    return tf.nest.map_structure(lambda *v: None if v[0] is None else regroup(v, always_wrap=True), *shards)
 
 
-def at_least_one(part: Any) -> Any:
-    """The part of a replica with one example of zeros where it has none: nothing is then a mean over no examples, which is NaN.
+def at_least_one(shard: Any) -> Any:
+    """Returns the shard with one example of zeros in place of none: a mean over no examples would be NaN.
 
     Ragged and sparse values stay empty.
     """
@@ -168,14 +186,4 @@ def at_least_one(part: Any) -> Any:
         filled.set_shape([None, *value.shape[1:]])
         return filled
 
-    return tf.nest.map_structure(fill, part)
-
-
-def as_tensors(batch: Any) -> Any:
-    """A batch of numpy arrays, lists or tensors as tensors; None stays None."""
-    return tf.nest.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
-
-
-def concatenated(outputs: Sequence[Any]) -> Any:
-    """Outputs for several batches or parts, one after the other."""
-    return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)
+    return tf.nest.map_structure(fill, shard)

@@ -1,23 +1,25 @@
-"""Batches that the chief reads and workers take: each exactly once, in order, to whichever worker is free.
+"""Batches that the chief reads and sends to workers: each batch once, in order, to the next worker group that is free.
 
-The chief iterates the dataset itself, so anything that `fit` accepts works (numpy, generators, PyDataset, tf.data with Python
-functions, none of which could be rebuilt on another machine), and an epoch is exactly one pass whatever the workers' speeds.
+The chief iterates the dataset itself. So all data that `fit` accepts works (numpy, generators, PyDataset, tf.data with Python
+functions, none of which another machine could rebuild), and an epoch is exactly one pass at any speed of the workers.
 """
 
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.inputs.batches import without_optionals
+from tfdist.strategies.inputs.source import BatchIterator, BatchSource, EmptyDatasetError
+
 
 class Batch:
-    """One batch on the chief, still to be sent to a worker.
+    """One batch on the chief, before it is sent to a worker.
 
     Attributes:
-        values: the tensors as the dataset yielded them.
-        feed: the iterator that it came from.
-        result: what a function scheduled ahead for it will give, or None.
+        values: the tensors that the dataset yields.
+        feed: the iterator that has read it.
+        result: the execution that computes its output ahead of Keras, or None.
     """
 
     def __init__(self, values: Any, feed: "InputFeed") -> None:
@@ -26,33 +28,22 @@ class Batch:
         self.result: Any = None
 
 
-class InputFeed(Iterator[Batch]):
-    """Reads a dataset on the chief, and may read ahead."""
+class InputFeed(BatchIterator):
+    """Reads a dataset on the chief, ahead of Keras if asked. `take` returns tensors, `next` a `Batch`."""
+
+    owner: "FedDataset"
 
     def __init__(self, dataset: tf.data.Dataset, owner: "FedDataset") -> None:
-        self.owner = owner
-        # Made now although it may not be used, as Keras does it: a shuffled dataset is in another order for each that is made.
+        super().__init__(owner)
+        # Made at once, as Keras does: every iterator of a shuffled dataset has another order.
         self._iterator = iter(dataset.prefetch(tf.data.AUTOTUNE))
         self._ahead: deque[Batch] = deque()
-        self._taken = 0
 
     def __next__(self) -> Batch:
         return self._ahead.popleft() if self._ahead else self._read()
 
-    def take(self, count: int) -> list[Any]:
-        """The tensors of the next `count` batches; fewer, or none, at the end of the data or of `steps_per_epoch`."""
-        if self.owner.steps_per_epoch is not None:
-            count = min(count, self.owner.steps_per_epoch - self._taken)  # What follows belongs to the next epoch.
-        self._taken += count
-        return [batch.values for _, batch in zip(range(count), self, strict=False)]
-
-    def begin_epoch_if_over(self) -> None:
-        """Lets `take` go on when the batches of `steps_per_epoch` have all been taken."""
-        if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
-            self._taken = 0
-
     def peek(self, count: int) -> list[Batch]:
-        """The next `count` batches without taking them; fewer where the dataset ends."""
+        """Returns the next `count` batches without taking them; fewer at the end of the dataset."""
         while len(self._ahead) < count:
             try:
                 self._ahead.append(self._read())
@@ -60,30 +51,28 @@ class InputFeed(Iterator[Batch]):
                 break
         return list(self._ahead)[:count]
 
+    def _next_batches(self, count: int) -> list[Any]:
+        return [batch.values for _, batch in zip(range(count), self, strict=False)]
+
     def _read(self) -> Batch:
         try:
             batch = Batch(next(self._iterator), self)
         except StopIteration:
             if self.owner.is_empty:
-                raise ValueError("the dataset has no batches; there is nothing to learn the shapes of the model from") from None
+                raise EmptyDatasetError from None
             raise
         self.owner.is_empty = False
         return batch
 
 
-class FedDataset:
-    """What Keras iterates under a strategy whose workers are elsewhere: it yields `Batch`es.
+class FedDataset(BatchSource):
+    """A dataset that the chief reads. It yields `Batch`es.
 
     Attributes:
-        steps_per_epoch: how many batches Keras takes for one epoch, whole executions; None where it takes all.
-        batches_per_epoch: how many an epoch has; None where that is not known before the first.
-        element_spec: as that of the dataset.
         is_empty: whether no iteration has yielded a batch yet.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
-        self.steps_per_epoch: int | None = None
-        self.batches_per_epoch: int | None = None
         self.element_spec = dataset.element_spec
         self.is_empty = True
         self._dataset = dataset
@@ -94,11 +83,7 @@ class FedDataset:
         return feed
 
     def example(self) -> Any:
-        """The tensors of the first batch, which stays the first: a generator could not be started again.
-
-        Raises:
-            ValueError: where there is none.
-        """
+        """See `BatchSource`. The first batch, which stays the first: a generator cannot start again."""
         self._unused_feed = iter(self)
         (batch,) = self._unused_feed.peek(1)
-        return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, batch.values)
+        return without_optionals(batch.values)

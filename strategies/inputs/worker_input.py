@@ -1,51 +1,47 @@
-"""Data that each worker group reads itself: nothing of it goes through the chief, whose network would be the limit.
+"""Data that each worker group reads itself: no batch passes through the chief, whose network would limit the training.
 
-`strategy.distribute_datasets_from_function` is TensorFlow's own way to say so. What it returns goes to `fit` with
-`steps_per_epoch`.
+`strategy.distribute_datasets_from_function` is TensorFlow's interface for it. Its result goes to `fit` with `steps_per_epoch`.
 """
 
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.named_resource import outermost_graph
+from tfdist.strategies.inputs.source import BatchIterator, BatchSource
+from tfdist.strategies.private_api import outermost_graph
 
 _numbers = itertools.count()
 
 
 class WorkerBatch:
-    """A batch that the group reads which trains on it."""
+    """A batch that the worker group which trains on it reads.
+
+    Attributes:
+        data: the source of the batch.
+    """
 
     def __init__(self, data: "WorkerInput") -> None:
         self.data = data
 
 
-class WorkerInput:
-    """What Keras iterates in place of a dataset whose batches are read by the groups.
-
-    Attributes:
-        steps_per_epoch: how many batches Keras takes for one epoch.
-        batches_per_epoch: as `FedDataset`'s.
-        element_spec: as that of the dataset.
-    """
+class WorkerInput(BatchSource):
+    """A dataset per worker group. It yields `WorkerBatch`es; `steps_per_epoch` bounds an epoch."""
 
     def __init__(self, dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, first: tf.data.Dataset) -> None:
-        self.steps_per_epoch: int | None = None
-        self.batches_per_epoch: int | None = None
+        self.element_spec = first.element_spec
         self._dataset_fn = dataset_fn
         self._groups = groups
         self._first = first
-        self.element_spec = first.element_spec
         self._name = f"tfdist/{os.getpid()}/data/{next(_numbers)}"
         self._example: Any = None
         self._begun: dict[int, int] = {}
         self._makers: dict[int, Any] = {}
 
     def example(self) -> Any:
-        """Tensors of the shapes of a batch."""
+        """See `BatchSource`: the first batch of the first group's dataset, which the chief can read too."""
         if self._example is None:
             self._example = next(iter(self._first))
         return self._example
@@ -54,7 +50,13 @@ class WorkerInput:
         return WorkerInputIterator(self)
 
     def begin(self, group: int, start: int, device: str) -> None:
-        """Begins the group's iteration where it has not been since it was started for the `start`th time."""
+        """Makes the iterator of a worker group, once for each start of the group.
+
+        Args:
+            group: the number of the group.
+            start: how many times the group has been started.
+            device: the device that reads.
+        """
         if self._begun.get(group) == start:
             return
         if group not in self._makers:
@@ -82,7 +84,7 @@ class WorkerInput:
             )
 
     def reader(self) -> Callable[[], Any]:
-        """In a function of a group: what gives its next batch, each time that it is called."""
+        """Returns, while a group's function is traced, a function that reads the group's next batch at each call."""
         specs = tf.nest.flatten(self.element_spec)
         handle = self._handle()
 
@@ -98,12 +100,15 @@ class WorkerInput:
         return read
 
 
-class WorkerInputIterator(Iterator[WorkerBatch]):
-    """Counts the batches of an epoch."""
+class WorkerInputIterator(BatchIterator):
+    """Counts the batches of an epoch for the chief.
+
+    Raises:
+        ValueError: without `steps_per_epoch`, and from `next`, which `predict` calls.
+    """
 
     def __init__(self, owner: WorkerInput) -> None:
-        self.owner = owner
-        self._taken = 0
+        super().__init__(owner)
         if owner.steps_per_epoch is None:
             raise ValueError(
                 "data that the workers read has no end that the chief could see; give fit steps_per_epoch and "
@@ -116,26 +121,23 @@ class WorkerInputIterator(Iterator[WorkerBatch]):
             "arrays or a dataset, which the chief then reads"
         )
 
-    def take(self, count: int) -> list[WorkerBatch]:
-        """The next `count` batches; fewer, or none, at the end of `steps_per_epoch`."""
-        assert self.owner.steps_per_epoch is not None
-        count = min(count, self.owner.steps_per_epoch - self._taken)
-        self._taken += count
+    def _next_batches(self, count: int) -> list[Any]:
+        assert isinstance(self.owner, WorkerInput)
         return [WorkerBatch(self.owner)] * count
-
-    def begin_epoch_if_over(self) -> None:
-        """Lets `take` go on when the batches of `steps_per_epoch` have all been taken."""
-        if self._taken == self.owner.steps_per_epoch:
-            self._taken = 0
 
 
 def of_dataset(dataset: Any) -> WorkerInput | None:
-    """The `WorkerData` of what `distribute_datasets_from_function` gave; None of any other dataset."""
+    """Returns the `WorkerInput` of a result of `distribute_datasets_from_function`; None for any other dataset."""
     return getattr(dataset, "_tfdist_on_workers", None)
 
 
 def dataset_of(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> tf.data.Dataset:
-    """What `distribute_datasets_from_function` gives: the first group's dataset, which Keras takes for any other."""
+    """Returns the first group's dataset, which Keras takes as any other, marked with a `WorkerInput` for all groups.
+
+    Raises:
+        TypeError: if `dataset_fn` does not return a dataset.
+        ValueError: if the dataset has values other than dense tensors.
+    """
     dataset = _dataset(dataset_fn, groups, 0)
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(f"the function for distribute_datasets_from_function gave a {type(dataset).__name__}, not a Dataset")

@@ -1,39 +1,18 @@
 """`KerasHooks`: what Keras' training loop asks of a strategy. Every strategy implements all of it, in one object.
 
 Keras 3 builds its train, test and predict functions for strategies that run in one process. `trainer.install()` makes Keras'
-trainer call the `tfdist_hooks` of the strategy under whose scope a model was made.
+trainer call the `tfdist_hooks` of the strategy under whose scope a model was made. Strategies that are not tfdist's have
+none; for their models trainer.py calls Keras' own functions.
 """
 
 import abc
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
+
+from tfdist.strategies.inputs.source import BatchSource
 
 Logs = Any
-"""A dict of floats, or what else a user's own `train_step` returns."""
-
-
-class BatchSource(Protocol):
-    """What Keras iterates in place of the user's dataset.
-
-    Attributes:
-        steps_per_epoch: how many batches Keras takes for one epoch, in whole executions; None where it takes all.
-        batches_per_epoch: how many batches an epoch has; None where that is not known before the first epoch.
-        element_spec: the nested `tf.TypeSpec` of a batch.
-    """
-
-    steps_per_epoch: int | None
-    batches_per_epoch: int | None
-    element_spec: Any
-
-    def __iter__(self) -> Any:
-        """Starts an iteration: an iterator of batches in the form that the strategy's own functions take."""
-
-    def example(self) -> Any:
-        """Returns nested tensors or specs with the shapes of a batch. It takes no batch away from the next iteration.
-
-        Raises:
-            ValueError: if the source is empty.
-        """
+"""A dict of floats, or whatever a user's own `train_step` returns."""
 
 
 class KerasHooks(abc.ABC):
@@ -80,7 +59,7 @@ class KerasHooks(abc.ABC):
         """Raises ValueError for data that `fit`, `evaluate` or `predict` cannot take under this strategy."""
 
     @abc.abstractmethod
-    def batch_source(self, dataset: Any) -> Any:
+    def batch_source(self, dataset: Any) -> BatchSource | Any:
         """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.
 
         A `BatchSource`, or a distributed dataset of TensorFlow's, for which Keras counts the steps itself.

@@ -1,6 +1,6 @@
 """What a replica knows of itself while its step of a model is traced.
 
-TensorFlow traces the replicas' steps in one thread each; all that is here belongs to the current thread.
+TensorFlow traces the step of each replica in a thread of its own; everything here belongs to the current thread.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 
 class SparseInLoopError(Exception):
-    """A step in a loop has sparse gradients, which cannot be added up there: never reaches the user."""
+    """A step in a loop has sparse gradients, which cannot be added up there. The user never sees it."""
 
 
 @dataclass
@@ -21,14 +21,14 @@ class Replica:
     """One replica in one step.
 
     Attributes:
-        strategy: the strategy whose replica it is.
-        index: its number among those of this task.
-        share: its examples divided by those of the whole batch, a float32 scalar; these add up to 1 over all replicas.
-        assigned: variables that the step assigned, by id.
-        reduced: whether gradients have been added up over the replicas already.
-        waiting: where updates wait for the end of compiled code as (optimizer, gradients, variables); None outside of it.
+        strategy: the strategy of the replica.
+        index: its number among the replicas of this task.
+        share: its part of the examples of the whole batch, a float32 scalar; the shares of all replicas add up to 1.
+        assigned: the variables that the step assigns, by id.
+        reduced: whether gradients have been added up over the replicas.
+        postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
         looping: whether the step is traced as the body of a loop.
-        same: ids of variables that get the same value on every replica, so that nothing has to be sent.
+        same: the ids of variables that get the same value on every replica without communication.
     """
 
     strategy: tf.distribute.Strategy
@@ -36,25 +36,25 @@ class Replica:
     share: Any
     assigned: dict[int, Any] = field(default_factory=dict)
     reduced: bool = False
-    waiting: list[Any] | None = None
+    postponed: list[Any] | None = None
     looping: bool = False
     same: set[int] = field(default_factory=set)
 
 
-_here = threading.local()
+_thread = threading.local()
 
 
 def current() -> Replica | None:
-    """The replica that this thread traces a step of; None outside of tfdist's own step functions."""
-    return getattr(_here, "replica", None)
+    """Returns the replica whose step this thread traces; None outside of tfdist's step functions."""
+    return getattr(_thread, "replica", None)
 
 
 @contextlib.contextmanager
 def entered(replica: Replica) -> Iterator[Replica]:
     """Makes `replica` the current one of this thread."""
     before = current()
-    _here.replica = replica
+    _thread.replica = replica
     try:
         yield replica
     finally:
-        _here.replica = before
+        _thread.replica = before

@@ -1,11 +1,9 @@
-"""The one place where Keras and the strategies meet.
+"""Makes Keras' trainer ask the strategy of a model for its functions, data and callbacks.
 
-Keras 3 builds its train, test and predict functions for strategies that run in one process, and some of them fail even there.
-`install()` makes Keras' trainer ask the strategy for what it does better itself, for models made under such a strategy's scope
-only; every other model is trained by Keras' own code. No file of Keras is changed.
+`install()` replaces methods of Keras' trainer (private_api/patches.py) for models made under the scope of a strategy that has
+`KerasHooks`. Keras' own code trains every other model.
 """
 
-import functools
 import inspect
 import logging
 import math
@@ -13,17 +11,37 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
-from tfdist.strategies.private_api import TensorFlowTrainer, TFEpochIterator
+from tfdist.strategies.private_api import patches
 
 _log = logging.getLogger("tfdist")
 
 
+def install() -> None:
+    """Replaces the methods. Calling it again does nothing."""
+    patches.MAKE_FUNCTION.patch(_make_function)
+    patches.MAKE_PREDICT_FUNCTION.patch(_make_predict_function)
+    patches.METRICS_RESULT_OR_LOGS.patch(_metrics_result_or_logs)
+    patches.RESET_METRICS.patch(_reset_metrics)
+    patches.EPOCH_ITERATOR.patch(_init_epoch_iterator)
+    patches.SYMBOLIC_BUILD.patch(_symbolic_build)
+    patches.CALLBACK_LIST.patch(_init_callback_list)
+
+
+def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
+    """Raises ValueError if the optimizer of `model` was made outside the scope of `strategy`."""
+    if getattr(model.optimizer, "_distribution_strategy", strategy) is not strategy:
+        raise ValueError(
+            f"the optimizer of {model.name} was made outside the strategy's scope; make it, and call compile, "
+            "inside `with strategy.scope():`"
+        )
+
+
 def with_metrics(logs: Logs, metrics: dict[str, Any]) -> Logs:
-    """`logs` of a step, flat, with the values of `metrics` for those names in them that are metrics of the model."""
+    """Returns the logs of a step, flattened, with the value in `metrics` for each name that `metrics` has."""
     if not isinstance(logs, dict):
         return logs
     flat: dict[str, Any] = {}
@@ -32,106 +50,70 @@ def with_metrics(logs: Logs, metrics: dict[str, Any]) -> Logs:
     return {name: metrics.get(name, value) for name, value in flat.items()}
 
 
-def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
-    """Raises ValueError when the optimizer of `model` was made outside the scope of `strategy`."""
-    if getattr(model.optimizer, "_distribution_strategy", strategy) is not strategy:
-        raise ValueError(
-            f"the optimizer of {model.name} was made outside the strategy's scope; make it, and call compile, "
-            "inside `with strategy.scope():`"
-        )
+# Replacements. The first parameter is the function that they replace.
 
 
-def install() -> None:
-    """Makes Keras' TensorFlow trainer ask a model's strategy for its functions. Calling it again does nothing."""
-    if getattr(TensorFlowTrainer, "_tfdist_installed", False):
-        return
-    TensorFlowTrainer._tfdist_installed = True
-    make_function = TensorFlowTrainer._make_function
-    make_predict_function = TensorFlowTrainer.make_predict_function
-    result_or_logs = TensorFlowTrainer._get_metrics_result_or_logs
-    reset_metrics = TensorFlowTrainer.reset_metrics
-
-    @functools.wraps(make_function)
-    def _make_function(self: Any, step_function: Callable[..., Any]) -> Any:
-        if (hooks := hooks_of(self.distribute_strategy)) is not None:
-            return hooks.step_function(self, step_function)
-        if self._distribute_strategy is None:
-            _log.warning("%s was made outside the strategy's scope and trains in this process alone", self.name)
-        return make_function(self, step_function)
-
-    @functools.wraps(make_predict_function)
-    def _make_predict_function(self: Any, force: bool = False) -> None:
-        hooks = hooks_of(self.distribute_strategy)
-        if hooks is None:
-            make_predict_function(self, force)
-        elif self.predict_function is None or force:
-            self.predict_function = hooks.predict_function(self)
-
-    @functools.wraps(result_or_logs)
-    def _get_metrics_result_or_logs(self: Any, logs: Logs) -> Logs:
-        if (hooks := hooks_of(self.distribute_strategy)) is not None:
-            logs = hooks.end_epoch(self, logs)
-            if logs:
-                return logs
-        return result_or_logs(self, logs)
-
-    @functools.wraps(reset_metrics)
-    def _reset_metrics(self: Any) -> None:
-        if (hooks := hooks_of(self.distribute_strategy)) is not None:
-            hooks.reset_metrics()
-        reset_metrics(self)
-
-    TensorFlowTrainer._make_function = _make_function
-    TensorFlowTrainer.reset_metrics = _reset_metrics
-    TensorFlowTrainer.make_predict_function = _make_predict_function
-    TensorFlowTrainer._get_metrics_result_or_logs = _get_metrics_result_or_logs
-    _ask_for_data()
-    _ask_for_callbacks()
+def _make_function(original: Callable[..., Any], model: Any, step_function: Callable[..., Any]) -> Any:
+    if (hooks := hooks_of(model.distribute_strategy)) is not None:
+        return hooks.step_function(model, step_function)
+    if model._distribute_strategy is None:
+        _log.warning("%s was made outside the strategy's scope and trains in this process alone", model.name)
+    return original(model, step_function)
 
 
-def _ask_for_data() -> None:
-    """Lets a strategy give what Keras iterates, and what it learns the shapes of a model from."""
-    init, symbolic_build = TFEpochIterator.__init__, TensorFlowTrainer._maybe_symbolic_build
-
-    @functools.wraps(init)
-    def __init__(self: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any) -> None:
-        hooks = hooks_of(distribute_strategy)
-        giver = distribute_strategy
-        if hooks is not None:
-            hooks.check_data(kwargs.get("x"))
-            # Keras asks its argument for nothing but this.
-            giver = SimpleNamespace(experimental_distribute_dataset=hooks.batch_source)
-        init(self, giver, *args, **kwargs)
-        self._distribute_strategy = distribute_strategy
-        if hasattr(self._distributed_dataset, "steps_per_epoch"):
-            steps, execution = self.steps_per_epoch, self.steps_per_execution
-            # Keras runs whole executions.
-            self._distributed_dataset.steps_per_epoch = steps and math.ceil(steps / execution) * execution
-            self._distributed_dataset.batches_per_epoch = self.num_batches
-
-    @functools.wraps(symbolic_build)
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        hooks = hooks_of(self._distribute_strategy)
-        if hooks is not None and iterator is not None:
-            iterator, data_batch = None, hooks.example_batch(iterator._distributed_dataset)
-        symbolic_build(self, iterator, data_batch)
-
-    TFEpochIterator.__init__ = __init__
-    TensorFlowTrainer._maybe_symbolic_build = _maybe_symbolic_build
+def _make_predict_function(original: Callable[..., Any], model: Any, force: bool = False) -> None:
+    hooks = hooks_of(model.distribute_strategy)
+    if hooks is None:
+        original(model, force)
+    elif model.predict_function is None or force:
+        model.predict_function = hooks.predict_function(model)
 
 
-def _ask_for_callbacks() -> None:
-    """Lets a strategy leave out callbacks, and the progress bar, in a task where they have no place."""
-    init = keras.callbacks.CallbackList.__init__
+def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Logs) -> Logs:
+    if (hooks := hooks_of(model.distribute_strategy)) is not None:
+        logs = hooks.end_epoch(model, logs)
+        if logs:
+            return logs
+    return original(model, logs)
 
-    @functools.wraps(init)
-    def __init__(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
-        arguments = inspect.signature(init).bind(self, callbacks, *args, **kwargs)
-        strategy = getattr(arguments.arguments.get("model"), "distribute_strategy", None)
-        if (hooks := hooks_of(strategy)) is not None:
-            arguments.arguments["callbacks"] = hooks.callbacks(tf.nest.flatten(callbacks) if callbacks else [])
-            if not hooks.shows_progress:
-                arguments.arguments["add_progbar"] = False
-        init(*arguments.args, **arguments.kwargs)
 
-    keras.callbacks.CallbackList.__init__ = __init__
+def _reset_metrics(original: Callable[..., Any], model: Any) -> None:
+    if (hooks := hooks_of(model.distribute_strategy)) is not None:
+        hooks.reset_metrics()
+    original(model)
+
+
+def _init_epoch_iterator(
+    original: Callable[..., Any], iterator: Any, distribute_strategy: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    hooks = hooks_of(distribute_strategy)
+    distributor = distribute_strategy
+    if hooks is not None:
+        hooks.check_data(kwargs.get("x"))
+        distributor = SimpleNamespace(experimental_distribute_dataset=hooks.batch_source)  # Keras calls nothing else of it.
+    original(iterator, distributor, *args, **kwargs)
+    iterator._distribute_strategy = distribute_strategy
+    source = iterator._distributed_dataset
+    if isinstance(source, BatchSource):
+        steps, execution = iterator.steps_per_epoch, iterator.steps_per_execution
+        source.steps_per_epoch = steps and math.ceil(steps / execution) * execution  # Keras runs whole executions.
+        source.batches_per_epoch = iterator.num_batches
+
+
+def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> None:
+    hooks = hooks_of(model._distribute_strategy)
+    if hooks is not None and iterator is not None:
+        iterator, data_batch = None, hooks.example_batch(iterator._distributed_dataset)
+    original(model, iterator, data_batch)
+
+
+def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    arguments = bound.arguments
+    strategy = getattr(arguments.get("model"), "distribute_strategy", None)
+    if (hooks := hooks_of(strategy)) is not None:
+        callbacks = arguments.get("callbacks")
+        arguments["callbacks"] = hooks.callbacks(tf.nest.flatten(callbacks) if callbacks else [])
+        if not hooks.shows_progress:
+            arguments["add_progbar"] = False
+    original(*bound.args, **bound.kwargs)

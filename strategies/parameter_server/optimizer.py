@@ -1,21 +1,22 @@
-"""Keras' optimizers on variables that ps tasks hold: gradients sent joined, shards updated in place, rows looked up there.
+"""Keras' optimizers on variables that ps tasks hold: fused gradients, shards updated in place, rows looked up on the ps.
 
-Like keras_hooks/trainer.py this replaces methods at run time, each of which goes on to Keras' own for any other strategy.
+Each replacement of a method of Keras calls Keras' own method under any other strategy.
 """
 
-import functools
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.parameter_server import tensor_fusion
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.parameter_server.placement import ServerExtended
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope, unwrapped
-from tfdist.strategies.private_api import KerasVariable, TFOptimizer, in_stateless_scope
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
+from tfdist.strategies.private_api import in_stateless_scope, patches
 
-BY_ELEMENT = frozenset(
+ELEMENTWISE = frozenset(
     (
         keras.optimizers.SGD,
         keras.optimizers.RMSprop,
@@ -29,49 +30,24 @@ BY_ELEMENT = frozenset(
         keras.optimizers.Lion,
     )
 )
-"""Optimizers whose update of an element depends on that element alone. Lamb, Muon, Adafactor and unknown ones see the whole."""
+"""Optimizers that update each element by itself. Lamb, Muon, Adafactor and unknown optimizers need the whole variable."""
 
 
 def install() -> None:
     """Replaces the methods. Calling it again does nothing."""
-    if getattr(TFOptimizer, "_tfdist_servers_installed", False):
-        return
-    TFOptimizer._tfdist_servers_installed = True
-    update_step = TFOptimizer._distributed_tf_update_step
-
-    @functools.wraps(update_step)
-    def _distributed_tf_update_step(self: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any) -> None:
-        extended = distribution.extended
-        if not isinstance(extended, ServerExtended):
-            update_step(self, distribution, grads_and_vars, learning_rate)
-            return
-        pairs = [(extended._select_single_value(gradient), variable) for gradient, variable in grads_and_vars]
-        with extended.updates_by_element(type(self) in BY_ELEMENT):
-            # Gradients are cut before anything waits for a ps: they travel while another group updates.
-            for device, shards in extended.by_server(tensor_fusion.to_servers(pairs)).items():
-                with extended.critical_section(device, [gradient for there in shards.values() for gradient, _ in there]):
-                    for number, there in shards.items():
-                        with shard_scope(number):
-                            update_step(self, distribution, there, learning_rate)
-
-    TFOptimizer._distributed_tf_update_step = _distributed_tf_update_step
-    for name in (
-        "_apply_weight_decay",
-        "_overwrite_model_variables_with_average_value",
-        "_backend_increment_gradient_accumulators",
-    ):
-        setattr(TFOptimizer, name, _by_element(getattr(TFOptimizer, name)))
-    TFOptimizer._update_model_variables_moving_average = _averages_on_servers(
-        TFOptimizer._update_model_variables_moving_average
-    )
-    _make_additions_atomic()
-    _look_up_rows_on_servers()
+    patches.UPDATE_STEP.patch(_update_step)
+    for method in patches.ELEMENTWISE.values():
+        method.patch(_elementwise)
+    patches.UPDATE_AVERAGES.patch(_update_averages)
+    for name, method in patches.ASSIGN_IN_PLACE.items():
+        method.patch(_assign_add if name == "assign_add" else _assign_sub)
+    patches.SPARSE_READ.add(_sparse_read)
 
 
 def begin_averages(optimizer: Any) -> None:
-    """Lets the moving averages of weights (`use_ema`) begin at the weights, before the first step.
+    """Sets the moving averages of weights (`use_ema`) to the weights, before the first step.
 
-    Keras lets them begin at the first step, which it knows by `iterations`: of several groups each may miss it.
+    Keras does so in the first step, in which `iterations` is 0. Of several groups none may see that value.
     """
     owner: Any
     for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
@@ -81,66 +57,100 @@ def begin_averages(optimizer: Any) -> None:
                     average.assign(variable)
 
 
-def _averages_on_servers(method: Callable[..., Any]) -> Callable[..., Any]:
+def _sent_to_ps(gradients_and_variables: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Sends small dense gradients to the ps of their variables, fused. Any other gradient goes when it is used.
+
+    Args:
+        gradients_and_variables: pairs of a gradient (tensor, IndexedSlices or None) and its variable.
+
+    Returns:
+        The pairs, in order.
+    """
+    pairs = list(gradients_and_variables)
+    fused: dict[tuple[str, Any], list[int]] = defaultdict(list)
+    for position, (gradient, wrapper) in enumerate(pairs):
+        variable = unwrapped(wrapper)
+        is_dense = tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices)
+        if is_dense and isinstance(variable, ServerVariable) and is_small(variable.shape, gradient.dtype):
+            fused[variable.device, gradient.dtype].append(position)
+    for (device, _), positions in fused.items():
+        vector = flatten([pairs[position][0] for position in positions])
+        with tf.device(device):
+            pieces = unflatten(tf.identity(vector), [pairs[position][1].shape for position in positions])
+        for position, piece in zip(positions, pieces, strict=True):
+            pairs[position] = (piece, pairs[position][1])
+    return pairs
+
+
+# Replacements. The first parameter is the method that they replace.
+
+
+def _update_step(
+    original: Callable[..., Any], optimizer: Any, distribution: Any, grads_and_vars: Any, learning_rate: Any
+) -> None:
+    extended = distribution.extended
+    if not isinstance(extended, ServerExtended):
+        original(optimizer, distribution, grads_and_vars, learning_rate)
+        return
+    pairs = [(extended._select_single_value(gradient), variable) for gradient, variable in grads_and_vars]
+    with extended.elementwise_updates(type(optimizer) in ELEMENTWISE):
+        # Gradients are split before anything waits for a ps: they travel while another group updates.
+        for device, shards in extended.by_ps(_sent_to_ps(pairs)).items():
+            with extended.critical_section(device, [gradient for there in shards.values() for gradient, _ in there]):
+                for number, there in shards.items():
+                    with shard_scope(number):
+                        original(optimizer, distribution, there, learning_rate)
+
+
+def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_variables: Any) -> None:
     """Computes each moving average on the ps that holds it."""
-
-    @functools.wraps(method)
-    def update_averages(self: Any, trainable_variables: Any) -> None:
-        extended = getattr(self._distribution_strategy, "extended", None)
-        if not isinstance(extended, ServerExtended):
-            method(self, trainable_variables)
-            return
-        begun = tf.cast(self.iterations != 0, tf.float32)
-        with extended.updates_by_element(True):
-            for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
-                if self.use_ema and average is not None:
-                    momentum = tf.cast(begun * self.ema_momentum, variable.dtype)
-                    extended.update(average._value, _average, args=(variable._value, momentum), group=False)
-
-    return update_averages
+    extended = getattr(optimizer._distribution_strategy, "extended", None)
+    if not isinstance(extended, ServerExtended):
+        original(optimizer, trainable_variables)
+        return
+    begun = tf.cast(optimizer.iterations != 0, tf.float32)
+    with extended.elementwise_updates(True):
+        for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True):
+            if optimizer.use_ema and average is not None:
+                momentum = tf.cast(begun * optimizer.ema_momentum, variable.dtype)
+                extended.update(average._value, _average, args=(variable._value, momentum), group=False)
 
 
 def _average(average: Any, variable: Any, momentum: Any) -> None:
     average.assign(momentum * average + (1 - momentum) * variable)
 
 
-def _by_element(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def updates(self: Any, *args: Any) -> Any:
-        extended = getattr(self._distribution_strategy, "extended", None)
-        if not isinstance(extended, ServerExtended):
-            return method(self, *args)
-        with extended.updates_by_element(True):
-            return method(self, *args)
-
-    return updates
+def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> Any:
+    """Updates each shard by itself."""
+    extended = getattr(optimizer._distribution_strategy, "extended", None)
+    if not isinstance(extended, ServerExtended):
+        return original(optimizer, *args)
+    with extended.elementwise_updates(True):
+        return original(optimizer, *args)
 
 
-def _make_additions_atomic() -> None:
-    """Makes `assign_add` and `assign_sub` of a Keras variable on a ps one operation there.
-
-    Keras reads, adds and writes, so that of two workers that do it at once one is lost: `optimizer.iterations` then counts
-    too few steps, and learning-rate schedules run late.
-    """
-    for name in ("assign_add", "assign_sub"):
-        original = getattr(KerasVariable, name)
-
-        @functools.wraps(original)
-        def add(self: Any, value: Any, _name: str = name, _original: Callable[..., Any] = original) -> Any:
-            if in_stateless_scope() or not isinstance(unwrapped(self._value), ServerVariable | ShardedVariable):
-                return _original(self, value)
-            return getattr(self._value, _name)(tf.cast(value, self._value.dtype))
-
-        setattr(KerasVariable, name, add)
+# An addition to a variable on a ps is one operation. Keras reads, adds and writes: if two workers do so at the same time, one
+# addition is lost, `optimizer.iterations` counts too few steps, and learning-rate schedules run late.
 
 
-def _look_up_rows_on_servers() -> None:
-    """Lets `tf.gather`, and with it Keras' Embedding, look rows up on the ps; Keras would fetch the whole table each step."""
+def _assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    if not _is_on_ps(variable):
+        return original(variable, value)
+    return variable._value.assign_add(tf.cast(value, variable._value.dtype))
 
-    def sparse_read(self: Any, indices: Any, name: str | None = None) -> Any:
-        variable = unwrapped(self._value)
-        if in_stateless_scope() or not isinstance(variable, ServerVariable | ShardedVariable):
-            raise AttributeError("sparse_read")  # tf.gather then does what it does with any tensor.
-        return self._maybe_autocast(variable.sparse_read(indices, name=name))
 
-    KerasVariable.sparse_read = sparse_read
+def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    if not _is_on_ps(variable):
+        return original(variable, value)
+    return variable._value.assign_sub(tf.cast(value, variable._value.dtype))
+
+
+def _sparse_read(variable: Any, indices: Any, name: str | None = None) -> Any:
+    """Makes `tf.gather`, and with it Keras' Embedding, look up rows on the ps. Keras would read the whole table each step."""
+    if not _is_on_ps(variable):
+        raise AttributeError("sparse_read")  # Makes tf.gather treat the variable as any tensor.
+    return variable._maybe_autocast(unwrapped(variable._value).sparse_read(indices, name=name))
+
+
+def _is_on_ps(variable: Any) -> bool:
+    return not in_stateless_scope() and isinstance(unwrapped(variable._value), ServerVariable | ShardedVariable)

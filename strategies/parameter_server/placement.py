@@ -1,53 +1,57 @@
-"""Where variables are created on the ps tasks, and how replicas read, add up and update them.
+"""Places variables on the ps tasks and updates them there.
 
-Servers get nearly equal loads: a variable goes to the ps that holds the fewest bytes, a large one is split by rows over all.
+A variable goes to the ps that holds the fewest bytes; a large one is split by rows over all ps. So the ps carry nearly equal
+loads.
 """
 
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
-from tfdist.strategies.coordinator.extended import GroupExtended
+from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope, unwrapped
+from tfdist.strategies.parameter_server import fused_reads
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
+from tfdist.strategies.private_api.overrides import overrides
 
 MIN_SHARD_BYTES = 256 * 1024
-"""A variable is split when every shard has at least this size: the default of TensorFlow's `MinSizePartitioner`."""
+"""A variable is split if every shard has at least this size. The default of TensorFlow's `MinSizePartitioner`."""
 
 
 class ServerExtended(GroupExtended):
-    """TensorFlow's extended ParameterServerStrategy, with placement by size, shards, and worker groups of several replicas."""
+    """`tf.distribute.StrategyExtended` of `parameter_server`."""
 
     def __init__(self, strategy: Any, resolver: Any, groups: Sequence[WorkerGroup]) -> None:
         super().__init__(strategy, resolver, groups)
         self._tfdist_bytes = [0] * self._num_ps
-        self._tfdist_by_element = False
+        self._tfdist_elementwise = False
 
     # Creating variables.
 
+    @overrides(GroupExtended)
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         if kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ:
             return SyncOnReadVariable(self._container_strategy(), next_creator, **kwargs)
         if kwargs.pop("per_worker_variable", False):
             return self._create_per_worker_variable(next_creator, **kwargs)
         aggregation = kwargs.pop("aggregation", None)
-        return self._shared(self._create_on_servers(next_creator, kwargs), aggregation)
+        return self.shared(self._create_on_ps(next_creator, kwargs), aggregation)
 
-    def _create_on_servers(self, next_creator: Any, kwargs: dict[str, Any]) -> Any:
+    def _create_on_ps(self, next_creator: Any, kwargs: dict[str, Any]) -> Any:
         beside = unwrapped(kwargs.pop("colocate_with", None))
-        home = self._server_of(beside) if beside is not None else self._tfdist_bytes.index(min(self._tfdist_bytes))
+        home = _ps_of(beside) if beside is not None else self._tfdist_bytes.index(min(self._tfdist_bytes))
         initial_value = kwargs.get("initial_value")
-        # Without the scopes of whoever creates it: an optimizer creates its slots beside a variable.
+        # Outside of the caller's scopes: an optimizer creates its slots beside a variable.
         with tf.init_scope(), tf.device(None), tf.compat.v1.colocate_with(None, ignore_existing=True):
-            if initial_value is None:  # tf.saved_model.load: the value comes later.
-                return self._create_part(next_creator, home, kwargs)
-            with tf.device(self._device(home)):
+            if initial_value is None:  # From `tf.saved_model.load`, which assigns the value later.
+                return self._create_on(next_creator, home, kwargs)
+            with tf.device(_device(home)):
                 value = initial_value() if callable(initial_value) else initial_value
                 value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype=kwargs.get("dtype"))
             kwargs["initial_value"] = value
@@ -56,38 +60,31 @@ class ServerExtended(GroupExtended):
             else:
                 offsets = self._offsets(value) if beside is None else None
             if offsets is None:
-                return self._create_part(next_creator, home, kwargs)
+                return self._create_on(next_creator, home, kwargs)
             name = kwargs.get("name") or "Variable"
-            parts = []
+            shards = []
             for number, (begin, end) in enumerate(itertools.pairwise(offsets)):
-                part = {**kwargs, "initial_value": value[begin:end], "name": f"{name}/part_{number}"}
-                part.pop("shape", None)
-                parts.append(self._create_part(next_creator, number, part))
-            return ShardedVariable(parts, offsets, f"{name}:0")
+                shard = {**kwargs, "initial_value": value[begin:end], "name": f"{name}/part_{number}"}
+                shard.pop("shape", None)
+                shards.append(self._create_on(next_creator, number, shard))
+            return ShardedVariable(shards, offsets, f"{name}:0")
 
-    def _create_part(self, next_creator: Any, server: int, kwargs: dict[str, Any]) -> ServerVariable:
-        with tf.device(self._device(server)):
+    def _create_on(self, next_creator: Any, ps: int, kwargs: dict[str, Any]) -> ServerVariable:
+        with tf.device(_device(ps)):
             variable = ServerVariable(next_creator(**kwargs))
         if variable.shape.is_fully_defined():
-            self._tfdist_bytes[server] += variable.shape.num_elements() * max(1, variable.dtype.size)
+            self._tfdist_bytes[ps] += variable.shape.num_elements() * max(1, variable.dtype.size)
         return variable
 
     def _offsets(self, value: Any) -> list[int] | None:
-        """The first rows of the shards of a new variable, then its number of rows; None where it stays whole."""
-        servers = self._num_ps
+        """Returns the first row of each shard of a new variable, then the number of rows; None if it is not split."""
+        count = self._num_ps
         size = value.shape.num_elements() * value.dtype.size
-        if servers == 1 or value.shape.rank == 0 or value.shape[0] < servers or size < servers * MIN_SHARD_BYTES:
+        if count == 1 or value.shape.rank == 0 or value.shape[0] < count or size < count * MIN_SHARD_BYTES:
             return None
-        return [value.shape[0] * number // servers for number in range(servers + 1)]
+        return [value.shape[0] * number // count for number in range(count + 1)]
 
-    @staticmethod
-    def _device(server: int) -> str:
-        return f"/job:ps/replica:0/task:{server}/device:CPU:0"
-
-    @staticmethod
-    def _server_of(variable: Any) -> int:
-        return tf.DeviceSpec.from_string(variable.device).task or 0
-
+    @overrides(GroupExtended)
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
         if not isinstance(unwrapped(colocate_with_variable), ServerVariable | ShardedVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
@@ -95,30 +92,30 @@ class ServerExtended(GroupExtended):
     # Updating variables.
 
     @contextlib.contextmanager
-    def updates_by_element(self, by_element: bool) -> Iterator[None]:
-        """Whether the functions given to `update` treat each element by itself, so that shards can be updated one by one."""
-        outer, self._tfdist_by_element = self._tfdist_by_element, by_element
+    def elementwise_updates(self, elementwise: bool) -> Iterator[None]:
+        """Says whether the functions passed to `update` treat each element by itself, so that each shard is updated alone."""
+        outer, self._tfdist_elementwise = self._tfdist_elementwise, elementwise
         try:
             yield
         finally:
-            self._tfdist_by_element = outer
+            self._tfdist_elementwise = outer
 
-    def by_server(
-        self, gradients_and_variables: Sequence[tuple[Any, Any]]
-    ) -> dict[str, dict[int | None, list[tuple[Any, Any]]]]:
-        """The pairs by the device where they are updated, and there by the number of the shard, None for what is whole.
+    def by_ps(self, gradients_and_variables: Sequence[tuple[Any, Any]]) -> dict[str, dict[int | None, list[tuple[Any, Any]]]]:
+        """Groups pairs by the ps that updates the variable.
 
-        Of a variable that is updated shard by shard each ps gets its piece of the gradient; any other is where its first is.
+        Returns:
+            The device of the ps -> the number of the shard, None for a variable as a whole -> pairs. With elementwise updates
+            each ps gets the rows of the gradient that belong to its shard. Otherwise the ps of the first shard gets all.
         """
-        servers: dict[str, dict[int | None, list[tuple[Any, Any]]]] = defaultdict(lambda: defaultdict(list))
-        for gradient, given in gradients_and_variables:
-            variable = unwrapped(given)
-            if self._tfdist_by_element and isinstance(variable, ShardedVariable) and gradient is not None:
+        by_ps: dict[str, dict[int | None, list[tuple[Any, Any]]]] = defaultdict(lambda: defaultdict(list))
+        for gradient, wrapper in gradients_and_variables:
+            variable = unwrapped(wrapper)
+            if self._tfdist_elementwise and isinstance(variable, ShardedVariable) and gradient is not None:
                 for number, piece in enumerate(variable.split(gradient)):
-                    servers[variable.parts[number].device][number].append((piece, given))
+                    by_ps[variable.shards[number].device][number].append((piece, wrapper))
             else:
-                servers[variable.device][None].append((gradient, given))
-        return servers
+                by_ps[variable.device][None].append((gradient, wrapper))
+        return by_ps
 
     def critical_section(self, device: str, gradients: Sequence[Any]) -> contextlib.AbstractContextManager[None]:
         """Keeps other groups from updating variables on the ps `device` while this group applies `gradients` there.
@@ -131,28 +128,42 @@ class ServerExtended(GroupExtended):
         arrived = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
         return critical_section("tfdist_update", device, arrived)
 
+    @overrides(GroupExtended)
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)
         args, kwargs = self._select_single_value(args), self._select_single_value(kwargs)
         if not isinstance(variable, ServerVariable | ShardedVariable):
             return super()._update(var, fn, args, kwargs, group)
-        if isinstance(variable, ServerVariable) or variable.is_shard or not self._tfdist_by_element:
-            # A shard-wise variable is read as a whole where its first shard is, and written back in pieces.
-            result = self._update_on(variable.device, variable, fn, args, kwargs)
+        if isinstance(variable, ServerVariable) or variable.is_shard or not self._tfdist_elementwise:
+            # If it is sharded and not elementwise: read as a whole where its first shard is, and written back in pieces.
+            result = _update_on_ps(variable.device, variable, fn, args, kwargs)
             return result if group else tf.nest.map_structure(self._local_results, result)
         pieces = [_pieces(variable, value) for value in args]
         named = {name: _pieces(variable, value) for name, value in kwargs.items()}
-        for number, part in enumerate(variable.parts):
+        for number, shard in enumerate(variable.shards):
             with shard_scope(number):
-                self._update_on(
-                    part.device, variable, fn, [p[number] for p in pieces], {name: p[number] for name, p in named.items()}
+                _update_on_ps(
+                    shard.device, variable, fn, [p[number] for p in pieces], {name: p[number] for name, p in named.items()}
                 )
         return variable
 
 
+def _update_on_ps(device: str, variable: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    with fused_reads.current().updating(device):
+        return update_on(device, variable, update, args, kwargs)
+
+
+def _device(ps: int) -> str:
+    return f"/job:ps/replica:0/task:{ps}/device:CPU:0"
+
+
+def _ps_of(variable: Any) -> int:
+    return tf.DeviceSpec.from_string(variable.device).task or 0
+
+
 def _pieces(variable: ShardedVariable, value: Any) -> list[Any]:
-    """An argument of an update for each shard: a tensor of the variable's shape cut by rows, anything else as it is."""
+    """Returns an argument of an update for each shard: the rows of a tensor of the variable's shape, anything else as it is."""
     whole = variable._shape
     if isinstance(value, tf.IndexedSlices) or (tf.is_tensor(value) and not hasattr(value, "handle") and value.shape == whole):
         return variable.split(value)
-    return [value] * len(variable.parts)
+    return [value] * len(variable.shards)

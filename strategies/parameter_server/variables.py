@@ -1,8 +1,7 @@
-"""Variables on ps tasks: whole on one of them, or a large one split by rows over all of them.
+"""Variables on ps tasks: a `ServerVariable` is on one ps, a `ShardedVariable` is split by rows over all of them.
 
-To Keras either is one variable: one value to read, assign, save and load, whatever the number of ps tasks. Where the update
-of an optimizer treats each element by itself, each ps updates its own rows (`shard_scope`), and only rows that are looked up
-travel (`sparse_read`).
+Keras sees one variable in both cases, with one value to read, assign, save and load. If an optimizer updates each element by
+itself, each ps updates its rows (`shard_scope`). Of a table, only rows that are looked up travel (`sparse_read`).
 """
 
 import contextlib
@@ -14,16 +13,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.variable_base import VariableBase
-from tfdist.strategies.keras_hooks import replica_context as replicas
-from tfdist.strategies.parameter_server import tensor_fusion
+from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.private_api import (
-    AggregatingVariable,
     CachingVariable,
     record_operation,
     register_tensor_conversion,
     stop_recording,
     variable_accessed,
 )
+from tfdist.strategies.private_api.overrides import overrides
 
 
 class _Shard(threading.local):
@@ -35,7 +33,7 @@ _current_shard = _Shard()
 
 @contextlib.contextmanager
 def shard_scope(number: int | None) -> Iterator[None]:
-    """Inside it, in this thread, every `ShardedVariable` stands for its shard `number` alone; for the whole with None."""
+    """Makes every `ShardedVariable` stand for its shard `number` in this thread; with None, for the whole variable."""
     outer, _current_shard.number = _current_shard.number, number
     try:
         yield
@@ -43,104 +41,89 @@ def shard_scope(number: int | None) -> Iterator[None]:
         _current_shard.number = outer
 
 
-def unwrapped(variable: Any) -> Any:
-    """The `ServerVariable` or `ShardedVariable` inside TensorFlow's wrapper for several replicas; else `variable`."""
-    return variable.get() if isinstance(variable, AggregatingVariable) else variable
-
-
-class SharedByReplicas(AggregatingVariable):
-    """TensorFlow's wrapper that aggregates what several replicas assign; what all assign alike, the first assigns."""
-
-    def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
-        replica = replicas.current()
-        if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
-            return super()._assign_func(*args, **kwargs)
-        function = kwargs.pop("f")
-        return function(self.get(), *args, **kwargs) if replica.index == 0 else None
-
-
 class ServerVariable(CachingVariable):
-    """A variable that lives on one ps. Inside a step it reads what the step has fetched from that ps with one message."""
+    """A variable on one ps. In a step its value comes from the one message that carries all small variables of that ps."""
 
     def value(self) -> Any:
-        """The value as a tensor."""
-        fetched = tensor_fusion.fetched(self)
-        return super().value() if fetched is None else fetched
+        """Returns the value as a tensor."""
+        value = fused_reads.current().value_of(self)
+        return super().value() if value is None else value
 
     def read_value(self) -> Any:
-        """As `value()`."""
-        fetched = tensor_fusion.fetched(self)
-        return super().read_value() if fetched is None else fetched
+        """Returns the value as a tensor."""
+        value = fused_reads.current().value_of(self)
+        return super().read_value() if value is None else value
 
+    @overrides(CachingVariable)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-        fetched = tensor_fusion.fetched(self)
-        return super()._dense_var_to_tensor(dtype, name, as_ref) if fetched is None else fetched
+        value = fused_reads.current().value_of(self)
+        return super()._dense_var_to_tensor(dtype, name, as_ref) if value is None else value
 
     def assign(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign`; a step that reads it afterwards reads it anew."""
-        tensor_fusion.forget(self)
+        """Assigns a value, as `tf.Variable.assign`. A step that reads the variable afterwards reads it again."""
+        fused_reads.current().forget(self)
         return super().assign(*args, **kwargs)
 
     def assign_add(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_add`."""
-        tensor_fusion.forget(self)
+        """Adds to the value, as `tf.Variable.assign_add`."""
+        fused_reads.current().forget(self)
         return super().assign_add(*args, **kwargs)
 
     def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
-        """As `tf.Variable.assign_sub`."""
-        tensor_fusion.forget(self)
+        """Subtracts from the value, as `tf.Variable.assign_sub`."""
+        fused_reads.current().forget(self)
         return super().assign_sub(*args, **kwargs)
 
 
 class ShardedVariable(VariableBase):
-    """A variable whose rows are split over several ps tasks, each part a `CachingVariable` there.
+    """A variable whose rows are split over several ps tasks.
 
     Attributes:
-        parts: the variables of the shards, in the order of their rows.
-        offsets: the first row of each shard, and the number of rows at the end.
+        shards: the variables that hold the rows (`ServerVariable`), in the order of the rows.
+        offsets: the first row of each shard, then the number of rows.
     """
 
-    def __init__(self, parts: list[Any], offsets: list[int], name: str) -> None:
-        self.parts = parts
+    def __init__(self, shards: list[Any], offsets: list[int], name: str) -> None:
+        self.shards = shards
         self.offsets = offsets
-        self._shape = tf.TensorShape([offsets[-1], *parts[0].shape[1:]])
+        self._shape = tf.TensorShape([offsets[-1], *shards[0].shape[1:]])
         self._name = name
-        self._unique_id = f"{parts[0]._unique_id}_shards"
-        self._trainable = parts[0].trainable
-        self._synchronization = parts[0].synchronization
-        self._aggregation = parts[0].aggregation
+        self._unique_id = f"{shards[0]._unique_id}_shards"
+        self._trainable = shards[0].trainable
+        self._synchronization = shards[0].synchronization
+        self._aggregation = shards[0].aggregation
         self._in_graph_mode = False
         self._cached_value = None
 
     @property
     def _here(self) -> Any:
-        """The part that this variable stands for in a `shard_scope`, else None."""
-        return None if _current_shard.number is None else self.parts[_current_shard.number]
+        """The shard that this variable stands for in a `shard_scope`; None outside."""
+        return None if _current_shard.number is None else self.shards[_current_shard.number]
 
     @property
     def is_shard(self) -> bool:
-        """Whether it stands for one of its shards now."""
+        """Whether it stands for one of its shards in this thread."""
         return self._here is not None
 
     @property
     def handle(self) -> Any:
-        """The handle of the first shard: what a gradient tape knows the whole variable by."""
-        return self.parts[0].handle
+        """The handle of the first shard, by which gradient tapes know the whole variable."""
+        return self.shards[0].handle
 
     @property
     def shape(self) -> tf.TensorShape:
-        """The shape of the whole variable; in a `shard_scope` of that shard."""
+        """The shape of the whole variable; in a `shard_scope`, of the shard."""
         return self._shape if self._here is None else self._here.shape
 
     @property
     def dtype(self) -> Any:
         """The dtype."""
-        return self.parts[0].dtype
+        return self.shards[0].dtype
 
     @property
     def device(self) -> str:
-        """The device of the first shard; in a `shard_scope` of that shard."""
-        return str((self.parts[0] if self._here is None else self._here).device)
+        """The device of the first shard; in a `shard_scope`, of the shard."""
+        return str((self.shards[0] if self._here is None else self._here).device)
 
     @property
     def name(self) -> str:
@@ -154,70 +137,79 @@ class ShardedVariable(VariableBase):
 
     @property
     def synchronization(self) -> Any:
-        """As `tf.Variable.synchronization`."""
+        """See `tf.Variable.synchronization`."""
         return self._synchronization
 
     @property
     def aggregation(self) -> Any:
-        """As `tf.Variable.aggregation`."""
+        """See `tf.Variable.aggregation`."""
         return self._aggregation
 
     @property
     def constraint(self) -> None:
-        """Keras applies constraints itself."""
+        """None: Keras applies constraints."""
         return None
 
     @property
     def op(self) -> Any:
-        """The operation of the first shard, where other variables are colocated with this one."""
-        return self.parts[0].op
+        """The operation of the first shard. Variables that are colocated with this variable are on its device."""
+        return self.shards[0].op
 
     def get_shape(self) -> tf.TensorShape:
-        """As `shape`."""
+        """Returns `shape`."""
         return self.shape
 
     def value(self) -> Any:
-        """The whole value as a tensor on the current device; in a `shard_scope` that shard's."""
+        """Returns the whole value as a tensor on the current device; in a `shard_scope`, the value of the shard."""
         if self._here is not None:
             return self._here.value()
-        fetched = tensor_fusion.fetched(self)
-        return tensor_fusion.read_at_home(self) if fetched is None else fetched
+        reads = fused_reads.current()
+        value = reads.value_of(self)
+        return reads.read_whole(self) if value is None else value
 
     def read_value(self) -> Any:
-        """As `value()`."""
+        """Returns `value()`."""
         return self.value()
 
+    @overrides(VariableBase)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         del dtype, name, as_ref
         return self.value()
 
     def numpy(self) -> Any:
-        """The whole value as a numpy array."""
+        """Returns the whole value as a numpy array."""
         return self.value().numpy()
 
     def gathered(self) -> Any:
-        """The shards' values read from their ps and joined, unknown to gradient tapes."""
-        return tf.concat([part.value() for part in self.parts], axis=0)
+        """Reads the shards and returns the whole value. Gradient tapes do not record it."""
+        return tf.concat([shard.value() for shard in self.shards], axis=0)
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
-        """The rows `indices` (int, any shape); each ps sends its rows only.
+        """Looks rows up. Each ps sends only the rows that are looked up there.
+
+        Args:
+            indices: the numbers of the rows, int, of any shape.
+            name: not used.
+
+        Returns:
+            The rows, of shape `indices.shape + shape[1:]`.
 
         Raises:
-            tf.errors.InvalidArgumentError: when the function runs, for an index that the variable does not have.
+            tf.errors.InvalidArgumentError: when the function runs, if a row does not exist.
         """
         del name
         if self._here is not None:
             return self._here.sparse_read(indices)
-        if not tensor_fusion.at_home():  # A loop's body: gradients cannot follow a lookup out of it.
+        if fused_reads.current().is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
             return tf.gather(self.value(), indices)
         variable_accessed(self)
         indices = tf.convert_to_tensor(indices)
         with stop_recording():
             flat = tf.reshape(indices, [-1])
             places, rows = [], []
-            for part, chosen, local in self._split_rows(flat):
+            for shard, chosen, local in self._split_rows(flat):
                 places.append(chosen)
-                rows.append(part.sparse_read(local))
+                rows.append(shard.sparse_read(local))
             found = tf.dynamic_stitch(places, rows)
             shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             found = tf.ensure_shape(tf.reshape(found, shape), indices.shape.concatenate(self._shape[1:]))
@@ -231,58 +223,66 @@ class ShardedVariable(VariableBase):
         return found
 
     def _split_rows(self, flat: Any) -> Iterator[tuple[Any, Any, Any]]:
-        """For each shard: its part, which entries of the row numbers `flat` [n] it holds, and their rows in the shard."""
-        last = len(self.parts) - 1
-        for number, part in enumerate(self.parts):
+        """Splits row numbers by shard.
+
+        Args:
+            flat: row numbers, int [n].
+
+        Yields:
+            For each shard: the shard, the positions in `flat` of the rows that it holds, and their row numbers in the shard.
+        """
+        last = len(self.shards) - 1
+        for number, shard in enumerate(self.shards):
             begin, end = self.offsets[number], self.offsets[number + 1]
-            # Rows that do not exist go to the first or last shard, whose lookup then fails as it should.
+            # Rows that do not exist go to the first or last shard, whose lookup then fails.
             held = (flat >= begin if number else flat >= flat.dtype.min) & (flat < end if number < last else flat >= begin)
             chosen = tf.cast(tf.reshape(tf.where(held), [-1]), tf.int32)
-            yield part, chosen, tf.gather(flat, chosen) - begin
+            yield shard, chosen, tf.gather(flat, chosen) - begin
 
     def split(self, value: Any) -> list[Any]:
-        """`value`, a tensor of the whole shape or IndexedSlices of it, as one for each shard."""
+        """Splits a tensor of the whole shape, or IndexedSlices of it, into one for each shard."""
         if isinstance(value, tf.IndexedSlices):
             pieces = []
-            for part, chosen, local in self._split_rows(value.indices):
-                shape = tf.constant(part.shape.as_list(), value.indices.dtype)
+            for shard, chosen, local in self._split_rows(value.indices):
+                shape = tf.constant(shard.shape.as_list(), value.indices.dtype)
                 pieces.append(tf.IndexedSlices(tf.gather(value.values, chosen), local, shape))
             return pieces
         return [value[begin:end] for begin, end in itertools.pairwise(self.offsets)]
 
     def _write(self, method: str, value: Any) -> "ShardedVariable":
-        tensor_fusion.forget(self)
+        fused_reads.current().forget(self)
         if self._here is not None:
             getattr(self._here, method)(value)
             return self
         value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value, self.dtype)
-        for part, piece in zip(self.parts, self.split(value), strict=True):
-            getattr(part, method)(piece)
+        for shard, piece in zip(self.shards, self.split(value), strict=True):
+            getattr(shard, method)(piece)
         return self
 
     def scatter_add(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """As `tf.Variable.scatter_add`."""
+        """Adds slices, as `tf.Variable.scatter_add`."""
         del use_locking, name
         return self._write("scatter_add", sparse_delta)
 
     def scatter_sub(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """As `tf.Variable.scatter_sub`."""
+        """Subtracts slices, as `tf.Variable.scatter_sub`."""
         del use_locking, name
         return self._write("scatter_sub", sparse_delta)
 
     def scatter_update(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """As `tf.Variable.scatter_update`."""
+        """Assigns slices, as `tf.Variable.scatter_update`."""
         del use_locking, name
         return self._write("scatter_update", sparse_delta)
 
+    @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(
-            f"{self._name} is split over {len(self.parts)} ps tasks, and a SavedModel cannot hold that; save the model "
+            f"{self._name} is split over {len(self.shards)} ps tasks, and a SavedModel cannot hold that; save the model "
             "as .keras, load it in a program without a cluster, and export it there"
         )
 
     def __repr__(self) -> str:
-        return f"<ShardedVariable {self._name!r} shape={self._shape} dtype={self.dtype.name} in {len(self.parts)} shards>"
+        return f"<ShardedVariable {self._name!r} shape={self._shape} dtype={self.dtype.name} in {len(self.shards)} shards>"
 
 
 register_tensor_conversion(ShardedVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())

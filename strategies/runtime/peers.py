@@ -1,6 +1,6 @@
-"""Waiting for the tasks of a cluster to come up, without TensorFlow.
+"""Waits for the tasks of a cluster to start, without TensorFlow.
 
-TensorFlow itself waits without a limit and does not say for whom (keras and tensorflow issues, e.g. tensorflow#46931).
+TensorFlow itself waits without a limit and does not name the missing tasks (for example tensorflow#46931).
 """
 
 import contextlib
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from tfdist.cluster import Task
 
 POLL_SECONDS = 0.1
-TELL_SECONDS = 10.0
+LOG_SECONDS = 10.0
 
 
 class StartTimeoutError(TimeoutError):
-    """Tasks did not come up in time. The message names them."""
+    """Tasks did not start in time. The message names them."""
 
 
 def is_listening(task: Task, timeout: float = 1.0) -> bool:
-    """Whether something accepts TCP connections at the address of `task`, asked for at most `timeout` seconds."""
+    """Returns whether the address of `task` accepts TCP connections, after at most `timeout` seconds."""
     assert task.host is not None
     try:
         socket.create_connection((task.host, task.port), timeout).close()
@@ -30,25 +30,25 @@ def is_listening(task: Task, timeout: float = 1.0) -> bool:
 
 
 def waiting_for(tasks: Iterable[Task]) -> str:
-    """`worker:1 (host:port), ps:0 (host:port)`; at most ten tasks, then how many more."""
+    """Returns `worker:1 (host:port), ps:0 (host:port)`: at most ten tasks, then the number of further ones."""
     named = [f"{task.name} ({task.address})" for task in tasks]
     more = f" and {len(named) - 10} more" if len(named) > 10 else ""
     return ", ".join(named[:10]) + more
 
 
-def wait_for_tasks(tasks: Sequence[Task], timeout: float, tell: Callable[[str], None]) -> None:
-    """Returns when every task accepts connections.
+def wait_for_tasks(tasks: Sequence[Task], timeout: float, log: Callable[[str], None]) -> None:
+    """Waits until every task accepts connections.
 
     Args:
         tasks: tasks with addresses.
         timeout: seconds until it gives up.
-        tell: called every ten seconds with a sentence that names the tasks still missing.
+        log: called every 10 s with a sentence that names the missing tasks.
 
     Raises:
-        StartTimeoutError: when some task is not up after `timeout` seconds.
+        StartTimeoutError: if a task does not accept connections within `timeout` seconds.
     """
     start = time.monotonic()
-    told = start
+    logged = start
     missing = list(tasks)
     while True:
         missing = [task for task in missing if not is_listening(task)]
@@ -60,22 +60,22 @@ def wait_for_tasks(tasks: Sequence[Task], timeout: float, tell: Callable[[str], 
                 f"gave up after {timeout:.0f} s: no answer from {waiting_for(missing)}; "
                 "start these tasks, or check that their addresses can be reached from here"
             )
-        if now - told >= TELL_SECONDS:
-            told = now
-            tell(f"waiting {now - start:.0f} s for {waiting_for(missing)}")
+        if now - logged >= LOG_SECONDS:
+            logged = now
+            log(f"waiting {now - start:.0f} s for {waiting_for(missing)}")
         time.sleep(POLL_SECONDS)
 
 
-def meet(me: Task, tasks: Sequence[Task], timeout: float, tell: Callable[[str], None]) -> None:
-    """Returns when every task of `tasks` is here: has called this too, or listens already for another reason.
+def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Callable[[str], None]) -> None:
+    """Waits until every task of `tasks` has called this too, or listens already for another reason.
 
-    While it waits it accepts connections at the address of `me`, and stops when it returns.
+    Accepts connections at the address of `me` meanwhile.
 
     Raises:
-        StartTimeoutError: as `wait_for_tasks`, or when `me` cannot listen at its own address.
+        StartTimeoutError: as `wait_for_tasks`, or if `me` cannot listen at its own address.
     """
     with _listening(me):
-        wait_for_tasks([task for task in tasks if task is not me], timeout, tell)
+        wait_for_tasks([task for task in tasks if task is not me], timeout, log)
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def _listening(me: Task) -> Iterator[None]:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         try:
             listener.bind(("", me.port))
-            listener.listen(socket.SOMAXCONN)  # The kernel accepts; nothing is said on these connections.
+            listener.listen(socket.SOMAXCONN)  # The kernel accepts; no data travels on these connections.
         except OSError as cause:
             raise StartTimeoutError(
                 f"{me.name} cannot listen at {me.address}: {cause.strerror}; free the port, or describe another"

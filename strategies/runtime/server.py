@@ -1,4 +1,4 @@
-"""A ps or worker task: a TensorFlow server that runs until the chief has finished."""
+"""The program of a serving ps or worker task: a TensorFlow server that runs until the chief's program ends."""
 
 import atexit
 import logging
@@ -16,10 +16,10 @@ CHIEF_POLL_SECONDS = 5.0
 CHIEF_GONE_SECONDS = 30.0
 
 ANSWER_SECONDS = 0.3
-"""How long a server lives on after it was told to end, so that its answer still reaches the chief."""
+"""How long a server runs after the chief has ended it, so that its answer still reaches the chief."""
 
 EXIT_CHIEF_FAILED = 75
-"""Exit code of a server that ends because of the chief, not of itself: EX_TEMPFAIL of <sysexits.h>."""
+"""Exit code of a server that ends because the chief failed: EX_TEMPFAIL of <sysexits.h>."""
 
 _log = logging.getLogger("tfdist")
 
@@ -27,13 +27,13 @@ _log = logging.getLogger("tfdist")
 def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     """Serves TensorFlow operations at the address of `task`, then ends the process.
 
-    Exits with 0 when the chief has finished; with 75 when its program failed, when it has been gone for 30 s without a word,
-    or when it did not appear within `start_timeout` seconds.
+    The exit code is 0 if the chief has finished. It is 75 if the chief's program failed, if the chief has been gone for 30 s
+    without notice, or if it did not start within `start_timeout` seconds.
 
     Args:
-        cluster: the cluster as this task sees it, with addresses.
+        cluster: the cluster, with addresses.
         task: this task.
-        start_timeout: seconds to wait for the chief to come up.
+        start_timeout: seconds to wait for the chief to start.
     """
     import tensorflow as tf
 
@@ -43,12 +43,12 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     quiet_tensorflow()
     keep_freed_memory()
 
-    # A task whose threads all wait for each other's values deadlocks; one per worker and one more is TensorFlow's own
-    # advice (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster"). Groups that share a
-    # task are as many workers.
+    # A task deadlocks when all of its threads wait for values from each other. TensorFlow's advice is one thread per worker and
+    # one more (tensorflow.org/tutorials/distribute/parameter_server_training, "In-process cluster"). Each group that shares a
+    # task counts as a worker.
     workers = max(len(cluster.job("worker")), len(cluster.worker_groups))
     threads = max(os.cpu_count() or 1, workers + 1)
-    # A worker with several slots computes several replicas, on as many logical CPU devices where it has no GPUs for them.
+    # A worker with several slots computes several replicas, on that many logical CPU devices if it has no GPUs for them.
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, device_count={"CPU": task.slots})
     try:
         server = tf.distribute.Server(
@@ -73,7 +73,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
 
 
 def _leave(status: int) -> NoReturn:
-    """Ends the program: its `finally` blocks and exit functions run, but TensorFlow is not taken apart, which may hang."""
+    """Ends the program. Its `finally` blocks and exit functions run; TensorFlow is not torn down, which may hang."""
 
     def leave() -> None:
         atexit.unregister(leave)
@@ -82,7 +82,7 @@ def _leave(status: int) -> NoReturn:
             try:
                 stream.flush()
             except OSError:
-                pass  # Nobody reads any more; failing here would take TensorFlow apart after all.
+                pass  # The reader is gone. An exception here would tear TensorFlow down after all.
         os._exit(status)
 
     atexit.register(leave)
@@ -90,8 +90,8 @@ def _leave(status: int) -> NoReturn:
 
 
 def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeout: float) -> str | None:
-    """Returns None when the receiver has its answer, or a sentence that says why waiting on is no use."""
-    # Without a chief in the cluster, the chief is beside worker 0 and goes with it; worker 0 itself is its child process.
+    """Waits for the receiver; returns None when it has its answer, or a sentence with the reason to stop waiting."""
+    # Without a chief job, the chief runs beside worker 0 and ends with it; worker 0 itself is its child process.
     watched = [peer for peer in cluster.job("chief") or cluster.job("worker")[:1] if peer.name != task.name]
     begin = time.monotonic()
     last_seen: float | None = None

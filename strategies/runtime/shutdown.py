@@ -1,7 +1,7 @@
-"""How a serving task learns that the chief has finished.
+"""How a serving task learns that the chief's program has ended.
 
-Every server opens a queue of this name in its own TensorFlow runtime and takes from it; the chief puts one number into each
-when its program ends. It travels over the cluster's own gRPC, so it needs no port and no file beside those of TF_CONFIG.
+Every server opens a queue of this name in its own TensorFlow runtime and takes one number from it. The chief puts the number
+there when its program ends. It travels by the cluster's own gRPC, so it needs no port or file beside those of TF_CONFIG.
 """
 
 import threading
@@ -15,7 +15,7 @@ from tfdist.strategies.runtime.peers import is_listening
 
 QUEUE = "tfdist_end"
 FINISHED, FAILED = 0, 1
-TELL_TIMEOUT_SECONDS = 5.0
+NOTIFY_TIMEOUT_SECONDS = 5.0
 
 
 def _device(task: Task) -> str:
@@ -27,30 +27,30 @@ def _queue() -> Any:
 
 
 def receive(server: "tf.distribute.Server", task: Task) -> int:
-    """Blocks in the serving process until the chief has told its end; returns FINISHED or FAILED."""
+    """Blocks the serving process until the chief's program ends; returns FINISHED or FAILED."""
     graph = tf.Graph()
     with graph.as_default(), tf.device(_device(task)):
         end = tf.raw_ops.QueueDequeueV2(handle=_queue(), component_types=[tf.int32])
-    # Without the filter the session first calls every task of the cluster, and those that are not up yet get a connection
-    # that fails until gRPC's back-off has run out, also for the training that follows.
-    alone = tf.compat.v1.ConfigProto(device_filters=[_device(task).rpartition("/device")[0]])
-    with tf.compat.v1.Session(server.target, graph=graph, config=alone) as session:
+    # Without the filter the session first calls every task of the cluster. A connection to a task that is not up yet fails
+    # until gRPC's back-off has run out, also for the training that follows.
+    config = tf.compat.v1.ConfigProto(device_filters=[_device(task).rpartition("/device")[0]])
+    with tf.compat.v1.Session(server.target, graph=graph, config=config) as session:
         return int(session.run(end)[0])
 
 
-def tell(tasks: Iterable[Task], status: int) -> None:
-    """Tells every task that still listens that the chief ends with `status`; gives up on a task after five seconds."""
+def notify(tasks: Iterable[Task], status: int) -> None:
+    """Sends `status` to every task that still listens; gives up on a task after 5 s."""
 
-    def tell_one(task: Task) -> None:
+    def notify_one(task: Task) -> None:
         try:
             if is_listening(task):
                 with tf.device(_device(task)):
                     tf.raw_ops.QueueEnqueueV2(handle=_queue(), components=[tf.constant(status)])
         except tf.errors.OpError:
-            pass  # The task ended in this moment, which is what was wanted.
+            pass  # The task has ended meanwhile.
 
-    threads = [threading.Thread(target=tell_one, args=(task,), daemon=True) for task in tasks]
+    threads = [threading.Thread(target=notify_one, args=(task,), daemon=True) for task in tasks]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(TELL_TIMEOUT_SECONDS)
+        thread.join(NOTIFY_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""Callbacks, what they are told, and what they write."""
+"""Callbacks: what they get, and what they write."""
 
 import contextlib
 import glob
@@ -28,21 +28,23 @@ def files(pattern):
     "batch_logs",
 )
 def callbacks(strategy):
-    told, batches = [], []
+    epochs, batches = [], []
 
     class Watch(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             batches.append((batch, sorted(logs), float(logs["loss"])))
 
-    rates = [0.005, 0.005, -0.005, -0.005]  # So the second epoch is the best, and the fourth the last.
+    rates = [0.005, 0.005, -0.005, -0.005]  # Makes the second epoch the best and the fourth the last.
     model = plain(strategy)
     kept = [
         keras.callbacks.EarlyStopping(monitor="val_loss", patience=2, restore_best_weights=True),
         keras.callbacks.ModelCheckpoint("best.keras", monitor="val_loss", save_best_only=True),
-        keras.callbacks.ModelCheckpoint("../best.keras", monitor="val_loss", save_best_only=True),  # Where every task sees it.
+        keras.callbacks.ModelCheckpoint(
+            "../best.keras", monitor="val_loss", save_best_only=True
+        ),  # In the folder that all tasks share.
         keras.callbacks.CSVLogger("log.csv"),
         keras.callbacks.LearningRateScheduler(lambda epoch: rates[epoch]),
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: told.append([epoch, sorted(logs)])),
+        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append([epoch, sorted(logs)])),
         keras.callbacks.TensorBoard("board"),
         Watch(),
     ]
@@ -62,7 +64,7 @@ def callbacks(strategy):
         "model_checkpoint": {"exact": {}, "chief": {"files": files("best.keras")}},
         "csv_logger": {"exact": {}, "chief": {"lines": [len(each) for each in lines], "names": [each[0] for each in lines]}},
         "learning_rate_scheduler": {"near": {"rates": history["learning_rate"]}, "exact": {}},
-        "lambda_callback": {"exact": {"told": told}},
+        "lambda_callback": {"exact": {"epochs": epochs}},
         "tensorboard": {"exact": {}, "chief": {"curves": curves("board")}},
         "batch_logs": {
             "exact": {
@@ -75,13 +77,13 @@ def callbacks(strategy):
 
 
 def curves(folder):
-    """Folder and name -> steps of every curve that TensorBoard would show."""
+    """Returns the curves that TensorBoard would show: folder and name -> steps."""
     found = {}
     for path in files(f"{folder}/**/*.tfevents.*"):
         for record in tf.data.TFRecordDataset(path):
             event = tf.compat.v1.Event.FromString(record.numpy())
             for value in event.summary.value:
-                if value.tag.startswith("e"):  # epoch_loss, evaluation_loss_vs_iterations, ...; not the graph.
+                if value.tag.startswith("e"):  # epoch_loss, evaluation_loss_vs_iterations and so on, but not the graph.
                     found.setdefault(f"{os.path.basename(os.path.dirname(path))} {value.tag}", []).append(event.step)
     return found
 

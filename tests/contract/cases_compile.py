@@ -1,4 +1,4 @@
-"""What `compile` takes: optimizers and their options, precision, metrics, how steps are run."""
+"""The arguments of `compile`: optimizers and their options, precision, metrics, how steps run."""
 
 import keras
 import numpy as np
@@ -39,7 +39,7 @@ NAMES = [
 
 
 def optimizer(name):
-    if name == "Ftrl":  # By default its first updates are so large that much depends on which worker makes them.
+    if name == "Ftrl":  # With its defaults the first updates are so large that results depend on which worker makes them.
         return keras.optimizers.Ftrl(1e-3, initial_accumulator_value=1.0)
     if name != "MultiOptimizer":
         return getattr(keras.optimizers, name)(1e-3)
@@ -54,14 +54,14 @@ def optimizers(strategy):
         for name, value in vars(keras.optimizers).items()
         if isinstance(value, type) and issubclass(value, keras.optimizers.Optimizer)
     }
-    assert stock - {"Optimizer", "LossScaleOptimizer"} == set(NAMES), stock  # The latter is what mixed_precision uses.
+    assert stock - {"Optimizer", "LossScaleOptimizer"} == set(NAMES), stock  # mixed_precision uses LossScaleOptimizer.
     result = {"exact": {}, "near": {}, "before": {}}
     for name in NAMES:
         model = compiled(strategy, two_layers, lambda name=name: optimizer(name), "mse")
         result["near"][name] = fit(model, X, Y, epochs=2)["loss"]
         result["before"][name] = getattr(model, "before", {}).get("loss")
         result["exact"][name] = steps(model)
-    # In one process Keras itself trains with it otherwise than with run_eagerly=True; ours are the numbers of the latter.
+    # In one process Keras' results with it depend on run_eagerly. Ours are those with run_eagerly=True.
     assert all(np.isfinite(result["near"].pop("ScheduleFreeAdamW")))
     return result
 
@@ -115,7 +115,7 @@ def mixed_precision(strategy):
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = regression(strategy)
-        result = trained(model, fit(model, X, Y / 10, epochs=2))  # So small that no step is left out for an overflow.
+        result = trained(model, fit(model, X, Y / 10, epochs=2))  # So small that no step overflows and is skipped.
     finally:
         keras.mixed_precision.set_global_policy("float32")
     assert model.optimizer.name == "loss_scale_optimizer", model.optimizer.name

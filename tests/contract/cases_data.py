@@ -1,4 +1,4 @@
-"""What `fit` takes, and that an epoch sees each example once."""
+"""The data that `fit` takes. An epoch sees each example once."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ def finite_dataset(strategy):
 
 
 def without_steps(result):
-    """Keras in one process counts one step more than it does for data whose size it does not know."""
+    """Removes the steps: for data of unknown size, Keras in one process counts one step more than it makes."""
     del result["exact"]["steps"]
     return result
 
@@ -73,7 +73,7 @@ def infinite_dataset(strategy):
 
 @case("data_from_function")
 def data_from_function(strategy):
-    def batches(_):  # All alike, whoever reads them.
+    def batches(_):  # The same for every group.
         return tf.data.Dataset.from_tensors((X[:50], Y[:50])).repeat()
 
     model = plain(strategy)
@@ -97,7 +97,7 @@ def batches_with_none(strategy):
 def empty_dataset(strategy):
     empty = tf.data.Dataset.from_tensor_slices((X[:0], NUMBERED[:0])).batch(32)
     message = error_of(lambda: fit(counting(strategy), empty, epochs=1))
-    assert message == "no error" or "the dataset has no batches" in message, message  # Keras trains on nothing and says so.
+    assert message == "no error" or "the dataset has no batches" in message, message  # Keras itself makes no step and warns.
     return {"exact": {}}
 
 

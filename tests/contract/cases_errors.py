@@ -1,4 +1,4 @@
-"""Errors in a step, and what can be done after them."""
+"""Errors in a step, and training after them."""
 
 import keras
 import tensorflow as tf

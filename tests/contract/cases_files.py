@@ -1,4 +1,4 @@
-"""Files: written by the chief into the folder that all tasks share, loaded by every task."""
+"""Files: the chief writes them into the folder that all tasks share, and every task loads them."""
 
 import os
 
@@ -16,7 +16,7 @@ def adam():
 
 
 def wait_for_chief(model):
-    """A fit goes through only when every task has come here, so has saved what it has to save."""
+    """Fits: under a synchronous strategy this waits until every task has come here and has saved its files."""
     fit(model, X, Y, epochs=1)
 
 
@@ -60,7 +60,7 @@ def saving(strategy):
 
 
 def differences(strategy, folder):
-    """How far predictions are from those of the one who wrote the files in `folder`, for each kind of file."""
+    """Returns the largest difference to the predictions of the column that wrote `folder`, by kind of file."""
     prediction = np.load(f"{folder}/prediction.npy")
     with strategy.scope():
         models = {"model.keras": keras.saving.load_model(f"{folder}/model.keras")}

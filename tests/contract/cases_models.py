@@ -1,4 +1,4 @@
-"""The functions of a model, and kinds of models."""
+"""The functions of a model, and different models."""
 
 import keras
 import numpy as np
@@ -135,7 +135,7 @@ def subclassed(strategy):
             return self.layer(x)
 
     class Own(Model):
-        def train_step(self, data):  # As Keras' guide to customizing fit writes it.
+        def train_step(self, data):  # From Keras' guide to customizing fit.
             x, y = data
             with tf.GradientTape() as tape:
                 y_pred = self(x, training=True)
@@ -153,13 +153,13 @@ def subclassed(strategy):
     own = compiled(strategy, Own, slow, loss_without_number, [Seen])
     losses = [own.evaluate(X, NUMBERED, verbose=0, return_dict=True)["loss"]]
     result = once(own, fit(own, X, NUMBERED, epochs=2), 2)
-    # The loss that Keras' guide reports is each replica's share.
+    # The loss of that guide is the loss of one replica, so compare evaluations.
     result["near"] = {"loss": [*losses, own.evaluate(X, NUMBERED, verbose=0, return_dict=True)["loss"]]}
     return {"subclassed": trained(model, fit(model, X, Y, epochs=2)), "custom_train_step": result}
 
 
 def classified(strategy, layers, optimizer=sgd):
-    """Trains a classifier of the example's numbers modulo 16; returns its model and result."""
+    """Trains a classifier of the numbers of the examples modulo 16. Returns its model and its result."""
 
     def build():
         return keras.Sequential(

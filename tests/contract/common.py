@@ -1,4 +1,4 @@
-"""What the cases share: numbered examples, tiny models, and the table of the cases themselves."""
+"""What the cases share: numbered examples, tiny models, and the registry of the cases."""
 
 import functools
 
@@ -7,7 +7,7 @@ import numpy as np
 
 CASES = {}
 
-RATE = 0.005  # So small that a gradient which is some steps old is nearly the same.
+RATE = 0.005  # So small that a gradient changes little within a few steps.
 N = 250  # Not divisible by the batch size.
 IDS = np.arange(N, dtype="float32")
 X = np.stack([IDS / N, np.sin(IDS), np.cos(IDS), np.ones(N)], axis=1).astype("float32")
@@ -17,7 +17,7 @@ NUMBERED = np.concatenate([Y, IDS[:, None]], axis=1)  # A target and the number 
 
 
 def case(*rows):
-    """Declares the function that gives the results of these rows: that of one, or a dict of several by name."""
+    """Registers the function that returns the result of a row, or a dict with the results of several rows by name."""
 
     def declare(function):
         CASES[rows] = function
@@ -28,7 +28,7 @@ def case(*rows):
 
 @keras.saving.register_keras_serializable()
 class Seen(keras.metrics.Metric):
-    """Sums over the examples seen: how many, their numbers, the squares of their numbers."""
+    """Sums over the examples that it has seen: their count, their numbers, the squares of their numbers."""
 
     def __init__(self, name="seen", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -49,7 +49,7 @@ def loss_without_number(y_true, y_pred):
 
 
 def compiled(strategy, build, optimizer, loss, metrics=(), **arguments):
-    """A model, made and compiled inside the scope; `build`, `optimizer` and `metrics` are functions where they make objects."""
+    """Returns a model that is made and compiled inside the scope. `build`, `optimizer` and `metrics` may be functions."""
     with strategy.scope():
         keras.utils.set_random_seed(3)
         model = build()
@@ -76,13 +76,13 @@ def _kept(strategy, kind):
 
 
 def counting(strategy):
-    """A model that counts its examples, as if it were new: compiled once for many cases."""
+    """Returns a model that counts its examples, in its initial state. It is compiled once for all cases."""
     model, weights = _kept(strategy, "counting")
     return as_new(model, weights)
 
 
 def plain(strategy):
-    """The same with mse and mae."""
+    """Returns such a model with mse and mae."""
     model, weights = _kept(strategy, "plain")
     return as_new(model, weights)
 
@@ -97,7 +97,7 @@ def as_new(model, weights):
 
 
 def fit(model, *args, **kwargs):
-    """Fits without a shuffle; returns the history as numbers."""
+    """Fits without a shuffle and returns the history as numbers."""
     kwargs = {"verbose": 0, "shuffle": False} | kwargs
     if not is_distributed(model.distribute_strategy) and len(args) == 2:
         model.before = before(model, args, kwargs)
@@ -106,7 +106,7 @@ def fit(model, *args, **kwargs):
 
 
 def before(model, data, arguments):
-    """The numbers of a model that is not trained yet, as its history will name them: there every column begins."""
+    """Returns the losses and metrics before training, under the names of the history. Every column starts with them."""
     sets = {"": data, "val_": arguments.get("validation_data")}
     got = {prefix: model.evaluate(*each, verbose=0, return_dict=True) for prefix, each in sets.items() if each}
     return {prefix + name: np.asarray(v).tolist() for prefix, values in got.items() for name, v in values.items()}
@@ -117,7 +117,7 @@ def steps(model):
 
 
 def check_seen(history, epochs, prefix="", ids=IDS):
-    """Raises AssertionError unless each epoch has seen each example once."""
+    """Raises AssertionError if an epoch has not seen each example exactly once."""
     expected = {"count": len(ids), "ids": ids.sum(dtype="float64"), "squares": (ids.astype("float64") ** 2).sum()}
     for name, value in expected.items():
         assert history[prefix + name] == [value] * epochs, (
@@ -126,20 +126,20 @@ def check_seen(history, epochs, prefix="", ids=IDS):
 
 
 def once(model, history, epochs, **seen):
-    """The result of a case that must see each example once per epoch."""
+    """Returns the result of a case that must see each example once per epoch."""
     check_seen(history, epochs, **seen)
     exact = {"steps": steps(model), "epochs": len(history["loss"])}
     return {"exact": exact, "near": {"loss": history["loss"]}, "before": getattr(model, "before", {})}
 
 
 def trained(model, history):
-    """The result of a case whose history counts."""
+    """Returns the result of a case whose history is compared."""
     exact = {"steps": steps(model), "names": sorted(history)}
     return {"exact": exact, "near": history, "before": getattr(model, "before", {})}
 
 
 def error_of(function):
-    """The type and text of the error that `function` raises; "no error" where it does not."""
+    """Returns the type and text of the error that `function` raises; "no error" if it raises none."""
     try:
         function()
     except Exception as error:
@@ -148,5 +148,5 @@ def error_of(function):
 
 
 def is_distributed(strategy):
-    """Whether it is not TensorFlow's default strategy, which knows no scope."""
+    """Returns whether it is a strategy with a scope: any but TensorFlow's default strategy."""
     return strategy.extended.__class__.__name__ != "_DefaultDistributionExtended"

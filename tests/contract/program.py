@@ -1,6 +1,6 @@
-"""Runs on every task of a column's cluster: all cases, in a folder of the task's own, results to its results.json.
+"""Runs on every task of a column's cluster: runs all cases in the folder of the task and writes results.json there.
 
-With folders as arguments it loads what other columns have written there instead.
+With folders as arguments, it loads the files of other columns from them instead, and writes loaded.json.
 """
 
 import importlib
@@ -16,7 +16,14 @@ task = json.loads(os.environ.get("TF_CONFIG", "{}")).get("task", {"type": "chief
 own = f"{task['type']}-{task['index']}"
 strategy = tfdist.strategy()
 
-for name in ("data", "models", "compile", "callbacks", "files", "errors"):  # Errors last: nothing may follow one everywhere.
+for name in (
+    "data",
+    "models",
+    "compile",
+    "callbacks",
+    "files",
+    "errors",
+):  # Errors last: some strategies cannot train after one.
     importlib.import_module(f"contract.cases_{name}")
 from contract import cases_files  # noqa: E402
 from contract.common import CASES  # noqa: E402

@@ -1,7 +1,7 @@
 """The Keras contract as a table: rows are features of Keras, columns are strategies.
 
-A row is one case of cases_*.py (or a part of one). Every column runs all cases on a real cluster; test_contract.py compares each
-cell with the column `default`, which is one process. docs/contract.md is made from this table:
+A row is a case of cases_*.py, or a part of one. Every column runs all cases on a real cluster. test_contract.py compares each
+cell with the column `default`, which runs in one process. This command writes docs/contract.md:
 
     python tests/contract/table.py
 """
@@ -15,7 +15,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "contract.md"
 REFERENCE, SYNCHRONOUS, ASYNCHRONOUS = "reference", "synchronous", "asynchronous"
 
 FLOAT = 2e-4
-"""Relative tolerance of equal: float32 sums in another order, after some dozens of steps."""
+"""Relative tolerance of equal numbers: float32 sums in another order, after some dozens of steps."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,15 @@ class Column:
     """A strategy on a cluster.
 
     Attributes:
-        source: what `--cluster` reads.
-        late: how many steps may be under way when one is seen.
-        lags: whether the groups average what they do, and exchange it now and then: all of them together are then behind one
-            process that makes the same steps, how far depends on their timing.
-        chief: the task whose files and results count.
-        others: the tasks that run the program too.
+        name: the name of the column.
+        title: its heading in the documentation.
+        source: the description of the cluster, for `--cluster`.
+        kind: REFERENCE, SYNCHRONOUS or ASYNCHRONOUS.
+        late: how many steps may be in flight when a callback sees one.
+        lags: whether groups synchronize averages once in a period. Together they are then behind one process that makes as
+            many steps. How far depends on their timing.
+        chief: the task that writes the files and whose results count.
+        others: the other tasks that run the program.
     """
 
     name: str
@@ -42,7 +45,7 @@ class Column:
 
 
 def _cloudml(workers: int, servers: int) -> str:
-    """A CloudML description: JSON is YAML."""
+    """Returns a CloudML description, as JSON, which is YAML."""
     return (
         '{"trainingInput": {"scaleTier": "CUSTOM", "masterType": "standard", "workerType": "standard", '
         f'"workerCount": {workers}, "parameterServerType": "standard", "parameterServerCount": {servers}}}}}'
@@ -73,28 +76,28 @@ COLUMNS = [
         ASYNCHRONOUS, late=4,
     ),
     Column(
-        "hogwild", "hogwild: 3 groups of 1 worker, each with a server, exchange every 4 steps",
+        "hogwild", "hogwild: 3 groups of 1 worker, each with a server, sync period of 4 steps",
         "cluster { nworker_groups: 3 nserver_groups: 3 nworkers_per_group: 1 nservers_per_group: 1 server_worker_separate: false "
         "sync_freq: 4 }",
-        ASYNCHRONOUS, late=24, lags=True,  # 2 calls of each of 3 groups under way, 4 steps each.
+        ASYNCHRONOUS, late=24, lags=True,  # 3 groups with 2 executions in flight, of 4 steps each.
     ),
 ]
 # fmt: on
 
 SERVED = ("parameter_server", "sandblaster", "downpour", "hogwild")
-"""Columns whose workers only serve the chief."""
+"""Columns in which the workers serve the chief."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A feature and how its numbers compare with those of one process.
+    """A feature of Keras, and how its numbers compare with those of one process.
 
     Attributes:
-        name: of the result that a case gives.
-        title: in the documentation.
-        near: relative tolerance of its floating-point numbers where groups are asynchronous; None: it has none.
-        replicas: the same where the strategy is synchronous but each replica sees its part of the batch only.
-        refused: column name -> what its error says.
+        name: the name of the result that a case returns.
+        title: its name in the documentation.
+        near: relative tolerance of its floating-point numbers if groups are asynchronous; None if it has no such numbers.
+        replicas: the tolerance if the strategy is synchronous.
+        refused: the name of a column -> the error in that column.
     """
 
     name: str
@@ -209,7 +212,7 @@ ROWS = {row.name: row for rows in GROUPS.values() for row in rows}
 
 
 def tolerance(row: Row, column: Column) -> float:
-    """Relative tolerance of the floating-point numbers of a cell."""
+    """Returns the relative tolerance of the floating-point numbers of a cell."""
     if column.kind != ASYNCHRONOUS:
         return row.replicas
     assert row.near is not None, f"{row.name} has numbers that differ between asynchronous runs, and no tolerance for them"
@@ -217,7 +220,7 @@ def tolerance(row: Row, column: Column) -> float:
 
 
 def cell(row: Row, column: Column) -> str:
-    """What the documentation says of a cell."""
+    """Returns the text of a cell in the documentation."""
     if column.name in row.refused:
         return "refused"
     if column.kind == ASYNCHRONOUS and row.near is not None and row.near != FLOAT:
@@ -226,20 +229,21 @@ def cell(row: Row, column: Column) -> str:
 
 
 def page() -> str:
-    """The text of docs/contract.md."""
+    """Returns the text of docs/contract.md."""
     columns = [column for column in COLUMNS if column.kind != REFERENCE]
     lines = [
         "# What Keras does under each strategy",
         "",
         "Each cell is a test on real processes, compared with the same program in one process.",
         "",
-        f"* **equal**: all counts are the same, and losses, metrics and predictions to a relative {FLOAT:g} (sums in another order).",
-        "* **within**: all counts are the same, and losses and metrics to this tolerance: asynchronous workers, or replicas that",
-        "  each see a part of the batch, do not take the same steps twice.",
-        "* **within, behind**: all counts are the same, and losses and metrics of each epoch are, to this tolerance, those of one",
-        "  process in this epoch or an earlier one, and move the same way: groups that average what they do and exchange it now and",
-        "  then are behind one process that makes as many steps.",
-        "* **refused**: an error, which says what to do instead.",
+        f"* **equal**: all counts are the same. Losses, metrics and predictions agree to a relative {FLOAT:g}, because sums are",
+        "  computed in another order.",
+        "* **within**: all counts are the same. Losses and metrics agree to this tolerance. Asynchronous workers never take the same",
+        "  steps twice, and a replica that sees its shard of a batch computes other statistics than one that sees the batch.",
+        "* **within, behind**: all counts are the same. Losses and metrics of each epoch agree, to this tolerance, with those of one",
+        "  process in this epoch or an earlier one, and they move in the same direction. Groups that average their parameters once",
+        "  in a sync period are behind one process that makes as many steps.",
+        "* **refused**: an error says what to do instead.",
         "",
         "| | " + " | ".join(column.title for column in columns) + " |",
         "|---|" + "---|" * len(columns),
@@ -252,20 +256,25 @@ def page() -> str:
             notes.update({message: None for name, message in row.refused.items() if name in {c.name for c in columns}})
     lines += [
         "",
-        "Files that one column has written are loaded by each other, and by Keras without tfdist, with equal predictions.",
+        "Every column loads the files of every other column, and so does Keras without tfdist. The predictions are equal.",
     ]
     lines += ["", "The errors:", "", *(f"* {message}" for message in notes)]
     lines += [
         "",
-        "Made from `tests/contract/table.py` by `python tests/contract/table.py`; the cells are `tests/test_contract.py`.",
+        "`python tests/contract/table.py` writes this page. `tests/contract/test_contract.py` tests the cells.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
-    """What is wrong with a cell's result; `got` and `expected` are results of a case as JSON, in these parts:
+    """Returns what is wrong with the result of a cell, as sentences.
 
-    `exact` is the same in every column, `near` to the cell's tolerance, `late` counts steps that were under way already.
+    Args:
+        row: the row of the cell.
+        column: the column of the cell.
+        got: the result of the case, as JSON: `exact` must be equal to that of one process and `near` must be within the
+            tolerance of the cell; `late` counts steps that were in flight when the case stopped training.
+        expected: the result in one process.
     """
     wrong = [
         f"{name}: {got['exact'].get(name)} is not {value}"
@@ -290,10 +299,11 @@ def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
 
 
 def _lagging(got: Any, expected: Any, before: Any, relative: float) -> list[str]:
-    """What is wrong with series of numbers over epochs, each of which one process may have had earlier.
+    """Returns what is wrong with series of numbers over epochs that may be behind those of one process.
 
-    Each number has to be one that `expected` has gone through up to that epoch, to the tolerance; where it is known it began
-    with `before`. Where there are more than two and `expected` moves by more than the tolerance, `got` has to move the same way.
+    Each number must be one that `expected` has passed up to that epoch, within the tolerance. `expected` starts at `before`, if
+    that is known. If there are more than two epochs and `expected` moves by more than the tolerance, `got` must move in the
+    same direction.
     """
     if isinstance(expected, dict):
         return [problem for name in expected for problem in _lagging(got[name], expected[name], None, relative)]

@@ -1,6 +1,6 @@
-"""The table of contract/table.py: each cell is what a real cluster gave, compared with one process.
+"""Tests the cells of contract/table.py on real clusters, compared with one process.
 
-One cluster per column runs all cases of contract/cases_*.py, when the first cell of the column is tested.
+One cluster per column runs all cases of contract/cases_*.py. It starts with the first test of the column.
 """
 
 import json
@@ -19,18 +19,18 @@ from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, different, pa
 TESTS = Path(__file__).parent.parent
 SECONDS = 420
 
-cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference, too, may have to run first.
+cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference may have to run first.
 
 
 class Runs:
-    """The runs of the columns, each at most once."""
+    """The runs of the columns, at most one of each."""
 
     def __init__(self, folder):
         self.folder = folder
         self.results = {}
 
     def of(self, column):
-        """Task -> row -> result."""
+        """Returns the results of a column: task -> row -> result."""
         if column.name not in self.results:
             self.start(column)
             self.results[column.name] = {
@@ -65,7 +65,7 @@ class Runs:
                     timeout=SECONDS,
                 )
         except subprocess.TimeoutExpired:
-            pass  # What is missing says so.
+            pass  # `read` reports what is missing.
         finally:
             for pid in processes_of(mark):
                 os.kill(pid, signal.SIGKILL)
@@ -77,7 +77,7 @@ def runs(tmp_path_factory):
 
 
 def columns(**only):
-    """The columns, as parameters."""
+    """Returns the columns as parameters of tests."""
     return [
         pytest.param(column, id=column.name, marks=cluster)
         for column in COLUMNS
@@ -103,7 +103,7 @@ def test_contract(runs, column, row):
                 assert value == reference["chief"][name], f"{task}: {name}"
             else:
                 assert not any(value) if isinstance(value, list | tuple) else not value, (
-                    f"{task} wrote what is the chief's: {name}"
+                    f"{task} wrote what only the chief writes: {name}"
                 )
 
 
@@ -141,11 +141,11 @@ def test_files_of_every_column_load_without_tfdist(runs):
 
 
 @pytest.mark.parametrize("column", columns())
-def test_a_model_from_outside_the_scope_is_told_of(runs, column):
+def test_a_model_from_outside_the_scope_causes_a_warning(runs, column):
     runs.of(column)
     if column.name in SERVED:
         assert "was made outside the strategy's scope and trains in this process alone" in runs.output(column)
 
 
-def test_the_page_is_what_the_table_gives():
+def test_the_page_is_up_to_date():
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/contract/table.py"

@@ -72,9 +72,9 @@ def test_a_task_says_that_another_job_listens_at_its_port_and_shares_what_its_la
     me = Task("worker", 0, "localhost", ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0].port)
     monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
     with pytest.raises(StartTimeoutError, match=f"worker:0 cannot listen at localhost:{me.port}: Address already in use; free"):
-        peers.meet(me, [me], 1.0, print)
+        peers.wait_for_each_other(me, [me], 1.0, print)
     monkeypatch.setenv("TF_GRPC_REUSE_PORT", "1")
-    peers.meet(me, [me], 1.0, print)
+    peers.wait_for_each_other(me, [me], 1.0, print)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The same program started by hand on every task, with nothing but TF_CONFIG; and alone, without TF_CONFIG."""
+"""Tests programs that are started by hand: one on every task, with TF_CONFIG alone, or a single one without TF_CONFIG."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def free_ports(count):
 
 
 def configs(**jobs):
-    """Task name -> variables, for so many tasks of each job."""
+    """Returns the variables of each task, for the given numbers of tasks per job."""
     ports = iter(free_ports(sum(jobs.values())))
     cluster = {job: [f"localhost:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
     return {
@@ -41,7 +41,7 @@ def configs(**jobs):
     }
 
 
-def test_four_processes_train_and_the_servers_exit_with_0_when_the_chief_has_finished(start, script):
+def test_four_processes_train_and_servers_exit_with_0_after_the_chief(start, script):
     program = script(TRAINS.format(argument=""))
     jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=2, ps=1).items()}
     assert jobs["chief", 0].wait() == 0, jobs["chief", 0].output
@@ -79,7 +79,7 @@ def test_without_a_chief_worker_0_is_the_chief_and_a_worker_as_well(start, scrip
         assert job.left(within=5) == {}
 
 
-def test_servers_tell_a_chief_that_failed_from_one_that_finished(start, script):
+def test_servers_exit_with_75_if_the_chief_fails(start, script):
     program = script("""
         import tfdist
         tfdist.strategy()
@@ -92,7 +92,7 @@ def test_servers_tell_a_chief_that_failed_from_one_that_finished(start, script):
         assert "the chief's program failed" in jobs[task].output
 
 
-def test_the_chief_names_the_tasks_that_it_waits_for_and_gives_up(start, script):
+def test_the_chief_names_the_missing_tasks_and_gives_up(start, script):
     program = script("""
         import tfdist
         tfdist.strategy(start_timeout=12)
@@ -107,7 +107,7 @@ def test_the_chief_names_the_tasks_that_it_waits_for_and_gives_up(start, script)
     assert f"StartTimeoutError: gave up after 12 s: no answer from worker:1 ({missing});" in chief.output
 
 
-def test_a_server_without_a_chief_gives_up_and_names_it(start, script):
+def test_a_server_without_a_chief_names_it_and_gives_up(start, script):
     environments = configs(chief=1, worker=1, ps=1)
     job = start(script("import tfdist; tfdist.strategy(start_timeout=3)"), environment=environments["ps", 0])
     assert job.wait(60) == 75
@@ -115,14 +115,14 @@ def test_a_server_without_a_chief_gives_up_and_names_it(start, script):
 
 
 @pytest.mark.parametrize("argument", ["'STANDARD_1'", "'small.yaml'"])
-def test_a_plain_program_starts_its_servers_itself_and_ends_them(start, script, small_cluster, argument):
+def test_a_single_program_starts_and_ends_its_servers(start, script, small_cluster, argument):
     job = start(script(TRAINS.format(argument=argument)))
     assert job.wait() == 0, job.output
     assert "trained 4 steps as ParameterServer" in job.output
     assert job.left(within=3) == {}
 
 
-def test_a_plain_program_that_is_killed_leaves_no_server_and_no_file(start, script, small_cluster, tmp_path):
+def test_a_single_program_that_is_killed_leaves_no_server_and_no_file(start, script, small_cluster, tmp_path):
     body = """
         import time, tfdist
         tfdist.strategy("small.yaml")
@@ -140,7 +140,7 @@ def test_a_plain_program_that_is_killed_leaves_no_server_and_no_file(start, scri
     assert not list(temporary.iterdir())
 
 
-def test_a_plain_program_that_fails_has_its_own_exit_code_and_leaves_no_server(start, script, small_cluster):
+def test_a_single_program_that_fails_keeps_its_exit_code_and_leaves_no_server(start, script, small_cluster):
     job = start(
         script("""
         import sys, tfdist
@@ -171,7 +171,7 @@ def test_without_any_description_the_program_trains_in_this_process(start, scrip
     assert "trained 4 steps as _DefaultDistributionStrategy" in job.output
 
 
-def test_flags_of_a_users_own_absl_program_start_the_cluster(start, script, small_cluster):
+def test_flags_of_an_absl_program_start_the_cluster(start, script, small_cluster):
     job = start(
         script("""
             from absl import app, flags
@@ -190,7 +190,7 @@ def test_flags_of_a_users_own_absl_program_start_the_cluster(start, script, smal
     assert job.left(within=3) == {}
 
 
-def test_a_cluster_on_other_machines_is_not_started_here(start, script, tmp_path):
+def test_a_cluster_on_other_machines_is_refused(start, script, tmp_path):
     (tmp_path / "far.json").write_text(json.dumps({"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}))
     job = start(script("import tfdist; tfdist.strategy('far.json')"))
     assert job.wait() == 1

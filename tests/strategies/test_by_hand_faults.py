@@ -1,4 +1,4 @@
-"""Tasks that were started by hand and die: nobody waits for ever. (Waiting times are shortened inside the programs.)"""
+"""Tests that no task waits without a limit for another that has died. The programs shorten the waiting times."""
 
 import json
 import os
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.cluster
 TRAINS = """
     import tfdist
     from tfdist.strategies.runtime import server
-    serve.CHIEF_POLL_SECONDS, serve.CHIEF_GONE_SECONDS = 0.5, 3.0
+    server.CHIEF_POLL_SECONDS, server.CHIEF_GONE_SECONDS = 0.5, 3.0
     with tfdist.strategy().scope():
         import keras, numpy as np
         from tfdist.strategies.coordinator import executions
-        steps_under_way.WORKERS_GONE_SECONDS, steps_under_way.POLL_SECONDS = 6.0, 1.0
+        executions.WORKERS_GONE_SECONDS, executions.POLL_SECONDS = 6.0, 1.0
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     class Tell(keras.callbacks.Callback):
@@ -55,7 +55,7 @@ def test_without_any_worker_training_fails_and_names_the_workers(cluster):
     assert jobs["ps", 0].wait(30) == 75
 
 
-def test_one_of_two_workers_that_dies_is_done_without(cluster):
+def test_training_goes_on_without_one_of_two_workers(cluster):
     jobs = cluster(150, chief=1, worker=2, ps=1)
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
     jobs["chief", 0].wait_for("finished")
@@ -63,14 +63,14 @@ def test_one_of_two_workers_that_dies_is_done_without(cluster):
     assert jobs["ps", 0].wait(30) == 0
 
 
-def test_a_group_of_which_a_worker_dies_names_it(cluster):
+def test_training_fails_and_names_the_worker_that_its_only_group_lost(cluster):
     jobs = cluster(1000000, groups=[[0, 1]], chief=1, worker=2, ps=1)
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
     assert jobs["chief", 0].wait(90) == 1
     assert "complete for 6 s, there is no answer from worker:1 (localhost:" in jobs["chief", 0].output
 
 
-def test_a_group_goes_on_when_its_worker_is_back(cluster):
+def test_a_group_goes_on_when_its_worker_returns(cluster):
     jobs = cluster(150, groups=[[0, 1]], chief=1, worker=2, ps=1)
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
     jobs["worker", 1].wait(10)
@@ -80,7 +80,7 @@ def test_a_group_goes_on_when_its_worker_is_back(cluster):
     assert again.wait(30) == 0
 
 
-def test_a_ps_that_dies_ends_the_training_with_an_error(cluster):
+def test_training_fails_without_a_ps(cluster):
     jobs = cluster(1000000, chief=1, worker=1, ps=1)
     killed = time.monotonic()
     os.kill(jobs["ps", 0].process.pid, signal.SIGKILL)
@@ -90,7 +90,7 @@ def test_a_ps_that_dies_ends_the_training_with_an_error(cluster):
     assert jobs["worker", 0].wait(30) == 75
 
 
-def test_a_chief_that_dies_without_a_word_is_missed_by_its_servers(cluster):
+def test_servers_exit_when_the_chief_is_killed(cluster):
     jobs = cluster(1000000, chief=1, worker=1, ps=1)
     os.kill(jobs["chief", 0].process.pid, signal.SIGKILL)
     for task in (("worker", 0), ("ps", 0)):

@@ -1,4 +1,4 @@
-"""Tests that others have written for strategies: TensorFlow's conformance tests, and Keras' own, with ours in place of theirs."""
+"""Runs TensorFlow's conformance tests and Keras' distribution tests on the strategies of tfdist."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from support_paths import PROGRAMS
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 PROGRAM = PROGRAMS / "tensorflow_conformance.py"
-OWN_LOOP = PROGRAM.parent / "own_loop.py"
+CUSTOM_LOOP = PROGRAM.parent / "custom_loop.py"
 THEIRS = 'tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])'
 OURS = """
 import tfdist
@@ -37,7 +37,7 @@ def test_tensorflows_conformance_tests(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["distribute_test.py", "optimizer_distribute_test.py"])
-def test_keras_own_tests(tmp_path, name):
+def test_keras_distribution_tests(tmp_path, name):
     import keras
 
     source = (Path(keras.__file__).parent / "src" / "backend" / "tensorflow" / name).read_text()
@@ -46,23 +46,23 @@ def test_keras_own_tests(tmp_path, name):
     assert " passed" in passed(["-m", "pytest", "-q", "-p", "no:cacheprovider", name], tmp_path)
 
 
-def singa(folder, groups, together):
-    """A SINGA cluster with 2 ps."""
+def singa(folder, groups, workers):
+    """Writes the description of a SINGA cluster with 2 ps and returns its path."""
     (folder / "job.conf").write_text(
-        f"cluster {{ nworker_groups: {groups} nworkers_per_group: {together} nserver_groups: 1 nservers_per_group: 2 "
+        f"cluster {{ nworker_groups: {groups} nworkers_per_group: {workers} nserver_groups: 1 nservers_per_group: 2 "
         "server_worker_separate: true }"
     )
     return "job.conf"
 
 
-def test_a_loop_of_ones_own_with_the_cluster_coordinator(start, tmp_path):
-    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 2, 1), str(OWN_LOOP))
+def test_a_custom_loop_with_the_cluster_coordinator(start, tmp_path):
+    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 2, 1), str(CUSTOM_LOOP))
     assert job.wait(200) == 0, job.output
     assert "accuracy 1.00" in job.output
     assert "iterations 121 <ShardedVariable" in job.output
 
 
-def test_a_loop_of_ones_own_is_refused_where_a_group_spans_tasks(start, tmp_path):
-    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 1, 2), str(OWN_LOOP))
+def test_a_custom_loop_is_refused_if_a_group_spans_tasks(start, tmp_path):
+    job = start("-m", "tfdist.launch", "--cluster", singa(tmp_path, 1, 2), str(CUSTOM_LOOP))
     assert job.wait(200) == 1
     assert "strategy.run cannot be traced by hand where the workers of a group are in several tasks" in job.output

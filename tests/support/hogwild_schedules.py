@@ -1,4 +1,4 @@
-"""Events for `programs/hogwild_exact.py`: what worker groups are to do, in which order."""
+"""Schedules for `programs/hogwild_exact.py`: lists of events, each a method of its `Case` with arguments."""
 
 import random
 
@@ -14,31 +14,31 @@ def ones(count):
 
 
 def replay(groups, updates, period, latency, step, **options):
-    """What the model does with these arguments, see `without_barrier`, as events; and its centre and copies at the end."""
+    """Returns the events of `without_barrier` with these arguments, and its global parameters and replicas at the end."""
     events, rows = [], [[] for _ in range(groups)]
     done = [0] * groups
 
-    def told(what, group):
-        if what == "update":
+    def on_event(event, group):
+        if event == "update":
             row = step(group, done[group])
             rows[group].append(np.atleast_1d(row).tolist())
             done[group] += 1
-        elif what == "push":
+        elif event == "push":
             if rows[group]:
                 events.append(["steps", group, rows[group]])
             rows[group] = []
-        elif what == "centre":
-            events.append(["begin", group, rows[group]])  # Until the reply, steps go into this list.
+        elif event == "arrive":
+            events.append(["push", group, rows[group]])  # Until the reply, updates go into this list.
         else:
-            events.append(["end", group])
+            events.append(["pull", group])
             rows[group] = []
 
-    centre, members = without_barrier(groups, updates, period, latency, step, told=told, **options)
-    return events, centre, [member.copy for member in members]
+    parameters, members = without_barrier(groups, updates, period, latency, step, on_event=on_event, **options)
+    return events, parameters, [member.replica for member in members]
 
 
 def any_delay(groups=3):
-    """Events of `UPDATES` updates of +1 of each group with each delay of the answers, one schedule after the other."""
+    """Returns schedules with `UPDATES` updates of +1 of each group, one for each delay of the replies."""
     events = []
     for delay in DELAYS:
         events += [*replay(groups, UPDATES, 16, lambda *_, delay=delay: delay, lambda *_: 1.0)[0], ["collect"], ["read"]]
@@ -46,11 +46,11 @@ def any_delay(groups=3):
 
 
 def random_schedules():
-    """Seeded schedules one after the other; and for each the centre and copies that it has to end with."""
+    """Returns seeded schedules, and for each the expected global parameters and replicas at the end."""
     events, expected, start = [], [], np.zeros(5)
     for seed in range(3):
         chance, numbers = random.Random(seed), np.random.default_rng(seed).normal(size=(3, 24, 5))
-        schedule, centre, copies = replay(
+        schedule, parameters, replicas = replay(
             3,
             24,
             chance.randint(1, 7),
@@ -60,20 +60,20 @@ def random_schedules():
             start=start,
         )
         events += [*schedule, ["read"], ["collect"], ["read"]]
-        expected.append((centre, copies))
-        start = centre
+        expected.append((parameters, replicas))
+        start = parameters
     return events, expected
 
 
 def torchft_events(delay):
     events = [["read"]]
     for step in range(1, 17):
-        if (3 - step) % 6 == delay - 1 or (6 - step) % 6 == delay - 1:  # An answer is under way during this step.
-            events.append(["exchange", 0, [[-2.0]], 0.0, [0 if (3 - step) % 6 == delay - 1 else 1]])
+        if (3 - step) % 6 == delay - 1 or (6 - step) % 6 == delay - 1:  # A reply is in flight during this step.
+            events.append(["synchronize", 0, [[-2.0]], 0.0, [0 if (3 - step) % 6 == delay - 1 else 1]])
         else:
             events.append(["steps", 0, [[-2.0]]])
         if delay == 0 and step % 3 == 0:
-            events.append(["exchange", 0, [], 0.0, [0 if step % 6 == 3 else 1]])
+            events.append(["synchronize", 0, [], 0.0, [0 if step % 6 == 3 else 1]])
         events.append(["read"])
     return events
 
@@ -84,7 +84,7 @@ def elastic_events(groups, period):
         for group in range(groups):
             events.append(["steps", group, [[1.0]]])
             if step % period == 0:
-                events.append(["exchange", group])
+                events.append(["synchronize", group])
         events.append(["read"])
     return events
 
@@ -104,7 +104,7 @@ def rounds():
     return events
 
 
-# (group, steps before, steps while the answer is under way): uneven, and one group twice in a round.
+# (group, steps before the push, steps until the reply): uneven, and one group twice in a round.
 UNEVEN = [
     (0, 2, 1),
     (1, 1, 0),
@@ -123,17 +123,17 @@ UNEVEN = [
 def uneven_events():
     events = []
     for group, before, meanwhile in UNEVEN:
-        events += [["steps", group, ones(before)], ["exchange", group, ones(meanwhile)], ["read"]]
+        events += [["steps", group, ones(before)], ["synchronize", group, ones(meanwhile)], ["read"]]
     return events
 
 
-def partly():
-    """A round in which one group has pushed twice and another not at all, when everything is brought together."""
+def open_round():
+    """A collection in the middle of a round, in which one group has pushed twice and another not at all."""
     return [
         ["steps", 0, ones(3)],
-        ["exchange", 0, ones(2)],
+        ["synchronize", 0, ones(2)],
         ["steps", 1, ones(5)],
-        ["exchange", 0, ones(1)],
+        ["synchronize", 0, ones(1)],
         ["collect"],
         ["read"],
         ["steps", 2, ones(6)],
@@ -142,46 +142,46 @@ def partly():
     ]
 
 
-def with_a_loss():
-    """A group fails after its first exchange; the others go on."""
-    events = [["steps", 2, ones(3)], ["exchange", 2], ["lost", 2]]
+def with_a_lost_group():
+    """A group fails after its first synchronization; the others continue."""
+    events = [["steps", 2, ones(3)], ["synchronize", 2], ["lost", 2]]
     for group in (0, 1):
-        events += [["steps", group, ones(4)], ["exchange", group]]
+        events += [["steps", group, ones(4)], ["synchronize", group]]
     return [*events, ["read"]]
 
 
-def each_after_the_other():
+def one_after_the_other():
     events = []
     for group, before, meanwhile in ((0, 2, 1), (1, 4, 0), (2, 1, 0)):
-        events += [["steps", group, ones(before)], ["exchange", group, ones(meanwhile)]]
-    return [*events, ["read"], ["hand_over", [0, 1, 2]], ["read"]]
+        events += [["steps", group, ones(before)], ["synchronize", group, ones(meanwhile)]]
+    return [*events, ["read"], ["flush", [0, 1, 2]], ["read"]]
 
 
-def slice_by_slice():
-    """The first group exchanges both slices, the second the other while the first exchanges again."""
+def fragment_by_fragment():
+    """The first group synchronizes both fragments, the second one of them while the first synchronizes again."""
     return [
         ["steps", 0, ones(1)],
-        ["exchange", 0, ones(1), 0.0, [0]],
+        ["synchronize", 0, ones(1), 0.0, [0]],
         ["read"],
-        ["exchange", 0, ones(1), 0.0, [1]],
+        ["synchronize", 0, ones(1), 0.0, [1]],
         ["read"],
-        ["begin", 1, ones(3), 0.0, [1]],
-        ["exchange", 0, [], 0.0, [0]],
-        ["end", 1],
+        ["push", 1, ones(3), 0.0, [1]],
+        ["synchronize", 0, [], 0.0, [0]],
+        ["pull", 1],
         ["read"],
-        ["hand_over", [0, 1]],
+        ["flush", [0, 1]],
         ["read"],
     ]
 
 
 MIXED = [(0, 3, 1), (1, 2, 0), (2, 6, 2), (0, 1, 0), (2, 1, 1), (1, 4, 3)]
-"""(group, steps before its exchange, steps meanwhile), for rings and pairs."""
+"""(group, steps before the push, steps until the reply), for rings and pairs."""
 
 
 def mixed_events():
     events = []
     for group, before, meanwhile in MIXED:
-        events += [["steps", group, ones(before)], ["exchange", group, ones(meanwhile)], ["read"]]
+        events += [["steps", group, ones(before)], ["synchronize", group, ones(meanwhile)], ["read"]]
     return [*events, ["collect"], ["read"]]
 
 
@@ -192,5 +192,5 @@ EMPTY = 4
 def compressed_events():
     events = [["steps", group, NUMBERS[group : group + 1].tolist()] for group in range(3)]
     for _ in range(1 + EMPTY):
-        events += [*(["exchange", group] for group in range(3)), ["read"]]
+        events += [*(["synchronize", group] for group in range(3)), ["read"]]
     return [*events, *([["steps", group, NUMBERS[group : group + 1].tolist()] for group in range(3)]), ["collect"], ["read"]]

@@ -1,7 +1,7 @@
-"""What periodic synchronization has to compute, in plain Python: models to compare the strategy with, and published values.
+"""Models of periodic synchronization in plain Python, and published values.
 
-The models work on anything that adds and multiplies: floats, numpy arrays. `tests/test_periodic_oracles.py` checks them against the
-numbers that others have printed.
+Tests compare the strategy with the models. The models work on everything that adds and multiplies: floats and numpy arrays.
+`tests/strategies/hogwild/test_periodic_oracles.py` compares them with published values.
 """
 
 import heapq
@@ -9,72 +9,72 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-# What the centre does with a change d = copy - base ("the outer gradient" is -d).
+# Outer optimizers, for the progress d = replica - baseline. Papers call -d the outer gradient.
 
 
 @dataclass
 class Average:
-    """C += rate * weight * d, one change at a time (local SGD; with rate 1 and all weights 1/n the mean of the copies)."""
+    """C += rate * weight * d for each push. Local SGD; with rate 1 and weights 1/n the mean of the replicas."""
 
-    centre: Any
+    parameters: Any
     rate: float = 1.0
 
-    def take(self, change: Any, weight: float) -> None:
-        self.centre = self.centre + self.rate * weight * change
+    def take(self, progress: Any, weight: float) -> None:
+        self.parameters = self.parameters + self.rate * weight * progress
 
 
 @dataclass
 class Nesterov:
-    """DiLoCo (arXiv 2311.08105) by rounds: g = -mean of the changes; m = beta m + g; C -= rate (g + beta m).
+    """DiLoCo (arXiv 2311.08105) by rounds: g = -mean of d; m = beta m + g; C -= rate (g + beta m).
 
-    With `torch.optim.SGD(nesterov=True)` as the outer optimizer this is its formula.
+    This is the formula of `torch.optim.SGD(nesterov=True)`.
     """
 
-    centre: Any
+    parameters: Any
     rate: float
     beta: float
     momentum: Any = 0.0
 
-    def take_round(self, changes: Sequence[Any], weights: Sequence[float]) -> None:
-        gradient = -sum(weight * change for weight, change in zip(weights, changes, strict=True))
+    def take_round(self, pushes: Sequence[Any], weights: Sequence[float]) -> None:
+        gradient = -sum(weight * progress for weight, progress in zip(weights, pushes, strict=True))
         self.momentum = self.beta * self.momentum + gradient
-        self.centre = self.centre - self.rate * (gradient + self.beta * self.momentum)
+        self.parameters = self.parameters - self.rate * (gradient + self.beta * self.momentum)
 
 
 @dataclass
 class DelayedNesterov:
-    """Async Local-SGD (arXiv 2401.09135, algorithm 3 with c = 0): momentum is updated once in `every` changes.
+    """Async Local-SGD (arXiv 2401.09135, algorithm 3 with c = 0): updates the momentum once in `every` pushes.
 
-    C -= rate * g / every for each change's g = -d; with each `every`-th, first m = beta m + (sum of the last g) / every, and C also
-    moves by -rate * beta * m.
+    Each push with g = -d moves C by -rate * g / every. Each `every`-th push first updates m = beta m + (sum of the last g) / every
+    and also moves C by -rate * beta * m.
     """
 
-    centre: Any
+    parameters: Any
     rate: float
     beta: float
     every: int
     momentum: Any = 0.0
-    _gathered: Any = 0.0
-    _taken: int = 0
+    _sum: Any = 0.0
+    _count: int = 0
 
-    def take(self, change: Any) -> None:
-        self._gathered = self._gathered - change
-        self._taken += 1
-        step = -change / self.every
-        if self._taken % self.every == 0:
-            self.momentum = self.beta * self.momentum + self._gathered / self.every
-            self._gathered = 0.0
+    def take(self, progress: Any) -> None:
+        self._sum = self._sum - progress
+        self._count += 1
+        step = -progress / self.every
+        if self._count % self.every == 0:
+            self.momentum = self.beta * self.momentum + self._sum / self.every
+            self._sum = 0.0
             step = step + self.beta * self.momentum
-        self.centre = self.centre - self.rate * step
+        self.parameters = self.parameters - self.rate * step
 
 
-def elastic(copy: Any, centre: Any, rate: float) -> tuple[Any, Any]:
-    """EASGD (arXiv 1412.6651): the copy and the centre after one exchange."""
-    pull = rate * (copy - centre)
-    return copy - pull, centre + pull
+def elastic(replica: Any, parameters: Any, rate: float) -> tuple[Any, Any]:
+    """Returns the local replica and the global parameters after one synchronization by EASGD (arXiv 1412.6651)."""
+    pull = rate * (replica - parameters)
+    return replica - pull, parameters + pull
 
 
-# Semi-synchronous training of torchft.
+# Semi-synchronous training in torchft.
 
 TORCHFT_LAYER_0 = {
     (0, 0.0): {0: 1, 1: -1, 2: -3, 3: -11, 4: -13, 5: -15, 6: -17, 7: -19, 8: -21, 9: -35, 10: -37},
@@ -84,10 +84,10 @@ TORCHFT_LAYER_0 = {
     (1, 0.5): {3: -6, 9: -21.5},
     (1, 1.0): {3: -5, 4: -7, 5: -9},
 }
-"""(delay, alpha) -> step -> value of layer 0, of meta-pytorch/torchft@7eb70878 `diloco_regression_test.py` and its fixtures.
+"""(delay, alpha) -> step -> value of layer 0, from meta-pytorch/torchft@7eb70878 `diloco_regression_test.py` and its fixtures.
 
-Set-up: two replicas, all gradients 2, inner rate 1, outer rate 2, weights 1, two fragments of one layer, an exchange of each layer
-every 6 steps, layer 0 at steps 3, 9, ..., layer 1 at 6, 12, ...
+Set-up: two replicas, all gradients 2, inner rate 1, outer rate 2, weights 1, two fragments of one layer each. Each layer is
+synchronized every 6 steps, layer 0 at steps 3, 9, ..., layer 1 at 6, 12, ...
 """
 
 TORCHFT_LAYER_1 = {
@@ -98,104 +98,105 @@ TORCHFT_LAYER_1 = {
     (1, 0.5): {6: -15, 12: -29},
     (1, 1.0): {6: -11, 12: -23},
 }
-"""The same of layer 1, at the steps at which it is exchanged."""
+"""The same for layer 1, at the steps at which it is synchronized."""
 
 
 def torchft(delay: int, alpha: float, steps: int = 16, outer_rate: float = 2.0) -> tuple[list[list[float]], list[list[float]]]:
-    """The copies and the centres of both layers before step 0, 1, ...
+    """Returns the local replicas and the global parameters of both layers before step 0, 1, ...
 
-    A layer's change is taken `delay` steps before its exchange; the copy becomes alpha * copy + (1 - alpha) * centre, so that what the
-    copy did in between is kept in the proportion alpha.
+    Pushes the progress of a layer `delay` steps before its synchronization. The replica then becomes alpha * replica +
+    (1 - alpha) * global parameters, which keeps the steps in between in the proportion alpha.
     """
-    copies, centres, changes = [1.0, 1.0], [Average(1.0, outer_rate), Average(1.0, outer_rate)], [0.0, 0.0]
-    history, global_history = [list(copies)], [[1.0, 1.0]]
+    replicas, outer, progress = [1.0, 1.0], [Average(1.0, outer_rate), Average(1.0, outer_rate)], [0.0, 0.0]
+    history, global_history = [list(replicas)], [[1.0, 1.0]]
     for step in range(1, steps + 1):
-        copies = [copy - 1 * 2 for copy in copies]
+        replicas = [replica - 1 * 2 for replica in replicas]
         for layer in (0, 1):
-            exchange_in = (3 * (layer + 1) - step) % 6
-            if exchange_in == delay:
-                changes[layer] = copies[layer] - centres[layer].centre
-            if exchange_in == 0:
-                centres[layer].take(changes[layer], 1.0)  # Both replicas have the same, which is their mean.
-                copies[layer] = alpha * copies[layer] + (1 - alpha) * centres[layer].centre
-        history.append(list(copies))
-        global_history.append([layer.centre for layer in centres])
+            synchronizes_in = (3 * (layer + 1) - step) % 6
+            if synchronizes_in == delay:
+                progress[layer] = replicas[layer] - outer[layer].parameters
+            if synchronizes_in == 0:
+                outer[layer].take(progress[layer], 1.0)  # Both replicas have the same progress, which is their mean.
+                replicas[layer] = alpha * replicas[layer] + (1 - alpha) * outer[layer].parameters
+        history.append(list(replicas))
+        global_history.append([layer.parameters for layer in outer])
     return history, global_history
 
 
-# EASGD of TensorFlow 1.
+# EASGD in TensorFlow 1.
 
 
 def contrib_elastic(groups: int, period: int, rate: float, steps: int, start: float = 0.0) -> list[tuple[list[float], float]]:
-    """The copies and the centre after each step of `tf.contrib.opt.ElasticAverageOptimizer`'s test (v1.15).
+    """Returns replicas and global parameters after each step of the test of `tf.contrib.opt.ElasticAverageOptimizer` (v1.15).
 
-    Gradients are -1, the learning rate is 1; in each step the groups update and exchange one after the other.
+    Gradients are -1 and the learning rate is 1. In each step the groups update and synchronize one after the other.
     """
-    copies, centre, history = [start] * groups, start, []
+    replicas, parameters, history = [start] * groups, start, []
     for step in range(1, steps + 1):
         for group in range(groups):
-            copies[group] += 1.0
+            replicas[group] += 1.0
             if step % period == 0:
-                copies[group], centre = elastic(copies[group], centre, rate)
-        history.append((list(copies), centre))
+                replicas[group], parameters = elastic(replicas[group], parameters, rate)
+        history.append((list(replicas), parameters))
     return history
 
 
-# The exchange of SINGA, as it was released and as it should be.
+# SINGA's synchronization, as released and corrected.
 
 
-def singa_centre(latency: int, *, as_released: bool, steps: int = 4000, period: int = 16) -> float:
-    """The centre after one group did `steps` updates of +1 and pushed every `period`; the reply comes `latency` steps later.
+def singa_parameters(latency: int, *, as_released: bool, steps: int = 4000, period: int = 16) -> float:
+    """Returns the global parameters after one group made `steps` updates of +1 and pushed every `period` updates.
 
-    Corrected, it is what `Group` does. As released (apache/singa v0.3.0 `src/server.cc`, HandleSyncResponse) the new baseline
-    is the merged copy and not the centre, and what was done while the reply was under way is never pushed.
+    Replies arrive `latency` steps after the push. Corrected, the group does what `Group` does. As released (apache/singa v0.3.0
+    `src/server.cc`, HandleSyncResponse), the new baseline is the merged replica instead of the global parameters, so progress
+    between push and reply is never pushed.
     """
-    copy = baseline = centre = 0.0
-    base, sent, answered = 0.0, 0, True
-    answer = 0.0
+    replica = baseline = parameters = 0.0
+    at_push, sent, has_reply = 0.0, 0, True
+    reply = 0.0
     for step in range(1, steps + 1):
-        if not answered and step >= sent + latency:
-            copy = answer + (copy - base)
-            baseline = copy if as_released else answer
-            answered = True
-        copy += 1.0
-        if answered and step - sent >= period:
-            centre += copy - baseline
-            base, answer, sent, answered = copy, centre, step, False
-    return centre
+        if not has_reply and step >= sent + latency:
+            replica = reply + (replica - at_push)
+            baseline = replica if as_released else reply
+            has_reply = True
+        replica += 1.0
+        if has_reply and step - sent >= period:
+            parameters += replica - baseline
+            at_push, reply, sent, has_reply = replica, parameters, step, False
+    return parameters
 
 
-# Groups and centre without a barrier.
+# Groups and global parameters without a barrier.
 
 
 @dataclass
 class Group:
-    """A worker group's side of an exchange.
+    """A worker group's side of a synchronization.
 
-    1. push: d = copy - baseline; base = copy. 2. reply C: copy = C + (copy - base); baseline = C.
+    1. Push: d = replica - baseline; at_push = replica. 2. Reply C: replica = C + (replica - at_push); baseline = C.
     """
 
-    copy: Any
+    replica: Any
     baseline: Any = None
-    base: Any = None
-    pushed: int = 0
+    at_push: Any = None
+    pushes: int = 0
     progress: Any = field(default=0.0)
 
     def __post_init__(self) -> None:
-        self.baseline = self.copy if self.baseline is None else self.baseline
+        self.baseline = self.replica if self.baseline is None else self.baseline
 
     def update(self, step: Any) -> None:
-        self.copy = self.copy + step
+        self.replica = self.replica + step
         self.progress = self.progress + step
 
     def push(self) -> Any:
-        self.base = self.copy
-        self.pushed += 1
-        return self.copy - self.baseline
+        self.at_push = self.replica
+        self.pushes += 1
+        return self.replica - self.baseline
 
-    def reply(self, centre: Any) -> None:
-        self.copy = centre + (self.copy - self.base)
-        self.baseline = centre
+    def reply(self, parameters: Any) -> None:
+        self.replica = parameters + (self.replica - self.at_push)
+        self.baseline = parameters
 
 
 def without_barrier(
@@ -207,74 +208,77 @@ def without_barrier(
     *,
     seconds: Sequence[float] | None = None,
     start: Any = 0.0,
-    told: Callable[[str, int], None] = lambda what, group: None,
+    on_event: Callable[[str, int], None] = lambda what, group: None,
 ) -> tuple[Any, list[Group]]:
-    """The centre under outer average with weights 1 / groups after all groups did `updates` updates and pushed the rest.
+    """Simulates outer optimizer average with weights 1 / groups.
 
-    A change reaches the centre half its latency after it was pushed and the reply the group the other half later; a group has one
-    exchange under way at most and goes on meanwhile.
+    A push arrives after half of its latency, and its reply after the other half. A group has at most one synchronization in
+    flight and continues its updates in the meantime.
 
     Args:
-        groups: number of groups.
-        updates: updates of each group.
-        period: least updates between two pushes.
+        groups: Number of groups.
+        updates: Updates of each group. After the last one the group pushes the rest of its progress.
+        period: Fewest updates between two pushes.
         latency: (group, number of the push) -> seconds there and back.
-        step: (group, number of the update) -> what the update adds to the copy.
-        seconds: of one update, by group; 1.0 each where None.
-        start: the value of the centre and of all copies at first.
-        told: called with what happens, "update", "push", "centre" or "reply", and the group, in the order in which it does.
+        step: (group, number of the update) -> what the update adds to the replica.
+        seconds: Duration of one update, by group; None for 1.0 each.
+        start: Initial value of the global parameters and of all replicas.
+        on_event: Called with each event ("update", "push", "arrive" or "reply") and its group, in the order of the events.
+
+    Returns:
+        The global parameters at the end, and the groups.
     """
-    centre = Average(start)
+    outer = Average(start)
     members = [Group(start) for _ in range(groups)]
     seconds = [1.0] * groups if seconds is None else seconds
-    since, under_way, done = [0] * groups, [False] * groups, [0] * groups
-    # (time, order, what happens, group, with what); the order makes equal times come out the same every time.
+    since, in_flight, done = [0] * groups, [False] * groups, [0] * groups
+    # (time, order, event, group, value). The order makes simultaneous events deterministic.
     events: list[tuple[float, int, str, int, Any]] = []
     order = iter(range(10**9))
 
-    def after(time: float, what: str, group: int, value: Any = None) -> None:
-        heapq.heappush(events, (time, next(order), what, group, value))
+    def after(time: float, event: str, group: int, value: Any = None) -> None:
+        heapq.heappush(events, (time, next(order), event, group, value))
 
     for group in range(groups):
         after(seconds[group], "update", group)
     while events:
-        now, _, what, group, value = heapq.heappop(events)
+        now, _, event, group, value = heapq.heappop(events)
         member = members[group]
-        told(what, group)
-        if what == "update":
+        on_event(event, group)
+        if event == "update":
             member.update(step(group, done[group]))
             done[group] += 1
             since[group] += 1
             if done[group] < updates:
                 after(now + seconds[group], "update", group)
-        elif what == "centre":
-            centre.take(value, 1 / groups)
-            after(now + latency(group, member.pushed) / 2, "reply", group, centre.centre)
+        elif event == "arrive":
+            outer.take(value, 1 / groups)
+            after(now + latency(group, member.pushes) / 2, "reply", group, outer.parameters)
         else:
             member.reply(value)
-            under_way[group] = False
+            in_flight[group] = False
         rest = done[group] == updates and since[group] > 0
-        if not under_way[group] and (since[group] >= period or rest):
-            under_way[group], since[group] = True, 0
-            told("push", group)
-            after(now + latency(group, member.pushed + 1) / 2, "centre", group, member.push())
-    return centre.centre, members
+        if not in_flight[group] and (since[group] >= period or rest):
+            in_flight[group], since[group] = True, 0
+            on_event("push", group)
+            after(now + latency(group, member.pushes + 1) / 2, "arrive", group, member.push())
+    return outer.parameters, members
 
 
-# Synchronous training by hand.
+# Synchronous training.
 
 
 def data_parallel(
     gradient: Callable[[Any, Any], Any], start: Any, batches: Sequence[Sequence[Any]], rate: float, momentum: float = 0.0
 ) -> Any:
-    """The parameters after synchronous data-parallel SGD: each step takes the mean of the gradients of all groups.
+    """Returns the parameters after synchronous data-parallel SGD: each step uses the mean of the gradients of all groups.
 
     Args:
         gradient: (parameters, batch) -> gradient of the mean loss.
-        start: the parameters at first.
-        batches: for each step the batch of each group, all of one size.
-        rate: learning rate.
-        momentum: v = momentum v - rate g; w += v, as Keras' SGD.
+        start: Initial parameters.
+        batches: For each step the batch of each group, all of the same size.
+        rate: Learning rate.
+        momentum: v = momentum v - rate g; w += v, as in Keras' SGD.
     """
     parameters, velocity = start, 0.0
     for step in batches:
@@ -292,23 +296,23 @@ def local_sgd(
     momentum: float = 0.0,
     outer: "Average | Nesterov | None" = None,
 ) -> Any:
-    """The centre after local SGD by rounds: every `period` steps all changes go to the centre, and all copies become the centre.
+    """Returns the global parameters after local SGD by rounds: all groups push and pull every `period` steps.
 
-    Arguments as for `data_parallel`; momentum stays with the group. `outer` is the centre's rule, average where None.
+    Arguments as for `data_parallel`; each group keeps its momentum. `outer` is the outer optimizer; None for average.
     """
     groups = len(batches[0])
     outer = Average(start) if outer is None else outer
-    copies, velocities = [start] * groups, [0.0] * groups
+    replicas, velocities = [start] * groups, [0.0] * groups
     for number, step in enumerate(batches, start=1):
         for group, batch in enumerate(step):
-            velocities[group] = momentum * velocities[group] - rate * gradient(copies[group], batch)
-            copies[group] = copies[group] + velocities[group]
+            velocities[group] = momentum * velocities[group] - rate * gradient(replicas[group], batch)
+            replicas[group] = replicas[group] + velocities[group]
         if number % period == 0:
-            changes = [copy - outer.centre for copy in copies]
+            pushes = [replica - outer.parameters for replica in replicas]
             if isinstance(outer, Nesterov):
-                outer.take_round(changes, [1 / groups] * groups)
+                outer.take_round(pushes, [1 / groups] * groups)
             else:
-                for change in changes:
-                    outer.take(change, 1 / groups)
-            copies = [outer.centre] * groups
-    return outer.centre
+                for progress in pushes:
+                    outer.take(progress, 1 / groups)
+            replicas = [outer.parameters] * groups
+    return outer.parameters

@@ -1,4 +1,4 @@
-"""Keras under mirrored and multi_worker_mirrored equals Keras in one process: all cases of programs/together.py.
+"""Keras under mirrored and multi_worker_mirrored equals Keras in one process: all cases of programs/data_parallel.py.
 
 Three clusters, each started once: two tasks with one replica each; one task with three and two tasks with two each (a few cases).
 What of these test_contract.py has too is here without its table's tolerance for many steps.
@@ -14,7 +14,7 @@ from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
-PROGRAM = str(PROGRAMS / "together.py")
+PROGRAM = str(PROGRAMS / "data_parallel.py")
 FEW = (
     "adam",
     "last_batch_smaller_than_the_number_of_replicas",
@@ -30,7 +30,7 @@ ONCE = [N, N * (N - 1) / 2, (N - 1) * N * (2 * N - 1) / 6]
 @pytest.fixture(scope="module", params=TASKS)
 def ran(request, tmp_path_factory):
     """(name of the cluster, results of each task, folder of the run)"""
-    folder = tmp_path_factory.mktemp("together")
+    folder = tmp_path_factory.mktemp("data_parallel")
     wide = "each" in request.param
     (folder / "workers.conf").write_text(
         f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
@@ -42,7 +42,7 @@ def ran(request, tmp_path_factory):
     }[request.param]
     with open(folder / "output.txt", "wb") as output:
         subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=880)
-    files = sorted(folder.glob("together-*.json"))
+    files = sorted(folder.glob("data_parallel-*.json"))
     assert len(files) == TASKS[request.param], (folder / "output.txt").read_text()[-5000:]
     return request.param, [json.loads(path.read_text()) for path in files], folder
 

@@ -1,14 +1,16 @@
-"""Compressed changes: how far from the change, how many bytes, what is never lost, and the same bits wherever they are decoded."""
+"""Compressors: rounding errors, bytes, values that cannot be sent, and equal bits wherever they are decoded."""
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as of_numpy
 
-pytestmark = pytest.mark.cluster  # TensorFlow takes seconds to import; no process is started.
+from tfdist import synchronization
+from tfdist.strategies.hogwild.compression import COMPRESSORS
 
-KINDS = ("bf16", "int8", "int4")
+KINDS = synchronization.COMPRESSIONS
 LIMITS = {"int8": 127, "int4": 7}
 BLOCK = 256
 
@@ -20,19 +22,12 @@ vectors = of_numpy.arrays(
 )
 
 
-@pytest.fixture(scope="module")
-def coding():
-    from tfdist.strategies.hogwild import compression
-
-    return compression
-
-
 def blocks(values):
     return [values[first : first + BLOCK] for first in range(0, len(values), BLOCK)]
 
 
 def scale_by_hand(block, limit):
-    """In float64: the largest magnitude / limit, up to 16 significant bits; zeros below 2^-125."""
+    """Returns the largest magnitude / limit, rounded up to 16 significant bits, or 0 below 2^-125; in float64."""
     exact = float(np.max(np.abs(block.astype(np.float32))) / np.float32(limit))
     if exact < 2.0**-125:
         return 0.0
@@ -40,12 +35,16 @@ def scale_by_hand(block, limit):
     return float(np.ldexp(np.ceil(np.ldexp(mantissa, 16)), exponent - 16))
 
 
+def test_every_kind_has_a_compressor():
+    assert set(COMPRESSORS) == {None, *KINDS}
+
+
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 @settings(max_examples=60, deadline=None)
 @given(values=vectors)
-def test_every_value_comes_back_within_half_a_scale_and_zero_as_zero(coding, kind, values):
-    parts = coding.encode(values, kind)
-    got = coding.decode(parts, len(values), kind).numpy()
+def test_the_error_is_at_most_half_a_scale_and_zero_stays_zero(kind, values):
+    parts = COMPRESSORS[kind].encode(values)
+    got = COMPRESSORS[kind].decode(parts, len(values)).numpy()
     assert got.dtype == np.float32 and got.shape == values.shape
     assert np.all(got[values == 0] == 0)
     scales = [scale_by_hand(block, LIMITS[kind]) for block in blocks(values)]
@@ -62,8 +61,8 @@ def test_every_value_comes_back_within_half_a_scale_and_zero_as_zero(coding, kin
 
 @settings(max_examples=50, deadline=None)
 @given(values=vectors)
-def test_bf16_keeps_eight_significant_bits(coding, values):
-    got = coding.decode(coding.encode(values, "bf16"), len(values), "bf16").numpy()
+def test_bf16_keeps_eight_significant_bits(values):
+    got = COMPRESSORS["bf16"].decode(COMPRESSORS["bf16"].encode(values), len(values)).numpy()
     normal = np.abs(values) >= 2.0**-126
     assert np.all(np.abs(got - values)[normal] <= np.abs(values)[normal].astype(np.float64) * 2.0**-8)
     assert np.all(got[values == 0] == 0)
@@ -71,23 +70,23 @@ def test_bf16_keeps_eight_significant_bits(coding, values):
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
 @pytest.mark.parametrize("n", [0, 1, 2, 255, 256, 257, 511, 1000])
-def test_it_sends_exactly_as_many_bytes_as_it_says(coding, kind, n):
+def test_the_size_is_the_number_of_bytes_sent(kind, n):
     values = np.random.default_rng(n).normal(size=n).astype(np.float32)
-    parts = coding.encode(values, kind)
+    parts = COMPRESSORS[kind].encode(values)
     sent = sum(part.shape.num_elements() * part.dtype.size for part in parts)
     by_hand = {None: 4 * n, "bf16": 2 * n, "int8": n + 4 * -(-n // 256), "int4": -(-n // 2) + 4 * -(-n // 256)}
-    assert sent == coding.size(n, kind) == by_hand[kind]
-    got = coding.decode(parts, n, kind).numpy()
+    assert sent == COMPRESSORS[kind].size(n) == by_hand[kind]
+    got = COMPRESSORS[kind].decode(parts, n).numpy()
     assert got.shape == (n,)
     np.testing.assert_allclose(got, values, atol={None: 0, "bf16": 0.02, "int8": 0.02, "int4": 0.4}[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_block_with_nan_or_infinity_never_comes_back_as_a_number_and_leaves_the_others_alone(coding, kind):
+def test_a_block_with_nan_or_infinity_is_not_decoded_as_numbers_and_other_blocks_are(kind):
     for bad in (np.nan, np.inf, -np.inf):
         values = np.full(3 * BLOCK, 0.5, np.float32)
         values[BLOCK + 7] = bad
-        got = coding.decode(coding.encode(values, kind), len(values), kind).numpy()
+        got = COMPRESSORS[kind].decode(COMPRESSORS[kind].encode(values), len(values)).numpy()
         assert not np.isfinite(got[BLOCK + 7])
         others = [*got[:BLOCK], *got[2 * BLOCK :]]
         np.testing.assert_allclose(others, 0.5, rtol=1e-3)
@@ -96,60 +95,55 @@ def test_a_block_with_nan_or_infinity_never_comes_back_as_a_number_and_leaves_th
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_the_largest_magnitudes_overflow_neither_silently_nor_early(coding, kind):
+def test_magnitudes_are_sent_up_to_the_limit_and_become_nan_above(kind):
     edge = np.float32(2.0**127)
-    got = coding.decode(coding.encode(np.array([edge, -edge, 0], np.float32), kind), 3, kind).numpy()
+    got = COMPRESSORS[kind].decode(COMPRESSORS[kind].encode(np.array([edge, -edge, 0], np.float32)), 3).numpy()
     np.testing.assert_allclose(got, [edge, -edge, 0], rtol=1e-4)
     beyond = np.array([np.nextafter(edge, np.float32(np.inf)), 1], np.float32)
-    assert np.all(np.isnan(coding.decode(coding.encode(beyond, kind), 2, kind).numpy()))
+    assert np.all(np.isnan(COMPRESSORS[kind].decode(COMPRESSORS[kind].encode(beyond), 2).numpy()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_decoding_gives_the_same_bits_eagerly_in_a_graph_and_compiled_and_so_error_feedback_loses_nothing(coding, kind):
-    import tensorflow as tf
-
+def test_decode_returns_the_same_bits_eagerly_in_a_graph_and_compiled_so_error_feedback_loses_nothing(kind):
     n = 1000
     generator = np.random.default_rng(0)
     values = generator.normal(size=n) * 10.0 ** generator.integers(-44, 30, size=n)
     values[300:600] = generator.normal(size=300)
     values = values.astype(np.float32)
 
-    def in_a_group(values):
-        """All in one graph, where a compiler may leave out a cast there and back, or contract a product and a difference."""
-        parts = coding.encode(values, kind)
-        return parts, coding.decode(parts, n, kind), values - coding.decode(parts, n, kind)
+    def on_worker(values):
+        """One graph, in which a compiler may remove a cast there and back, or fuse a product and a difference."""
+        parts = COMPRESSORS[kind].encode(values)
+        return parts, COMPRESSORS[kind].decode(parts, n), values - COMPRESSORS[kind].decode(parts, n)
 
     for compiled in (False, True):
-        parts, decoded, left = tf.function(in_a_group, jit_compile=compiled)(tf.constant(values))
-        at_the_centre = coding.decode(parts, n, kind).numpy()
-        np.testing.assert_array_equal(decoded.numpy().view(np.int32), at_the_centre.view(np.int32))
+        parts, decoded, left = tf.function(on_worker, jit_compile=compiled)(tf.constant(values))
+        on_ps = COMPRESSORS[kind].decode(parts, n).numpy()
+        np.testing.assert_array_equal(decoded.numpy().view(np.int32), on_ps.view(np.int32))
         sensible = np.abs(values) > 1e-30  # A difference of denormal numbers may be flushed.
-        np.testing.assert_array_equal(left.numpy()[sensible], (values - at_the_centre)[sensible])
+        np.testing.assert_array_equal(left.numpy()[sensible], (values - on_ps)[sensible])
         assert np.any(left.numpy() != 0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_error_feedback_the_sum_of_what_was_sent_follows_the_sum_of_the_changes(coding, kind):
+def test_with_error_feedback_the_sum_of_all_messages_follows_the_sum_of_all_progress(kind):
     generator = np.random.default_rng(1)
     left, sent, wanted = np.zeros(300, np.float32), np.zeros(300, np.float64), np.zeros(300, np.float64)
     for _ in range(50):
         change = generator.normal(size=300).astype(np.float32) * 0.01
         whole = change + left
-        got = coding.decode(coding.encode(whole, kind), 300, kind).numpy()
+        got = COMPRESSORS[kind].decode(COMPRESSORS[kind].encode(whole), 300).numpy()
         left = whole - got
         sent += got
         wanted += change
-    # All that is missing is what the last exchange left out.
+    # Only the last rounding error is missing.
     np.testing.assert_allclose(sent + left, wanted, atol=1e-6)
     assert np.max(np.abs(left)) < {"bf16": 1e-3, "int8": 1e-3, "int4": 1e-2}[kind]
 
 
-def test_what_cannot_be_encoded_is_refused(coding):
-    import tensorflow as tf
-
-    with pytest.raises(ValueError, match="'int2' is no kind of compression"):
-        coding.encode(np.zeros(3, np.float32), "int2")
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_dtypes_and_unknown_lengths_are_refused(kind):
     with pytest.raises(ValueError, match="float64"):
-        coding.encode(np.zeros(3), "int8")
+        COMPRESSORS[kind].encode(np.zeros(3))
     with pytest.raises(ValueError, match="known length"):
-        tf.function(lambda x: coding.encode(x, "int8")).get_concrete_function(tf.TensorSpec([None], tf.float32))
+        tf.function(COMPRESSORS[kind].encode).get_concrete_function(tf.TensorSpec([None], tf.float32))

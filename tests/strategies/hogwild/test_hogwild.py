@@ -1,4 +1,4 @@
-"""Hogwild against one process. What Keras does under it is a column of test_contract.py."""
+"""Hogwild with one worker group trains as a single process. test_contract.py tests the rest of Keras under it."""
 
 import pytest
 from support_paths import PROGRAMS
@@ -12,7 +12,7 @@ ONE_GROUP = (
 
 
 def assert_near(got, expected, where="results"):
-    """Raises AssertionError unless all numbers, nested alike, are equal to float32 sums in another order."""
+    """Asserts that all numbers in two nested structures are equal up to the order of float32 sums."""
     if isinstance(expected, dict):
         assert got.keys() == expected.keys(), where
         for name, value in expected.items():

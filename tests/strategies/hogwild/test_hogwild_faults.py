@@ -1,6 +1,6 @@
-"""Workers that are killed or stopped while Hogwild trains: the others go on. Without chief or ps nobody does.
+"""Faults under Hogwild: training continues when a worker is killed or stopped, and ends without the chief or a ps.
 
-Waiting times are shortened inside the program.
+The program shortens waiting times.
 """
 
 import json
@@ -25,18 +25,18 @@ TRAINS = """
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01), "mse")
     x = np.random.default_rng(1).normal(size=(64, 4))
-    told = []
-    class Tell(keras.callbacks.Callback):
+    reported = []
+    class Report(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            training = len(strategy.local_replicas._live)
-            if epoch >= 2 and told[-1:] != [training]:
-                told.append(training)
-                self.model.save(f"{len(told)}.keras")
+            training = len(strategy.local_replicas.live)
+            if epoch >= 2 and reported[-1:] != [training]:
+                reported.append(training)
+                self.model.save(f"{len(reported)}.keras")
                 valid = np.isfinite(logs["val_loss"])
-                print(f"change {len(told)}: {training} training" + ("" if valid else f", {logs}"), flush=True)
+                print(f"change {len(reported)}: {training} training" + ("" if valid else f", {logs}"), flush=True)
             if os.path.exists("end"):
                 self.model.stop_training = True
-    model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Tell()], validation_data=(x, x.sum(1)))
+    model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Report()], validation_data=(x, x.sum(1)))
     loss = model.evaluate(x, x.sum(1), verbose=0)
     print("finished", "finite" if np.isfinite(loss) else loss, flush=True)
 """
@@ -55,7 +55,7 @@ def cluster(start, script, tmp_path, monkeypatch):
     return jobs, lambda task: start(program, environment=environments[task])
 
 
-def test_a_killed_worker_is_done_without_and_is_welcome_back(cluster, tmp_path):
+def test_training_continues_without_a_killed_worker_and_takes_it_back(cluster, tmp_path):
     jobs, again = cluster
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
     jobs["worker", 1].wait(10)
@@ -68,7 +68,7 @@ def test_a_killed_worker_is_done_without_and_is_welcome_back(cluster, tmp_path):
     assert back.wait(30) == 0
 
 
-def test_a_stopped_worker_holds_nobody_up(cluster, tmp_path):
+def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
     jobs, _ = cluster
     os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
     try:

@@ -1,4 +1,4 @@
-"""Under Hogwild a training goes on from its files as if nothing had been, and the files are everybody's."""
+"""Under Hogwild, training continues exactly from its files, and the files load everywhere."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 
 PROGRAM = str(PROGRAMS / "hogwild_saving.py")
 OPTIONS = ["--strategy", "hogwild", "--sync_period", "3", "--outer", "nesterov", "--nooverlap"]
-"""With overlap it would depend on the network after which step an answer is taken over, and no two trainings would be equal."""
+"""With overlap, the step after which a reply is pulled depends on the network, so no two trainings are equal."""
 
 SOURCES = ["from_weights", "from_file", "from_checkpoint", "from_weights_saved_again"]
 
@@ -48,7 +48,7 @@ assert not any(name.startswith("tfdist") for name in sys.modules)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the program has run, on two groups with 2 ps, without tfdist, on two groups with 3 ps, and on one group."""
+    """Runs the programs: two groups with 2 ps, without tfdist, two groups with 3 ps, one group. Returns their folder."""
     folder = tmp_path_factory.mktemp("saving")
 
     def launch(part, groups, servers):
@@ -70,7 +70,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def read(folder):
-    """Reads what a part of the program has written."""
+    """Returns a function that reads the results of a program."""
     return lambda name: json.loads((folder / f"{name}.json").read_text())
 
 
@@ -83,36 +83,36 @@ def difference(got, expected):
     return max(float(np.abs(np.array(mine) - np.array(other)).max()) for mine, other in pairs)
 
 
-def test_the_training_that_is_saved_goes_on_and_comes_back_by_loading(read):
+def test_saving_does_not_disturb_training_and_loading_repeats_it(read):
     results = read("save")
     assert difference(results["straight"], results["saved"]) > 0.01
     assert difference(results["again"], results["straight"]) == 0
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_another_process_with_another_number_of_ps_has_what_was_saved(folder, read, source):
+def test_another_process_with_another_number_of_ps_restores_everything(folder, read, source):
     assert difference(read("restore")[source]["restored"], read("save")["saved"]) == 0
     with np.load(folder / "saved.npz") as saved, np.load(folder / f"{source}.npz") as restored:
         assert set(restored) == set(saved)
         for name in saved:
             np.testing.assert_array_equal(restored[name], saved[name], err_msg=name)
         own = [name for name in saved if name.startswith("own|optimizer") and name.endswith("|0")]
-        assert any((saved[name] != saved[name[:-1] + "1"]).any() for name in own)  # The groups' are not alike.
+        assert any((saved[name] != saved[name[:-1] + "1"]).any() for name in own)  # The groups differ.
         assert any(saved[name].any() for name in saved if name.endswith("|momentum"))
 
 
 @pytest.mark.parametrize("source", ["from_weights", "from_file"])
-def test_two_groups_that_go_on_from_a_file_end_as_those_that_were_not_interrupted(read, source):
+def test_two_groups_that_continue_from_a_file_end_as_without_interruption(read, source):
     assert difference(read("restore")[source]["trained"], read("save")["straight"]) == 0
 
 
-def test_one_group_that_is_interrupted_fits_as_one_that_is_not(read):
+def test_an_interrupted_fit_of_one_group_ends_as_without_interruption(read):
     (losses, interrupted), (weights, resumed) = read("one")["losses"], read("one")["weights"]
     assert interrupted == losses and len(losses) == 4
     assert difference(resumed, weights) == 0
 
 
-def test_with_another_number_of_groups_the_outer_momentum_stays_and_each_begins_from_the_chief_s_slots(folder, read):
+def test_with_another_number_of_groups_the_outer_momentum_is_restored_and_groups_start_from_the_chief_s_slots(folder, read):
     with np.load(folder / "saved.npz") as saved, np.load(folder / "one.npz") as restored:
         assert not [name for name in restored if name.startswith("own|")]
         outer = [name for name in saved if name.startswith("outer|")]
@@ -134,6 +134,6 @@ def test_a_file_of_plain_keras_loads(read):
     assert "has no state of worker groups" in read("one")["log"]
 
 
-def test_what_a_callback_sets_in_the_middle_of_an_epoch_reaches_all_groups(read):
+def test_weights_that_a_callback_sets_during_an_epoch_reach_all_groups(read):
     assert len(read("restore")["set"]) == 4
-    assert max(read("restore")["set"]) < 0.01  # Of 100: what a group was pushing at that moment comes on top.
+    assert max(read("restore")["set"]) < 0.01  # Of 100. A push in flight at that moment adds to it.

@@ -1,4 +1,4 @@
-"""The models of periodic synchronization give what others have printed, and keep what they promise."""
+"""The models of periodic synchronization reproduce published values and lose no update."""
 
 import random
 
@@ -12,23 +12,23 @@ from periodic_oracles import (
     contrib_elastic,
     data_parallel,
     local_sgd,
-    singa_centre,
+    singa_parameters,
     torchft,
     without_barrier,
 )
 
 
 @pytest.mark.parametrize("case", TORCHFT_LAYER_0, ids=str)
-def test_torchfts_printed_histories(case):
+def test_the_published_histories_of_torchft(case):
     history, _ = torchft(*case)
     assert {step: history[step][0] for step in TORCHFT_LAYER_0[case]} == TORCHFT_LAYER_0[case]
     assert {step: history[step][1] for step in TORCHFT_LAYER_1[case]} == TORCHFT_LAYER_1[case]
 
 
-def test_a_copy_that_keeps_all_of_itself_is_trained_locally_while_the_centre_moves():
-    history, centres = torchft(0, 1.0)
+def test_with_alpha_1_the_replica_is_trained_locally_while_the_global_parameters_move():
+    history, global_history = torchft(0, 1.0)
     assert [layers[0] for layers in history] == [1.0 - 2 * step for step in range(17)]
-    assert centres[3][0] == -11 and centres[9][0] != history[9][0]
+    assert global_history[3][0] == -11 and global_history[9][0] != history[9][0]
 
 
 def test_the_values_of_tensorflow_1s_elastic_averaging_test():
@@ -40,9 +40,9 @@ def test_the_values_of_tensorflow_1s_elastic_averaging_test():
 
 
 @pytest.mark.parametrize(("latency", "kept"), [(0, 4000), (1, 4000), (4, 3253), (8, 2257), (15, 514)])
-def test_singa_as_released_loses_what_was_done_while_a_reply_was_under_way_and_corrected_it_does_not(latency, kept):
-    assert singa_centre(latency, as_released=True) == kept
-    assert singa_centre(latency, as_released=False) == 4000
+def test_singa_as_released_loses_updates_while_a_reply_is_in_flight_and_corrected_it_loses_none(latency, kept):
+    assert singa_parameters(latency, as_released=True) == kept
+    assert singa_parameters(latency, as_released=False) == 4000
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -50,13 +50,13 @@ def test_no_update_is_lost_whatever_the_latency_the_speeds_and_the_period(seed):
     chance = random.Random(seed)
     groups, updates, period = chance.randint(1, 8), chance.randint(1, 200), chance.randint(1, 32)
     seconds = [chance.uniform(0.1, 3.0) for _ in range(groups)]
-    centre, members = without_barrier(
+    parameters, members = without_barrier(
         groups, updates, period, lambda *_: chance.choice([0.0, 0.5, 10.0, 300.0]), lambda *_: 1.0, seconds=seconds
     )
-    assert centre == pytest.approx(updates)
+    assert parameters == pytest.approx(updates)
     assert sum(member.progress for member in members) / groups == updates
     for member in members:
-        assert member.copy == pytest.approx(member.baseline)
+        assert member.replica == pytest.approx(member.baseline)
 
 
 def test_one_update_a_round_of_plain_sgd_is_data_parallel_training():
@@ -73,11 +73,11 @@ def test_one_update_a_round_of_plain_sgd_is_data_parallel_training():
         by_hand -= 0.05 * gradient(by_hand, np.concatenate(step))
     np.testing.assert_allclose(together, by_hand, rtol=1e-12)
     np.testing.assert_allclose(local_sgd(gradient, np.zeros(3), batches, 0.05, period=1), together, rtol=1e-12)
-    # One group alone is plain SGD, whatever the period.
+    # One group alone is plain SGD for every period.
     alone = [step[:1] for step in batches]
     expected = data_parallel(gradient, np.zeros(3), alone, 0.05, momentum=0.9)
     np.testing.assert_allclose(local_sgd(gradient, np.zeros(3), alone, 0.05, period=8, momentum=0.9), expected, rtol=1e-12)
-    # And a longer period is something else, that is also near the truth.
+    # A longer period gives a different result, also near the truth.
     longer = local_sgd(gradient, np.zeros(3), batches, 0.05, period=8)
     assert 1e-6 < np.max(np.abs(longer - together)) < 0.1
 
@@ -89,30 +89,30 @@ def test_diloco_without_momentum_and_with_rate_1_averages():
 
 
 def test_diloco_by_hand():
-    # Two rounds of changes with the mean 1: m = -1 and -1.9; C += 0.7 (1 + 0.9) = 1.33, then 0.7 (1 + 0.9 * 1.9) = 1.897.
+    # Two rounds of pushes with the mean 1: m = -1 and -1.9; C += 0.7 (1 + 0.9) = 1.33, then 0.7 (1 + 0.9 * 1.9) = 1.897.
     outer = Nesterov(0.0, rate=0.7, beta=0.9)
     outer.take_round([0.5, 1.5], [0.5, 0.5])
-    assert outer.centre == pytest.approx(1.33)
+    assert outer.parameters == pytest.approx(1.33)
     outer.take_round([2.0, 0.0], [0.5, 0.5])
-    assert outer.centre == pytest.approx(1.33 + 1.897)
+    assert outer.parameters == pytest.approx(1.33 + 1.897)
 
 
-def test_delayed_nesterov_takes_as_many_changes_as_there_are_groups_as_one_round_of_diloco():
+def test_as_many_pushes_as_groups_move_delayed_nesterov_as_far_as_a_round_of_diloco():
     chance = random.Random(0)
     by_rounds, delayed = Nesterov(0.0, 0.7, 0.9), DelayedNesterov(0.0, 0.7, 0.9, every=4)
     for _ in range(10):
-        changes = [chance.gauss(0, 1) for _ in range(4)]
-        by_rounds.take_round(changes, [0.25] * 4)
-        for change in changes:
-            delayed.take(change)
-        assert delayed.centre == pytest.approx(by_rounds.centre)
+        pushes = [chance.gauss(0, 1) for _ in range(4)]
+        by_rounds.take_round(pushes, [0.25] * 4)
+        for progress in pushes:
+            delayed.take(progress)
+        assert delayed.parameters == pytest.approx(by_rounds.parameters)
 
 
-def test_taking_each_change_as_a_round_of_its_own_applies_the_momentum_too_often():
-    """Why there is a delayed form (arXiv 2401.09135): four equal changes are not one."""
+def test_treating_each_push_as_a_round_applies_the_momentum_too_often():
+    """The reason for the delayed form (arXiv 2401.09135)."""
     delayed, at_once = DelayedNesterov(0.0, 0.7, 0.9, every=4), Nesterov(0.0, 0.7, 0.9)
     for _ in range(4):
         delayed.take(1.0)
         at_once.take_round([1.0], [1.0])
-    assert delayed.centre == pytest.approx(1.33)
-    assert at_once.centre > 5 * delayed.centre
+    assert delayed.parameters == pytest.approx(1.33)
+    assert at_once.parameters > 5 * delayed.parameters

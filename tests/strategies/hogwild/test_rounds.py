@@ -1,4 +1,4 @@
-"""Groups that wait for each other, within a limit."""
+"""Groups wait for each other within a limit."""
 
 import json
 import threading
@@ -13,7 +13,7 @@ from tfdist.strategies.hogwild.rounds import FIRST_SECONDS, PERIODS, Rounds
 
 
 def pushed(rounds, groups, live, pause=0.0):
-    """Lets each of `groups` push in a thread of its own, one `pause` seconds after the other; group -> (by another, seconds)."""
+    """Lets groups push in threads, one every `pause` seconds. Returns by group (round completed by another, seconds waited)."""
     found = {}
 
     def push(group):
@@ -30,26 +30,26 @@ def pushed(rounds, groups, live, pause=0.0):
     return found
 
 
-def test_groups_of_a_round_go_on_together_and_the_last_has_completed_it_itself():
+def test_groups_wait_for_the_last_of_the_round_which_does_not_wait():
     found = pushed(Rounds(), [0, 1, 2], [0, 1, 2], pause=0.2)
     assert [found[group][0] for group in (0, 1, 2)] == [True, True, False]
     assert 0.35 < found[0][1] < FIRST_SECONDS
     assert found[2][1] < 0.2
 
 
-def test_a_group_waits_for_a_slow_one_no_longer_than_a_few_of_its_own_periods():
+def test_a_group_waits_for_a_slow_one_for_a_few_of_its_own_periods_at_most():
     rounds = Rounds()
     pushed(rounds, [0, 1], [0, 1])
     time.sleep(0.2)
     found = pushed(rounds, [0], [0, 1])
     assert found[0][0] is False
     assert 0.2 * PERIODS <= found[0][1] < 0.2 * PERIODS + 1.0
-    # What group 0 has pushed counts still: group 1 completes the round at once.
+    # The push of group 0 still counts, so group 1 completes the round at once.
     late = pushed(rounds, [1], [0, 1])
     assert late[1][0] is False and late[1][1] < 0.2
 
 
-def test_a_group_that_is_gone_is_not_waited_for():
+def test_no_group_waits_for_one_that_is_gone():
     rounds = Rounds()
     pushed(rounds, [0, 1, 2], [0, 1, 2])
     time.sleep(0.3)
@@ -57,9 +57,9 @@ def test_a_group_that_is_gone_is_not_waited_for():
     assert (found[0][0], found[1][0]) == (True, False)
 
 
-def test_what_has_completed_a_round_otherwise_lets_those_go_that_wait():
+def test_a_restarted_round_ends_all_waits():
     rounds = Rounds()
-    timer = threading.Timer(0.2, rounds.begin_anew, ["block"])
+    timer = threading.Timer(0.2, rounds.restart, ["block"])
     timer.start()
     found = pushed(rounds, [0], [0, 1])
     timer.join()
@@ -67,7 +67,7 @@ def test_what_has_completed_a_round_otherwise_lets_those_go_that_wait():
 
 
 @pytest.mark.cluster
-def test_groups_that_wait_train_as_synchronous_diloco_does(start, tmp_path):
+def test_groups_that_wait_train_as_synchronous_diloco(start, tmp_path):
     generator = np.random.default_rng(3)
     x, y = generator.normal(size=(16, 3)), generator.normal(size=16)
     given = {"groups": 3, "period": 4, "updates": 16, "rate": 0.05, "momentum": 0.5, "outer_rate": 0.7, "outer_momentum": 0.8}
@@ -79,7 +79,7 @@ def test_groups_that_wait_train_as_synchronous_diloco_does(start, tmp_path):
     def gradient(weights, batch):
         return 2 / len(y) * x.T @ (x @ weights - y)
 
-    # All batches are equal, so which group takes which does not matter; only that all take equally many between two rounds.
+    # All batches are equal, so only the number of batches of each group between two rounds matters.
     batches = [[None] * given["groups"]] * given["updates"]
     outer = oracles.Nesterov(np.zeros(3), given["outer_rate"], given["outer_momentum"])
     expected = oracles.local_sgd(gradient, np.zeros(3), batches, given["rate"], given["period"], given["momentum"], outer)

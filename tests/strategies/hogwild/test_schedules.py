@@ -1,14 +1,14 @@
-"""How many batches a worker group gets at a time, and when it exchanges."""
+"""How many batches a worker group gets at a time, and when it synchronizes."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.hogwild.schedules import Speeds, is_due, steps_per_call
+from tfdist.strategies.hogwild.schedules import Speeds, adaptive_period, is_due, steps_per_call
 
 
-def exchanges(steps, period, calls=24):
-    """The local steps that a group has made when it exchanges, with `steps` of them in each call."""
+def synchronizations(steps, period, calls=24):
+    """Returns the numbers of inner steps after which a group synchronizes, with `steps` of them in each call."""
     since, made, found = 0, 0, []
     for _ in range(calls):
         if since and is_due(since, steps, period):
@@ -22,23 +22,23 @@ def exchanges(steps, period, calls=24):
 @pytest.mark.parametrize(
     ("batches", "expected"), [(None, 16), (1000, 16), (64, 16), (63, 16), (60, 15), (45, 12), (5, 2), (2, 1)]
 )
-def test_every_group_gets_its_part_of_an_epoch(batches, expected):
+def test_an_epoch_is_divided_among_all_groups(batches, expected):
     assert steps_per_call(batches, groups=4, period=16) == expected
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 16, 50])
-def test_calls_of_a_period_and_of_one_step_exchange_after_each_period(period):
+def test_calls_of_a_period_and_of_one_step_synchronize_after_each_period(period):
     for steps in (1, period):
-        assert exchanges(steps, period)[:3] == [step for step in (period, 2 * period, 3 * period) if step < 24 * steps]
+        assert synchronizations(steps, period)[:3] == [step for step in (period, 2 * period, 3 * period) if step < 24 * steps]
 
 
 @pytest.mark.parametrize("steps", range(1, 17))
-def test_groups_exchange_at_the_call_that_is_nearest_to_the_period(steps):
-    first, *_ = exchanges(steps, 16)
+def test_groups_synchronize_at_the_call_nearest_to_the_end_of_the_period(steps):
+    first, *_ = synchronizations(steps, 16)
     assert abs(first - 16) <= steps / 2
 
 
-def test_a_slow_group_exchanges_after_fewer_steps_so_that_all_exchange_as_often(monkeypatch):
+def test_measured_speeds_shorten_the_period_of_slow_groups(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("tfdist.strategies.hogwild.schedules.time", SimpleNamespace(monotonic=lambda: now[0]))
     speeds = Speeds(2)
@@ -47,3 +47,11 @@ def test_a_slow_group_exchanges_after_fewer_steps_so_that_all_exchange_as_often(
         with speeds.measured(group, steps=10):
             now[0] += seconds
     assert [speeds.period(group, 16) for group in range(2)] == [16, 4]
+
+
+@pytest.mark.parametrize(
+    ("speed", "speeds", "period"),
+    [(4.0, [4.0, 1.0], 16), (1.0, [4.0, 1.0], 4), (0.1, [4.0, 0.1], 1), (None, [4.0, None], 16), (None, [None, None], 16)],
+)
+def test_the_adaptive_period_is_proportional_to_the_speed(speed, speeds, period):
+    assert adaptive_period(speed, speeds, 16) == period

@@ -1,4 +1,4 @@
-"""parameter_server with worker groups and large variables. What Keras does under them is a column each of test_contract.py."""
+"""Tests worker groups and sharded variables of parameter_server. tests/contract tests what Keras does under them."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ ONE_PROCESS_OF_TWO = ["momentum", "rows_looked_up"]
 
 
 def run(folder, cluster, only=()):
-    """The results of the program on a SINGA cluster; without one, in this one process."""
+    """Returns the results of the program on a SINGA cluster, or in one process if `cluster` is None."""
     command = [sys.executable, str(PROGRAM), "results.json"]
     if cluster:
         (folder / "job.conf").write_text(f"cluster {{ {cluster} }}")
@@ -81,26 +81,26 @@ def test_a_group_in_one_process_equals_one_process(alone, sandblaster_in_one_pro
     assert_equal(sandblaster_in_one_process[case], alone[case])
 
 
-def test_large_variables_are_shards_and_servers_carry_nearly_equal_loads(sandblaster):
+def test_large_variables_are_sharded_and_ps_carry_nearly_equal_loads(sandblaster):
     for case in CASES:
         assert ("ShardedVariable" in sandblaster[case]["kinds"]) == (case.startswith("shards") or case == "rows_looked_up")
     first, second = sandblaster["bytes"]
     assert abs(first - second) < 0.01 * (first + second)
 
 
-def test_callbacks_of_a_group_alone_see_exactly_the_steps_before(sandblaster):
+def test_callbacks_of_a_single_group_see_exactly_the_steps_so_far(sandblaster):
     got = sandblaster["callbacks"]
     assert got["seen"] == [10.0 * step for step in range(1, 31)] * 3
     assert got["done"] == list(range(1, 91))
 
 
-def test_callbacks_of_asynchronous_groups_see_the_steps_of_all_of_them(downpour):
+def test_callbacks_of_asynchronous_groups_see_the_steps_of_all_groups(downpour):
     got = downpour["callbacks"]
     for epoch in range(3):
         seen = got["seen"][30 * epoch : 30 * (epoch + 1)]
-        # Each is of one group when it was done, so at most the steps that the other had under way are missing.
+        # A step adds the metrics of its group. At most the steps that the other group had in flight are missing.
         assert all(10.0 * (step - 4) <= count <= 10.0 * (step + 4) for step, count in enumerate(seen, start=1)), seen
-    # The bar moves with work that is done, and at most two steps of each group are under way besides.
+    # The bar counts steps that are done. At most two more of each group are in flight.
     assert all(step <= done <= step + 4 for step, done in enumerate(got["done"], start=1))
 
 
@@ -126,7 +126,7 @@ def test_asynchronous_groups_learn(downpour, alone):
         assert downpour[case]["iterations"] == alone[case]["iterations"]
 
 
-def test_what_two_servers_have_saved_loads_on_three_on_one_and_without_a_cluster(tmp_path):
+def test_files_saved_with_two_ps_load_with_three_with_one_and_without_a_cluster(tmp_path):
     program = str(PROGRAM.parent / "shards_files.py")
 
     def run_on(servers, what):

@@ -1,4 +1,4 @@
-"""Where a worker group waits until the chief lets it go on: queues on a ps, and the lock of the centre there."""
+"""Gates at which a worker group waits for the chief: queues on the tasks, and the lock of the global parameters on a ps."""
 
 import contextlib
 import threading
@@ -9,11 +9,11 @@ from tensorflow.python.eager import context, executor
 
 PS = "/job:ps/replica:0/task:0/device:CPU:0"
 LIMIT = 60.0
-"""Seconds for one call of a group."""
+"""Limit of one call of a group, in seconds."""
 
 
 def wait_for(condition):
-    """Waits until `condition()` is true."""
+    """Waits until `condition()` is true. Raises TimeoutError after LIMIT."""
     deadline = time.monotonic() + LIMIT
     while not condition():
         if time.monotonic() > deadline:
@@ -22,13 +22,13 @@ def wait_for(condition):
 
 
 def called_beside(function, *arguments):
-    """Calls `function`, in a thread of its own, so that the tasks that it waits for do what others want meanwhile."""
+    """Calls `function` with another executor: while it waits for a task, the task still answers other calls. Use a thread."""
     with context.executor_scope(executor.new_executor(enable_async=False, enable_streaming_enqueue=False)):
         return function(*arguments)
 
 
 class Queue:
-    """A queue of numbers on `device`; None for that of the function in which it is used."""
+    """A queue of numbers on `device`; with None, on the device of the function that uses it."""
 
     def __init__(self, name, device=PS):
         self.name = name
@@ -43,7 +43,7 @@ class Queue:
         return self._do(tf.raw_ops.QueueEnqueueV2, components=[tf.constant(1)])
 
     def take(self):
-        """Waits while it is empty."""
+        """Takes a number; waits while the queue is empty."""
         return self._do(tf.raw_ops.QueueDequeueV2, component_types=[tf.int32])
 
     def size(self):
@@ -51,48 +51,48 @@ class Queue:
 
 
 class Gate:
-    """What every step of a model passes that calls `pass_through` in its own, for each group of its own."""
+    """A gate in the steps of a model, one for each group. The step calls `pass_through`."""
 
     def __init__(self, strategy):
         places = [group.devices[0] for group in strategy.worker_groups]
-        self._came, self._permits = ([Queue(name, place) for place in places] for name in ("gate/came", "gate/permits"))
+        self._arrivals, self._permits = ([Queue(name, place) for place in places] for name in ("gate/arrivals", "gate/permits"))
         self._open_for = [0] * len(places)
 
     def pass_through(self, value):
-        """In a step: `value`, once the chief has let the step go on."""
-        with tf.control_dependencies([Queue("gate/came", None).put()]):
+        """Returns `value`, in a step, when the chief lets the step go on."""
+        with tf.control_dependencies([Queue("gate/arrivals", None).put()]):
             permit = Queue("gate/permits", None).take()
         with tf.control_dependencies(tf.nest.flatten(permit)):
             return tf.identity(value)
 
     def let(self, group, steps):
-        """Lets so many more steps of a group go on."""
+        """Lets `steps` more steps of a group go on."""
         self._open_for[group] += steps
         for _ in range(steps):
             self._permits[group].put()
 
     def wait_until_next_waits(self, group):
-        """Until all steps that were let are done, and the next has come."""
-        wait_for(lambda: self._came[group].size() > self._open_for[group])
+        """Waits until a group has made all steps that the chief has let go on, and the next step waits at the gate."""
+        wait_for(lambda: self._arrivals[group].size() > self._open_for[group])
 
 
-class HeldCentre:
-    """Around what no answer is to come from: the lock of a rule that has one is held on the first ps."""
+class HeldParameters:
+    """Holds the lock of the first shard of the global parameters, so that the ps replies to no push in the meantime."""
 
     def __init__(self, block):
-        self._mutex = block.state[0][0]["mutex"]
-        self._held, self._let_go = Queue("held"), Queue("let go")
+        self._shard = block.shards[0][0]
+        self._held, self._release = Queue("held"), Queue("release")
 
     def __enter__(self):
         @tf.function(autograph=False)
         def hold():
-            with tf.device(self._mutex.device):
-                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._mutex.name))
+            with tf.device(self._shard.device):
+                lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._shard.lock))
             with tf.control_dependencies([lock]):
                 held = self._held.put()
             with tf.control_dependencies([held]):
-                told = self._let_go.take()
-            with tf.control_dependencies(tf.nest.flatten(told)), tf.device(self._mutex.device):
+                permit = self._release.take()
+            with tf.control_dependencies(tf.nest.flatten(permit)), tf.device(self._shard.device):
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
 
         self._thread = threading.Thread(target=called_beside, args=(hold,), daemon=True)
@@ -101,5 +101,5 @@ class HeldCentre:
         return self
 
     def __exit__(self, *_):
-        self._let_go.put()
+        self._release.put()
         self._thread.join(LIMIT)

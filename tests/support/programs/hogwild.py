@@ -1,4 +1,4 @@
-"""Trains deterministically, in whatever cluster it runs, and writes what came out to the file it is given."""
+"""Trains deterministically in any cluster, and writes the results to a file: `hogwild.py RESULTS`."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def values(variables):
 
 
 def one_optimizer(strategy):
-    """What changes with the order of steps: moving averages, dropout, momentum, a schedule; in `fit` and in `train_on_batch`."""
+    """Trains, by `fit` and `train_on_batch`, with everything that depends on the order of steps."""
     with strategy.scope():
         keras.utils.set_random_seed(11)
         layers = [
@@ -33,7 +33,7 @@ def one_optimizer(strategy):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"])
     held = (X[200:], Y[200:])
-    # 13 batches, the last smaller than the others: three exchanges and one batch more in each epoch.
+    # 13 batches, the last smaller than the others: three synchronizations and one batch more in each epoch.
     history = model.fit(X[:200], Y[:200], batch_size=16, epochs=3, shuffle=False, validation_data=held, verbose=0).history
     return {
         "history": history,
@@ -45,7 +45,7 @@ def one_optimizer(strategy):
 
 
 class TwoOptimizers(keras.Model):
-    """Its first optimizer makes two updates with each step, its second one; that which Keras knows makes none."""
+    """The first optimizer makes two updates per step, the second one, and the compiled optimizer none."""
 
     def __init__(self):
         super().__init__()

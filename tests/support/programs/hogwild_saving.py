@@ -1,10 +1,10 @@
-"""Saves a training under Hogwild, and goes on from the files.
+"""Saves a training under Hogwild, and continues it from the files.
 
-    hogwild_saving.py save      on two worker groups: trains, saves, trains on
-    hogwild_saving.py restore   on two worker groups: goes on from each of the files
-    hogwild_saving.py one       on one worker group: fits with an interruption and without; loads what two groups have saved
+    hogwild_saving.py save      on two worker groups: trains, saves, continues training
+    hogwild_saving.py restore   on two worker groups: continues from each of the files
+    hogwild_saving.py one       on one worker group: fits with and without an interruption; loads what two groups have saved
 
-Writes what came out to PART.json, states of the training to NAME.npz.
+Writes results to PART.json, and states of the training to NAME.npz.
 """
 
 import io
@@ -35,25 +35,25 @@ def made(optimizer=keras.optimizers.Adam):
 
 
 def steps(model, order):
-    """Lets the groups make calls of so many steps, in this order: what comes out is known to the last bit."""
+    """Lets groups run calls, each (group, number of steps), in this order. The result is the same to the last bit each time."""
     model.make_train_function()
     done = int(model.optimizer.iterations.numpy())
     function = model.train_function
     for number, (group, count) in enumerate(order):
-        rows = [(number * 7 + step * 3) % 80 for step in range(count)]
-        batches = [(tf.constant(X[row : row + 16]), tf.constant(Y[row : row + 16])) for row in rows]
+        offsets = [(number * 7 + step * 3) % 80 for step in range(count)]
+        batches = [(tf.constant(X[row : row + 16]), tf.constant(Y[row : row + 16])) for row in offsets]
         strategy.local_replicas.publish()
-        call = function._step.prepare(batches)
+        call = function._calls.prepare(batches)
         with tf.device(strategy.worker_groups[group].devices[0]):
-            given = call(group, done)
+            rows = call(group, done)
         with tf.device("/job:chief/replica:0/task:0/device:CPU:0"):
-            given = tf.identity(given).numpy()
-        strategy.local_replicas.count_updates(function._step.counted(list(given)))
+            rows = tf.identity(rows).numpy()
+        strategy.local_replicas.count_updates(function._calls.counters.changes(list(rows)))
         done += count
 
 
 def values(model):
-    """All that the chief knows of the model."""
+    """Returns all values of the model on the chief."""
     return {v.path + str(n): v.numpy().tolist() for n, v in enumerate([*model.weights, *model.optimizer.variables])}
 
 
@@ -63,7 +63,7 @@ def note_state(model, name):
 
 
 def wrong(model):
-    """Other values everywhere, so that what is right afterwards was loaded."""
+    """Assigns other values to all variables, so that a test sees what is loaded."""
     for variable in [*model.weights, *model.optimizer.variables]:
         variable.assign(tf.ones_like(variable.value) * 2)
     return model
@@ -122,10 +122,10 @@ def restore():
 
 
 def averaging():
-    """From now on without outer momentum, which would move the centre on."""
+    """Switches to outer optimizer average, without a momentum that would move the global parameters further."""
     strategy.synchronization = tfdist.Synchronization()
     strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
-    strategy.local_replicas.in_flight = strategy._tfdist_steps.__len__
+    strategy.local_replicas.in_flight = strategy.executions.__len__
 
 
 class At(keras.callbacks.Callback):
@@ -141,7 +141,7 @@ class At(keras.callbacks.Callback):
 
 
 def set_in_the_middle():
-    """How far weights are from what a callback sets together with a rate of zero, when the groups have made some steps more."""
+    """Returns how far weights are, some steps later, from what a callback sets together with a learning rate of zero."""
     averaging()
     model = made(keras.optimizers.SGD)
     wanted = [weight + 100.0 for weight in model.get_weights()]

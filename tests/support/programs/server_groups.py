@@ -1,6 +1,8 @@
-"""Trains several models deterministically, on whatever cluster it runs, and writes what came out to the file it is given.
+"""Trains several models deterministically and writes the results to a file.
 
-With a second argument, names separated by commas, it runs these cases only.
+    server_groups.py RESULTS [CASES]
+
+CASES are names of cases, separated by commas. By default all cases run.
 """
 
 import json
@@ -12,7 +14,7 @@ import tensorflow as tf
 
 import tfdist
 
-EXAMPLES = 300  # Batches of 32: the last has 12, which two workers share out; with 5 one worker has them alone.
+EXAMPLES = 300  # The last batch of 32 has 12. The validation data has 5, an odd number for two workers.
 generator = np.random.default_rng(3)
 VECTORS = generator.normal(size=(360, 20)).astype("float32")
 IDS = generator.integers(0, 40009, size=(360, 5)).astype("int32")
@@ -48,7 +50,7 @@ CASES = {  # name -> layers, optimizer, steps per execution, epochs
 
 
 class Seen(keras.metrics.Metric):
-    """How many examples there were."""
+    """Counts the examples."""
 
     def __init__(self):
         super().__init__(name="seen")
@@ -93,7 +95,7 @@ def train(strategy, layers_of, optimizer_of, steps, epochs):
 
 
 def callbacks(strategy):
-    """What callbacks see and do while steps are under way."""
+    """Returns what callbacks see while steps are in flight, and changes the learning rate in one."""
     with strategy.scope():
         layers, inputs = small()
         model = compiled(layers, keras.optimizers.SGD(0.1), metrics=[Seen()])
@@ -113,7 +115,7 @@ def callbacks(strategy):
 
 
 def best_weights(strategy):
-    """EarlyStopping brings back the weights of the best epoch."""
+    """Returns the losses with EarlyStopping, and the loss after it has restored the best weights."""
     with strategy.scope():
         layers, inputs = small()
         model = compiled(layers, keras.optimizers.SGD(0.1))

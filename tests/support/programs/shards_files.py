@@ -1,4 +1,4 @@
-"""Saves a trained model with split variables (first argument `save`), or loads what was saved and writes the differences."""
+"""Saves a trained model with sharded variables (argument `save`), or loads the files and writes the differences (`load`)."""
 
 import json
 import sys
@@ -42,7 +42,7 @@ with strategy.scope():
         checkpoint.restore(tf.train.latest_checkpoint(".")).assert_consumed()
         saved = np.load("prediction.npy")
         found = {name: float(np.abs(m.predict(X, verbose=0) - saved).max()) for name, m in models.items()}
-        shards = len(getattr(model.layers[0].embeddings._value, "parts", [0]))
+        shards = len(getattr(model.layers[0].embeddings._value, "shards", [0]))
         steps = [int(m.optimizer.iterations.numpy()) for m in (models["keras"], model)]
         with open("loaded.json", "w") as file:
             json.dump({"shards": shards, "steps": steps, "differences": found}, file)

@@ -1,4 +1,4 @@
-"""TensorFlow's own conformance tests for strategies (tensorflow/python/distribute/strategy_test_lib.py), on mirrored."""
+"""Runs TensorFlow's conformance tests for strategies (tensorflow/python/distribute/strategy_test_lib.py) on mirrored."""
 
 import inspect
 
@@ -10,7 +10,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.errors import Source
 
 strategy = tfdist.strategy(Cluster((Task("chief", 0, slots=2),), source=Source("python", "a test")))
-WITH_SESSIONS = ("_test_minimize_loss_graph",)  # Of TensorFlow 1, with devices of its own.
+WITH_SESSIONS = ("_test_minimize_loss_graph",)  # It needs sessions of TensorFlow 1 with two devices.
 
 
 class ConformanceTest(strategy_test_lib.TwoDeviceDistributionTestBase, strategy_test_lib.DistributionTestBase):

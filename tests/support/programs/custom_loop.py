@@ -1,4 +1,4 @@
-"""A training loop of one's own with TensorFlow's ClusterCoordinator, which knows nothing of tfdist but the strategy's line."""
+"""A custom training loop with TensorFlow's ClusterCoordinator. Only the line of the strategy is tfdist's."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ strategy = tfdist.strategy()
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     inputs = keras.Input((3,), dtype="int32")
-    hidden = keras.layers.Embedding(40000, 8)(inputs)  # Split over two ps.
+    hidden = keras.layers.Embedding(40000, 8)(inputs)  # Sharded over two ps.
     model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(keras.layers.Flatten()(hidden)))
     optimizer = keras.optimizers.RMSprop(0.05)
     accuracy = keras.metrics.BinaryAccuracy()

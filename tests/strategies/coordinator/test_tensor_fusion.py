@@ -1,15 +1,15 @@
-"""A batch packed into one tensor of bytes comes out as it went in."""
+"""Tests that a packed batch is unpacked as it was, and which groups share traced functions."""
 
 import pytest
 
 pytestmark = pytest.mark.cluster
 
 
-def test_what_is_packed_is_unpacked_in_a_function_of_any_batch_size():
+def test_a_packed_batch_of_any_size_is_unpacked_in_a_function():
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.strategies.coordinator.batch_packing import can_pack, pack, unpack
+    from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack
 
     kinds = [tf.float32, tf.int64, tf.uint8, tf.float16, tf.bfloat16, tf.int32, tf.float64, tf.complex64]
     specs = [tf.TensorSpec([None, 3], kind) for kind in kinds] + [
@@ -27,10 +27,10 @@ def test_what_is_packed_is_unpacked_in_a_function_of_any_batch_size():
             np.testing.assert_array_equal(got.numpy(), sent.numpy())
 
 
-def test_values_that_are_not_numbers_are_not_packed():
+def test_only_dense_tensors_of_numbers_are_packed():
     import tensorflow as tf
 
-    from tfdist.strategies.coordinator.batch_packing import can_pack
+    from tfdist.strategies.coordinator.tensor_fusion import can_pack
 
     assert not can_pack([tf.constant("text")])
     assert not can_pack([tf.constant([True])])
@@ -38,7 +38,7 @@ def test_values_that_are_not_numbers_are_not_packed():
     assert not can_pack([tf.ragged.constant([[1], [1, 2]])])
 
 
-def test_groups_that_look_alike_inside_share_their_functions():
+def test_groups_inside_one_task_share_their_functions():
     import tfdist
     from tfdist.strategies.coordinator.worker_groups import groups_of, peers
 
@@ -52,3 +52,21 @@ def test_groups_that_look_alike_inside_share_their_functions():
     assert first.tasks == (0, 1) and second.tasks == (2, 3)
     assert first.devices == first.traced_devices != second.traced_devices
     assert peers(several) == {0: {1}, 1: {0}, 2: {3}, 3: {2}}
+
+
+def test_flattened_tensors_are_unflattened():
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
+
+    values = [np.float32(7), np.arange(6, dtype="float32").reshape(2, 3), np.zeros([0, 4], "float32")]
+    vector = flatten([tf.constant(value) for value in values])
+    assert vector.shape == [7]
+    for got, sent in zip(unflatten(vector, [tf.TensorShape(value.shape) for value in values]), values, strict=True):
+        np.testing.assert_array_equal(got.numpy(), sent)
+    scalar, *arrays = unflatten_array(vector.numpy(), [value.shape for value in values])
+    assert type(scalar) is float and scalar == 7
+    for got, sent in zip(arrays, values[1:], strict=True):
+        np.testing.assert_array_equal(got, sent)
+    assert unflatten(tf.zeros([0]), []) == []

@@ -1,7 +1,7 @@
-"""Runs on every task of a cluster whose replicas step together; writes what it saw to together-RANK.json.
+"""Trains on every task of a data-parallel cluster and writes the results of all cases to data_parallel-RANK.json.
 
-`together.py [SLOTS] [CASE ...]`: with SLOTS the program is the only task of a cluster, with that many replicas. Cases that compare with one
-process return `one` (the first task only) and `ours`, each a dict of numbers and lists.
+`data_parallel.py [SLOTS] [CASE ...]`: with SLOTS the program is the only task of a cluster, with that many replicas. Cases that
+compare with one process return `one` (the first task only) and `ours`, each a dict of numbers and lists.
 """
 
 import contextlib
@@ -366,7 +366,7 @@ def main():
         strategy = tfdist.strategy(Cluster((task,), source=Source("python", "a test")))
     else:
         strategy = tfdist.strategy()
-    rank = strategy.tfdist_layout.local.start
+    rank = strategy.tfdist_hooks.layout.local.start
     strategy.first = rank == 0
     results = {"replicas": strategy.num_replicas_in_sync}
     for name, function in CASES.items():
@@ -377,7 +377,7 @@ def main():
         except Exception:
             results[name] = {"error": traceback.format_exc()}
         print(name, "error" if "error" in results[name] else "ok", flush=True)
-    with open(f"together-{rank}.json", "w") as file:
+    with open(f"data_parallel-{rank}.json", "w") as file:
         json.dump(results, file)
 
 

@@ -1,0 +1,83 @@
+"""Files that appear complete: each is written to a temporary path beside the final one and renamed."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from tfdist.strategies.private_api import file_utils
+
+_is_chief = True
+_is_participating = False
+
+
+def set_chief(is_chief: bool) -> None:
+    """Sets whether this process keeps what it saves."""
+    global _is_chief
+    _is_chief = is_chief
+
+
+def is_chief() -> bool:
+    """Returns whether this process keeps what it saves."""
+    return _is_chief
+
+
+def is_participating() -> bool:
+    """Returns whether a task other than the chief is inside `atomic_path`: a SavedModel contains a checkpoint."""
+    return _is_participating
+
+
+def is_local(path: Any) -> bool:
+    """Returns whether `path` is a path on a file system of this machine. Object stores write each object atomically."""
+    return isinstance(path, str | os.PathLike) and not file_utils.is_remote_path(path) and not str(path).startswith("hf://")
+
+
+@contextlib.contextmanager
+def atomic_path(path: str, make_folder: bool = False) -> Iterator[str]:
+    """Yields a temporary path to save to in place of `path`. At the end, without an exception, moves the files to `path`.
+
+    The temporary path has the same last part, in a hidden folder `.NAME.part` beside `path`. A killed process leaves that
+    folder behind, and the next save of the same name removes it. All files that the block makes there are moved, the one named
+    as `path` last. A folder at `path` is moved away just before: a process killed in between leaves it complete in
+    `.NAME.part/old`. On a task other than the chief nothing is kept.
+
+    Args:
+        path: of a file or folder on a file system of this machine.
+        make_folder: whether to make the folder of `path` if it does not exist.
+
+    Raises:
+        FileNotFoundError: if the folder of `path` does not exist.
+    """
+    global _is_participating
+    final = os.path.realpath(path)
+    folder, name = os.path.split(final)
+    if not _is_chief:
+        _is_participating, before = True, _is_participating
+        try:
+            with tempfile.TemporaryDirectory(prefix="tfdist-") as part:
+                yield os.path.join(part, name)
+        finally:
+            _is_participating = before
+        return
+    if make_folder:
+        os.makedirs(folder, exist_ok=True)
+    elif not os.path.isdir(folder):
+        raise FileNotFoundError(f"cannot save {path}: there is no folder {folder}; make it first")
+    part = os.path.join(folder, f".{name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    os.mkdir(part)
+    try:
+        yield os.path.join(part, name)
+        for made in sorted(os.listdir(part), key=lambda made: (made == name, made)):
+            source, target = os.path.join(part, made), os.path.join(folder, made)
+            if os.path.isdir(source):
+                if os.path.isdir(target):
+                    os.rename(target, os.path.join(part, "old"))
+            else:
+                with open(source, "rb+") as file:
+                    os.fsync(file.fileno())  # Otherwise a machine that fails may have the name on disk without the content.
+            os.replace(source, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

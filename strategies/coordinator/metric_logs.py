@@ -1,0 +1,191 @@
+"""Metrics and logs of asynchronous worker groups: what a step returns to the chief, and the logs that Keras gets of it.
+
+A step returns one float64 vector: the variables of the model's metrics, summed over the replicas of the group, then the logs of
+a user's own `train_step`. The chief adds up the metrics of all groups.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.coordinator import chief_device
+from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
+from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
+from tfdist.strategies.keras_hooks import trainer
+from tfdist.strategies.private_api import StatelessScope
+
+MAX_METRIC_VALUES = 65536
+"""If the model's metrics hold more numbers (a confusion matrix of many classes), steps do not return them."""
+
+
+class MetricLogs:
+    """The logs of one of Keras' functions, `train_function` or `test_function`. Implements `StepOutputs`.
+
+    Attributes:
+        logs: the logs after the last step that the chief has added: the metrics over all steps since `reset`, and what else
+            that step returned. None before the first.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._variables: list[Any] = []  # Keras variables of the metrics, in the order in which a step returns them.
+        self._size = 0  # Numbers that these hold.
+        self._own_logs = _LogsFormat()  # Of what a step returns beside metrics.
+        self._metric_logs = _LogsFormat()
+        self._means: list[tuple[int, int] | None] = []  # The places of total and count of each log; None if it is no mean.
+        self._results_function: Any = None
+        self._by_group: dict[int, Any] = {}  # The metrics of each group, float64 vectors.
+        self._sum: Any = np.zeros([0])
+        self.logs: Any = None
+
+    # In the function of a group.
+
+    def of_replica(self, outputs: Any) -> Any:
+        """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which travel anyway."""
+        self._variables = self._variables_to_send()
+        self._size = sum(variable.shape.num_elements() for variable in self._variables)
+        outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
+        are_metrics = self._variables and outputs.keys() == self._model.get_metrics_result().keys()
+        return self._own_logs.flatten({} if are_metrics else outputs)
+
+    def after_steps(self) -> Any:
+        """See `StepOutputs`. Returns the metrics' variables of one replica as a float64 vector."""
+        return _float64_vector([tf.convert_to_tensor(variable) for variable in self._variables])
+
+    def of_group(self, outputs: list[Any], after: list[Any], shares: list[Any]) -> Any:
+        """See `StepOutputs`. Returns the sum of the replicas' metrics, then the mean of their own logs over the examples."""
+        self._results_function = None  # It was traced for the metrics as they were before.
+        total = tf.add_n(after)
+        if self._variables:
+            self._results(total)  # Notes the names of the logs. TensorFlow removes the operations, which nothing uses.
+        own = tf.add_n([value * tf.cast(share, tf.float64) for value, share in zip(outputs, shares, strict=True)])
+        return tf.concat([total, own], axis=0)
+
+    def _variables_to_send(self) -> list[Any]:
+        variables = list({id(v): v for metric in self._model.metrics for v in metric.variables}.values())
+        if not all(isinstance(variable._value, SyncOnReadVariable) for variable in variables):
+            return []
+        return variables if sum(variable.shape.num_elements() for variable in variables) <= MAX_METRIC_VALUES else []
+
+    def _results(self, total: Any) -> Any:
+        """Returns the logs, float64 [n], for these values of the metrics' variables; notes which logs are means."""
+        pieces = unflatten(total, [variable.shape for variable in self._variables])
+        values = [(v, tf.cast(piece, v.dtype)) for v, piece in zip(self._variables, pieces, strict=True)]
+        with StatelessScope(state_mapping=values), _noting_means(self._model) as means:
+            logs = self._model.get_metrics_result()
+        vector = self._metric_logs.flatten(logs)
+        places, begin = {}, 0
+        for variable in self._variables:
+            places[id(variable)] = begin
+            begin += variable.shape.num_elements()
+        found = [means.get(id(value)) for value in tf.nest.flatten(logs)]
+        self._means = [mean and (places[id(mean.total)], places[id(mean.count)]) for mean in found]
+        return vector
+
+    # On the chief.
+
+    def reset(self) -> None:
+        """Forgets what the groups have returned: metrics start from zero."""
+        self._by_group.clear()
+        self._sum = np.zeros([self._size])
+        self.logs = None
+
+    def begin_steps(self) -> None:
+        """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
+        if not self._by_group:
+            self._sum = np.zeros([self._size])
+            for variable in self._variables:
+                variable._value.known_sum = None
+
+    def add(self, group: int, vector: Any) -> Any:
+        """Adds what a group has returned.
+
+        Args:
+            group: the number of the group.
+            vector: what its last step returned, numpy float64 [n].
+
+        Returns:
+            The logs over the steps of all groups.
+        """
+        own_logs = self._own_logs.unflatten(vector[self._size :])
+        if self._variables:
+            metrics = vector[: self._size]
+            with np.errstate(invalid="ignore"):  # Callbacks get losses that are not finite.
+                self._sum = self._sum - self._by_group.get(group, 0.0) + metrics
+            self._by_group[group] = metrics
+            results = self._metric_logs.unflatten(self._results_now())
+            own_logs = trainer.with_metrics(own_logs, results) if own_logs else results
+        self.logs = own_logs
+        return own_logs
+
+    def publish_sums(self) -> None:
+        """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
+        if self._by_group and self._variables:
+            sums = unflatten_array(self._sum, [tuple(variable.shape) for variable in self._variables])
+            for variable, value in zip(self._variables, sums, strict=True):
+                variable._value.known_sum = tf.constant(value, variable._value.dtype)
+
+    def _results_now(self) -> Any:
+        means = [places for places in self._means if places is not None]
+        if len(means) == len(
+            self._means
+        ):  # In numpy: a call of TensorFlow would cost more than the rest of a step on the chief.
+            pairs = [(self._sum[total], self._sum[count]) for total, count in means]
+            return [total / count if count else 0.0 for total, count in pairs]
+        if self._results_function is None:
+            self._results_function = tf.function(self._results, autograph=False)
+        with tf.device(chief_device.DEVICE):
+            return self._results_function(tf.constant(self._sum)).numpy()
+
+
+@contextlib.contextmanager
+def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
+    """Notes the results of those metrics of `model` that are `keras.metrics.Mean`s: the id of a result -> its metric."""
+    leaves = [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
+    means = [leaf for leaf in leaves if type(leaf).result is keras.metrics.Mean.result]
+    noted: dict[int, Any] = {}
+    results = []  # Keeps them alive: another object could get the id of a result.
+
+    def noting(metric: Any) -> Callable[[], Any]:
+        def result() -> Any:
+            value = type(metric).result(metric)
+            noted[id(value)] = metric
+            results.append(value)
+            return value
+
+        return result
+
+    for metric in means:
+        metric.__dict__["result"] = noting(metric)
+    try:
+        yield noted
+    finally:
+        for metric in means:
+            del metric.__dict__["result"]
+
+
+class _LogsFormat:
+    """The names and shapes of logs that travel as a vector."""
+
+    def __init__(self) -> None:
+        self._structure: Any = {}
+        self._shapes: list[tuple[int, ...]] = []
+
+    def flatten(self, logs: Any) -> Any:
+        """Returns nested logs as a float64 vector, in a function, and notes their format."""
+        values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
+        self._structure = tf.nest.map_structure(lambda _: 0, logs)
+        self._shapes = [tuple(value.shape) for value in values]
+        return _float64_vector(values)
+
+    def unflatten(self, vector: Any) -> Any:
+        """Returns the logs in `vector`, on the chief; scalars as floats."""
+        return tf.nest.pack_sequence_as(self._structure, unflatten_array(vector, self._shapes))
+
+
+def _float64_vector(values: list[Any]) -> Any:
+    return flatten([tf.cast(value, tf.float64) for value in values]) if values else tf.zeros([0], tf.float64)

@@ -1,0 +1,117 @@
+"""The base of the strategies whose chief coordinates worker groups: connects to the cluster and makes the coordinator."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from tfdist.cluster import Cluster, Task
+from tfdist.strategies.coordinator.executions import Executions
+from tfdist.strategies.coordinator.extended import GroupExtended
+from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
+from tfdist.strategies.keras_hooks import optimizer, trainer
+from tfdist.strategies.keras_hooks.interface import KerasHooks
+from tfdist.strategies.private_api import (
+    ClusterDeviceFilters,
+    connect_to_cluster,
+    keep_remote_functions,
+    set_server_def_retries,
+    use_own_executor,
+)
+from tfdist.strategies.runtime import shutdown
+from tfdist.strategies.runtime.memory import keep_freed_memory
+from tfdist.strategies.runtime.peers import wait_for_tasks
+from tfdist.strategies.runtime.program_end import at_program_end
+
+CONNECTION_TRIES = 3
+"""How often the chief tries to reach a task that is just being restarted. The value of TensorFlow's ParameterServerStrategy."""
+
+_log = logging.getLogger("tfdist")
+
+AnyStrategy = TypeVar("AnyStrategy", bound="CoordinatorStrategy")
+
+
+class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
+    """TensorFlow's ParameterServerStrategy with worker groups and with step functions for Keras.
+
+    Args:
+        cluster: the prepared and addressed cluster.
+        make_extended: makes the strategy's `extended`, of the strategy, the cluster resolver and the worker groups.
+        seen_by_ps: the jobs that the ps tasks exchange tensors with, as device filters.
+
+    Attributes:
+        worker_groups: the groups.
+        executions: what the groups run.
+        tfdist_hooks: the interface to Keras. Subclasses set it.
+    """
+
+    tfdist_hooks: KerasHooks
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        make_extended: Callable[[Any, Any, Sequence[WorkerGroup]], GroupExtended],
+        seen_by_ps: Sequence[str] = ("/job:worker", "/job:chief"),
+    ) -> None:
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec(cluster.cluster_spec()), task_type="chief", task_id=0, rpc_layer=cluster.protocol
+        )
+        # What ParameterServerStrategy.__init__ does, with another `extended` and other device filters.
+        self._cluster_resolver = resolver
+        self._verify_args_and_config(resolver)
+        self._cluster_coordinator = None
+        self._num_workers, self._num_ps = len(cluster.job("worker")), len(cluster.job("ps"))
+        _connect(cluster, resolver, seen_by_ps)
+        self._tfdist_executor = use_own_executor()
+        self.worker_groups = groups_of(cluster, {device.name for device in tf.config.list_logical_devices()})
+        tf.distribute.Strategy.__init__(self, make_extended(self, resolver, self.worker_groups))
+        self._should_use_with_coordinator = True
+        self._canonicalize_devices = False
+        self._is_parameter_server_strategy_v2 = True
+        self.executions = Executions(coordinator_of(self, self.worker_groups), cluster.job("worker"))
+
+
+def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyStrategy]) -> AnyStrategy:
+    """Waits for the ps and worker tasks, connects to them as the chief, and returns the strategy.
+
+    Args:
+        cluster: the prepared and addressed cluster.
+        start_timeout: how long to wait, in seconds.
+        make: makes the strategy, which connects to the cluster.
+
+    Raises:
+        StartTimeoutError: if tasks are not up after `start_timeout` seconds. The message names them.
+    """
+    keep_freed_memory()
+    servers = [task for task in cluster.training_tasks if task.job in ("ps", "worker")]
+    _log.debug("waiting for %d ps and worker tasks", len(servers))
+    wait_for_tasks(servers, start_timeout, _log.warning)
+    # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
+    at_program_end(lambda failed: _notify(servers, failed))
+    strategy = make(cluster)
+    trainer.install()
+    optimizer.install()
+    return strategy
+
+
+def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str]) -> None:
+    # Each task sees only the tasks that it exchanges tensors with: one that is down must not hold up the others.
+    filters = ClusterDeviceFilters()
+    for index, others in peers(cluster).items():
+        group = [f"/job:worker/task:{other}" for other in sorted({index, *others})] if others else []
+        filters.set_device_filters("worker", index, ["/job:ps", "/job:chief", *group])
+    for task in cluster.job("ps"):
+        filters.set_device_filters("ps", task.index, list(seen_by_ps))
+    # As in TensorFlow: one call to a worker at a time, so that its failure has one meaning, and synchronous executors.
+    os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
+    os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
+    set_server_def_retries(CONNECTION_TRIES)
+    connect_to_cluster(resolver.cluster_spec(), job_name="chief", protocol=resolver.rpc_layer, cluster_device_filters=filters)
+    tf.config.list_logical_devices()  # Connects now.
+
+
+def _notify(servers: list[Task], failed: bool) -> None:
+    shutdown.notify(servers, shutdown.FAILED if failed else shutdown.FINISHED)
+    keep_remote_functions()

@@ -1,0 +1,105 @@
+"""`KerasHooks` of the strategies whose replicas step together."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
+from tfdist.strategies.data_parallel.xla import compiled
+from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, at_least_one, examples_of, per_replica
+from tfdist.strategies.inputs.batches import as_tensors, concatenated
+from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
+from tfdist.strategies.keras_hooks.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.trainer import check_optimizer
+
+WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
+"""Callbacks that only write files: they run on the chief."""
+
+
+class DataParallelHooks(KerasHooks):
+    """Gives every replica its shard of each batch, and every task the whole outputs and logs.
+
+    Attributes:
+        layout: the replicas of the cluster and of this task.
+        is_chief: whether this task writes files and shows progress.
+    """
+
+    def __init__(self, strategy: Any, layout: Layout, is_chief: bool = True) -> None:
+        self._strategy = strategy
+        self.layout = layout
+        self.is_chief = is_chief
+
+    def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
+        """See `KerasHooks`."""
+        check_optimizer(model, self._strategy)
+        return TrainingLoop(self._strategy, self.layout, model, step)
+
+    def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
+        """See `KerasHooks`. Every task gets the whole output, in the order of the input."""
+        step = compiled(model, model._autoconvert_optionals(model.predict_step))
+
+        def on_replica(shard: Any) -> Any:
+            with entered(Replica(self._strategy, self.layout.local_index(), None)):
+                outputs, rows = step(at_least_one(shard)), examples_of(shard)
+            return tf.nest.map_structure(lambda v: v[:rows] if v.shape.rank else v, outputs)
+
+        def on_batch(batch: Any) -> Any:
+            with self._strategy.extended.tracing():
+                return tf.nest.map_structure(self._gathered, self._strategy.run(on_replica, args=(batch,)))
+
+        function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
+
+        def predict(batches: list[Any]) -> Any:
+            return concatenated([function(batch if is_distributed(batch) else self._split(batch)) for batch in batches])
+
+        return predict
+
+    def _split(self, batch: Any) -> Any:
+        return per_replica(self.layout.split(as_tensors(batch))["shards"])
+
+    def _gathered(self, value: Any) -> Any:
+        """Returns a value per replica as one tensor, concatenated along the first dimension; scalars stacked."""
+        local = self._strategy.experimental_local_results(value)
+        if local[0].shape.rank == 0:
+            return tf.stack(local) if len(local) > 1 else local[0]
+        if len(local) == self.layout.replicas:
+            return tf.concat(local, axis=0)
+        if local[0].dtype == tf.bool:  # TensorFlow gathers numbers only.
+            numbers = self._strategy.run(lambda v: tf.cast(v, tf.int32), args=(value,))
+            return tf.cast(self._gathered(numbers), tf.bool)
+        return self._strategy.gather(value, axis=0)
+
+    def end_epoch(self, model: Any, logs: Logs) -> Logs:
+        """See `KerasHooks`. The last execution's logs are those of the epoch; reading the metrics again would be collective."""
+        return logs
+
+    def reset_metrics(self) -> None:
+        """See `KerasHooks`. Nothing is in flight between two executions."""
+
+    def check_data(self, data: Any) -> None:
+        """See `KerasHooks`. Every kind of data works."""
+
+    def batch_source(self, dataset: Any) -> Any:
+        """See `KerasHooks`: batch shards, or TensorFlow's distributed dataset if the user has set the policy FILE or OFF."""
+        policy = dataset.options().experimental_distribute.auto_shard_policy
+        set_by_user = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
+        if policy in set_by_user and len(self.layout.local) < self.layout.replicas:
+            return self._strategy.experimental_distribute_dataset(dataset)
+        return ShardedDataset(dataset, self.layout)
+
+    def example_batch(self, source: Any) -> Any:
+        """See `KerasHooks`."""
+        if isinstance(source, ShardedDataset):
+            return source.example()
+        return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], next(iter(source)))
+
+    def callbacks(self, callbacks: list[Any]) -> list[Any]:
+        """See `KerasHooks`: on the chief all, elsewhere all but those that only write files."""
+        return callbacks if self.is_chief else [each for each in callbacks if not isinstance(each, WRITERS)]
+
+    @property
+    def shows_progress(self) -> bool:
+        """See `KerasHooks`: on the chief."""
+        return self.is_chief

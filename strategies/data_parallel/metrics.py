@@ -1,0 +1,84 @@
+"""Metrics of all replicas: each replica counts its own examples, and one all-reduce per execution sums them."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.inputs.batch_shards import Layout
+from tfdist.strategies.keras_hooks.optimizer import all_reduce_sum
+from tfdist.strategies.keras_hooks.trainer import with_metrics
+from tfdist.strategies.private_api import TensorFlowTrainer
+
+
+class ReplicaMetrics:
+    """The metrics of a model, and what its layers keep, over the replicas of a strategy.
+
+    Attributes:
+        returns_metrics: whether the logs of the step are exactly the results of the metrics, so that nothing else is reduced.
+    """
+
+    def __init__(self, strategy: Any, layout: Layout, model: Any, step: Callable[..., Any]) -> None:
+        self._strategy = strategy
+        self._layout = layout
+        self._model = model
+        own_step = getattr(step, "__func__", None) in (TensorFlowTrainer.train_step, TensorFlowTrainer.test_step)
+        self.returns_metrics = own_step and type(model).compute_metrics is keras.Model.compute_metrics
+
+    def variables(self) -> list[Any]:
+        """Returns the Keras variables of the metrics, of which each replica has its own value."""
+        return [v for v in self._model.metrics_variables if v.synchronization == "on_read"]
+
+    def reduce(self, shares: Any, logs: Any, assigned: Iterable[int]) -> Any:
+        """Returns the logs over all replicas, and gives every replica the mean of what layers keep.
+
+        Args:
+            shares: each replica's part of the examples of the last step, `PerReplica` float32 scalars.
+            logs: what the replicas' last steps returned, `PerReplica`.
+            assigned: the ids of the variables that the steps assigned.
+        """
+        metrics, assigned = self.variables(), set(assigned)
+
+        def on_replica(share: Any, logs: Any) -> Any:
+            return self._reduce_on_replica(share, logs, metrics, self._layer_state(assigned))
+
+        totals, mean_logs = self._strategy.run(on_replica, args=(shares, logs))
+        totals = [self._first(total) for total in totals]
+        with keras.StatelessScope(state_mapping=list(zip(metrics, totals, strict=True))):
+            result = self._model.get_metrics_result()
+        if self.returns_metrics or (isinstance(logs, dict) and logs.keys() == result.keys()):
+            return result
+        # A user's own step may return metrics nested, or among other logs.
+        return with_metrics(tf.nest.map_structure(self._first, mean_logs), result)
+
+    def _first(self, value: Any) -> Any:
+        return self._strategy.experimental_local_results(value)[0]
+
+    def _reduce_on_replica(self, share: Any, logs: Any, metrics: list[Any], state: list[Any]) -> Any:
+        """Returns the metrics' variables for the whole cluster, and the means of `logs`, weighted by the examples."""
+        replicas, index = self._layout.replicas, self._layout.local_index()
+        is_first = float(index + self._layout.local.start == 0)
+        weights = {"sum": 1.0, "mean": 1.0 / replicas, "only_first_replica": is_first, "none": is_first}
+        counted = [v.value * tf.cast(weights[v.aggregation], v.dtype) for v in metrics]
+        flat_logs = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs) if v is not None]
+        weighted = [tf.cast(v, tf.float32) * share for v in (*(v.value for v in state), *flat_logs)]
+        sums = all_reduce_sum([*counted, *weighted, share])
+        whole = sums.pop()
+        for variable, total in zip(state, sums[len(metrics) :], strict=False):
+            local = self._strategy.experimental_local_results(variable.value)[index]
+            mean = tf.cast(tf.math.divide_no_nan(total, whole), local.dtype)
+            local.assign(tf.where(whole > 0, mean, local))
+        means = [
+            tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
+            for value, total in zip(flat_logs, sums[len(metrics) + len(state) :], strict=True)
+        ]
+        return sums[: len(metrics)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs
+
+    def _layer_state(self, assigned: set[int]) -> list[Any]:
+        """Returns the variables that layers update in each replica, such as the moving averages of BatchNormalization."""
+        return [
+            v
+            for v in self._model.non_trainable_variables
+            if id(v) in assigned and v.aggregation == "none" and v.synchronization == "auto" and "float" in v.dtype
+        ]

@@ -1,0 +1,161 @@
+"""`fit` on the evaluator: waits for checkpoints of the chief's `fit` and evaluates each of them."""
+
+import inspect
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.cluster import Task
+from tfdist.strategies.evaluator.evaluation import Evaluations, validation_of
+from tfdist.strategies.evaluator.folder import EvaluationFolder
+from tfdist.strategies.evaluator.progress import Progress, Training
+from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime.program_end import at_program_end
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
+
+POLL_SECONDS = 1.0
+
+_log = logging.getLogger("tfdist")
+_evaluators: list["CheckpointEvaluator"] = []
+
+
+class CheckpointEvaluator:
+    """The evaluator task of this process.
+
+    Attributes:
+        name: the task.
+    """
+
+    def __init__(
+        self, strategy: tf.distribute.Strategy, task: Task, folder: EvaluationFolder, start_timeout: float, takes_all: bool
+    ) -> None:
+        """Makes an evaluator.
+
+        Args:
+            strategy: the strategy of this process.
+            task: the evaluator task.
+            folder: the files that the chief and the evaluator share.
+            start_timeout: seconds to wait for the chief.
+            takes_all: whether the chief trains models made outside any scope too.
+        """
+        self.name = task.name
+        self._strategy = strategy
+        self._folder = folder
+        self._own_folder = folder.own(task.index)
+        self._progress = Progress(self._own_folder / "state.json")
+        self._training = Training(folder, self._progress, start_timeout)
+        self._takes_all = takes_all
+        self._fits = 0
+        at_program_end(self._end)
+
+    def evaluates(self, model: Any) -> bool:
+        """Returns whether the chief trains `model` under the cluster's strategy, so that this process only evaluates it."""
+        return model.distribute_strategy is self._strategy or (self._takes_all and model._distribute_strategy is None)
+
+    def may_write(self, path: Any) -> bool:
+        """Returns whether `path` is in the evaluator's own folder. What the program saves elsewhere is the chief's."""
+        return not isinstance(path, str | os.PathLike) or self._own_folder in Path(path).absolute().parents
+
+    def fit(self, model: Any, arguments: dict[str, Any]) -> keras.callbacks.History:
+        """Evaluates each checkpoint of this call of `fit` until the chief's call has returned.
+
+        Args:
+            model: the compiled model.
+            arguments: the arguments of the program's `fit`, by name.
+
+        Returns:
+            `History` with `val_` metrics, one entry per checkpoint, with those evaluated before a restart. The model then has
+            the weights with which the chief's `fit` returned.
+
+        Raises:
+            SystemExit: with 75, if the chief's program has failed, or has been gone for 2 minutes.
+            ValueError: for a generator as validation data, which can be read only once.
+        """
+        self._fits += 1
+        fit = self._fits
+        validation = validation_of(arguments)
+        evaluations = Evaluations(
+            self.name, self._strategy, self._own_folder, self._progress, model, fit, validation, arguments
+        )
+        if validation is None:
+            _log.warning("%s: fit has no validation data, so nothing is evaluated; it waits for the weights", self.name)
+        reported: set[int] = set()
+        while True:
+            # Read before the checkpoints: the chief reports the end of its call after the last of them.
+            status = self._training.look(fit)
+            waiting = self._progress.not_evaluated(self._folder.checkpoints(fit)) if validation else []
+            self._report_missed(fit, reported)
+            if waiting:
+                evaluations.evaluate(waiting[0], self._training.run)
+            elif status.has_ended:
+                break
+            elif status.why_not_wait:
+                _log.error("%s ends: %s", self.name, status.why_not_wait)
+                raise SystemExit(EXIT_CHIEF_FAILED)
+            else:
+                time.sleep(POLL_SECONDS)
+        evaluations.close()
+        final = self._folder.final(fit)
+        if final is not None and evaluations.build():
+            model.load_weights(final)
+        return evaluations.history(self._training.run)
+
+    def _report_missed(self, fit: int, reported: set[int]) -> None:
+        missed = [epoch for epoch in self._training.missed(fit) if epoch not in reported]
+        if missed:
+            reported.update(missed)
+            epochs = ", ".join(map(str, missed))
+            _log.warning("%s: deleted before it could be evaluated: the checkpoint after epoch %s", self.name, epochs)
+
+    def _end(self, failed: bool) -> None:
+        if not failed:
+            self._training.done()
+
+
+def install(evaluator: CheckpointEvaluator) -> None:
+    """Makes `fit` evaluate, for the models of `evaluator`, and stops what would write files that are the chief's."""
+    _evaluators.insert(0, evaluator)
+    patches.FIT.patch(_fit)
+    patches.TRAIN_ON_BATCH.patch(_train_on_batch)
+    for save in patches.SAVE_METHODS.values():
+        save.patch(_save)
+
+
+def _evaluator_of(model: Any) -> CheckpointEvaluator | None:
+    return next((evaluator for evaluator in _evaluators if evaluator.evaluates(model)), None)
+
+
+# Replacements. The first parameter is the function that they replace.
+
+
+def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    evaluator = _evaluator_of(model)
+    if evaluator is None:
+        return original(model, *args, **kwargs)
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    bound.apply_defaults()
+    return evaluator.fit(model, bound.arguments)
+
+
+def _train_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    evaluator = _evaluator_of(model)
+    if evaluator is None:
+        return original(model, *args, **kwargs)
+    raise RuntimeError(
+        f"{evaluator.name} evaluates what `fit` trains, and this program trains with train_on_batch; "
+        "train with fit, or leave the evaluator out of the cluster"
+    )
+
+
+def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    evaluator = _evaluator_of(model)
+    if evaluator is not None and not evaluator.may_write(filepath):
+        _log.warning("%s does not write %s: the chief does", evaluator.name, filepath)
+        return None
+    return original(model, filepath, *args, **kwargs)

@@ -1,0 +1,69 @@
+"""Records which variables the functions of groups use, and puts them into blocks."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+
+
+class BlockRegistry:
+    """All blocks of a strategy.
+
+    Args:
+        make_block: Makes a block of variables of one dtype and kind.
+
+    Attributes:
+        blocks: The blocks, in the order in which they were registered.
+    """
+
+    def __init__(self, make_block: Callable[[list[LocalVariable]], ParameterBlock]) -> None:
+        self._make_block = make_block
+        self._used: dict[int, LocalVariable] = {}
+        self.blocks: list[ParameterBlock] = []
+
+    def record_use(self, variable: LocalVariable) -> None:
+        """Records that the function that is being traced uses `variable`."""
+        self._used[id(variable)] = variable
+
+    @contextlib.contextmanager
+    def recording_use(self) -> Iterator[list[LocalVariable]]:
+        """Records the variables that functions use. The list is filled at the end of the context."""
+        outer, self._used = self._used, {}
+        used: list[LocalVariable] = []
+        try:
+            yield used
+        finally:
+            used += self._used.values()
+            self._used = outer
+
+    def register(
+        self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1
+    ) -> list[ParameterBlock]:
+        """Puts variables that are in no block into blocks, by kind and dtype, and returns the new blocks.
+
+        Args:
+            variables: The variables.
+            kind: Their new kind; None keeps the kind of each.
+            fragments: Number of blocks, of about equal size, for the variables of one kind and dtype.
+        """
+        by_type: dict[tuple[Kind, Any], list[LocalVariable]] = {}
+        for variable in variables:
+            if variable.block is None and variable.kind is not Kind.FROM_CHIEF:
+                variable.kind = kind or variable.kind
+                by_type.setdefault((variable.kind, variable.dtype), []).append(variable)
+        new = [self._make_block(part) for members in by_type.values() for part in _divided(members, fragments)]
+        self.blocks.extend(new)
+        return new
+
+
+def _divided(variables: list[LocalVariable], parts: int) -> list[list[LocalVariable]]:
+    """Divides variables into at most `parts` lists of neighbors, with about the same number of values each."""
+    sizes = [variable.shape.num_elements() for variable in variables]
+    total, done = sum(sizes) or 1, 0
+    lists: dict[int, list[LocalVariable]] = {}
+    for variable, size in zip(variables, sizes, strict=True):
+        lists.setdefault(min(parts - 1, (done + size // 2) * parts // total), []).append(variable)
+        done += size
+    return [members for members in lists.values() if members]

@@ -1,0 +1,73 @@
+"""The values of local variables on the chief: when they are read from the cluster, and when the groups get what is assigned."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+
+
+class ChiefValues:
+    """Keeps the chief's variables and the blocks in step.
+
+    Args:
+        blocks: All blocks. Others add to the list.
+        collect: Collects blocks from the groups, see `Collector.collect`.
+        in_flight: Returns the number of executions in flight.
+    """
+
+    def __init__(
+        self,
+        blocks: list[ParameterBlock],
+        collect: Callable[[Sequence[ParameterBlock]], None],
+        in_flight: Callable[[], int],
+    ) -> None:
+        self._blocks = blocks
+        self._collect = collect
+        self._in_flight = in_flight
+        self._executions_done = 0
+        self._fetched: dict[ParameterBlock, int] = {}  # Executions that were done when the block was last fetched.
+
+    def refresh(self, variable: LocalVariable) -> None:
+        """Assigns the current value to the chief's variable.
+
+        While executions are in flight, that is the value of the global parameters, or the value that was collected last if the
+        variable is not synchronized. Otherwise groups flush first.
+        """
+        block = variable.block
+        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
+            return
+        if block.dirty and not block.changed:
+            if not self._in_flight():
+                self._collect([block])
+            elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
+                self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.
+                block.set_values(block.fetch())
+        block.update_on_chief(variable)
+
+    @contextlib.contextmanager
+    def assigning(self, variable: LocalVariable) -> Iterator[None]:
+        """Surrounds an assignment to the chief's variable. `publish` gives the new value to the groups."""
+        self.refresh(variable)
+        yield
+        variable.restored = {}
+        if variable.block is not None:
+            variable.block.changed = True
+            variable.version = variable.block.version
+
+    def publish(self) -> None:
+        """Gives what the chief has assigned to the ps. Call it before executions are scheduled."""
+        for block in self._blocks:
+            if block.changed:
+                block.publish()
+
+    def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
+        """Adds the updates of an execution to the counters on the chief."""
+        self._executions_done += 1
+        for variable, updates in made:
+            variable.count_on_chief(updates)
+
+    def synchronize_groups(self) -> None:
+        """Lets all groups continue from global parameters with the progress of all, unless executions are in flight."""
+        if not self._in_flight():
+            self._collect([block for block in self._blocks if block.kind is Kind.SYNCHRONIZED])

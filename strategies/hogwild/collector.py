@@ -1,0 +1,104 @@
+"""Collects the progress of all worker groups, so that the chief has it and every group continues from the same parameters."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.coordinator import chief_device
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.local_variable import Kind
+
+ANSWER_SECONDS = 15.0
+SLOWEST_BYTES_PER_SECOND = 1e7
+"""The chief waits 15 s for groups that flush, plus the time that their bytes take at 10 MB/s, a shared network of 100 Mbit/s.
+
+A group that takes longer counts as lost, like a group whose worker is gone, until it answers again.
+"""
+
+_log = logging.getLogger("tfdist")
+
+
+class Collector:
+    """Lets groups flush, and merges what they return.
+
+    Args:
+        flush: Flushes a block of a group. Returns its local replica where the block keeps no progress on the ps.
+        mark_lost: Notes that a group does not answer.
+        complete_round: Ends the current round of a block.
+    """
+
+    def __init__(
+        self,
+        flush: Callable[[ParameterBlock, int], Any],
+        mark_lost: Callable[[int], None],
+        complete_round: Callable[[ParameterBlock], None],
+    ) -> None:
+        self._flush = flush
+        self._mark_lost = mark_lost
+        self._complete_round = complete_round
+
+    def collect(self, blocks: Iterable[ParameterBlock], server_group: int | None) -> None:
+        """Gives the progress of all groups to the chief, and lets all groups continue from the result.
+
+        No execution may be in flight. Groups that do not answer are left out.
+
+        Args:
+            blocks: The blocks to collect.
+            server_group: The server group with all progress; None takes the mean over all server groups.
+        """
+        for block in blocks:
+            if not block.dirty:
+                continue
+            answers = self.ask(block, sorted(block.dirty))
+            block.dirty.clear()
+            if block.kind is Kind.SYNCHRONIZED:
+                self._collect_global(block, answers, server_group)
+            elif answers:
+                block.set_values(_merged(list(answers.values()), answers.get(0), block.dtype))
+
+    def _collect_global(self, block: ParameterBlock, answers: dict[int, Any], server_group: int | None) -> None:
+        if block.optimizer.in_rounds:
+            self._complete_round(block)
+        if block.optimizer.pushes_parameters and answers:
+            # An elastic push moves the replica only a part of the way. The mean of the replicas has all progress.
+            block.set_values(_merged(list(answers.values()), None, block.dtype))
+            block.publish()
+            return
+        block.set_values(block.fetch(server_group))
+        block.generation += 1
+        if len(block.shards) > 1:
+            block.publish()  # Groups of all server groups continue from, and evaluate, the same parameters.
+
+    def ask(self, block: ParameterBlock, groups: Sequence[int]) -> dict[int, Any]:
+        """Lets groups flush a block, all at the same time. Returns what they returned, by group, without those that failed."""
+        answers: dict[int, Any] = {}
+
+        def ask_one(group: int) -> None:
+            try:
+                answers[group] = chief_device.fetched(self._flush(block, group)).numpy()
+            except tf.errors.OpError as error:
+                _log.debug("group %d did not flush its progress: %s", group, error)
+                self._mark_lost(group)
+
+        threads = [threading.Thread(target=ask_one, args=(group,), daemon=True) for group in groups]
+        for thread in threads:
+            thread.start()
+        size = block.size * block.dtype.size * len(groups)
+        latest = time.monotonic() + ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND
+        for group, thread in zip(groups, threads, strict=True):
+            thread.join(max(0.0, latest - time.monotonic()))
+            if thread.is_alive():
+                self._mark_lost(group)
+        return dict(answers)
+
+
+def _merged(vectors: list[Any], first: Any, dtype: tf.DType) -> Any:
+    """Returns the mean of floating-point vectors. For other dtypes returns the first group's, or any if that is None."""
+    if dtype.is_floating:
+        return np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
+    return vectors[0] if first is None else first

@@ -1,0 +1,61 @@
+"""`HogwildHooks`: what Keras' loop asks of `hogwild`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.coordinator.group_step import GroupStep, PredictionOutputs
+from tfdist.strategies.coordinator.hooks import CoordinatorHooks
+from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.hogwild.group_calls import GroupCalls
+from tfdist.strategies.hogwild.training_loop import TrainingLoop
+from tfdist.strategies.inputs import worker_input
+from tfdist.strategies.inputs.input_feed import FedDataset
+from tfdist.strategies.keras_hooks import trainer
+
+
+class HogwildHooks(CoordinatorHooks):
+    """`KerasHooks` of `hogwild`."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy, "hogwild", "XLA cannot compile a step that finds its variables by their names")
+
+    def check_data(self, data: Any) -> None:
+        """See `KerasHooks`. Raises ValueError for a distributed dataset of TensorFlow's, whose batches no group could take."""
+        if isinstance(data, tf.distribute.DistributedDataset):
+            raise ValueError(
+                "under hogwild the chief reads the data and hands the batches out, or worker groups read their own, and "
+                "TensorFlow has distributed this dataset; give it the tf.data.Dataset itself, or what "
+                "strategy.distribute_datasets_from_function returns."
+            )
+
+    def batch_source(self, dataset: Any) -> Any:
+        """See `KerasHooks`. The chief reads the data, unless worker groups read their own."""
+        return worker_input.of_dataset(dataset) or FedDataset(dataset)
+
+    def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
+        """See `KerasHooks`."""
+        trainer.check_optimizer(model, self._strategy)
+        self._check_model(model)
+        trains = getattr(step, "__name__", "") == "train_step"
+        metric_logs = MetricLogs(model)
+        group_step = GroupStep(self._strategy, model, step, metric_logs)
+        calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)
+        loop = TrainingLoop(self._strategy, model, calls, metric_logs, trains)
+        self._loops.add(loop)
+        return loop
+
+    def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
+        """See `KerasHooks`."""
+        self._check_model(model)
+        replicas = self._strategy.local_replicas
+        calls = GroupCalls(self._strategy, model, GroupStep(self._strategy, model, model.predict_step, PredictionOutputs()))
+
+        def prepare(batches: list[Any], element_spec: Any) -> Callable[[int], Any]:
+            replicas.publish()
+            replicas.synchronize_groups()
+            call = calls.prepare(batches, element_spec)
+            return lambda group: call(group, 0)
+
+        return self._predict_function(prepare)

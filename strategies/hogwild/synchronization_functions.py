@@ -1,0 +1,107 @@
+"""Functions with which worker groups synchronize outside of their training steps."""
+
+import enum
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.coordinator import chief_device
+from tfdist.strategies.coordinator.group_function import tracing_lock
+from tfdist.strategies.hogwild.compression import COMPRESSORS
+from tfdist.strategies.hogwild.control import Control
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.push_pull import PushPull, pull_anew, pull_round
+
+_NO_GROUP = -1
+
+
+class Task(enum.Enum):
+    """What a function does with one block."""
+
+    PULL_ANEW = "pull anew"
+    """Assigns the values of the shards to the local replica."""
+    PULL_ROUND = "pull round"
+    """Moves the local replica to the global parameters after a round."""
+    SYNCHRONIZE = "synchronize"
+    """Pushes the progress and pulls the global parameters."""
+    FLUSH = "flush"
+    """Pushes all progress without compression. For blocks that keep no progress on the ps, returns the local replica."""
+
+
+class SynchronizationFunctions:
+    """Traces each function once for groups that look alike.
+
+    Args:
+        strategy: The Hogwild strategy.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        self._strategy = strategy
+        self._functions: dict[Any, Callable[..., Any]] = {}
+
+    def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
+        """Returns a synchronization with the options of the strategy, to be traced into a group's function."""
+        options = self._strategy.synchronization
+        compressor = COMPRESSORS[options.compression if block.dtype == tf.float32 else None]
+        return PushPull(block, server_group, control, compressor, options.topology)
+
+    def call(self, task: Task, block: ParameterBlock, group: int, numbers: Any) -> Any:
+        """Runs a task on the leader of a group.
+
+        Args:
+            task: The task.
+            block: The block.
+            group: Number of the group.
+            numbers: The numbers of its `Control`.
+
+        Returns:
+            The local replica, [size], where the task returns it, else a scalar.
+        """
+        strategy, device = self._strategy, self._strategy.worker_groups[group].devices[0]
+        home, server_group = strategy.home_of(group), strategy.servers_of(group)
+        key = (task, block, home, server_group)
+        with tracing_lock:
+            if key not in self._functions:
+
+                def run(numbers: Any) -> Any:
+                    return self._run(task, block, server_group, Control.of(numbers))
+
+                with tf.device(device), strategy.extended.tracing([home]):
+                    function = tf.function(run, autograph=False)
+                    self._functions[key] = function.get_concrete_function(Control.SPEC)
+            function = self._functions[key]
+        with tf.device(device):
+            return function(numbers)
+
+    def _run(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
+        if task is Task.PULL_ANEW:
+            pull_anew(block, server_group, control.group, len(self._strategy.worker_groups))
+        elif task is Task.PULL_ROUND:
+            pull_round(block, server_group, control.group)
+        elif block.kind is not Kind.SYNCHRONIZED or (task is Task.FLUSH and block.optimizer.pushes_parameters):
+            return block.read_replica()
+        else:
+            # A flush starts the replica anew, so it would lose the rounding error of a compressor.
+            exact = PushPull(block, server_group, control)
+            synchronization = exact if task is Task.FLUSH else self.push_pull(block, server_group, control)
+            synchronization.push()
+            synchronization.pull()
+        return tf.constant(0)
+
+    def complete_round(self, block: ParameterBlock) -> None:
+        """Applies what groups have pushed to the current round, although others have not. Does nothing if none has."""
+
+        def run(numbers: Any) -> None:
+            control = Control.of(numbers)
+            for shards in block.shards:
+                for shard, size in zip(shards, block.sizes, strict=True):
+                    with tf.device(shard.device):
+                        shard.apply(tf.zeros([size], block.dtype), control)
+
+        key = ("complete round", block)
+        with tf.device(chief_device.DEVICE):
+            if key not in self._functions:
+                self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
+            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *block.rates], tf.float64))

@@ -1,0 +1,69 @@
+"""The interface of what Keras iterates in place of the user's dataset."""
+
+import abc
+from collections.abc import Iterator
+from typing import Any
+
+
+class EmptyDatasetError(ValueError):
+    """The dataset has no batches."""
+
+    def __init__(self) -> None:
+        super().__init__("the dataset has no batches; there is nothing to learn the shapes of the model from")
+
+
+class BatchSource(abc.ABC):
+    """A dataset as a strategy hands it to Keras' loop.
+
+    Attributes:
+        steps_per_epoch: how many batches Keras takes for one epoch, in whole executions; None if it takes all.
+        batches_per_epoch: how many batches an epoch has; None if that is unknown before the first epoch.
+        element_spec: the nested `tf.TypeSpec` of a batch.
+    """
+
+    steps_per_epoch: int | None = None
+    batches_per_epoch: int | None = None
+    element_spec: Any
+
+    @abc.abstractmethod
+    def __iter__(self) -> "BatchIterator":
+        """Starts an iteration."""
+
+    @abc.abstractmethod
+    def example(self) -> Any:
+        """Returns nested tensors or specs with the shapes of a batch. It takes no batch away from the next iteration.
+
+        Raises:
+            EmptyDatasetError: if the source is empty.
+        """
+
+
+class BatchIterator(Iterator[Any]):
+    """Iterates a `BatchSource`, and counts the batches of an epoch.
+
+    Keras iterates infinite data by one iterator over all epochs, with `steps_per_epoch`. A strategy that takes batches ahead of
+    Keras must not take those of the next epoch.
+
+    Attributes:
+        owner: the source.
+    """
+
+    def __init__(self, owner: BatchSource) -> None:
+        self.owner = owner
+        self._taken = 0
+
+    def take(self, count: int) -> list[Any]:
+        """Returns the next `count` batches; fewer, or none, at the end of the data or of `steps_per_epoch`."""
+        if self.owner.steps_per_epoch is not None:
+            count = min(count, self.owner.steps_per_epoch - self._taken)
+        self._taken += count
+        return self._next_batches(count)
+
+    def begin_epoch_if_over(self) -> None:
+        """Lets `take` go on after the last of `steps_per_epoch` batches."""
+        if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
+            self._taken = 0
+
+    @abc.abstractmethod
+    def _next_batches(self, count: int) -> list[Any]:
+        """Returns the next `count` batches in the form that the step functions take; fewer at the end of the data."""

@@ -1,0 +1,25 @@
+"""Keras' variables if the replicas of a step update together: records what a step assigns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.private_api import in_stateless_scope, patches
+
+
+def install() -> None:
+    """Makes assignments ask for the current replica. Calling it again does nothing."""
+    patches.DIRECT_ASSIGN.patch(_direct_assign)
+
+
+def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:
+    replica = replica_context.current()
+    if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context():
+        return original(variable, value)
+    if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
+        local = replica.strategy.experimental_local_results(variable._value)[replica.index]
+        return local.assign(tf.cast(value, local.dtype))
+    replica.assigned[id(variable)] = variable
+    return original(variable, value)

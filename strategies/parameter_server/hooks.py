@@ -1,0 +1,52 @@
+"""`ServerHooks`: what Keras' loop asks of `parameter_server`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.coordinator.group_function import GroupFunction
+from tfdist.strategies.coordinator.group_step import GroupStep, PredictionOutputs
+from tfdist.strategies.coordinator.hooks import CoordinatorHooks
+from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.inputs.input_feed import FedDataset
+from tfdist.strategies.keras_hooks import trainer
+from tfdist.strategies.parameter_server import optimizer
+from tfdist.strategies.parameter_server.training_loop import StepProgram, TrainingLoop, fused_reads_of
+
+
+class ServerHooks(CoordinatorHooks):
+    """`KerasHooks` of `parameter_server`."""
+
+    def __init__(self, strategy: Any) -> None:
+        super().__init__(strategy, "parameter_server", "XLA has no access to variables of another task")
+
+    def check_data(self, data: Any) -> None:
+        """See `KerasHooks`. Raises ValueError for a distributed dataset, which workers would read."""
+        if isinstance(data, tf.distribute.DistributedDataset):
+            raise ValueError(
+                "under parameter_server the chief reads the data and hands the batches out, and this is data that workers "
+                "read; give it the tf.data.Dataset itself, or choose hogwild, where worker groups read their own."
+            )
+
+    def batch_source(self, dataset: Any) -> FedDataset:
+        """See `KerasHooks`. The chief reads the data."""
+        return FedDataset(dataset)
+
+    def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
+        """See `KerasHooks`."""
+        trainer.check_optimizer(model, self._strategy)
+        self._check_model(model)
+        optimizer.begin_averages(model.optimizer)
+        metric_logs = MetricLogs(model)
+        group_step = GroupStep(self._strategy, model, step, metric_logs, fused_reads_of(model))
+        function = GroupFunction(self._strategy, StepProgram(group_step))
+        loop = TrainingLoop(model, function, metric_logs, self._executions)
+        self._loops.add(loop)
+        return loop
+
+    def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
+        """See `KerasHooks`."""
+        self._check_model(model)
+        step = GroupStep(self._strategy, model, model.predict_step, PredictionOutputs(), fused_reads_of(model))
+        return self._predict_function(GroupFunction(self._strategy, StepProgram(step)).prepare)

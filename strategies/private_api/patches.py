@@ -1,0 +1,282 @@
+"""The registry of patches: everything of TensorFlow and Keras that tfdist replaces at run time, and why.
+
+No file of TensorFlow or Keras is changed. Importing this module checks every entry; patching is up to the modules that the
+entries are grouped by. Every replacement gets the function that it replaces as its first argument and calls it for models of
+other strategies.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.strategies.private_api import (
+    KerasVariable,
+    LossScaleOptimizer,
+    MultiOptimizer,
+    TensorFlowTrainer,
+    TFEpochIterator,
+    TFOptimizer,
+    TrackableSaver,
+    checkpoint_management,
+    keras_loss_module,
+    legacy_h5_format,
+    saved_model_save,
+    saving_lib,
+)
+from tfdist.strategies.private_api.checks import UnsupportedVersionError, need_function
+
+Replacement = Callable[..., Any]
+
+
+class PatchPoint:
+    """A function of TensorFlow or Keras that tfdist replaces at run time.
+
+    Attributes:
+        owner: the class or module that has the function.
+        name: the attribute of `owner`.
+        why: the reason.
+        original: the function of TensorFlow or Keras itself, without any replacement.
+    """
+
+    def __init__(self, owner: Any, name: str, parameters: str, why: str) -> None:
+        """Checks that the function exists.
+
+        Args:
+            owner: as the attribute.
+            name: as the attribute.
+            parameters: the names of the parameters, separated by commas, `self` included.
+            why: as the attribute.
+
+        Raises:
+            UnsupportedVersionError: if `owner` has no such function, or one with other parameters.
+        """
+        self.owner = owner
+        self.name = name
+        self.why = why
+        self.original = need_function(owner, name, parameters, "replaces")
+        self._replacements: list[Replacement] = []
+
+    def patch(self, replacement: Replacement) -> None:
+        """Replaces the function by `replacement(original, *args, **kwargs)`; does nothing if this replacement is in place.
+
+        Several replacements nest: the `original` of one is the function with the replacements before it.
+        """
+        if replacement in self._replacements:
+            return
+        self._replacements.append(replacement)
+        original = getattr(self.owner, self.name)
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return replacement(original, *args, **kwargs)
+
+        setattr(self.owner, self.name, replaced)
+
+
+class AddedMethod:
+    """A method that tfdist gives to a class of Keras, which has none of this name, because others look for it.
+
+    Attributes:
+        owner: the class.
+        name: the name of the method.
+        why: the reason.
+    """
+
+    def __init__(self, owner: Any, name: str, why: str) -> None:
+        """Raises UnsupportedVersionError if the class has such a method already."""
+        if hasattr(owner, name):
+            raise UnsupportedVersionError(f"{owner.__qualname__} has a method {name} of its own, which tfdist would replace")
+        self.owner = owner
+        self.name = name
+        self.why = why
+
+    def add(self, method: Callable[..., Any]) -> None:
+        """Adds the method. Adding it again does nothing."""
+        setattr(self.owner, self.name, method)
+
+
+# keras_hooks/trainer.py: Keras' loop asks the strategy. Keras trains in one process only, and fails there in some cases.
+MAKE_FUNCTION = PatchPoint(
+    TensorFlowTrainer, "_make_function", "self, step_function", "The strategy makes the train and test functions."
+)
+MAKE_PREDICT_FUNCTION = PatchPoint(
+    TensorFlowTrainer, "make_predict_function", "self, force", "The strategy makes the predict function."
+)
+METRICS_RESULT_OR_LOGS = PatchPoint(
+    TensorFlowTrainer,
+    "_get_metrics_result_or_logs",
+    "self, logs",
+    "The logs of an epoch are those of all executions, some of which may still be in flight.",
+)
+RESET_METRICS = PatchPoint(
+    TensorFlowTrainer, "reset_metrics", "self", "No execution in flight may add to metrics after their reset."
+)
+SYMBOLIC_BUILD = PatchPoint(
+    TensorFlowTrainer,
+    "_maybe_symbolic_build",
+    "self, iterator, data_batch",
+    "Building a model must not take a batch from the data.",
+)
+EPOCH_ITERATOR = PatchPoint(
+    TFEpochIterator, "__init__", "self, distribute_strategy, args, kwargs", "The strategy decides how batches are distributed."
+)
+CALLBACK_LIST = PatchPoint(
+    keras.callbacks.CallbackList,
+    "__init__",
+    "self, callbacks, add_history, add_progbar, model, params",
+    "Only one of the tasks that train writes files and shows a progress bar.",
+)
+
+# keras_hooks/optimizer.py: replicas add up their gradients once, before all other parts of an update.
+APPLY = {
+    owner: PatchPoint(
+        owner, "apply", "self, grads, trainable_variables", "Gradients are added up before they are clipped or accumulated."
+    )
+    for owner in (TFOptimizer, LossScaleOptimizer, MultiOptimizer)
+}
+ALL_REDUCE_GRADIENTS = PatchPoint(
+    TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
+)
+
+# keras_hooks/losses.py
+SCALE_LOSS = PatchPoint(
+    keras_loss_module, "scale_loss_for_distribution", "value", "A replica's loss counts by its share of the examples."
+)
+UNSCALE_LOSS = PatchPoint(
+    keras_loss_module, "unscale_loss_for_distribution", "value", "The inverse of scale_loss_for_distribution."
+)
+
+# keras_hooks/variables.py
+DIRECT_ASSIGN = PatchPoint(
+    KerasVariable,
+    "_direct_assign",
+    "self, value",
+    "Records what a step assigns; counters that are equal everywhere stay local.",
+)
+
+# parameter_server/optimizer.py: updates run on the ps tasks that hold the variables.
+UPDATE_STEP = PatchPoint(
+    TFOptimizer,
+    "_distributed_tf_update_step",
+    "self, distribution, grads_and_vars, learning_rate",
+    "Gradients travel to each ps in one message; each ps updates its own shards.",
+)
+ELEMENTWISE = {
+    name: PatchPoint(TFOptimizer, name, parameters, "Each ps changes the rows of its own shards.")
+    for name, parameters in (
+        ("_apply_weight_decay", "self, variables"),
+        ("_overwrite_model_variables_with_average_value", "self, trainable_variables"),
+        ("_backend_increment_gradient_accumulators", "self, grads, acc_grads"),
+    )
+}
+UPDATE_AVERAGES = PatchPoint(
+    TFOptimizer,
+    "_update_model_variables_moving_average",
+    "self, trainable_variables",
+    "Each ps computes the moving averages that it holds.",
+)
+ASSIGN_IN_PLACE = {
+    name: PatchPoint(KerasVariable, name, "self, value", "Keras reads, adds and writes: of two workers at once one is lost.")
+    for name in ("assign_add", "assign_sub")
+}
+SPARSE_READ = AddedMethod(KerasVariable, "sparse_read", "tf.gather, and so keras.layers.Embedding, looks rows up on the ps.")
+
+# hogwild/step_counters.py
+LEARNING_RATE = PatchPoint(
+    TFOptimizer, "_get_current_learning_rate", "self", "Learning-rate schedules follow the steps of all worker groups."
+)
+
+# checkpoint/atomic_saving.py, checkpoint/strategy_state.py, checkpoint/backup.py: files are whole, written by the chief alone,
+# and hold what a strategy needs beside the variables. (`tf.saved_model.save` cannot be replaced: `export` imports it anew.)
+SAVE_MODEL = PatchPoint(
+    saving_lib,
+    "save_model",
+    "model, filepath, weights_format, zipped",
+    "Keras writes straight to the final name, on every task.",
+)
+SAVE_WEIGHTS = PatchPoint(saving_lib, "save_weights_only", "model, filepath, max_shard_size, objects_to_skip", "As save_model.")
+SAVE_H5 = PatchPoint(legacy_h5_format, "save_model_to_hdf5", "model, filepath, overwrite, include_optimizer", "As save_model.")
+SAVE_STATE = PatchPoint(
+    saving_lib,
+    "_save_state",
+    "saveable, weights_store, assets_store, inner_path, visited_saveables",
+    "Keras' files hold the state of the strategy too.",
+)
+LOAD_STATE = PatchPoint(
+    saving_lib,
+    "_load_state",
+    "saveable, weights_store, assets_store, inner_path, skip_mismatch, visited_saveables, failed_saveables, error_msgs",
+    "As _save_state.",
+)
+CHECKPOINT_TRAIN_END = PatchPoint(
+    keras.callbacks.ModelCheckpoint, "on_train_end", "self, logs", "A program that loads the file next finds it on every task."
+)
+BACKUP_SAVE = PatchPoint(
+    keras.callbacks.BackupAndRestore,
+    "_save_model",
+    "self",
+    "Weights and epoch are in two files, and a task may die between them.",
+)
+BACKUP_LOAD = PatchPoint(keras.callbacks.BackupAndRestore, "_load_model", "self", "As _save_model.")
+BACKUP_TRAIN_BEGIN = PatchPoint(
+    keras.callbacks.BackupAndRestore, "on_train_begin", "self, logs", "Every task restores the chief's backup."
+)
+BACKUP_TRAIN_END = PatchPoint(
+    keras.callbacks.BackupAndRestore, "on_train_end", "self, logs", "The chief alone deletes the backup."
+)
+CHECKPOINT_SAVE = PatchPoint(
+    TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief alone keeps the checkpoint."
+)
+CHECKPOINT_RESTORE = PatchPoint(
+    TrackableSaver,
+    "restore",
+    "self, save_path, options",
+    "The chief reads for variables on a ps, and the strategy gets its state back.",
+)
+CHECKPOINT_TENSORS = PatchPoint(
+    TrackableSaver, "_gather_serialized_tensors", "self, object_graph_tensor", "Checkpoints hold the state of the strategy too."
+)
+CHECKPOINT_STATE = PatchPoint(
+    checkpoint_management,
+    "update_checkpoint_state_internal",
+    "save_dir, model_checkpoint_path, all_model_checkpoint_paths, latest_filename, save_relative_paths, "
+    "all_model_checkpoint_timestamps, last_preserved_timestamp",
+    "The chief alone writes the file that names the latest checkpoint.",
+)
+CHECKPOINT_DELETE = PatchPoint(
+    checkpoint_management, "_delete_file_if_exists", "filespec", "The chief alone deletes old checkpoints."
+)
+SAVE_SAVED_MODEL = PatchPoint(
+    saved_model_save,
+    "save_and_return_nodes",
+    "obj, export_dir, signatures, options, experimental_skip_checkpoint",
+    "TensorFlow writes a SavedModel file by file to its final place.",
+)
+
+# evaluator/, runtime/run_summary.py
+FIT = PatchPoint(
+    TensorFlowTrainer,
+    "fit",
+    "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, "
+    "sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq",
+    "The evaluator evaluates, the chief writes checkpoints for it, and the launcher's summary counts steps.",
+)
+EVALUATE = PatchPoint(
+    TensorFlowTrainer,
+    "evaluate",
+    "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, kwargs",
+    "The launcher's summary shows the metrics.",
+)
+TRAIN_ON_BATCH = PatchPoint(
+    TensorFlowTrainer, "train_on_batch", "self, x, y, sample_weight, class_weight, return_dict", "The evaluator does not train."
+)
+SAVE_METHODS = {
+    name: PatchPoint(keras.Model, name, parameters, "The evaluator does not write files that are the chief's.")
+    for name, parameters in (
+        ("save", "self, filepath, overwrite, zipped, kwargs"),
+        ("save_weights", "self, filepath, overwrite, max_shard_size"),
+        ("export", "self, filepath, format, verbose, input_signature, kwargs"),
+    )
+}

@@ -1,0 +1,57 @@
+"""Which groups train, which replica each trains, and what its push weighs."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist.strategies.hogwild.live_groups import LiveGroups
+from tfdist.strategies.hogwild.push_weights import PushWeights
+
+
+def live_groups(tasks=((0,), (1,), (2,)), shared=False):
+    groups = [SimpleNamespace(number=number, tasks=each) for number, each in enumerate(tasks)]
+    coordinator = SimpleNamespace(_create_per_worker_variables=lambda make: None)
+    return LiveGroups(groups, shared, coordinator)
+
+
+def test_groups_of_one_process_share_the_replica_of_the_first():
+    tasks = ((0,), (0,), (1,), (1,))
+    assert live_groups(tasks).owners == [0, 1, 2, 3]
+    assert live_groups(tasks, shared=True).owners == [0, 0, 2, 2]
+
+
+def test_a_group_trains_beside_all_live_groups_or_alone():
+    groups = live_groups()
+    groups.live.discard(2)
+    assert groups.training(0) == {0, 1}
+    assert groups.training(2) == {0, 1, 2}  # A group that comes back counts itself.
+    groups.train_alone(True)
+    assert groups.alone == 0 and groups.training(0) == {0}
+    groups.train_alone(False)
+    assert groups.alone is None
+
+
+def test_another_group_replaces_the_one_that_trains_alone_only_if_it_is_told_to():
+    groups = live_groups()
+    assert groups.may_take(1, even_for_another=False)
+    groups.train_alone(True)
+    assert not groups.may_take(1, even_for_another=False)
+    assert not groups.has_lost_alone()
+    groups.live.discard(0)
+    assert groups.has_lost_alone()
+    assert groups.may_take(1, even_for_another=True)
+    assert groups.alone == 1 and not groups.may_take(0, even_for_another=False)
+
+
+def test_pushes_weigh_alike_or_by_their_examples():
+    alike, by_examples = (PushWeights(3, by_examples=choice) for choice in (False, True))
+    for weights in (alike, by_examples):
+        weights.count_examples(0, 10.0)
+        weights.count_examples(1, 30.0)
+        assert weights.weight(0, {0, 1}) == 0.5  # Nobody has pushed yet.
+        weights.count_push(0)
+        weights.count_push(1)
+        weights.count_push(1)  # A second block of the same push.
+    assert alike.weight(1, {0, 1}) == 0.5
+    assert by_examples.weight(1, {0, 1}) == 0.75
+    assert by_examples.weight(1, {0, 1, 2}) == pytest.approx(30 / 70)  # Group 2 has not pushed: it counts as much as group 1.

@@ -1,0 +1,206 @@
+"""Each outer optimizer, as a pure function on tensors, computes what the models in periodic_oracles.py compute."""
+
+import numpy as np
+import periodic_oracles as oracles
+import pytest
+import tensorflow as tf
+
+from tfdist import Synchronization, synchronization
+from tfdist.strategies.hogwild.control import Control
+from tfdist.strategies.hogwild.global_parameters import Shard
+from tfdist.strategies.hogwild.outer_optimizers import (
+    OUTER_OPTIMIZERS,
+    Average,
+    DelayedNesterov,
+    Elastic,
+    Nesterov,
+    OuterOptimizer,
+    Sum,
+    Update,
+)
+
+GROUPS, SIZE = 3, 5
+RATE, BETA = 0.7, 0.9
+HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
+PUSHES = np.random.default_rng(0).normal(size=(12, SIZE))
+ORDER = [0, 1, 2, 2, 0, 1, 1, 0, 2, 0, 1, 2]
+"""The group of each push: once per round, in changing order."""
+
+
+def control(group=0, weight=1 / GROUPS, live=GROUPS):
+    numbers = (tf.constant(value, tf.float64) for value in (weight, RATE, BETA))
+    weight, rate, momentum = numbers
+    return Control(tf.constant(group), weight, tf.constant(live), tf.constant(0, tf.int64), rate, momentum)
+
+
+class Simulation:
+    """Applies updates to global parameters and state in plain variables, as `Shard.apply` does on a ps."""
+
+    def __init__(self, optimizer, start=0.0):
+        self.optimizer = optimizer
+        self.parameters = tf.fill([SIZE], tf.constant(start, tf.float64))
+        self.state = optimizer.init([SIZE], tf.float64)
+
+    def push(self, push, **numbers):
+        parameters = self.parameters if self.optimizer.reads_parameters else None
+        update = self.optimizer.update(parameters, self.state, tf.constant(push, tf.float64), control(**numbers))
+        assert set(update.state) <= set(self.state)
+        self.state |= update.state
+        self.parameters += update.increment
+        return update
+
+
+def test_every_outer_optimizer_has_a_class_and_options():
+    assert set(OUTER_OPTIMIZERS) == set(synchronization.OUTER_OPTIMIZERS)
+    for name, options in synchronization.OUTER_OPTIMIZERS.items():
+        assert OUTER_OPTIMIZERS[name](Synchronization(outer=name), GROUPS).pushes_parameters == options.pushes_parameters
+
+
+def test_average_adds_the_weighted_progress():
+    simulation, oracle = Simulation(Average()), oracles.Average(np.zeros(SIZE), RATE)
+    for number, push in enumerate(PUSHES):
+        weight = 1 / (number + 1)
+        update = simulation.push(push, weight=weight)
+        oracle.take(push, weight)
+        np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
+        assert update.reply is None and update.state == {}
+
+
+def test_sum_adds_the_progress_as_it_is():
+    simulation = Simulation(Sum())
+    for push in PUSHES:
+        simulation.push(push)
+    np.testing.assert_allclose(simulation.parameters, PUSHES.sum(axis=0), rtol=1e-12)
+
+
+def test_delayed_nesterov_updates_the_momentum_once_per_round():
+    simulation = Simulation(DelayedNesterov())
+    oracle = oracles.DelayedNesterov(np.zeros(SIZE), RATE, BETA, every=GROUPS)
+    for group, push in zip(ORDER, PUSHES, strict=True):
+        simulation.push(push, group=group)
+        oracle.take(push)
+        np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
+
+
+def test_nesterov_steps_when_every_live_group_has_pushed():
+    simulation, oracle = Simulation(Nesterov(GROUPS)), oracles.Nesterov(np.zeros(SIZE), RATE, BETA)
+    for number, (group, push) in enumerate(zip(ORDER, PUSHES, strict=True), start=1):
+        update = simulation.push(push, group=group)
+        completes = number % GROUPS == 0
+        if completes:
+            oracle.take_round(PUSHES[number - GROUPS : number], [1 / GROUPS] * GROUPS)
+        assert update.round.numpy().tolist() == [number // GROUPS, completes]
+        np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
+
+
+def test_a_group_that_pushes_twice_in_a_round_does_not_complete_it():
+    simulation, oracle = Simulation(Nesterov(GROUPS)), oracles.Nesterov(np.zeros(SIZE), RATE, BETA)
+    for group, push in zip((0, 0, 1), PUSHES, strict=False):
+        assert simulation.push(push, group=group).round.numpy().tolist() == [0, 0]
+    assert simulation.push(PUSHES[3], group=2).round.numpy().tolist() == [1, 1]
+    oracle.take_round(PUSHES[:4], [1 / GROUPS] * 4)
+    np.testing.assert_allclose(simulation.parameters, oracle.parameters, rtol=1e-12)
+
+
+def test_a_round_ends_with_the_live_groups():
+    simulation = Simulation(Nesterov(GROUPS))
+    assert simulation.push(PUSHES[0], group=0, live=2).round.numpy().tolist() == [0, 0]
+    assert simulation.push(PUSHES[1], group=2, live=2).round.numpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("round_", "last_round", "expected"),
+    [
+        ([4, 1], 3, "parameters"),  # This push completed the round.
+        ([4, 0], 3, "parameters + pushed"),  # Another group completed a round since; this push is in the next one.
+        ([4, 0], 4, "baseline + pushed"),  # Nothing has changed; this push waits in the current round.
+    ],
+)
+def test_progress_in_an_open_round_counts_as_pushed(round_, last_round, expected):
+    values = {name: tf.constant(PUSHES[number]) for number, name in enumerate(("parameters", "baseline", "pushed"))}
+    got = Nesterov(GROUPS).baseline(*values.values(), tf.constant(round_, tf.int64), tf.constant(last_round, tf.int64))
+    np.testing.assert_array_equal(got, sum(values[name].numpy() for name in expected.split(" + ")))
+
+
+@pytest.mark.parametrize("optimizer", [Average(), Sum(), DelayedNesterov()], ids=lambda optimizer: type(optimizer).__name__)
+def test_the_baseline_is_otherwise_what_the_group_pulls(optimizer):
+    assert optimizer.baseline("parameters", "baseline", "pushed", None, None) == "parameters"
+
+
+def test_elastic_moves_replica_and_parameters_toward_each_other():
+    simulation, parameters = Simulation(Elastic(0.3)), np.zeros(SIZE)
+    for replica in PUSHES:
+        update = simulation.push(replica)
+        moved, parameters = oracles.elastic(replica, parameters, 0.3)
+        np.testing.assert_allclose(simulation.parameters, parameters, rtol=1e-12)
+        np.testing.assert_allclose(replica - update.reply, moved, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", OUTER_OPTIMIZERS)
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.float32, tf.float64], ids=lambda dtype: dtype.name)
+def test_updates_keep_shapes_and_dtypes(name, dtype):
+    optimizer = OUTER_OPTIMIZERS[name](Synchronization(outer=name), GROUPS)
+    state = optimizer.init([SIZE], dtype)
+    push = tf.ones([SIZE], dtype)
+    update = optimizer.update(push if optimizer.reads_parameters else None, state, push, control())
+    assert (update.increment.dtype, update.increment.shape) == (dtype, [SIZE])
+    for key, value in update.state.items():
+        assert (value.dtype, value.shape) == (state[key].dtype, state[key].shape)
+    assert (update.round is not None) == optimizer.in_rounds
+    for key, value in state.items():  # As checkpoints expect them.
+        assert key in optimizer.not_saved or value.shape in ([SIZE], [])
+
+
+# On variables, in this process.
+
+
+def applied(shard, pushes):
+    """The replies of a shard to pushes of the groups in turn."""
+    apply = tf.function(lambda push, numbers: shard.apply(push, Control.of(numbers)), autograph=False)
+    replies = []
+    for number, push in enumerate(pushes):
+        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA], tf.float64)
+        replies.append([value.numpy() for value in apply(tf.constant(push, tf.float32), numbers)])
+    return replies
+
+
+def shard_of(optimizer):
+    shard = Shard(tf.float32, SIZE, HERE, optimizer)
+    shard.initialize()
+    shard.parameters.assign(tf.zeros([SIZE]))
+    return shard
+
+
+@pytest.mark.parametrize("name", OUTER_OPTIMIZERS)
+def test_a_shard_applies_updates_to_its_variables(name):
+    optimizer = OUTER_OPTIMIZERS[name](Synchronization(outer=name), GROUPS)
+    shard, simulation = shard_of(optimizer), Simulation(optimizer)
+    for number, (reply, round_) in enumerate(applied(shard, PUSHES)):
+        update = simulation.push(PUSHES[number], group=number % GROUPS)
+        expected = simulation.parameters if update.reply is None else update.reply
+        np.testing.assert_allclose(reply, expected, rtol=1e-4, atol=1e-6)
+        assert round_.tolist() == ([0, 0] if update.round is None else update.round.numpy().tolist())
+    np.testing.assert_allclose(shard.parameters.read(), simulation.parameters, rtol=1e-4, atol=1e-6)
+
+
+def test_only_updates_that_read_what_others_write_hold_a_lock():
+    optimizers = {name: make(Synchronization(outer=name), GROUPS) for name, make in OUTER_OPTIMIZERS.items()}
+    without = {name for name, optimizer in optimizers.items() if shard_of(optimizer).lock is None}
+    assert without == {"average", "sum"}
+
+
+def test_a_new_outer_optimizer_is_one_class():
+    class Signs(OuterOptimizer):
+        """Moves by the sign of the mean progress, and counts."""
+
+        def init(self, shape, dtype):
+            return {"count": tf.zeros([], tf.int32)}
+
+        def update(self, parameters, state, push, control):
+            return Update(tf.sign(push) * tf.cast(control.rate, push.dtype), {"count": state["count"] + 1})
+
+    shard = shard_of(Signs())
+    assert shard.lock is not None
+    applied(shard, PUSHES[:4])
+    np.testing.assert_allclose(shard.parameters.read(), RATE * np.sign(PUSHES[:4]).sum(axis=0), rtol=1e-6)
+    assert shard.state["count"].read().numpy() == 4

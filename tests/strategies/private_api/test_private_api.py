@@ -1,0 +1,177 @@
+"""Private names of TensorFlow and Keras: each is checked at import, every patch and every override is registered."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import tfdist.strategies
+from tfdist.strategies.private_api.checks import TRIED, UnsupportedVersionError, need, need_function, plain_function
+from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.private_api.patches import AddedMethod, PatchPoint
+
+ROOT = Path(tfdist.strategies.__path__[0])
+FOREIGN = ("tensorflow", "keras")
+
+
+@pytest.fixture
+def keras_module(monkeypatch):
+    """A module `keras.fake` with a class `Trainer` whose method `fit(self, x, epochs)` returns its arguments."""
+    module = ModuleType("keras.fake")
+
+    class Trainer:
+        def fit(self, x, epochs=1):
+            return [x, epochs]
+
+    Trainer.__module__, Trainer.__qualname__ = "keras.fake", "Trainer"
+    module.Trainer = Trainer
+    monkeypatch.setitem(sys.modules, "keras.fake", module)
+    return module
+
+
+class TestNames:
+    def test_a_name_that_is_there(self, keras_module):
+        assert need("keras.fake", "Trainer") is keras_module.Trainer
+
+    @pytest.mark.parametrize("path", [("keras.fake", "Renamed"), ("keras.fake", "Trainer", "train"), ("keras.moved",)])
+    def test_a_renamed_one_is_named_with_the_version_that_has_it(self, keras_module, path):
+        with pytest.raises(UnsupportedVersionError) as error:
+            need(*path)
+        assert f"has no {'.'.join(path)}, which tfdist needs" in str(error.value)
+        assert str(error.value).endswith(f"pip install 'keras=={TRIED['keras']}'")
+
+    def test_another_signature(self, keras_module):
+        with pytest.raises(UnsupportedVersionError) as error:
+            need_function(keras_module.Trainer, "fit", "self, x", "replaces")
+        assert "has Trainer.fit(self, x, epochs), and tfdist replaces Trainer.fit(self, x);" in str(error.value)
+
+
+class TestPatches:
+    def test_a_patch_gets_the_original_and_is_applied_once(self, keras_module):
+        point = PatchPoint(keras_module.Trainer, "fit", "self, x, epochs", "a test")
+
+        def twice(original, trainer, x, epochs=1):
+            return original(trainer, [x, x], epochs=epochs)
+
+        def longer(original, trainer, *args, **kwargs):
+            return [*original(trainer, *args, **kwargs), "longer"]
+
+        for patch in (twice, longer, twice, longer):
+            point.patch(patch)
+        trainer = keras_module.Trainer()
+        assert trainer.fit(1, epochs=3) == [[1, 1], 3, "longer"]
+        assert point.original(trainer, 1) == [1, 1]
+        assert list(inspect.signature(trainer.fit).parameters) == ["x", "epochs"]
+
+    def test_a_renamed_method_raises(self, keras_module):
+        with pytest.raises(UnsupportedVersionError, match=r"has no Trainer\._fit, which tfdist replaces"):
+            PatchPoint(keras_module.Trainer, "_fit", "self, x, epochs", "a test")
+
+    def test_a_method_is_not_added_over_one_of_the_same_name(self, keras_module):
+        AddedMethod(keras_module.Trainer, "predict", "a test").add(lambda trainer: "predicted")
+        assert keras_module.Trainer().predict() == "predicted"
+        with pytest.raises(UnsupportedVersionError, match="a method fit of its own"):
+            AddedMethod(keras_module.Trainer, "fit", "a test")
+
+    def test_nothing_else_replaces_attributes_of_tensorflow_or_keras(self):
+        found = [f"{path.relative_to(ROOT)}:{line}" for path in ROOT.rglob("*.py") for line in assignments_to_foreign(path)]
+        found = [place for place in found if not place.startswith("private_api/")]
+        assert found == []
+
+    @pytest.mark.parametrize(
+        "line", ["K.b.c = 1", "tf.f = 1", "setattr(T, 'f', 1)", "T.f, x = 1, 2", "setattr(K.Model, name, 1)", "T.f += 1"]
+    )
+    def test_the_search_finds(self, tmp_path, line):
+        path = tmp_path / "module.py"
+        path.write_text(
+            f"import keras as K\nimport tensorflow as tf\nfrom tfdist.strategies.private_api import T\n{line}\nx = T\n"
+        )
+        assert assignments_to_foreign(path) == [4]
+
+
+def assignments_to_foreign(path):
+    """Lines of a file that set an attribute of a module or name imported from TensorFlow, Keras or private_api."""
+    tree = ast.parse(path.read_text())
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {(a.asname or a.name).partition(".")[0] for a in node.names if a.name.partition(".")[0] in FOREIGN}
+        elif isinstance(node, ast.ImportFrom) and is_foreign_module(node.module or ""):
+            names |= {alias.asname or alias.name for alias in node.names}
+
+    def is_foreign(target):
+        while isinstance(target, ast.Attribute):
+            target = target.value
+        return isinstance(target, ast.Name) and target.id in names
+
+    lines = []
+    for node in ast.walk(tree):
+        assigned = node.value if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) else None
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
+            assigned = node.args[0]
+        if assigned is not None and is_foreign(assigned):
+            lines.append(node.lineno)
+    return lines
+
+
+def is_foreign_module(name):
+    return name == "tfdist.strategies.private_api" or name.partition(".")[0] in FOREIGN
+
+
+def our_classes():
+    """Every class of tfdist.strategies that has a class of TensorFlow or Keras among its bases."""
+    for module in pkgutil.walk_packages(tfdist.strategies.__path__, "tfdist.strategies."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if inspect.isclass(value) and value.__module__ == module.name and foreign_bases(value):
+                yield value
+
+
+def foreign_bases(cls):
+    return [base for base in cls.__mro__ if base.__module__.partition(".")[0] in FOREIGN]
+
+
+class TestOverrides:
+    def test_a_method_with_the_known_signature(self, keras_module):
+        class Ours(keras_module.Trainer):
+            @overrides(keras_module.Trainer)
+            def fit(self, x, epochs=1):
+                return "ours"
+
+        assert Ours().fit(1) == "ours"
+
+    def test_one_that_takes_anything(self, keras_module):
+        @overrides(keras_module.Trainer)
+        def fit(self, *args, **kwargs):
+            pass
+
+    def test_a_renamed_method_raises(self, keras_module):
+        def train(self, x, epochs=1):
+            pass
+
+        with pytest.raises(UnsupportedVersionError, match=r"has no Trainer\.train, which tfdist overrides; .* pip install"):
+            overrides(keras_module.Trainer)(train)
+
+    def test_another_signature_raises(self, keras_module):
+        def fit(self, x):
+            pass
+
+        with pytest.raises(UnsupportedVersionError, match=r"has Trainer\.fit\(self, x, epochs\), and tfdist overrides"):
+            overrides(keras_module.Trainer)(fit)
+
+    def test_every_override_of_a_private_method_is_registered(self):
+        classes = list(our_classes())
+        assert len(classes) > 10
+        missing = []
+        for cls in classes:
+            for name, attribute in vars(cls).items():
+                function = plain_function(attribute)
+                is_private = name.startswith("_") and not name.startswith("__") and inspect.isfunction(function)
+                is_override = is_private and any(name in vars(base) for base in foreign_bases(cls))
+                if is_override and not hasattr(function, "_tfdist_overrides"):
+                    missing.append(f"{cls.__module__}.{cls.__qualname__}.{name}")
+        assert missing == []
