@@ -26,7 +26,7 @@ from tfdist import strategies
 from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.create_strategy import tf_config_json
-from tfdist.dialects.cloudml import tier_name
+from tfdist.dialects.cloudml.tiers import tier_name
 from tfdist.errors import ClusterError, nearest
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch.backends.local.ports import is_local

@@ -1,4 +1,4 @@
-"""tfdist trains unchanged Keras 3 code on a cluster described in whatever language the user already has.
+"""tfdist trains unchanged Keras 3 code on a cluster described in the language that the user already has.
 
     import tfdist
 
@@ -7,7 +7,10 @@
         model.compile(...)
     model.fit(...)
 
-Importing this package, reading a description and translating it do not import TensorFlow.
+`Cluster` is the value that every description becomes (`cluster`), `dialects` reads and writes descriptions, `choice` selects
+the strategy, `create_strategy` creates it, `flags`, `ranks` and `translate` are further ways in, `pictures` draws. Modules here
+import neither `tfdist.strategies` nor `tfdist.launch`, except `create_strategy` when a program calls `tfdist.strategy`. Import
+of this package, reading and translation do not import TensorFlow. Start with `cluster.py`.
 """
 
 from tfdist.cluster import Cluster as Cluster

@@ -1,7 +1,7 @@
-"""Which `tf.distribute` strategy a cluster description means, and why.
+"""Chooses the `tf.distribute` strategy of a cluster description, and states the reason.
 
-`RULES` is the whole decision: the first rule that fits is taken. A strategy that the user names is taken instead where the
-cluster can carry it.
+`RULES` is the whole decision: the first rule that fits applies. A strategy that the user names overrides the rules if the
+cluster can run it.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,19 @@ STRATEGIES = ("mirrored", "multi_worker_mirrored", "parameter_server", "hogwild"
 """The names that `--strategy` takes. (One task with one device uses TensorFlow's default strategy, which has no name.)"""
 
 SERVED = ("parameter_server", "hogwild")
-"""Strategies with ps tasks: their workers only serve, and the chief alone runs the training program."""
+"""Strategies with ps tasks. Their workers only serve; only the chief runs the training program."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of the table: when it applies and which strategy it gives."""
+    """One line of the table.
+
+    Attributes:
+        description: the condition, in words.
+        known_as: what the literature calls this way of training.
+        strategy: the strategy that it selects.
+        fits: returns whether the rule applies to a cluster.
+    """
 
     description: str
     known_as: str
@@ -81,7 +88,7 @@ class Choice:
 
     Attributes:
         strategy: `default` or one of `STRATEGIES`.
-        rule: why, in words.
+        rule: the reason, in words.
     """
 
     strategy: str
@@ -89,10 +96,10 @@ class Choice:
 
 
 def choose(cluster: Cluster) -> Choice:
-    """Chooses the strategy for `cluster`; `cluster.strategy`, where set, wins.
+    """Returns the strategy for `cluster`: `cluster.strategy` if it is set, else that of the first rule that fits.
 
     Raises:
-        ClusterError: when the strategy that the user forces is unknown or the cluster cannot carry it, or when the options of
+        ClusterError: if the strategy that the user forces is unknown or the cluster cannot run it, or if the options of
             synchronization do not fit the strategy or the cluster.
     """
     if cluster.strategy is not None:
@@ -110,7 +117,7 @@ def choose(cluster: Cluster) -> Choice:
 
 
 def not_hogwild(choice: Choice) -> str:
-    """Why an option of synchronization is refused under another strategy, as the end of a sentence."""
+    """Returns why an option of synchronization is refused under another strategy, as the end of a sentence."""
     return (
         f"it is an option of hogwild, and this cluster means {choice.strategy}: {choice.rule}; choose --strategy hogwild, "
         "describe several server groups, or leave it out"
@@ -118,7 +125,7 @@ def not_hogwild(choice: Choice) -> str:
 
 
 def prepared(cluster: Cluster) -> Cluster:
-    """The cluster as its strategy runs it: with a chief where the workers only serve (ParameterServer, Hogwild)."""
+    """Returns the cluster as its strategy runs it: with a chief if the workers only serve (ParameterServer, Hogwild)."""
     if choose(cluster).strategy in SERVED and not cluster.partial:
         return cluster.with_chief()
     return cluster

@@ -1,8 +1,8 @@
-"""`Cluster`: one immutable value that says which tasks there are, where they run and which of them step together.
+"""`Cluster`: one immutable value with the tasks of a cluster, their addresses, and the groups that step together.
 
-Every dialect reads into it, every strategy and every launcher reads from it. It knows nothing of TensorFlow at run time
-(importing TensorFlow takes seconds, translating a description should not): `tf.train.ClusterSpec(cluster.cluster_spec())`
-and `os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config("worker", 0))` are how it meets it.
+Every dialect produces it; every strategy and every launcher reads it. It does not import TensorFlow, which takes seconds.
+TensorFlow gets it as `tf.train.ClusterSpec(cluster.cluster_spec())` and as
+`os.environ["TF_CONFIG"] = json.dumps(cluster.tf_config("worker", 0))`.
 """
 
 import dataclasses
@@ -16,13 +16,13 @@ from tfdist.errors import Source
 from tfdist.synchronization import Synchronization
 
 JOBS = ("chief", "worker", "ps", "evaluator")
-"""The jobs of a TensorFlow cluster, in the order in which tasks are listed everywhere."""
+"""The jobs of a TensorFlow cluster, in the order of the tasks."""
 
 DEFAULT_START_PORT = 27182
-"""First port for tasks to which the description gives none: that of `gcloud ai-platform local train`."""
+"""First port for tasks without a port in the description. It is that of `gcloud ai-platform local train`."""
 
 EXTENSION = "tfdist"
-"""The key of TF_CONFIG that carries what TF_CONFIG has no word for. TensorFlow ignores keys that it does not know."""
+"""The key of TF_CONFIG for fields for which TF_CONFIG has no words. TensorFlow ignores unknown keys."""
 
 Groups = tuple[tuple[int, ...], ...]
 
@@ -34,11 +34,11 @@ class Task:
     Attributes:
         job: `chief`, `worker`, `ps` or `evaluator`.
         index: its number within the job, from 0.
-        host: name or address of its machine; None where the description leaves it open.
-        port: its TCP port, 1 to 65535; None where the description leaves it open.
+        host: name or address of its machine; None if the description leaves it open.
+        port: its TCP port, 1 to 65535; None if the description leaves it open.
         slots: replicas that it computes (worker, chief) or shards that it holds (ps), at least 1.
-        gpus: how many of the slots are GPUs according to the description, 0 to `slots`.
-        machine_type: the machine type that the description names, for people; not compared.
+        gpus: number of slots that are GPUs according to the description, 0 to `slots`.
+        machine_type: the machine type in the description. It is only shown, and not compared.
     """
 
     job: str
@@ -51,17 +51,17 @@ class Task:
 
     @property
     def name(self) -> str:
-        """`job:index`, as in messages, log prefixes and file names."""
+        """`job:index`, for messages and log prefixes."""
         return f"{self.job}:{self.index}"
 
     @property
     def log_name(self) -> str:
-        """The name of the file that holds the output of this task."""
+        """Name of the file with the output of this task."""
         return f"{self.job}-{self.index}.log"
 
     @property
     def address(self) -> str:
-        """`host:port`, an IPv6 host in brackets. Raises ValueError while host or port are open."""
+        """`host:port`, an IPv6 host in brackets. Raises ValueError if host or port is open."""
         if self.host is None or self.port is None:
             raise ValueError(f"{self.name} has no address yet; Cluster.addressed() gives it one")
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -69,30 +69,31 @@ class Task:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A whole cluster: tasks, groups, and what its description said about exchanging parameters.
+    """A whole cluster: its tasks, its groups, and the options of synchronization.
 
-    Worker ranks count the slots of the worker tasks in task order, server ranks those of the ps tasks. A worker group steps
-    synchronously, groups run asynchronously of each other; a server group holds one full copy of the parameters
-    (SINGA's words, https://singa.apache.org). Two clusters are equal when they mean the same, wherever they came from.
+    Worker ranks count the slots of the worker tasks in task order, server ranks those of the ps tasks. The workers of a group
+    step synchronously, and groups run asynchronously. A server group holds one full copy of the parameters (SINGA's terms,
+    https://singa.apache.org). Clusters with the same meaning are equal, whatever their sources are.
 
     Attributes:
         tasks: every task, ordered by job (chief, worker, ps, evaluator) and index.
-        worker_groups: worker ranks by group. Empty on construction means: with ps one group per worker task, without ps
-            one group of all.
-        server_groups: server ranks by group. Empty on construction means: one group of all servers.
-        separate_servers: whether servers run in processes of their own (SINGA's `server_worker_separate`).
-        sync_period: updates of a worker group between two exchanges with the centre, at least 1 (SINGA's `sync_freq`).
-        synchronization: what becomes of such an exchange (Hogwild's options).
-        share_memory: whether worker groups of one process update one copy of the parameters (SINGA's `share_memory`).
-        job_dir: folder for what the job writes (CloudML's `jobDir`, SINGA's `workspace`), or None.
-        strategy: the strategy that the user forces (`--strategy`), or None to choose by the description.
+        worker_groups: worker ranks of each group. Default: one group per worker task in a cluster with ps, else one group of
+            all.
+        server_groups: server ranks of each group. Default: one group of all servers.
+        separate_servers: whether servers run in separate processes (SINGA's `server_worker_separate`).
+        sync_period: updates of a worker group between two synchronizations with the global parameters, at least 1 (SINGA's
+            `sync_freq`).
+        synchronization: the options of such a synchronization (Hogwild).
+        share_memory: whether the worker groups of a process update one replica of the parameters (SINGA's `share_memory`).
+        job_dir: folder for the output of the job (CloudML's `jobDir`, SINGA's `workspace`), or None.
+        strategy: the strategy that the user forces (`--strategy`); None to choose by the description.
         protocol: TensorFlow's `rpc_layer`.
-        partial: whether this is the view of one task only, as TFJob's `enableDynamicWorker` gives it: others may exist.
-        source: where it was read; not compared.
+        partial: whether this is the view of one task, as TFJob's `enableDynamicWorker` gives it. Other tasks may exist.
+        source: source of the description; not compared.
         task: (job, index) of the process that read it from its environment, or None; not compared.
 
     Raises:
-        ClusterError: when the tasks and groups contradict each other.
+        ClusterError: if the tasks and groups contradict each other.
     """
 
     tasks: tuple[Task, ...]
@@ -119,44 +120,40 @@ class Cluster:
             object.__setattr__(self, "worker_groups", self._default_worker_groups())
         if not self.server_groups:
             object.__setattr__(self, "server_groups", self._default_server_groups())
-        self._check()
-
-    # What there is.
+        _check(self)
 
     def job(self, name: str) -> tuple[Task, ...]:
-        """The tasks of one job, by index; empty where the cluster has none."""
+        """Returns the tasks of one job, by index; empty if the cluster has none."""
         return tuple(task for task in self.tasks if task.job == name)
 
     @property
     def training_tasks(self) -> tuple[Task, ...]:
-        """All tasks but evaluators: those that TensorFlow puts into `cluster`."""
+        """All tasks except evaluators: those that TensorFlow lists in `cluster`."""
         return tuple(task for task in self.tasks if task.job != "evaluator")
 
     @property
     def slots(self) -> int:
-        """Replicas of the workers in all; without workers those of the chief."""
+        """Replicas of all workers; in a cluster without workers those of the chief."""
         return sum(task.slots for task in self.job("worker") or self.job("chief"))
 
     def find(self, job: str, index: int) -> Task:
-        """The task `job:index`. Raises ClusterError where there is none."""
+        """Returns the task `job:index`. Raises ClusterError if there is none."""
         for task in self.tasks:
             if (task.job, task.index) == (job, index):
                 return task
         raise self.source.error(f"there is no task {job}:{index}; this cluster has {self.describe()}")
 
     def describe(self) -> str:
-        """The jobs and how many tasks each has: `1 chief, 4 workers, 3 ps`."""
+        """Returns the jobs and their numbers of tasks: `1 chief, 4 workers, 3 ps`."""
         counts = Counter(task.job for task in self.tasks)
         plural = {"worker": "workers", "evaluator": "evaluators"}
         return ", ".join(f"{n} {plural.get(job, job) if n > 1 else job}" for job, n in counts.items())
 
-    # What TensorFlow reads.
-
     def cluster_spec(self) -> dict[str, list[str] | dict[str, str]]:
-        """Addresses by job, in the form that `tf.train.ClusterSpec` takes.
+        """Returns addresses by job, in the form that `tf.train.ClusterSpec` takes.
 
-        Evaluators are left out: TensorFlow counts every task in the specification among those that train. A job of which
-        only some indices are known is a dict from index to address. Open addresses are filled as by `addressed()`.
+        It has no evaluators: TensorFlow expects every task of the specification to train. A job with missing indices is a dict
+        from index to address. `addressed()` fills open addresses.
         """
         spec: dict[str, list[str] | dict[str, str]] = {}
         addressed = self.addressed()
@@ -167,13 +164,13 @@ class Cluster:
         return spec
 
     def tf_config(self, job: str, index: int) -> dict[str, Any]:
-        """TF_CONFIG of the task `job:index`, ready for `json.dumps`.
+        """Returns TF_CONFIG of the task `job:index`, ready for `json.dumps`.
 
-        What TF_CONFIG cannot say (groups that are not the usual ones, sync period, slots, a forced strategy) goes under the
-        key `tfdist`, only where it is needed, so that reading the result gives an equal Cluster.
+        Fields for which TF_CONFIG has no words (groups, sync period, slots, a forced strategy) go under the key `tfdist` if
+        they differ from the defaults. Reading the result gives an equal Cluster.
 
         Raises:
-            ClusterError: where the cluster has no such task.
+            ClusterError: if the cluster has no such task.
         """
         task = self.find(job, index)
         config: dict[str, Any] = {"cluster": self.cluster_spec(), "task": {"type": task.job, "index": task.index}}
@@ -185,10 +182,13 @@ class Cluster:
         return config
 
     def addressed(self, start_port: int = DEFAULT_START_PORT) -> "Cluster":
-        """This cluster with an address for every task: open hosts become `localhost`, open ports count up per host.
+        """Returns this cluster with an address for every task: open hosts become `localhost`, open ports count up per host.
 
-        The order is that of `gcloud ai-platform local train`: chief, ps, workers, then evaluators; ports that the
-        description gives away are passed over. Raises ClusterError when the ports run past 65535.
+        The order is that of `gcloud ai-platform local train`: chief, ps, workers, then evaluators. Ports that the description
+        gives to other tasks are skipped.
+
+        Raises:
+            ClusterError: if a port would be above 65535.
         """
         if all(task.host is not None and task.port is not None for task in self.tasks):
             return self
@@ -199,7 +199,7 @@ class Cluster:
             for task in self.job(job):
                 host, port = task.host or "localhost", task.port
                 if port is None:
-                    name = host.lower()  # Host names are compared without case, as in _check_addresses.
+                    name = host.lower()  # Host names ignore case, as in _check_addresses.
                     port = following.get(name, start_port)
                     while (name, port) in taken:
                         port += 1
@@ -212,16 +212,14 @@ class Cluster:
         return dataclasses.replace(self, tasks=tuple(done))
 
     def with_chief(self) -> "Cluster":
-        """This cluster with a chief: where it has none, one is added on worker 0's host, with an open port.
+        """Returns this cluster with a chief. If it has none, one is added on worker 0's host, with an open port.
 
-        Under ParameterServer and Hogwild the workers only serve; somebody has to run the user's program.
+        Under ParameterServer and Hogwild the workers only serve, so a chief has to run the user's program.
         """
         if self.job("chief") or not self.job("worker"):
             return self
         chief = Task("chief", 0, host=self.job("worker")[0].host)
         return dataclasses.replace(self, tasks=(chief, *self.tasks))
-
-    # How the defaults and the checks are made.
 
     def _default_worker_groups(self) -> Groups:
         workers = self.job("worker")
@@ -257,45 +255,6 @@ class Cluster:
             extension["evaluators"] = _addresses(self.addressed().job("evaluator"))
         return extension
 
-    def _check(self) -> None:
-        error = self.source.error
-        counts = Counter((task.job, task.index) for task in self.tasks)
-        twice = [f"{job}:{index}" for (job, index), n in counts.items() if n > 1]
-        if twice:
-            raise error(f"the task {twice[0]} is listed twice")
-        if not self.tasks:
-            raise error("the description has no tasks; it needs at least a chief or a worker")
-        if len(self.job("chief")) > 1:
-            raise error(f"there are {len(self.job('chief'))} chiefs; TensorFlow allows one")
-        if not self.partial:
-            if self.job("ps") and not self.job("worker"):
-                raise error(f"there are ps tasks but no workers ({self.describe()}); add workers or take the ps away")
-            if not self.training_tasks:
-                raise error("there are evaluators but nothing that trains; add a chief or a worker")
-            for job in JOBS[:3]:
-                indices = [task.index for task in self.job(job)]
-                if indices != list(range(len(indices))):
-                    raise error(f"the indices of the {job} tasks have holes; {len(indices)} of them count from 0 without any")
-        self._check_addresses()
-        if self.sync_period < 1:
-            raise error(f"the sync period is {self.sync_period}; it counts updates and is at least 1")
-        for what, groups, job in (
-            ("worker group", self.worker_groups, "worker"),
-            ("server group", self.server_groups, "ps"),
-        ):
-            ranks = sorted(rank for group in groups for rank in group)
-            expected = sum(task.slots for task in self.job(job))
-            if ranks != list(range(expected)) or not all(groups):
-                raise error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
-
-    def _check_addresses(self) -> None:
-        held: dict[tuple[str, int], Task] = {}
-        for task in self.tasks:
-            if task.host is not None and task.port is not None:
-                other = held.setdefault((task.host.lower(), task.port), task)
-                if other is not task:
-                    raise self.source.error(f"{other.name} and {task.name} have the same address {task.address}")
-
 
 def _runs(lengths: Iterator[int] | Any) -> Iterator[tuple[int, ...]]:
     start = 0
@@ -308,6 +267,48 @@ def _addresses(tasks: tuple[Task, ...]) -> list[str] | dict[str, str]:
     if [task.index for task in tasks] == list(range(len(tasks))):
         return [task.address for task in tasks]
     return {str(task.index): task.address for task in tasks}
+
+
+def _check(cluster: Cluster) -> None:
+    """Raises ClusterError if the tasks and groups contradict each other."""
+    error = cluster.source.error
+    counts = Counter((task.job, task.index) for task in cluster.tasks)
+    twice = [f"{job}:{index}" for (job, index), n in counts.items() if n > 1]
+    if twice:
+        raise error(f"the task {twice[0]} is listed twice")
+    if not cluster.tasks:
+        raise error("the description has no tasks; it needs at least a chief or a worker")
+    if len(cluster.job("chief")) > 1:
+        raise error(f"there are {len(cluster.job('chief'))} chiefs; TensorFlow allows one")
+    if not cluster.partial:
+        if cluster.job("ps") and not cluster.job("worker"):
+            raise error(f"there are ps tasks but no workers ({cluster.describe()}); add workers or take the ps away")
+        if not cluster.training_tasks:
+            raise error("there are evaluators but nothing that trains; add a chief or a worker")
+        for job in JOBS[:3]:
+            indices = [task.index for task in cluster.job(job)]
+            if indices != list(range(len(indices))):
+                raise error(f"the indices of the {job} tasks have holes; {len(indices)} of them count from 0 without any")
+    _check_addresses(cluster)
+    if cluster.sync_period < 1:
+        raise error(f"the sync period is {cluster.sync_period}; it counts updates and is at least 1")
+    for what, groups, job in (
+        ("worker group", cluster.worker_groups, "worker"),
+        ("server group", cluster.server_groups, "ps"),
+    ):
+        ranks = sorted(rank for group in groups for rank in group)
+        expected = sum(task.slots for task in cluster.job(job))
+        if ranks != list(range(expected)) or not all(groups):
+            raise error(f"the {what}s do not hold each of the {expected} {job} ranks exactly once")
+
+
+def _check_addresses(cluster: Cluster) -> None:
+    held: dict[tuple[str, int], Task] = {}
+    for task in cluster.tasks:
+        if task.host is not None and task.port is not None:
+            other = held.setdefault((task.host.lower(), task.port), task)
+            if other is not task:
+                raise cluster.source.error(f"{other.name} and {task.name} have the same address {task.address}")
 
 
 def _check_task(task: Task, source: Source) -> None:
@@ -324,7 +325,7 @@ def _check_task(task: Task, source: Source) -> None:
 
 
 def valid_host(host: str) -> bool:
-    """Whether `host` can be a host name (letters, digits, `-`, `_`, `.`) or an IPv4 or IPv6 address."""
+    """Returns whether `host` can be a host name (letters, digits, `-`, `_`, `.`) or an IPv4 or IPv6 address."""
     if ":" in host:
         try:
             ipaddress.IPv6Address(host.partition("%")[0])

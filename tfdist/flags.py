@@ -1,4 +1,4 @@
-"""The absl flags that describe a cluster: the same for `python -m tfdist.launch` and for a user's own `absl.app` program."""
+"""The absl flags that describe a cluster, for `python -m tfdist.launch` and for a user's own `absl.app` program."""
 
 import dataclasses
 from typing import Any
@@ -8,6 +8,7 @@ from absl import flags
 from tfdist.choice import STRATEGIES, choose, not_hogwild
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
+from tfdist.dialects.registry import always_has_sync_period, override_flags
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import (
@@ -19,17 +20,6 @@ from tfdist.synchronization import (
     Synchronization,
     problem,
 )
-
-CLOUDML_FLAGS = {
-    "tier": "CloudML scale tier: BASIC, STANDARD_1, PREMIUM_1, BASIC_GPU, BASIC_TPU or CUSTOM.",
-    "master_machine_type": "CloudML machine type of the chief (tier CUSTOM).",
-    "worker_machine_type": "CloudML machine type of the workers (tier CUSTOM).",
-    "parameter_server_machine_type": "CloudML machine type of the ps (tier CUSTOM).",
-    "evaluator_machine_type": "CloudML machine type of the evaluators (tier CUSTOM).",
-    "worker_count": "CloudML number of workers beside the chief (tier CUSTOM).",
-    "parameter_server_count": "CloudML number of ps (tier CUSTOM).",
-    "evaluator_count": "CloudML number of evaluators (tier CUSTOM).",
-}
 
 HOGWILD_FLAGS = {
     "sync_period": "Updates of a worker group between two synchronizations.",
@@ -50,10 +40,10 @@ HOGWILD_FLAGS = {
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines --cluster, --tier, --strategy, --job_dir and the other flags that `tfdist.strategy(FLAGS)` reads.
 
-    Call it once at the top of a program, before `absl.app.run`; calling it again does nothing.
+    Call it at the top of a program, before `absl.app.run`. A second call does nothing.
 
     Args:
-        flag_values: where to define them, absl's own by default.
+        flag_values: defines the flags there. Default: absl's own FLAGS.
     """
     if "cluster" in flag_values and "tier" in flag_values:
         return
@@ -65,14 +55,14 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         "another launcher ('horovodrun -np 4 -H a:2,b:2').",
         **define,
     )
-    flags.DEFINE_string("hostfile", None, "SINGA hostfile: one host a line, dealt out to the processes in turn.", **define)
-    for name, help_text in CLOUDML_FLAGS.items():
+    flags.DEFINE_string("hostfile", None, "SINGA hostfile: one host per line, assigned to the processes in turn.", **define)
+    for name, help_text in override_flags().items():
         flags.DEFINE_string(name, None, help_text + " Wins over the file.", **define)
-    flags.DEFINE_bool("evaluator", False, "Add an evaluator task to the cluster, whatever describes it.", **define)
+    flags.DEFINE_bool("evaluator", False, "Add an evaluator task to the cluster.", **define)
     flags.DEFINE_string("strategy", None, f"Strategy to use instead of the one chosen: {', '.join(STRATEGIES)}.", **define)
     for name, help_text in HOGWILD_FLAGS.items():
         _hogwild_definer(name)(name, None, "Hogwild: " + help_text, **define)
-    flags.DEFINE_string("job_dir", None, "Folder for what the job writes; the launcher hands it on to the program.", **define)
+    flags.DEFINE_string("job_dir", None, "Folder for the output of the job; the launcher passes it to the program.", **define)
     flags.DEFINE_float(
         "start_timeout",
         300.0,
@@ -83,7 +73,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_float(
         "rendezvous_timeout",
         300.0,
-        "Seconds to wait for the other ranks to meet, where the description gives ranks but no addresses.",
+        "Seconds to wait for the other ranks if the description gives ranks but no addresses.",
         lower_bound=0.0,
         **define,
     )
@@ -98,33 +88,33 @@ def _hogwild_definer(name: str) -> Any:
 
 
 def is_flag_values(cfg: object) -> bool:
-    """Whether `cfg` is absl's FLAGS (or another FlagValues)."""
+    """Returns whether `cfg` is absl's FLAGS (or another FlagValues)."""
     return isinstance(cfg, flags.FlagValues)
 
 
 def describes(flag_values: flags.FlagValues) -> bool:
-    """Whether the flags describe a cluster by themselves, without the environment."""
-    return flag_values.cluster is not None or any(getattr(flag_values, name) is not None for name in CLOUDML_FLAGS)
+    """Returns whether the flags describe a cluster without the environment."""
+    return flag_values.cluster is not None or any(getattr(flag_values, name) is not None for name in override_flags())
 
 
 def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | None:
-    """Reads the cluster that the flags describe, else that of the environment; None where there is neither.
+    """Returns the cluster that the flags describe, else that of the environment; None if neither describes one.
 
-    `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags apply to whichever it is (to a RankInfo, once its ranks have
-    met). The sync period is `DEFAULT_SYNC_PERIOD` where `--strategy hogwild` is given on a description that neither means
-    Hogwild nor has a word for the period.
+    `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags apply to both (to a RankInfo after its ranks have met). The
+    sync period is `DEFAULT_SYNC_PERIOD` for `--strategy hogwild` with a description that neither means Hogwild nor gives a
+    period.
 
     Raises:
-        ClusterError: when the description or a flag is bad, or when Hogwild's flags are given for another strategy.
-        AttributeError: when `define_flags` was not called.
+        ClusterError: if the description or a flag is bad, or if Hogwild's flags are given for another strategy.
+        AttributeError: if `define_flags` was not called.
     """
     if describes(flag_values):
-        overrides = {name: getattr(flag_values, name) for name in CLOUDML_FLAGS}
+        overrides = {name: getattr(flag_values, name) for name in override_flags()}
         cluster: Cluster | RankInfo | None = description(
             flag_values.cluster, hostfile=flag_values.hostfile, overrides=overrides
         )
     elif flag_values.hostfile is not None:
-        raise Source("flags", "--hostfile").error("it goes with --cluster: a hostfile alone does not say what runs where")
+        raise Source("flags", "--hostfile").error("it goes with --cluster; a hostfile alone does not describe the tasks")
     else:
         cluster = from_environment()
     if cluster is None and (given := _hogwild_flags(flag_values)):
@@ -135,7 +125,7 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
 
 
 def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
-    """The cluster with what `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags say, whatever described it."""
+    """Returns the cluster changed by `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags."""
     if flag_values.strategy is not None:
         if flag_values.strategy == "hogwild" and not _says_period(cluster):
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
@@ -149,9 +139,9 @@ def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
 
 
 def _says_period(cluster: Cluster) -> bool:
-    """Whether the sync period of a description is one that it means: SINGA always has one."""
+    """Returns whether the description gives a sync period."""
     means_hogwild = cluster.strategy == "hogwild" or len(cluster.server_groups) > 1
-    return means_hogwild or cluster.source.dialect == "singa" or cluster.sync_period != 1
+    return means_hogwild or always_has_sync_period(cluster.source.dialect) or cluster.sync_period != 1
 
 
 def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:

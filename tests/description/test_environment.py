@@ -7,7 +7,8 @@ import pytest
 import tfdist
 from tfdist import create_strategy
 from tfdist.cluster import Cluster
-from tfdist.dialects import environment, tf_config
+from tfdist.dialects import environment
+from tfdist.dialects.tf_config.environment import from_environ
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
 
@@ -175,50 +176,50 @@ def test_a_shell_of_slurm_is_no_task_of_a_cluster(parts):
     [
         (
             [tf_config_of(1), mpi(1, size=2)],
-            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
-            "OMPI_COMM_WORLD_RANK (horovod) says that there are 2 tasks, of which this is number 1; "
+            "environment: TF_CONFIG (tf_config) describes 4 tasks, this one as number 1, but "
+            "OMPI_COMM_WORLD_RANK (horovod) describes 2 tasks, this one as number 1; "
             "unset the variables of the one that does not belong to this run",
         ),
         (
             [tf_config_of(1), {"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4"}],
-            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
-            "HOROVOD_RANK (horovod) says that there are 4 tasks, of which this is number 2; "
+            "environment: TF_CONFIG (tf_config) describes 4 tasks, this one as number 1, but "
+            "HOROVOD_RANK (horovod) describes 4 tasks, this one as number 2; "
             "unset the variables of the one that does not belong to this run",
         ),
         (
             [tf_config_of(1), torchrun(2)],
-            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, of which this is number 1, but "
-            "MASTER_ADDR (pytorch) says that there are 4 tasks, of which this is number 2; "
+            "environment: TF_CONFIG (tf_config) describes 4 tasks, this one as number 1, but "
+            "MASTER_ADDR (pytorch) describes 4 tasks, this one as number 2; "
             "unset the variables of the one that does not belong to this run",
         ),
         (
             [mpi(1), torchrun(1, size=2), slurm(0)],
-            "environment: MASTER_ADDR (pytorch) says that there are 2 tasks, of which this is number 1, but "
-            "OMPI_COMM_WORLD_RANK (horovod) says that there are 4 tasks, of which this is number 1; "
+            "environment: MASTER_ADDR (pytorch) describes 2 tasks, this one as number 1, but "
+            "OMPI_COMM_WORLD_RANK (horovod) describes 4 tasks, this one as number 1; "
             "unset the variables of the one that does not belong to this run",
         ),
         (
             [PADDLE_PS, mpi(1, size=2)],
-            "environment: PADDLE_PSERVERS_IP_PORT_LIST (paddle) says that there are 4 tasks, but "
-            "OMPI_COMM_WORLD_RANK (horovod) says that there are 2 tasks, of which this is number 1; "
+            "environment: PADDLE_PSERVERS_IP_PORT_LIST (paddle) describes 4 tasks, but "
+            "OMPI_COMM_WORLD_RANK (horovod) describes 2 tasks, this one as number 1; "
             "unset the variables of the one that does not belong to this run",
         ),
         (
             [VERTEX, {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "cmle-0", "MASTER_PORT": "3333"}],
-            "environment: TF_CONFIG (tf_config) says that there are 3 tasks, of which this is number 2, but "
-            "MASTER_ADDR (pytorch) says that there are 3 tasks, of which this is number 1; "
+            "environment: TF_CONFIG (tf_config) describes 3 tasks, this one as number 2, but "
+            "MASTER_ADDR (pytorch) describes 3 tasks, this one as number 1; "
             "unset the variables of the one that does not belong to this run",
         ),
         (
             [SAGEMAKER, SAGEMAKER_CONFIG, mpi(0, size=3, local_size=1)],
-            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, but "
-            "OMPI_COMM_WORLD_RANK (horovod) says that there are 3 tasks, of which this is number 0; "
+            "environment: TF_CONFIG (tf_config) describes 4 tasks, but "
+            "OMPI_COMM_WORLD_RANK (horovod) describes 3 tasks, this one as number 0; "
             "unset the variables of the one that does not belong to this run",
         ),
         (
             [TFJOB, paddle(1, trainers=2), SHELL_OF_SBATCH],
-            "environment: TF_CONFIG (tf_config) says that there are 4 tasks, but "
-            "PADDLE_TRAINER_ENDPOINTS (paddle) says that there are 2 tasks, of which this is number 1; "
+            "environment: TF_CONFIG (tf_config) describes 4 tasks, but "
+            "PADDLE_TRAINER_ENDPOINTS (paddle) describes 2 tasks, this one as number 1; "
             "unset the variables of the one that does not belong to this run",
         ),
     ],
@@ -233,7 +234,7 @@ def test_with_ps_sizes_are_compared_and_ranks_are_not():
     config = {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, "task": {"type": "ps", "index": 0}}
     both = {"TF_CONFIG": json.dumps(config)}
     assert environment.find(both | mpi(0)).task == ("ps", 0)
-    with pytest.raises(ClusterError, match="says that there are 4 tasks, but OMPI"):
+    with pytest.raises(ClusterError, match="describes 4 tasks, but OMPI"):
         environment.find(both | mpi(0, size=3, local_size=1))
 
 
@@ -288,7 +289,7 @@ def test_ranks_without_hosts_say_what_to_do(environ):
     for ask in (tfdist.strategy, tfdist.cross_rank):
         with pytest.raises(ClusterError, match="rank 2 of 4, but nothing says where the others are; name the hosts"):
             ask()
-    with pytest.raises(ClusterError, match="there are 4 ranks, but not where; name the hosts"):
+    with pytest.raises(ClusterError, match="describes 4 ranks without addresses; name the hosts"):
         tfdist.read()
 
 
@@ -303,7 +304,7 @@ def test_the_variable_of_a_description(environ):
 
 def test_numbers_of_tasks_are_no_tf_config():
     with pytest.raises(ClusterError, match="2 is not a list"):
-        tf_config.from_environ({"TF_CONFIG": '{"cluster": {"worker": 2}}'})
+        from_environ({"TF_CONFIG": '{"cluster": {"worker": 2}}'})
     with pytest.raises(ClusterError, match="2 is not a list"):
         tfdist.read({"worker": 2, "ps": ["a:1"]})
     cluster = tfdist.read({"worker": 2, "ps": 1})

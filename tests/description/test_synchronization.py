@@ -11,7 +11,7 @@ from absl import flags
 import tfdist
 from tfdist import create_strategy
 from tfdist.choice import choose
-from tfdist.dialects import DIALECTS
+from tfdist.dialects.registry import writers
 from tfdist.errors import ClusterError
 from tfdist.flags import HOGWILD_FLAGS, cluster_from_flags, define_flags
 from tfdist.synchronization import DEFAULT_SYNC_PERIOD, DEFAULTS, Synchronization
@@ -208,7 +208,7 @@ def test_dialects_that_cannot_express_options_refuse_to_write_them(dialect):
     description = "STANDARD_1" if dialect == "cloudml" else TWO_SERVER_GROUPS
     cluster = dataclasses.replace(tfdist.read(description), synchronization=Synchronization(outer="sum"))
     with pytest.raises(ClusterError, match=r"has no words for synchronization"):
-        DIALECTS[dialect].write(cluster)
+        writers()[dialect].write(cluster)
 
 
 def test_each_flag_overrides_its_option_of_the_description(tmp_path):

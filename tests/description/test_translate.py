@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfdist.dialects import read
-from tfdist.translate import OUTPUTS, main
+from tfdist.translate import main, outputs
 
 HOGWILD = "cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 4 }\n"
 
@@ -127,7 +127,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         out = run(capsys, flag)
         assert all(
             word in out
-            for word in ("usage:", "--to", "tf_config", "cluster_spec", "singa", "cloudml", "--task", "--hostfile", *OUTPUTS)
+            for word in ("usage:", "--to", "tf_config", "cluster_spec", "singa", "cloudml", "--task", "--hostfile", *outputs())
         )
 
 
@@ -165,8 +165,8 @@ def test_translating_imports_only_what_the_dialect_needs() -> None:
 def test_no_translation_imports_tensorflow_or_the_client_of_a_cluster() -> None:
     script = """
 import sys
-from tfdist.translate import OUTPUTS, translate
-for to in OUTPUTS:
+from tfdist.translate import outputs, translate
+for to in outputs():
     for source in ("STANDARD_1", "horovodrun -np 2 -H a:1,b:1 x", "cluster { nworker_groups: 2 nserver_groups: 2 }"):
         try:
             translate(source, to)

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import cloudml, read
-from tfdist.dialects.cloudml_fields import MACHINES
+from tfdist.dialects import read
+from tfdist.dialects.cloudml import write
+from tfdist.dialects.cloudml.machines import MACHINES
+from tfdist.dialects.cloudml.messages import snake as snake_case
 from tfdist.errors import ClusterError
 
 TIERS = {
@@ -54,7 +56,7 @@ def test_the_example_of_the_documentation() -> None:
 
 
 def _spellings(camel: dict[str, Any]) -> list[Any]:
-    snake = {cloudml._snake(name): value for name, value in camel.items()}
+    snake = {snake_case(name): value for name, value in camel.items()}
     jobs = [
         camel,
         {"trainingInput": camel},
@@ -293,7 +295,7 @@ def test_bad_flags(overrides: dict[str, Any], message: str, monkeypatch: pytest.
 @pytest.mark.parametrize("source", [*TIERS, DOC_EXAMPLE, {"scaleTier": "BASIC", "jobDir": "gs://a b/\u00e9\n"}])
 def test_what_is_written_reads_back(source: Any) -> None:
     cluster = read(source)
-    again = read(cloudml.write(cluster))
+    again = read(write.write(cluster))
     assert again == cluster
     assert [task.machine_type for task in again.tasks] == [task.machine_type for task in cluster.tasks]
 
@@ -301,14 +303,14 @@ def test_what_is_written_reads_back(source: Any) -> None:
 def test_accelerators_are_written() -> None:
     accelerator = {"acceleratorConfig": {"count": "2", "type": "NVIDIA_TESLA_T4"}}
     cluster = read(custom(workerType="n1-standard-8", workerCount=2, workerConfig=accelerator))
-    assert read(cloudml.write(cluster)) == cluster
-    assert 'count: "2"' in cloudml.write(cluster)
+    assert read(write.write(cluster)) == cluster
+    assert 'count: "2"' in write.write(cluster)
 
 
 def test_a_tier_is_written_by_its_name() -> None:
-    assert cloudml.write(read("PREMIUM_1")) == "trainingInput:\n  scaleTier: PREMIUM_1\n"
+    assert write.write(read("PREMIUM_1")) == "trainingInput:\n  scaleTier: PREMIUM_1\n"
     open_machines = Cluster((Task("chief", 0, "a", 1), Task("worker", 0, "b", 1)))
-    assert read(cloudml.write(open_machines)).tasks[1].machine_type == "n1-standard-4"
+    assert read(write.write(open_machines)).tasks[1].machine_type == "n1-standard-4"
 
 
 CHIEF = Task("chief", 0)
@@ -327,5 +329,5 @@ CHIEF = Task("chief", 0)
 )
 def test_what_cloudml_cannot_say_is_refused(cluster: Cluster, message: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        cloudml.write(cluster)
+        write.write(cluster)
     assert message in str(caught.value)

@@ -12,7 +12,8 @@ import pytest
 import tfdist
 from tfdist import create_strategy
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import horovod
+from tfdist.dialects.horovod import environment, write
+from tfdist.dialects.horovod.hosts import cluster_of
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
 
@@ -78,13 +79,13 @@ def test_command_lines(command, expected):
         ("horovodrun -np", "-np: the value of this option is missing"),
         ("horovodrun -np 2 -np 3 x", "this is given twice, as '2' and '3'"),
         ("mpirun -np 2 -x A -n 3 -x B x", "-n: this is given twice, as '2' and '3'"),
-        ("horovodrun -np 2 --host a:1 x", "'--host' is no option of horovodrun that tfdist knows.*did you mean hosts"),
+        ("horovodrun -np 2 --host a:1 x", "'--host' is not a known option of horovodrun.*did you mean hosts"),
         ("horovodrun -np 2 -H a:2 --hostfile h x", "hosts are given by -H and by a host file"),
         ("horovodrun -np 2 --hostfile nowhere x", "nowhere: there is no such file"),
         ("horovodrun -np 2 --host-discovery-script ./s.sh x", "--host-discovery-script: tfdist executes nothing"),
         ("horovodrun -np 2 --min-np 3 -H a:4 x", "--min-np: 3 does not go with -np 2"),
         ("horovodrun -np 2 -H 'a:1", "cannot be split into words: no closing quotation"),
-        ("mpirun -np 2 --map-by dist:x -H a:2 x", "--map-by: 'dist:x' places ranks in a way that tfdist does not know"),
+        ("mpirun -np 2 --map-by dist:x -H a:2 x", "--map-by: 'dist:x' is a placement of ranks that tfdist does not support"),
         ("mpirun -np 2 --rankfile f -H a:2 x", "--rankfile: ranks are placed by a file"),
     ],
 )  # fmt: skip
@@ -124,7 +125,7 @@ def test_host_files(text, expected, tmp_path):
         ("a slots=2\nb\n", ":2: the slots of 'b' are missing"),
         ("a slots=2\nb slot=2\n", ":2: 'slot' is not known in a host file; did you mean slots"),
         ("a slots=two\n", ":1: 'two' is not a number of slots"),
-        ("a slots=2 b\n", ":1: 'b' means nothing here"),
+        ("a slots=2 b\n", ":1: 'b' is not allowed here"),
         ("a slots=2\n-b slots=1\n", ":2: '-b' is neither a host name nor an address"),
         ("a slots=0\n", "has no slots"),
         ("a slots=999999\n", "more than 100000 slots"),
@@ -166,15 +167,15 @@ def test_a_task_without_rank_has_no_cross_rank(monkeypatch):
 # The environment.
 
 
-@pytest.mark.parametrize("system", horovod._SYSTEMS)
+@pytest.mark.parametrize("system", environment._SYSTEMS)
 def test_environments(system):
     rank, size, local_rank, local_size = system
-    member = horovod.from_environ({rank: "3", size: "4", local_rank: "1", local_size: "2"})
+    member = environment.from_environ({rank: "3", size: "4", local_rank: "1", local_size: "2"})
     assert isinstance(member, RankInfo)
     assert (member.rank, member.size, member.local_rank, member.local_size, member.store) == (3, 4, 1, 2, None)
     # All on one host: they can meet there.
     variables = {rank: "1", size: "2", local_rank: "1", local_size: "2"}
-    here = [horovod.from_environ(variables | {"PMIX_NAMESPACE": run}) for run in ("7", "8")]
+    here = [environment.from_environ(variables | {"PMIX_NAMESPACE": run}) for run in ("7", "8")]
     assert {(member.host, member.store.kind, member.rank) for member in here} == {("localhost", "file", 1)}
     assert here[0].run_id != here[1].run_id
 
@@ -190,13 +191,13 @@ def test_environments(system):
     ],
 )
 def test_bad_environments(environ, message):
-    assert horovod.recognizes(environ)
+    assert environment.recognizes(environ)
     with pytest.raises(ClusterError, match=message):
-        horovod.from_environ(environ)
+        environment.from_environ(environ)
 
 
 def test_settings_of_horovod_are_no_environment():
-    assert horovod.recognizes({"HOROVOD_FUSION_THRESHOLD": "1", "OMPI_MCA_btl": "tcp"}) is None
+    assert environment.recognizes({"HOROVOD_FUSION_THRESHOLD": "1", "OMPI_MCA_btl": "tcp"}) is None
 
 
 # Writing.
@@ -206,8 +207,8 @@ def test_what_is_written_reads_back():
     rng = random.Random(7)
     for _ in range(50):
         names = rng.sample(["a", "b", "c.d", "10.0.0.1"], rng.randint(1, 4))
-        cluster = horovod.cluster_of([name for name in names for _ in range(rng.randint(1, 3))], tfdist.read("BASIC").source)
-        assert tfdist.read(horovod.write(cluster)) == cluster
+        cluster = cluster_of([name for name in names for _ in range(rng.randint(1, 3))], tfdist.read("BASIC").source)
+        assert tfdist.read(write.write(cluster)) == cluster
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,7 @@ def test_what_is_written_reads_back():
     [
         ("STANDARD_1", "Horovod has no words for a chief; rank 0 is the chief"),
         ('{"worker": ["a:1"], "ps": ["b:1"]}', "no words for a ps"),
-        ('{"worker": ["a:1", "b:1", "a:2"]}', "the ranks of a host one after the other"),
+        ('{"worker": ["a:1", "b:1", "a:2"]}', "Horovod needs consecutive ranks on a host"),
         ('{"worker": ["[::1]:1", "b:1"]}', "no IPv6"),
         ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 server_worker_separate: false }", "one process for each slot"),
         (Cluster((Task("worker", 0),), strategy="mirrored"), "no words for strategy 'mirrored'"),
@@ -223,7 +224,7 @@ def test_what_is_written_reads_back():
 )
 def test_what_horovod_has_no_words_for(source, message):
     with pytest.raises(ClusterError, match=message):
-        horovod.write(tfdist.read(source))
+        write.write(tfdist.read(source))
 
 
 # The real one.

@@ -4,48 +4,11 @@ import json
 
 import pytest
 import yaml
+from samples import FIRST_TFJOB, MNIST, MPI_JOB, PYTORCH_JOB, SERVICE, TRAIN_JOB
 
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError
-
-SERVICE = "apiVersion: v1\nkind: Service\nmetadata: {name: tensorboard}\nspec: {selector: {app: tb}}\n"
-
-# After examples/tensorflow/dist-mnist/tf_job_mnist.yaml of kubeflow/training-operator.
-MNIST = """apiVersion: "kubeflow.org/v1"
-kind: TFJob
-metadata:
-  name: dist-mnist
-  namespace: ml
-spec:
-  runPolicy: {cleanPodPolicy: None}
-  tfReplicaSpecs:
-    PS:
-      replicas: 2
-      restartPolicy: Never
-      template:
-        spec:
-          containers:
-            - name: tensorflow
-              image: kubeflow/tf-dist-mnist-test:latest
-              resources: {limits: {nvidia.com/gpu: 1}}
-    Worker:
-      replicas: 3
-      restartPolicy: Never
-      template:
-        spec:
-          containers:
-            - name: sidecar
-              image: logs
-              ports: [{name: tfjob-port, containerPort: 1}]
-            - name: tensorflow
-              image: kubeflow/tf-dist-mnist-test:latest
-              ports: [{name: metrics, containerPort: 9090}, {name: tfjob-port, containerPort: 3333}]
-              resources: {limits: {nvidia.com/gpu: "2"}}
-    chief: {}
-    EVALUATOR:
-      replicas: 1
-"""
 
 
 def tfjob(specs: str, version: str = "kubeflow.org/v1", **spec: str) -> str:
@@ -86,21 +49,6 @@ def test_a_tfjob_has_the_addresses_that_its_operator_gives() -> None:
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1beta1", "v1alpha2"])
 def test_every_version_of_tfjob_is_read(version: str) -> None:
     assert len(read(tfjob("{Worker: {replicas: 2}}", f"kubeflow.org/{version}")).tasks) == 2
-
-
-FIRST_TFJOB = """apiVersion: kubeflow.org/v1alpha1
-kind: TFJob
-metadata: {name: j}
-spec:
-  replicaSpecs:
-    - tfReplicaType: MASTER
-    - replicas: 2
-      tfReplicaType: WORKER
-      tfPort: 2223
-      template: {spec: {containers: [{name: tensorflow, resources: {limits: {nvidia.com/gpu: 1}}}]}}
-    - replicas: 2
-      tfReplicaType: PS
-"""
 
 
 @pytest.mark.parametrize("api", ["kubeflow.org/v1alpha1\nkind: TFJob", "mlkube.io/v1beta1\nkind: TfJob"])
@@ -144,35 +92,6 @@ def test_the_training_job_is_found_among_other_objects() -> None:
     listed = {"apiVersion": "v1", "kind": "List", "items": list(yaml.safe_load_all(SERVICE + "---\n" + MNIST))}
     for source in (documents, listed, json.dumps(listed), yaml.safe_load(MNIST), json.dumps(yaml.safe_load(MNIST))):
         assert read(source) == expected
-
-
-TRAIN_JOB = """apiVersion: trainer.kubeflow.org/v1alpha1
-kind: TrainJob
-metadata: {name: llm, namespace: ml}
-spec:
-  runtimeRef: {name: torch-distributed}
-  trainer:
-    numNodes: 3
-    resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
-"""
-PYTORCH_JOB = """apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata: {name: ddp, namespace: ml}
-spec:
-  nprocPerNode: "2"
-  pytorchReplicaSpecs:
-    Worker: {replicas: 2, template: {spec: {containers: [{name: pytorch, resources: {limits: {nvidia.com/gpu: 2}}}]}}}
-    Master: {replicas: 1, template: {spec: {containers: [{name: pytorch}]}}}
-"""
-MPI_JOB = """apiVersion: kubeflow.org/v2beta1
-kind: MPIJob
-metadata: {name: mpi, namespace: ml}
-spec:
-  slotsPerWorker: 2
-  mpiReplicaSpecs:
-    Launcher: {template: {spec: {containers: [{name: l}]}}}
-    Worker: {replicas: 2, template: {spec: {containers: [{name: w, resources: {limits: {nvidia.com/gpu: 2}}}]}}}
-"""
 
 
 def shape(cluster: Cluster) -> list[tuple[str, str | None, int, int]]:

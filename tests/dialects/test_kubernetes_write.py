@@ -10,14 +10,15 @@ import kubernetes.client.models as kubernetes_models
 import kubernetes_validate
 import pytest
 import yaml
+from cluster_strategies import clusters
 from hypothesis import given, settings
 from kubeflow.training import models
 from kubernetes.client import ApiClient
-from test_kubernetes import MNIST
-from test_tf_config import clusters
+from samples import MNIST
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import kubernetes, kubernetes_tfjob, read
+from tfdist.dialects import read
+from tfdist.dialects.kubernetes import plain_objects, write_tfjob
 from tfdist.errors import ClusterError
 
 PROGRAM = {"image": "registry/me/train:1", "command": ["python", "train.py", "--lr", "1e3", "y; rm -rf $HOME `x` $(X)\n# '\""]}
@@ -65,22 +66,22 @@ GROUPS = {
 
 @pytest.mark.parametrize("name", [*CLUSTERS, *GROUPS])
 def test_objects_that_need_no_operator_fit_the_schemas(name: str) -> None:
-    for entry in documents(kubernetes.write((CLUSTERS | GROUPS)[name], **PROGRAM, namespace="ml")):
+    for entry in documents(plain_objects.write((CLUSTERS | GROUPS)[name], **PROGRAM, namespace="ml")):
         check_schema(entry)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_tfjob_fits_the_schema(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (job,) = documents(kubernetes_tfjob.write(CLUSTERS[name], **PROGRAM))
+    (job,) = documents(write_tfjob.write(CLUSTERS[name], **PROGRAM))
     check_tfjob(job, monkeypatch)
 
 
 def test_the_checks_of_the_schemas_find_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    (job,) = documents(kubernetes_tfjob.write(CLUSTERS["a tier"]))
+    (job,) = documents(write_tfjob.write(CLUSTERS["a tier"]))
     job["spec"]["tfReplicaSpecs"]["Worker"]["replica"] = 1
     with pytest.raises(AssertionError):
         check_tfjob(job, monkeypatch)
-    service, chief, *_ = documents(kubernetes.write(CLUSTERS["a tier"]))
+    service, chief, *_ = documents(plain_objects.write(CLUSTERS["a tier"]))
     chief["spec"]["completion"] = 1
     service["spec"]["clusterIP"] = 5
     for wrong in (service, chief):
@@ -95,7 +96,7 @@ def without_addresses(cluster: Cluster) -> Cluster:
 @pytest.mark.parametrize("name", [*CLUSTERS, *GROUPS])
 def test_what_is_written_reads_back(name: str) -> None:
     cluster = (CLUSTERS | GROUPS)[name]
-    for dialect in (kubernetes, kubernetes_tfjob) if name in CLUSTERS else (kubernetes,):
+    for dialect in (plain_objects, write_tfjob) if name in CLUSTERS else (plain_objects,):
         text = dialect.write(cluster, **PROGRAM)
         again = read(text)
         assert without_addresses(again) == without_addresses(cluster)
@@ -106,27 +107,27 @@ def test_what_is_written_reads_back(name: str) -> None:
 @settings(max_examples=150, deadline=None)
 @given(clusters())
 def test_any_cluster_is_written_and_reads_back_or_is_refused(cluster: Cluster) -> None:
-    for dialect in (kubernetes, kubernetes_tfjob):
+    for dialect in (plain_objects, write_tfjob):
         try:
             text = dialect.write(cluster, **PROGRAM)
         except ClusterError as error:
             # Plain objects carry all that TF_CONFIG does; only copies of one pod they cannot be.
-            if dialect is kubernetes:
+            if dialect is plain_objects:
                 assert re.search(
                     r"no words for (a part of|evaluators whose|\w+ tasks with different numbers of GPUs)", str(error)
                 )
             continue
         again = read(text)
-        left_out = {"job_dir": again.job_dir} if dialect is kubernetes_tfjob else {}
+        left_out = {"job_dir": again.job_dir} if dialect is write_tfjob else {}
         assert without_addresses(again) == dataclasses.replace(without_addresses(cluster), **left_out)
 
 
 def test_a_tfjob_that_was_read_is_written_with_its_names() -> None:
     for manifest in (MNIST, MNIST.replace("chief:", "Master:")):
         cluster = read(manifest)
-        assert read(kubernetes_tfjob.write(cluster)) == cluster
-        assert "kind: TFJob\nmetadata:\n  name: dist-mnist\n  namespace: ml\n" in kubernetes_tfjob.write(cluster)
-        assert "not carried over" not in kubernetes_tfjob.write(cluster)
+        assert read(write_tfjob.write(cluster)) == cluster
+        assert "kind: TFJob\nmetadata:\n  name: dist-mnist\n  namespace: ml\n" in write_tfjob.write(cluster)
+        assert "not carried over" not in write_tfjob.write(cluster)
 
 
 def expand(value: str, variables: dict[str, str]) -> str:
@@ -141,7 +142,7 @@ def expand(value: str, variables: dict[str, str]) -> str:
 @pytest.mark.parametrize("name", [*CLUSTERS, *GROUPS])
 def test_every_pod_finds_its_own_tf_config_without_a_shell(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = (CLUSTERS | GROUPS)[name]
-    service, *jobs = documents(kubernetes.write(cluster, **PROGRAM))
+    service, *jobs = documents(plain_objects.write(cluster, **PROGRAM))
     found = []
     for job in jobs:
         spec = job["spec"]["template"]["spec"]
@@ -163,19 +164,19 @@ def test_every_pod_finds_its_own_tf_config_without_a_shell(name: str, monkeypatc
 
 
 def test_the_program_is_written_as_words_that_no_shell_sees() -> None:
-    for dialect in (kubernetes, kubernetes_tfjob):
+    for dialect in (plain_objects, write_tfjob):
         text = dialect.write(CLUSTERS["one task"], **PROGRAM)
         manifest = documents(text)[-1]
         spec = manifest["spec"].get("template") or manifest["spec"]["tfReplicaSpecs"]["Chief"]["template"]
         assert spec["spec"]["containers"][0]["command"] == PROGRAM["command"]
         # Words that YAML 1.1 and 1.2 read differently are quoted.
         assert "- '1e3'" in text
-    words = documents(kubernetes.write(CLUSTERS["one task"], command="python train.py --name 'a b'"))[1]
+    words = documents(plain_objects.write(CLUSTERS["one task"], command="python train.py --name 'a b'"))[1]
     assert words["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py", "--name", "a b"]
 
 
 def test_what_is_left_out_is_told_in_comments() -> None:
-    text = kubernetes_tfjob.write(dataclasses.replace(CLUSTERS["hosts of its own"], job_dir="/tmp/a\nb: c"))
+    text = write_tfjob.write(dataclasses.replace(CLUSTERS["hosts of its own"], job_dir="/tmp/a\nb: c"))
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert comments == [
         "# Replace the image and the command by your own; the program is the same in every pod.",
@@ -183,8 +184,8 @@ def test_what_is_left_out_is_told_in_comments() -> None:
         '# TFJob has no job directory: give your program "/tmp/a\\nb: c" itself.',
     ]
     mixed = Cluster((Task("worker", 0, "a", 1), Task("worker", 1, "a", 2)))
-    assert "# Every pod has an address of its own: all worker tasks listen on one port." in kubernetes.write(mixed)
-    assert "#" not in kubernetes.write(read("BASIC"), **PROGRAM).partition("'y;")[0]
+    assert "# Every pod has its own address: all worker tasks listen on one port." in plain_objects.write(mixed)
+    assert "#" not in plain_objects.write(read("BASIC"), **PROGRAM).partition("'y;")[0]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_what_is_left_out_is_told_in_comments() -> None:
 )
 def test_what_cannot_be_written(cluster: Cluster, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        kubernetes_tfjob.write(cluster, **options)
+        write_tfjob.write(cluster, **options)
     assert message in str(caught.value)
 
 
@@ -221,7 +222,7 @@ def test_what_cannot_be_written(cluster: Cluster, options: dict[str, Any], messa
     ],
 )
 def test_objects_that_contradict_each_other_are_refused(change: tuple[str, str], message: str) -> None:
-    text = kubernetes.write(CLUSTERS["a tier"])
+    text = plain_objects.write(CLUSTERS["a tier"])
     head, found, tail = text.rpartition(change[0])
     head, found, tail = (head, found, tail) if "completions" not in change[0] else text.partition(change[0])
     assert found
@@ -231,7 +232,7 @@ def test_objects_that_contradict_each_other_are_refused(change: tuple[str, str],
 
 
 def test_stateful_sets_with_tf_config_are_read_too() -> None:
-    text = kubernetes.write(CLUSTERS["a tier"])
+    text = plain_objects.write(CLUSTERS["a tier"])
     sets = text.replace("kind: Job", "kind: StatefulSet").replace("completions:", "replicas:").replace("batch/v1", "apps/v1")
     assert read(sets) == read(text)
     missing = "---\n".join(text.split("---\n")[:-1])
@@ -270,13 +271,15 @@ def test_objects_for_one_task_each_are_read(kind: str) -> None:
 def test_pods_that_cannot_know_which_task_they_are_are_refused() -> None:
     with pytest.raises(ClusterError, match="replicas is 2, and TF_CONFIG makes each of these pods worker:0; make it 1"):
         read(pods_of("Deployment", ("worker", 0), ("worker", 1), ("ps", 0), replicas=2))
-    with pytest.raises(ClusterError, match="the pods of a Deployment have no numbers; give each of the 2 worker tasks an obj"):
+    with pytest.raises(
+        ClusterError, match="the pods of a Deployment have no numbers; write one object for each of the 2 worker tasks"
+    ):
         read(pods_of("Deployment", ("worker", "$(INDEX)"), ("ps", 0), replicas=1))
 
 
 def test_more_than_linux_passes_in_a_variable_is_refused_or_told() -> None:
     large = Cluster(tuple(Task("worker", n) for n in range(10_000)))
     with pytest.raises(ClusterError, match=r"TF_CONFIG of 10000 tasks is \d+ bytes, and Linux passes at most 131061"):
-        kubernetes.write(large)
-    assert "# The pods will not start: TF_CONFIG is over" in kubernetes_tfjob.write(large)
-    assert read(kubernetes_tfjob.write(large)).describe() == "10000 workers"
+        plain_objects.write(large)
+    assert "# The pods will not start: TF_CONFIG is over" in write_tfjob.write(large)
+    assert read(write_tfjob.write(large)).describe() == "10000 workers"

@@ -14,10 +14,10 @@ from samples import COMMANDS, ENVIRONMENTS, TEXTS
 
 from tfdist.cluster import Cluster
 from tfdist.dialects import description, environment, read
-from tfdist.dialects.registry import environment_dialects, programs, text_dialects
+from tfdist.dialects.registry import command_readers, environment_readers, text_readers
 from tfdist.errors import ClusterError
 from tfdist.rank_info import RankInfo
-from tfdist.translate import OUTPUTS
+from tfdist.translate import outputs
 
 COUNT = int(os.environ.get("TFDIST_MUTATIONS", "250"))
 
@@ -31,9 +31,9 @@ def no_password(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_form_of_every_dialect_has_samples() -> None:
-    assert TEXTS.keys() == text_dialects().keys()
-    assert COMMANDS.keys() == {dialect.NAME for dialect in programs().values()}
-    assert ENVIRONMENTS.keys() == environment_dialects().keys()
+    assert TEXTS.keys() == text_readers().keys()
+    assert COMMANDS.keys() == command_readers().keys()
+    assert ENVIRONMENTS.keys() == environment_readers().keys()
 
 
 def test_the_samples_themselves_are_read_in_their_dialect() -> None:
@@ -96,7 +96,7 @@ def test_a_damaged_description_is_read_or_refused_in_one_line(form: str, dialect
 
 def check_outputs(cluster: Cluster, seed: int) -> None:
     """Whatever was read can be printed in every dialect and picture, or is refused in one line."""
-    for output in OUTPUTS.values():
+    for output in outputs().values():
         try:
             assert isinstance(output(cluster), str)
         except ClusterError as error:

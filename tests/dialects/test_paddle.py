@@ -3,7 +3,8 @@
 import pytest
 
 from tfdist import Cluster, ClusterError
-from tfdist.dialects import description, paddle
+from tfdist.dialects import description
+from tfdist.dialects.paddle import environment
 from tfdist.rank_info import RankInfo, Store
 
 PS_2 = {
@@ -72,15 +73,17 @@ def test_paddle_init_variables_are_the_flags(monkeypatch):
         "PADDLE_INIT_USE_GPU": "0",
         "PADDLE_INIT_TRAINER_COUNT": "1",
     }
-    assert paddle.recognizes(environ) == "PADDLE_INIT_PSERVERS"
-    assert paddle.from_environ(environ).task == ("worker", 1)
-    server = paddle.from_environ({**environ, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.2", "TFDIST_PADDLE_MODE": "sync"})
+    assert environment.recognizes(environ) == "PADDLE_INIT_PSERVERS"
+    assert environment.from_environ(environ).task == ("worker", 1)
+    server = environment.from_environ(
+        {**environ, "TRAINING_ROLE": "PSERVER", "POD_IP": "10.0.0.2", "TFDIST_PADDLE_MODE": "sync"}
+    )
     assert server.task == ("ps", 1) and server.synchronous
-    assert paddle.recognizes({"PADDLE_PORT": "1", "PADDLE_TRAINER_ENDPOINTS": " "}) is None
+    assert environment.recognizes({"PADDLE_PORT": "1", "PADDLE_TRAINER_ENDPOINTS": " "}) is None
 
 
 def test_paddle_2_with_servers_gives_every_address():
-    cluster = paddle.from_environ(PS_2)
+    cluster = environment.from_environ(PS_2)
     assert isinstance(cluster, Cluster)
     assert addresses(cluster) == [
         "worker:0 10.0.0.1:6001",
@@ -90,12 +93,12 @@ def test_paddle_2_with_servers_gives_every_address():
         "ps:1 10.0.0.2:6000",
     ]
     assert cluster.task == ("worker", 1) and len(cluster.worker_groups) == 3
-    assert paddle.from_environ({**PS_2, "TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
-    assert paddle.from_environ({**PS_2, "TFDIST_PADDLE_MODE": "sync"}).worker_groups == ((0, 1, 2),)
+    assert environment.from_environ({**PS_2, "TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
+    assert environment.from_environ({**PS_2, "TFDIST_PADDLE_MODE": "sync"}).worker_groups == ((0, 1, 2),)
 
 
 def test_paddle_2_without_the_trainers_addresses_lets_them_meet():
-    me = paddle.from_environ({**PS_2, "PADDLE_TRAINER_ENDPOINTS": ""})
+    me = environment.from_environ({**PS_2, "PADDLE_TRAINER_ENDPOINTS": ""})
     assert isinstance(me, RankInfo)
     assert (me.size, me.rank, me.host, me.store) == (3, 1, "10.0.0.2", Store("tcp", "10.0.0.1", 6000))
 
@@ -103,24 +106,24 @@ def test_paddle_2_without_the_trainers_addresses_lets_them_meet():
 def test_the_variables_of_fluid_name_the_hosts_of_pservers_with_one_port():
     fluid = {"PADDLE_PSERVERS": "10.0.0.1,10.0.0.2", "PADDLE_TRAINERS_NUM": "3", "POD_IP": "10.0.0.2"}
     for port, variables in ((6174, {}), (7000, {"PADDLE_PORT": "7000"})):
-        me = paddle.from_environ({**fluid, **variables, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"})
+        me = environment.from_environ({**fluid, **variables, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"})
         assert (me.size, me.rank, me.store) == (3, 1, Store("tcp", "10.0.0.1", port))
         assert [task.address for task in me.known] == [f"10.0.0.1:{port}", f"10.0.0.2:{port}"]
-        assert paddle.from_environ({**fluid, **variables, "TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
+        assert environment.from_environ({**fluid, **variables, "TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
     with pytest.raises(ClusterError, match=r"POD_IP: .10\.0\.0\.3:6174., with PADDLE_PORT, is none of PADDLE_PSERVERS$"):
-        paddle.from_environ({**fluid, "POD_IP": "10.0.0.3", "TRAINING_ROLE": "PSERVER"})
-    assert paddle.from_environ({**fluid, "PADDLE_TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
+        environment.from_environ({**fluid, "POD_IP": "10.0.0.3", "TRAINING_ROLE": "PSERVER"})
+    assert environment.from_environ({**fluid, "PADDLE_TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
     # Its first programs took the older names, and TRAINERS.
     first = {"PADDLE_INIT_PSERVERS": "10.0.0.1,10.0.0.2", "TRAINERS": "3", "PADDLE_INIT_TRAINER_ID": "2"}
-    me = paddle.from_environ({**first, "TRAINING_ROLE": "TRAINER"})
+    me = environment.from_environ({**first, "TRAINING_ROLE": "TRAINER"})
     assert (me.size, me.rank, me.store) == (3, 2, Store("tcp", "10.0.0.1", 6174))
-    assert paddle.from_environ({**first, "PADDLE_INIT_PORT": "7164"}).store.port == 7164
-    assert paddle.from_environ({**first, "PADDLE_INIT_NUM_GRADIENT_SERVERS": "4"}).size == 4
+    assert environment.from_environ({**first, "PADDLE_INIT_PORT": "7164"}).store.port == 7164
+    assert environment.from_environ({**first, "PADDLE_INIT_NUM_GRADIENT_SERVERS": "4"}).size == 4
 
 
 def test_paddle_2_without_servers_trains_together():
     environ = {"PADDLE_TRAINER_ENDPOINTS": "a:1,b:1", "PADDLE_TRAINER_ID": "1", "PADDLE_CURRENT_ENDPOINT": "b:1"}
-    cluster = paddle.from_environ(environ)
+    cluster = environment.from_environ(environ)
     assert addresses(cluster) == ["worker:0 a:1", "worker:1 b:1"]
     assert cluster.worker_groups == ((0, 1),) and cluster.task == ("worker", 1)
 
@@ -146,7 +149,7 @@ def test_paddle_2_without_servers_trains_together():
 )
 def test_variables_that_cannot_be_are_named(change, message):
     with pytest.raises(ClusterError, match=message):
-        paddle.from_environ({**PS_2, **change})
+        environment.from_environ({**PS_2, **change})
 
 
 @pytest.mark.parametrize(

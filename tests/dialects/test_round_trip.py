@@ -6,64 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cluster_strategies import clusters, usual_clusters
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_tf_config import clusters
 
-from tfdist.cluster import JOBS, Cluster, Task
-from tfdist.dialects import read, singa
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import read
 from tfdist.dialects.registry import writers
+from tfdist.dialects.singa.write import write_hostfile
 from tfdist.errors import ClusterError
-
-NAMES = ("node1", "node2.example.com", "10.0.0.1", "10.0.0.2", "::1", "fe80::1%eth0", "Node1-b")
-MACHINES = {(1, 0): (None, "n1-standard-4"), (2, 0): (None,), (1, 1): ("n1-standard-8+1xNVIDIA_TESLA_T4",), (4, 4): (None,)}
-"""Slots and GPUs, and machines of Google's clouds that have them."""
-
-
-@st.composite
-def usual_clusters(draw: st.DrawFn) -> Cluster:
-    """Clusters such as people have: tasks of a job alike, groups of one size. Each dialect can say many of them."""
-    style = draw(st.sampled_from(["workers", "chief", "jobs", "groups"]))
-    groups = draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)])) if style == "groups" else None
-    counts = dict.fromkeys(JOBS, 0)
-    per_group = per_server_group = 1
-    if groups:
-        per_group, per_server_group = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-        counts["worker"], counts["ps"] = groups[0] * per_group, groups[1] * per_server_group
-    else:
-        counts["worker"], counts["ps"] = draw(st.integers(0, 9)), draw(st.sampled_from([0, 0, 1, 3]))
-    counts["chief"] = draw(st.integers(0, 1)) if style == "jobs" else int(style == "chief")
-    counts["evaluator"] = draw(st.sampled_from([0, 0, 1, 2])) if style in ("chief", "jobs") else 0
-    counts["ps"] = 0 if style == "workers" else counts["ps"]
-    counts["worker"] = max(counts["worker"], 1 if counts["ps"] or not counts["chief"] else 0)
-    where = draw(st.sampled_from(["open", "open", "a host each", "some on a host"]))
-    first, port = draw(st.integers(0, len(NAMES) - 1)), draw(st.none() | st.integers(1024, 40_000))
-    tasks: list[Task] = []
-    for job in JOBS:
-        slots, gpus = (1, 0) if job == "ps" or groups else draw(st.sampled_from([(1, 0), (1, 0), (1, 0), *MACHINES]))
-        machine = draw(st.sampled_from(MACHINES[slots, gpus]))
-        for index in range(counts[job]):
-            host = None
-            if where == "a host each":
-                host = f"{job}-{index}.svc"
-            elif where == "some on a host":
-                host = NAMES[(first + len(tasks) // 3) % len(NAMES)]
-            number = port + len(tasks) if port and host else None
-            tasks.append(Task(job, index, host, number, slots, gpus, machine))
-    fields = {"job_dir": draw(st.sampled_from([None, None, "gs://bucket/out", 'a "b" \\ ü # $(X)']))}
-    if groups:
-        fields |= {
-            "worker_groups": _runs(groups[0], per_group),
-            "server_groups": _runs(groups[1], per_server_group),
-            "separate_servers": draw(st.booleans()),
-            "sync_period": draw(st.sampled_from([1, 8, 2**31 - 1])),
-            "share_memory": draw(st.booleans()),
-        }
-    return Cluster(tuple(tasks), **fields)
-
-
-def _runs(groups: int, size: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(range(first, first + size)) for first in range(0, groups * size, size))
 
 
 def without_addresses(cluster: Cluster) -> Cluster:
@@ -102,7 +52,7 @@ def again(dialect: str, cluster: Cluster, folder: Path) -> "list[Cluster]":
     hosts = None
     if dialect == "singa" and all(task.host for task in cluster.tasks):
         hosts = folder / "hostfile"
-        hosts.write_text(singa.write_hostfile(cluster))
+        hosts.write_text(write_hostfile(cluster))
     return [read(text.encode(), hostfile=hosts)]
 
 

@@ -1,27 +1,16 @@
 """SageMaker: SM_* variables and resourceconfig.json, all workers and ps mode, as its TensorFlow toolkit makes them."""
 
 import json
-from typing import Any
 
 import pytest
+from samples import RESOURCES
 
 from tfdist.cluster import Cluster
 from tfdist.dialects import read, sagemaker
 from tfdist.errors import ClusterError
 
+
 # /opt/ml/input/config/resourceconfig.json of a job with two instances.
-RESOURCES: dict[str, Any] = {
-    "current_group_name": "homogeneousCluster",
-    "current_host": "algo-2",
-    "current_instance_type": "ml.g4dn.12xlarge",
-    "hosts": ["algo-1", "algo-2"],
-    "instance_groups": [
-        {"instance_group_name": "homogeneousCluster", "instance_type": "ml.g4dn.12xlarge", "hosts": ["algo-2", "algo-1"]}
-    ],
-    "network_interface_name": "eth0",
-}
-
-
 def environ(**changes: str) -> dict[str, str]:
     variables = {
         "SM_HOSTS": '["algo-1","algo-2"]',

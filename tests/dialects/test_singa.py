@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import read, singa
+from tfdist.dialects import read
+from tfdist.dialects.singa import write
 from tfdist.errors import ClusterError
 
 
@@ -212,7 +213,7 @@ def test_spellings_of_the_block(text: str) -> None:
         ("cluster {\n nworker_groups: 3000000000 }", ":2: cluster.nworker_groups: Value out of range"),
         ("cluster {\n share_memory: yes }", 'Expected "true" or "false"'),
         ("cluster {\n workspace: here }", ":2: cluster.workspace"),
-        ("cluster {\n workspace { } }", "a block stands where one value belongs"),
+        ("cluster {\n workspace { } }", "this is a block, but one value is expected"),
         ("cluster {\n nworker_groups 1 }", ":2: there is no `:` or block after 'nworker_groups'"),
         ("cluster {\n nworker_groups: }", ":2: expected a value for nworker_groups"),
         ("name: 'x'\ncluster {\n nworker_groups: 1\n", ":2: the { here is never closed; a } is missing"),
@@ -246,7 +247,7 @@ def test_text_that_is_refused_and_how(text: str, message: str) -> None:
         ({"nworkers_per_group": 3, "nworkers_per_procs": 2}, "3 workers (in groups of 3) do not fill processes of 2"),
         (
             {"nworker_groups": 2, "nworkers_per_group": 3, "nworkers_per_procs": 2},
-            "groups of 3 workers and processes of 2 cut each other; choose a nworkers_per_procs that divides 3",
+            "groups of 3 workers and processes of 2 overlap; choose a nworkers_per_procs that divides 3",
         ),
         ({"nservers_per_group": 3, "nservers_per_procs": 2}, "3 servers (in groups of 3) do not fill processes of 2"),
         ({"nworker_groups": 2, "nserver_groups": 3}, "3 server groups for 2 worker groups"),
@@ -303,7 +304,7 @@ def test_the_layout_is_that_of_singas_formulas(W: int, S: int, wg: int, sg: int,
         assert [task.slots for task in cluster.job("ps")] == [homes.count(p) for p in sorted(set(homes))]
         assert cluster.server_groups == tuple(tuple(g * sg + i for i in range(sg)) for g in range(S))
     assert len({task.port for task in cluster.tasks}) == len(cluster.tasks)
-    assert read(singa.write(cluster)) == cluster
+    assert read(write.write(cluster)) == cluster
 
 
 @pytest.mark.parametrize(
@@ -311,18 +312,18 @@ def test_the_layout_is_that_of_singas_formulas(W: int, S: int, wg: int, sg: int,
 )
 def test_what_is_written_reads_back(text: str, tmp_path: Path) -> None:
     cluster = read(text)
-    assert read(singa.write(cluster)) == cluster
+    assert read(write.write(cluster)) == cluster
     with pytest.raises(ClusterError, match="hosts are open"):
-        singa.write_hostfile(cluster)
+        write.write_hostfile(cluster)
     hostfile = tmp_path / "hosts"
     hostfile.write_text("a\nb\n")
     placed = read(text, hostfile=hostfile)
-    hostfile.write_text(singa.write_hostfile(placed))
-    assert read(singa.write(placed), hostfile=hostfile) == placed
+    hostfile.write_text(write.write_hostfile(placed))
+    assert read(write.write(placed), hostfile=hostfile) == placed
 
 
 def test_only_what_differs_from_the_defaults_is_written() -> None:
-    assert singa.write(read(ALL_REDUCE)) == (
+    assert write.write(read(ALL_REDUCE)) == (
         "cluster {\n  nworker_groups: 1\n  nserver_groups: 1\n  nworkers_per_group: 3\n  nservers_per_group: 3\n}\n"
     )
 
@@ -350,5 +351,5 @@ WORKERS = (Task("worker", 0), Task("worker", 1))
 )
 def test_what_singa_cannot_say_is_refused(cluster: Cluster, message: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        singa.write(cluster)
+        write.write(cluster)
     assert message in str(caught.value)

@@ -5,13 +5,14 @@ import string
 from typing import Any
 
 import pytest
+from cluster_strategies import clusters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.cluster import Cluster, Task
-from tfdist.dialects import read, tf_config
+from tfdist.cluster import Cluster
+from tfdist.dialects import read
+from tfdist.dialects.tf_config.write import write
 from tfdist.errors import ClusterError
-from tfdist.synchronization import COMPRESSIONS, OUTER_OPTIMIZERS, Synchronization
 
 A, B, C, D = "a:2222", "b:2222", "c:2222", "d:2222"
 
@@ -97,7 +98,7 @@ def with_extension(**extension: Any) -> dict[str, Any]:
         ({"cluster": {"worker": {"-1": A}}}, "'-1' is not an index"),
         ({"cluster": {"worker": {"1": A, "01": B}}}, "the index 1 is given twice"),
         ({"cluster": [A]}, "is not an object"),
-        ({"cluster": {"worker": [A]}, "worker": [B]}, "the job worker stands beside `cluster`"),
+        ({"cluster": {"worker": [A]}, "worker": [B]}, "the job worker is outside `cluster`"),
         ({"clustr": {"worker": [A]}, "task": {}}, "did you mean cluster?"),
         ({"cluster": {"worker": [A]}, "sparseCluster": {"worker": {"0": A}}}, "both cluster and sparseCluster"),
         ({"cluster": {"worker": [A]}, "rpc_layer": 5}, "rpc_layer: 5 is not a protocol"),
@@ -149,7 +150,7 @@ def test_an_empty_variable_in_the_environment_is_no_cluster(monkeypatch: pytest.
     monkeypatch.setenv("TF_CONFIG", "{}")
     assert names(read()) == ["chief:0"]
     monkeypatch.setenv("TF_CONFIG", json.dumps({"worker": [A]}))
-    with pytest.raises(ClusterError, match="the job worker stands beside `cluster`"):
+    with pytest.raises(ClusterError, match="the job worker is outside `cluster`"):
         read()
     monkeypatch.setenv("TF_CONFIG", "cluster")
     with pytest.raises(ClusterError, match="does not hold a JSON object"):
@@ -162,66 +163,6 @@ def test_yaml_gives_the_line_of_a_fault() -> None:
 
 
 # The way back.
-
-_hosts = st.one_of(
-    st.none(),
-    st.sampled_from(["localhost", "a", "b.example.org", "10.0.0.1", "::1", "2001:db8::2", "HOST"]),
-    st.text("ab1", min_size=1),
-)
-
-
-_synchronizations = st.builds(
-    Synchronization,
-    outer=st.sampled_from(list(OUTER_OPTIMIZERS)),
-    outer_learning_rate=st.none() | st.floats(0.01, 2.0),
-    elastic_rate=st.none() | st.floats(0.01, 1.0),
-    compression=st.none() | st.sampled_from(COMPRESSIONS),
-    fragments=st.integers(1, 8),
-    adaptive=st.booleans(),
-    overlap=st.booleans(),
-)
-
-
-@st.composite
-def _groups(draw: st.DrawFn, ranks: int) -> tuple[tuple[int, ...], ...]:
-    order = draw(st.permutations(range(ranks)))
-    cuts = sorted(draw(st.sets(st.integers(1, ranks - 1)))) if ranks > 1 else []
-    return tuple(tuple(order[first:last]) for first, last in zip([0, *cuts], [*cuts, ranks], strict=True))
-
-
-@st.composite
-def clusters(draw: st.DrawFn) -> Cluster:
-    """Clusters of every kind: open and given addresses, groups, slots, evaluators, partial views with holes."""
-    partial = draw(st.booleans())
-    counts = {"chief": draw(st.integers(0, 1)), "worker": draw(st.integers(0, 4)), "ps": draw(st.integers(0, 3))}
-    counts["evaluator"] = draw(st.integers(0, 2))
-    if not partial and not counts["worker"]:
-        counts["ps"], counts["chief"] = 0, 1
-    if not sum(counts.values()):
-        counts["worker"] = 1
-    tasks = []
-    ports = iter(draw(st.permutations(range(20000, 20020))))
-    for job, count in counts.items():
-        holes = job == "evaluator" or partial
-        indices = sorted(draw(st.sets(st.integers(0, 9), min_size=count, max_size=count))) if holes else range(count)
-        for index in indices:
-            slots = draw(st.integers(1, 3))
-            port = next(ports) if draw(st.booleans()) else None
-            tasks.append(Task(job, index, draw(_hosts), port, slots, draw(st.integers(0, slots))))
-    ranks = {job: sum(task.slots for task in tasks if task.job == job) for job in ("worker", "ps")}
-    return Cluster(
-        tasks=tuple(tasks),
-        worker_groups=draw(_groups(ranks["worker"])) if ranks["worker"] and draw(st.booleans()) else (),
-        server_groups=draw(_groups(ranks["ps"])) if ranks["ps"] and draw(st.booleans()) else (),
-        separate_servers=draw(st.booleans()),
-        sync_period=draw(st.integers(1, 10**6)),
-        synchronization=draw(_synchronizations),
-        share_memory=draw(st.booleans()),
-        job_dir=draw(st.none() | st.text(max_size=8)),
-        strategy=draw(st.none() | st.sampled_from(["hogwild", "mirrored"])),
-        protocol=draw(st.sampled_from(["grpc", "grpc+verbs"])),
-        partial=partial,
-    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -247,7 +188,7 @@ def test_any_text_as_an_address_is_read_or_refused(address: str, bare: bool) -> 
 
 
 def test_the_written_file_has_every_task() -> None:
-    written = json.loads(tf_config.write(read("STANDARD_1")))
+    written = json.loads(write(read("STANDARD_1")))
     assert list(written) == ["chief:0", *(f"worker:{n}" for n in range(4)), *(f"ps:{n}" for n in range(3))]
     assert written["ps:2"]["task"] == {"type": "ps", "index": 2}
 
@@ -262,10 +203,10 @@ def test_ten_thousand_tasks_are_read_and_their_tf_config_refused_all_at_once() -
     cluster = read(text)
     config = cluster.tf_config("worker", 77)
     with pytest.raises(ClusterError, match=r"each of the 10000 tasks names them all, in \d+ bytes; print that of one"):
-        tf_config.write(cluster)
+        write(cluster)
     assert config["cluster"] == spec
     # Of a thousand tasks each has its own, though all but `task` is the same text.
     smaller = read({"worker": spec["worker"][:1000]})
-    written = json.loads(tf_config.write(smaller))
+    written = json.loads(write(smaller))
     assert written["worker:998"] == smaller.tf_config("worker", 998)
     assert len(written) == 1000

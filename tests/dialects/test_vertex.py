@@ -7,46 +7,21 @@ from typing import Any
 
 import pytest
 import yaml
+from cluster_strategies import clusters
 from hypothesis import given, settings
-from test_tf_config import clusters
+from samples import CLUSTER_SPEC, VERTEX_CONFIG, VERTEX_HOST, snake
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import read, vertex
+from tfdist.dialects import read
+from tfdist.dialects.vertex import cluster_spec, write
 from tfdist.errors import ClusterError
 
 REDUCTION_SERVER = "us-docker.pkg.dev/vertex-ai-restricted/training/reductionserver:latest"
 
-# After the documentation's "Distributed training", as gcloud takes it.
-CONFIG = """workerPoolSpecs:
-  - machineSpec:
-      machineType: n1-standard-8
-      acceleratorType: NVIDIA_TESLA_T4
-      acceleratorCount: 2
-    replicaCount: 1
-    containerSpec: {imageUri: gcr.io/p/train}
-  - machineSpec: {machineType: n1-standard-8, acceleratorType: NVIDIA_TESLA_T4, acceleratorCount: 2}
-    replicaCount: "3"
-    containerSpec: {imageUri: gcr.io/p/train}
-  - machineSpec: {machineType: n1-highmem-8}
-    replicaCount: 2
-    containerSpec: {imageUri: gcr.io/p/train}
-  - machineSpec: {machineType: n1-standard-4}
-    replicaCount: 1
-    containerSpec: {imageUri: gcr.io/p/train}
-baseOutputDirectory: {outputUriPrefix: gs://bucket/out}
-"""
-
 
 def config() -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load(CONFIG)
+    value: dict[str, Any] = yaml.safe_load(VERTEX_CONFIG)
     return value
-
-
-def snake(value: Any) -> Any:
-    """The same in the spelling of the Python client."""
-    if isinstance(value, dict):
-        return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): snake(entry) for key, entry in value.items()}
-    return [snake(entry) for entry in value] if isinstance(value, list) else value
 
 
 def shape(cluster: Cluster) -> list[tuple[str, int, int, str | None]]:
@@ -54,7 +29,7 @@ def shape(cluster: Cluster) -> list[tuple[str, int, int, str | None]]:
 
 
 def test_the_position_of_a_pool_says_what_it_is() -> None:
-    cluster = read(CONFIG)
+    cluster = read(VERTEX_CONFIG)
     t4 = "n1-standard-8+2xNVIDIA_TESLA_T4"
     assert shape(cluster) == [
         ("chief:0", 2, 2, t4),
@@ -77,7 +52,7 @@ def test_the_position_of_a_pool_says_what_it_is() -> None:
     ],
 )
 def test_every_resource_that_holds_pools_is_read_in_both_spellings(wrap: Any) -> None:
-    expected = read(CONFIG)
+    expected = read(VERTEX_CONFIG)
     for value in (wrap(config()), snake(wrap(config()))):
         assert read(value) == read(json.dumps(value)) == read(yaml.safe_dump(value)) == expected
 
@@ -131,13 +106,13 @@ def test_accelerators_are_slots(machine: dict[str, Any], gpus: int) -> None:
         (("acceleratorType: NVIDIA_TESLA_T4", "acceleratorType: NVIDIA-TESLA-T4"), "did you mean NVIDIA_TESLA_T4?"),
         (("    replicaCount: 1", "    replicaCount: 1\n    replica_count: 1"), "the same is given as replicaCount"),
         (("    replicaCount: 1", "    replicaCounts: 1"), "a worker pool has no such field; did you mean replicaCount?"),
-        (("workerPoolSpecs", "workerPoolSpec"), "the job has no workerPoolSpecs, which say what machines to train on; did you"),
+        (("workerPoolSpecs", "workerPoolSpec"), "the job has no workerPoolSpecs, which describe the machines; did you"),
         (("baseOutputDirectory", "  - {}\nbaseOutputDirectory"), "there are 5 worker pools; Vertex AI has 4"),
     ],
 )
 def test_what_is_refused_and_how(change: tuple[str, str], message: str) -> None:
-    text = CONFIG.replace(*change, 1)
-    assert text != CONFIG
+    text = VERTEX_CONFIG.replace(*change, 1)
+    assert text != VERTEX_CONFIG
     with pytest.raises(ClusterError) as caught:
         read(text)
     assert message in str(caught.value)
@@ -162,37 +137,24 @@ def test_what_else_is_refused(value: dict[str, Any], message: str) -> None:
 
 # What a machine finds in its environment. The host names are those of a real job.
 
-HOST = "cmle-training-workerpool{}-1d969d3ba6-{}:2222"
-CLUSTER_SPEC: dict[str, Any] = {
-    "cluster": {
-        "workerpool0": [HOST.format(0, 0)],
-        "workerpool1": [HOST.format(1, 0), HOST.format(1, 1)],
-        "workerpool2": [HOST.format(2, 0)],
-        "workerpool3": [HOST.format(3, 0)],
-    },
-    "environment": "cloud",
-    "task": {"type": "workerpool1", "index": 1, "trial": "1"},
-    "job": json.dumps(snake({"workerPoolSpecs": yaml.safe_load(CONFIG)["workerPoolSpecs"]})),
-}
-
 
 def environ(**changes: Any) -> dict[str, str]:
     return {"CLUSTER_SPEC": json.dumps(copy.deepcopy(CLUSTER_SPEC) | changes)}
 
 
 def test_cluster_spec_of_the_environment() -> None:
-    assert vertex.recognizes(environ()) == "CLUSTER_SPEC"
-    cluster = vertex.from_environ(environ())
+    assert cluster_spec.recognizes(environ()) == "CLUSTER_SPEC"
+    cluster = cluster_spec.from_environ(environ())
     assert cluster.describe() == "1 chief, 2 workers, 1 ps, 1 evaluator"
     assert cluster.task == ("worker", 1)
-    assert cluster.find("worker", 1).address == HOST.format(1, 1)
+    assert cluster.find("worker", 1).address == VERTEX_HOST.format(1, 1)
     assert [(task.slots, task.gpus) for task in cluster.tasks] == [(2, 2), (2, 2), (2, 2), (1, 0), (1, 0)]
     assert read(CLUSTER_SPEC) == cluster
 
 
 @pytest.mark.parametrize("job", [None, "", "{", "{}", 5, [], {"worker_pool_specs": 5}, {"worker_pool_specs": [5]}])
 def test_a_job_that_cannot_be_read_only_leaves_the_gpus_out(job: Any) -> None:
-    cluster = vertex.from_environ(environ(job=job))
+    cluster = cluster_spec.from_environ(environ(job=job))
     assert cluster.describe() == "1 chief, 2 workers, 1 ps, 1 evaluator"
     assert {task.slots for task in cluster.tasks} == {1}
 
@@ -206,7 +168,7 @@ def with_reduction_server(spelling: Any) -> Any:
 @pytest.mark.parametrize("spelling", [lambda job: job, snake, json.dumps, lambda job: json.dumps(snake(job))])
 def test_a_reduction_server_in_the_environment_is_no_ps(spelling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     job = with_reduction_server(spelling)
-    assert vertex.from_environ(environ(job=job)).describe() == "1 chief, 2 workers, 1 evaluator"
+    assert cluster_spec.from_environ(environ(job=job)).describe() == "1 chief, 2 workers, 1 evaluator"
     # Vertex AI makes TF_CONFIG of the pools by position too.
     spec = {"chief": ["a:2222"], "worker": ["b:2222"], "ps": ["c:2222"]}
     tf_config = {"cluster": spec, "task": {"type": "chief", "index": 0}, "job": job, "environment": "cloud"}
@@ -221,13 +183,13 @@ def test_cluster_spec_counts_where_there_is_no_tf_config(monkeypatch: pytest.Mon
     monkeypatch.setenv("CLUSTER_SPEC", environ()["CLUSTER_SPEC"])
     assert (read().describe(), read().task) == ("1 chief, 2 workers, 1 ps, 1 evaluator", ("worker", 1))
     alone = {"cluster": {"workerpool0": ["m:2222"]}, "environment": "cloud", "task": {"type": "workerpool0", "index": 0}}
-    cluster = vertex.from_environ({"CLUSTER_SPEC": json.dumps(alone)})
+    cluster = cluster_spec.from_environ({"CLUSTER_SPEC": json.dumps(alone)})
     assert (cluster.describe(), cluster.task) == ("1 chief", ("chief", 0))
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "x", '{"cluster": {"master": ["a:1"]}}'])
 def test_what_is_no_cluster_spec_of_vertex(text: str | None) -> None:
-    assert vertex.recognizes({} if text is None else {"CLUSTER_SPEC": text}) is None
+    assert cluster_spec.recognizes({} if text is None else {"CLUSTER_SPEC": text}) is None
 
 
 @pytest.mark.parametrize(
@@ -250,7 +212,7 @@ def test_what_is_no_cluster_spec_of_vertex(text: str | None) -> None:
 )
 def test_a_bad_cluster_spec_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        vertex.from_environ({"CLUSTER_SPEC": json.dumps(CLUSTER_SPEC | changes)})
+        cluster_spec.from_environ({"CLUSTER_SPEC": json.dumps(CLUSTER_SPEC | changes)})
     assert message in str(caught.value)
 
 
@@ -258,9 +220,9 @@ def test_a_bad_cluster_spec_is_refused(changes: dict[str, Any], message: str) ->
 
 
 def test_what_is_written_reads_back() -> None:
-    for source in (CONFIG, "STANDARD_1", "BASIC_GPU", "trainingInput: {scaleTier: BASIC, jobDir: 'gs://b/o: #x'}"):
+    for source in (VERTEX_CONFIG, "STANDARD_1", "BASIC_GPU", "trainingInput: {scaleTier: BASIC, jobDir: 'gs://b/o: #x'}"):
         cluster = read(source)
-        text = vertex.write(cluster, image="gcr.io/p/i", command=["python", "-c", "print('y')"])
+        text = write.write(cluster, image="gcr.io/p/i", command=["python", "-c", "print('y')"])
         assert read(text) == cluster
         assert shape(read(text)) == shape(cluster)
         assert "#" not in text.replace("#x", "")
@@ -269,22 +231,22 @@ def test_what_is_written_reads_back() -> None:
 def test_places_that_stay_empty_are_written() -> None:
     value = config()
     value["workerPoolSpecs"][1] = value["workerPoolSpecs"][2] = {}
-    pools = yaml.safe_load(vertex.write(read(value)))["workerPoolSpecs"]
+    pools = yaml.safe_load(write.write(read(value)))["workerPoolSpecs"]
     assert [bool(pool) for pool in pools] == [True, False, False, True]
     del value["workerPoolSpecs"][3]
-    assert len(yaml.safe_load(vertex.write(read(value)))["workerPoolSpecs"]) == 1
+    assert len(yaml.safe_load(write.write(read(value)))["workerPoolSpecs"]) == 1
 
 
 def test_legacy_machines_of_cloudml_become_machines_of_compute_engine() -> None:
     job = "trainingInput: {scaleTier: CUSTOM, masterType: complex_model_m_gpu, workerType: standard, workerCount: 2}"
-    first, second = yaml.safe_load(vertex.write(read(job)))["workerPoolSpecs"]
+    first, second = yaml.safe_load(write.write(read(job)))["workerPoolSpecs"]
     assert first["machineSpec"] == {
         "machineType": "n1-standard-16",
         "acceleratorType": "NVIDIA_TESLA_K80",
         "acceleratorCount": 4,
     }
     assert second["machineSpec"] == {"machineType": "n1-standard-4"}
-    assert read(vertex.write(read(job))) == read(job)
+    assert read(write.write(read(job))) == read(job)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +263,7 @@ def test_legacy_machines_of_cloudml_become_machines_of_compute_engine() -> None:
 )
 def test_what_cannot_be_written(cluster: Cluster, message: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        vertex.write(cluster)
+        write.write(cluster)
     assert message in str(caught.value)
 
 
@@ -309,7 +271,7 @@ def test_what_cannot_be_written(cluster: Cluster, message: str) -> None:
 @given(clusters())
 def test_any_cluster_is_written_and_reads_back_or_is_refused(cluster: Cluster) -> None:
     try:
-        text = vertex.write(cluster)
+        text = write.write(cluster)
     except ClusterError as error:
         assert "Vertex AI has no words for" in str(error)
         return

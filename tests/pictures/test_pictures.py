@@ -5,11 +5,10 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
+from cluster_strategies import clusters, usual_clusters
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support_paths import CHECKOUT
-from test_round_trip import usual_clusters
-from test_tf_config import clusters
 
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task

@@ -3,9 +3,9 @@
 import json
 import os
 import signal
-import socket
 
 import pytest
+from by_hand import configs
 
 pytestmark = pytest.mark.cluster
 
@@ -18,27 +18,6 @@ TRAINS = """
     model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=2, verbose=0)
     print("trained", int(model.optimizer.iterations.numpy()), "steps as", type(tfdist.strategy({argument})).__name__, flush=True)
 """
-
-
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-def configs(**jobs):
-    """Returns the variables of each task, for the given numbers of tasks per job."""
-    ports = iter(free_ports(sum(jobs.values())))
-    cluster = {job: [f"localhost:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
-    return {
-        (job, index): {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})}
-        for job, count in jobs.items()
-        for index in range(count)
-    }
 
 
 def test_four_processes_train_and_servers_exit_with_0_after_the_chief(start, script):

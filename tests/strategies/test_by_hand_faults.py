@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from test_by_hand import configs
+from by_hand import configs
 
 pytestmark = pytest.mark.cluster
 

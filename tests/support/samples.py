@@ -1,15 +1,15 @@
-"""Real samples of every dialect, in every form in which it is given: texts, command lines and environments.
+"""Real samples of every dialect in every form: texts, command lines and environments.
 
-Whatever goes through all dialects takes them from here: the tests of damaged descriptions, and the benchmark of the languages.
+Tests of several dialects use them, for example those of damaged descriptions.
 """
 
 import json
+from typing import Any
 
-from test_kubernetes import FIRST_TFJOB, MNIST, MPI_JOB, PYTORCH_JOB, SERVICE, TRAIN_JOB
-from test_sagemaker import RESOURCES
-from test_vertex import CLUSTER_SPEC, CONFIG
+import yaml
 
-from tfdist.dialects import kubernetes, read
+from tfdist.dialects import read
+from tfdist.dialects.kubernetes import plain_objects
 
 SINGA_JOB = """name: "mlp"
 train_steps: 1000
@@ -91,7 +91,142 @@ SBATCH = "#!/bin/bash\n#SBATCH --job-name=x\n#SBATCH -N 2 --ntasks-per-node=4 # 
 
 SBATCH_OF_TFDIST = f"#!/bin/bash\n#SBATCH --ntasks=8\nexport TFDIST_CLUSTER='{COUNTS}'\nsrun python train.py\n"
 
-PLAIN_OBJECTS = kubernetes.write(read("cluster { nworker_groups: 2 nserver_groups: 2 sync_freq: 4 }"))
+SERVICE = "apiVersion: v1\nkind: Service\nmetadata: {name: tensorboard}\nspec: {selector: {app: tb}}\n"
+
+# After examples/tensorflow/dist-mnist/tf_job_mnist.yaml of kubeflow/training-operator.
+MNIST = """apiVersion: "kubeflow.org/v1"
+kind: TFJob
+metadata:
+  name: dist-mnist
+  namespace: ml
+spec:
+  runPolicy: {cleanPodPolicy: None}
+  tfReplicaSpecs:
+    PS:
+      replicas: 2
+      restartPolicy: Never
+      template:
+        spec:
+          containers:
+            - name: tensorflow
+              image: kubeflow/tf-dist-mnist-test:latest
+              resources: {limits: {nvidia.com/gpu: 1}}
+    Worker:
+      replicas: 3
+      restartPolicy: Never
+      template:
+        spec:
+          containers:
+            - name: sidecar
+              image: logs
+              ports: [{name: tfjob-port, containerPort: 1}]
+            - name: tensorflow
+              image: kubeflow/tf-dist-mnist-test:latest
+              ports: [{name: metrics, containerPort: 9090}, {name: tfjob-port, containerPort: 3333}]
+              resources: {limits: {nvidia.com/gpu: "2"}}
+    chief: {}
+    EVALUATOR:
+      replicas: 1
+"""
+
+FIRST_TFJOB = """apiVersion: kubeflow.org/v1alpha1
+kind: TFJob
+metadata: {name: j}
+spec:
+  replicaSpecs:
+    - tfReplicaType: MASTER
+    - replicas: 2
+      tfReplicaType: WORKER
+      tfPort: 2223
+      template: {spec: {containers: [{name: tensorflow, resources: {limits: {nvidia.com/gpu: 1}}}]}}
+    - replicas: 2
+      tfReplicaType: PS
+"""
+
+TRAIN_JOB = """apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: llm, namespace: ml}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer:
+    numNodes: 3
+    resourcesPerNode: {limits: {nvidia.com/gpu: 4}}
+"""
+
+PYTORCH_JOB = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: ddp, namespace: ml}
+spec:
+  nprocPerNode: "2"
+  pytorchReplicaSpecs:
+    Worker: {replicas: 2, template: {spec: {containers: [{name: pytorch, resources: {limits: {nvidia.com/gpu: 2}}}]}}}
+    Master: {replicas: 1, template: {spec: {containers: [{name: pytorch}]}}}
+"""
+
+MPI_JOB = """apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: mpi, namespace: ml}
+spec:
+  slotsPerWorker: 2
+  mpiReplicaSpecs:
+    Launcher: {template: {spec: {containers: [{name: l}]}}}
+    Worker: {replicas: 2, template: {spec: {containers: [{name: w, resources: {limits: {nvidia.com/gpu: 2}}}]}}}
+"""
+
+RESOURCES: dict[str, Any] = {
+    "current_group_name": "homogeneousCluster",
+    "current_host": "algo-2",
+    "current_instance_type": "ml.g4dn.12xlarge",
+    "hosts": ["algo-1", "algo-2"],
+    "instance_groups": [
+        {"instance_group_name": "homogeneousCluster", "instance_type": "ml.g4dn.12xlarge", "hosts": ["algo-2", "algo-1"]}
+    ],
+    "network_interface_name": "eth0",
+}
+
+# After "Distributed training" of Vertex AI's documentation, as gcloud takes it.
+VERTEX_CONFIG = """workerPoolSpecs:
+  - machineSpec:
+      machineType: n1-standard-8
+      acceleratorType: NVIDIA_TESLA_T4
+      acceleratorCount: 2
+    replicaCount: 1
+    containerSpec: {imageUri: gcr.io/p/train}
+  - machineSpec: {machineType: n1-standard-8, acceleratorType: NVIDIA_TESLA_T4, acceleratorCount: 2}
+    replicaCount: "3"
+    containerSpec: {imageUri: gcr.io/p/train}
+  - machineSpec: {machineType: n1-highmem-8}
+    replicaCount: 2
+    containerSpec: {imageUri: gcr.io/p/train}
+  - machineSpec: {machineType: n1-standard-4}
+    replicaCount: 1
+    containerSpec: {imageUri: gcr.io/p/train}
+baseOutputDirectory: {outputUriPrefix: gs://bucket/out}
+"""
+
+VERTEX_HOST = "cmle-training-workerpool{}-1d969d3ba6-{}:2222"
+
+
+def snake(value: Any) -> Any:
+    """The same in the spelling of the Python client."""
+    if isinstance(value, dict):
+        return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): snake(entry) for key, entry in value.items()}
+    return [snake(entry) for entry in value] if isinstance(value, list) else value
+
+
+CLUSTER_SPEC: dict[str, Any] = {
+    "cluster": {
+        "workerpool0": [VERTEX_HOST.format(0, 0)],
+        "workerpool1": [VERTEX_HOST.format(1, 0), VERTEX_HOST.format(1, 1)],
+        "workerpool2": [VERTEX_HOST.format(2, 0)],
+        "workerpool3": [VERTEX_HOST.format(3, 0)],
+    },
+    "environment": "cloud",
+    "task": {"type": "workerpool1", "index": 1, "trial": "1"},
+    "job": json.dumps(snake({"workerPoolSpecs": yaml.safe_load(VERTEX_CONFIG)["workerPoolSpecs"]})),
+}
+
+PLAIN_OBJECTS = plain_objects.write(read("cluster { nworker_groups: 2 nserver_groups: 2 sync_freq: 4 }"))
 
 TEXTS: dict[str, tuple[str, ...]] = {
     "singa": (SINGA_JOB, SINGA_BARE),
@@ -100,7 +235,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "horovod": (HOSTFILE, HOSTFILE_MPICH),
     "slurm": (SBATCH, SBATCH_OF_TFDIST),
     "kubernetes": (MNIST, TRAIN_JOB, PYTORCH_JOB, MPI_JOB, FIRST_TFJOB, SERVICE + "---\n" + MNIST, PLAIN_OBJECTS),
-    "vertex": (CONFIG, json.dumps(CLUSTER_SPEC)),
+    "vertex": (VERTEX_CONFIG, json.dumps(CLUSTER_SPEC)),
     "sagemaker": (json.dumps(RESOURCES),),
     "caffe2": (
         "num_shards: 4\nshard_id: 2\nrun_id: r1\nfile_store_path: /shared\nnum_gpus: 2\ngpus: [0, 1]\n",

@@ -3,28 +3,29 @@
 Sources of the rules: pytorch `torch/distributed/rendezvous.py` @ 0140b62d, `torch/distributed/run.py` @ 010929fd and of torch
 2.15, `torch/distributed/argparse_util.py` @ 0734fe09; kubeflow/training-operator v1.9 `pkg/controller.v1/pytorch/envvar.go`.
 
-All processes train together (DistributedDataParallel): rank r is `worker:r`. WORLD_SIZE counts processes. Pages that call it
-the number of nodes are right where every node runs one process.
+All processes step together (DistributedDataParallel): rank r is `worker:r`. WORLD_SIZE counts processes. Some pages call it the
+number of nodes, which is the same if every node runs one process.
 """
 
 import os
 from collections.abc import Mapping
 
-from tfdist.cluster import Cluster, Task, valid_host
-from tfdist.dialects.command_line import Values, address, check_count, names, nodes, options
-from tfdist.dialects.document import shown
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader
+from tfdist.dialects.parsing.addresses import launcher_address
+from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
+from tfdist.dialects.parsing.document import shown
+from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo, Store
 
 NAME = "pytorch"
-EXAMPLE = "a command line of torchrun (torchrun --nnodes 2 --node-rank 0 --master-addr host train.py)"
-PROGRAMS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 MASTER_PORT = 29500
 C10D_PORT = 29400
 
 AGENT_PORTS = 8
-"""Under torchrun its agent listens on MASTER_PORT, and the store is at the first free one of so many ports beside it."""
+"""torchrun's agent listens on MASTER_PORT. The store is at the first free one of this many ports next to it."""
 
 _VALUED = names(
     "nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method "
@@ -37,18 +38,18 @@ _LETTERS = {"m": "module", "r": "redirects", "t": "tee"}
 
 
 def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster | RankInfo:
-    """Reads a command line of torchrun. An option that is not given may be in the environment, as PET_NNODES for `--nnodes`.
+    """Reads a command line of torchrun. A missing option may be in the environment: PET_NNODES for `--nnodes`.
 
-    On one host it is a Cluster of as many workers as there are processes. On several it is a RankInfo, that of the first
-    process on this node: the processes of all nodes are its ranks, and meet at the master.
+    On one host the result is a Cluster with one worker for each process. On several it is the RankInfo of the first process on
+    this node: the processes of all nodes are the ranks, and meet at the master.
 
     Args:
         words: the command line; the first word is the program.
         source: for messages.
-        environ: variables; default those of this process.
+        environ: variables. Default: those of this process.
 
     Raises:
-        ClusterError: for options that torchrun refuses, too; and where torchrun gives out ranks only when it runs: an elastic
+        ClusterError: for options that torchrun refuses, and for ranks that torchrun assigns only when it runs: an elastic
             `--nnodes 1:4`, or several nodes with `--rdzv-backend c10d`.
     """
     environ = os.environ if environ is None else environ
@@ -70,9 +71,9 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
         )
     endpoint = values.text("rdzv_endpoint")
     if endpoint:
-        host, port = address(values, "rdzv_endpoint", endpoint, MASTER_PORT)
+        host, port = launcher_address(values, "rdzv_endpoint", endpoint, MASTER_PORT)
     else:
-        host, port = _host(values, "master_addr", "127.0.0.1"), values.port("master_port", MASTER_PORT)
+        host, port = values.host("master_addr", "127.0.0.1"), values.port("master_port", MASTER_PORT)
     return RankInfo(
         size=count * processes,
         rank=node * processes,
@@ -81,12 +82,12 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
         run_id=values.text("rdzv_id", "none"),
         local_rank=0,
         local_size=processes,
-        host=_host(values, "local_addr", "") or None,
+        host=values.host("local_addr") or None,
     )
 
 
 def recognizes(environ: Mapping[str, str]) -> str | None:
-    """The variable that gives PyTorch's environment away; a master alone, which job scripts set for srun, does not."""
+    """Returns the variable of the master, or None. A master without ranks does not count: job scripts set it for srun."""
     master = next((name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)), None)
     return master if master and (environ.get("RANK") or environ.get("WORLD_SIZE")) else None
 
@@ -94,8 +95,11 @@ def recognizes(environ: Mapping[str, str]) -> str | None:
 def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
     """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_*, as torchrun, Kubeflow's PyTorchJob or a user sets them.
 
-    In a PyTorchJob with several processes per node, a program that runs without torchrun is alone on its node: RANK is then the
-    node's, and the processes become slots.
+    In a PyTorchJob with several processes per node, a program that runs without torchrun is alone on its node. RANK is then the
+    node's rank, and the processes become slots.
+
+    Raises:
+        ClusterError: for missing, bad or contradictory variables.
     """
     values = Values(Source(NAME, "MASTER_ADDR"), environ)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -124,7 +128,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
     local_rank = values.number("LOCAL_RANK", most=(local_size or size) - 1) if values.text("LOCAL_RANK") else None
     if local_rank is not None and local_rank > rank:
         raise values.error("LOCAL_RANK", f"{local_rank} is higher than RANK, {rank}; a host's processes have ranks in a row")
-    host, port = _host(values, "MASTER_ADDR", ""), values.port("MASTER_PORT")
+    host, port = values.host("MASTER_ADDR"), values.port("MASTER_PORT")
     run = "#".join(values.text(name) for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT") if values.text(name))
     return RankInfo(
         size=size,
@@ -139,7 +143,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
 
 
 def _store(host: str, port: int, is_agents: bool) -> Store:
-    """The store at the master; beside the master's port where torchrun's agent serves its own store there."""
+    """Returns the store at the master; next to the master's port if torchrun's agent serves its own store there."""
     if not is_agents:
         return Store("tcp", host, port)
     return Store("tcp", host, port + 1 if port + AGENT_PORTS <= 65535 else port - AGENT_PORTS, ports=AGENT_PORTS)
@@ -160,19 +164,21 @@ def _processes(values: Values, environ: Mapping[str, str]) -> int:
 
 
 def _gpus(environ: Mapping[str, str]) -> int:
-    """GPUs of this machine that the process may use, counted without a library."""
+    """Returns the number of GPUs of this machine that the process may use, without a library."""
     try:
-        there = sum(name.startswith("nvidia") and name[6:].isdecimal() for name in os.listdir("/dev"))
+        installed = sum(name.startswith("nvidia") and name[6:].isdecimal() for name in os.listdir("/dev"))
     except OSError:
-        there = 0
+        installed = 0
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return (
-        there if visible is None else min(there, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
-    )
+    if visible is None:
+        return installed
+    return min(installed, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
-def _host(values: Values, name: str, default: str) -> str:
-    host = values.text(name, default).removeprefix("[").removesuffix("]")
-    if host and not valid_host(host):
-        raise values.error(name, f"{shown(host)} is neither a host name nor an address")
-    return host
+DIALECT = Dialect(
+    name=NAME,
+    title="PyTorch",
+    example="a command line of torchrun (torchrun --nnodes 2 --node-rank 0 --master-addr host train.py)",
+    command=CommandReader(("torchrun", "torch.distributed.run", "torch.distributed.launch"), parse_command),
+    environment=EnvironmentReader(recognizes, from_environ),
+)

@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster, Task, valid_host
-from tfdist.dialects.document import MAX_TASKS, Document, check_text, is_json, load, shown
-from tfdist.dialects.kubernetes_pods import MAX_GPUS
-from tfdist.dialects.node import Node, root
+from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader
+from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Document, check_text, is_json, shown
+from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.node import Node, root
 from tfdist.errors import Source
 
 NAME = "sagemaker"
-EXAMPLE = 'SageMaker\'s resourceconfig.json ({"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]})'
-IS_MAPPING = True
-ALLOCATES = True
 WORDS = frozenset(
     {
         *("current_host", "hosts", "network_interface_name", "current_instance_type", "current_group_name"),
@@ -27,18 +25,18 @@ WORDS = frozenset(
 )
 
 WORKER_PORT, CHIEF_PORT, PS_PORT = 8890, 2222, 2223
-"""Ports of the TensorFlow toolkit: workers that train alike; master and workers beside ps; ps."""
+"""Ports of the TensorFlow toolkit: workers without ps; chief and workers of a cluster with ps; ps."""
 
 _PS_MODE = "sagemaker_parameter_server_enabled"
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
-    """Whether this is a resource configuration."""
+    """Returns whether this is a resource configuration."""
     return not isinstance(content, str) and "current_host" in content and "hosts" in content
 
 
 def recognizes(environ: Mapping[str, str]) -> str | None:
-    """SM_HOSTS, or SM_RESOURCE_CONFIG where a container has kept only that."""
+    """Returns SM_HOSTS, or SM_RESOURCE_CONFIG if a container has only that, or None."""
     if environ.get("SM_HOSTS", "").strip() and environ.get("SM_CURRENT_HOST", "").strip():
         return "SM_HOSTS"
     return "SM_RESOURCE_CONFIG" if environ.get("SM_RESOURCE_CONFIG", "").strip() else None
@@ -48,7 +46,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
     """Reads SM_HOSTS and SM_CURRENT_HOST, else SM_RESOURCE_CONFIG; SM_NUM_GPUS; and SM_FRAMEWORK_PARAMS for ps mode.
 
     Raises:
-        ClusterError: for variables that do not hold what they should.
+        ClusterError: for bad variables.
     """
     resources: Mapping[Any, Any] = {}
     if environ.get("SM_RESOURCE_CONFIG", "").strip():
@@ -59,15 +57,19 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
     config = root(Document(variable or "SM_HOSTS", mapping=resources), NAME)
     gpus = environ.get("SM_NUM_GPUS", "").strip()
     number = (
-        root(Document("SM_NUM_GPUS", mapping={"SM_NUM_GPUS": gpus}), NAME).child("SM_NUM_GPUS").count(0, MAX_GPUS)
+        root(Document("SM_NUM_GPUS", mapping={"SM_NUM_GPUS": gpus}), NAME).child("SM_NUM_GPUS").count(0, MAX_GPUS_PER_TASK)
         if gpus
         else 0
     )
     return _cluster(config, number, _has_ps(environ))
 
 
-def parse(document: Document, **_: Any) -> Cluster:
-    """Reads a resource configuration: every host a worker, since ps mode is not part of it."""
+def parse(document: Document) -> Cluster:
+    """Reads a resource configuration. Every host is a worker: the file does not mention ps.
+
+    Raises:
+        ClusterError: for a bad one.
+    """
     config = root(document, NAME)
     config.check_near(WORDS, "the resource configuration")
     return _cluster(config, 0, False)
@@ -86,7 +88,7 @@ def _cluster(config: Node, gpus: int, has_ps: bool) -> Cluster:
     if current is not None and current.value not in hosts:
         raise current.error(f"{shown(current.value)} is not one of the {len(hosts)} hosts")
     here = hosts.index(current.value) if current is not None else None
-    # In a cluster of several instance types each host knows its own GPUs alone; all have to read the same cluster.
+    # With several instance types each host knows only its own GPUs, but all hosts have to read the same cluster.
     width = gpus if _is_uniform(config) else 0
     slots = max(1, width)
     if has_ps and len(hosts) > 1:
@@ -115,7 +117,7 @@ def _host(entry: Node) -> str:
 
 
 def _has_ps(environ: Mapping[str, str]) -> bool:
-    """Whether the job asks for parameter servers: `distribution={"parameter_server": {"enabled": True}}` of the estimator."""
+    """Returns whether the estimator has parameter servers: `distribution={"parameter_server": {"enabled": True}}`."""
     if not environ.get("SM_FRAMEWORK_PARAMS", "").strip():
         return False
     return _object(environ, "SM_FRAMEWORK_PARAMS").mapping().get(_PS_MODE) in (True, "true", "True")
@@ -130,9 +132,18 @@ def _object(environ: Mapping[str, str], variable: str) -> Node:
 
 
 def _list(environ: Mapping[str, str]) -> Any:
-    """SM_HOSTS is a list in JSON. It is read as part of an object, by the reader that all JSON here is read by."""
+    """Returns the list in SM_HOSTS. `load` reads only objects, so the list is read as part of one."""
     source = Source(NAME, "SM_HOSTS")
     text = check_text(environ["SM_HOSTS"], source)
     if not text.lstrip().startswith("["):
         raise source.error(f'{shown(text)} is not a list of hosts in JSON; expected ["algo-1", "algo-2"]')
     return load(Document("SM_HOSTS", f'{{"hosts": {text}}}'), source).mapping["hosts"]
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="SageMaker",
+    example='SageMaker\'s resourceconfig.json ({"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]})',
+    text=TextReader(parse, words=WORDS, is_mapping=True, looks_like=looks_like),
+    environment=EnvironmentReader(recognizes, from_environ, allocates=True),
+)

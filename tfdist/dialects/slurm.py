@@ -1,9 +1,8 @@
 """Slurm: the environment of a step, and batch scripts.
 
-`srun` tells every task the hosts of its step, how many tasks each has, and its rank. The layout of the ranks is that of
-srun(1), `--distribution`; names and forms of the variables are those of Slurm 22.05 and later. Other than TensorFlow's
-SlurmClusterResolver (2.21), which sorts hosts by name and cuts jobs off in alphabetical order, rank r is task r here, and no
-GPU is needed.
+`srun` gives every task the hosts of its step, the number of tasks on each, and its rank. The layout of the ranks is that of
+srun(1), `--distribution`; names and forms of the variables are those of Slurm 22.05 and later. Rank r is task r, and no GPU is
+needed. TensorFlow's SlurmClusterResolver (2.21) differs: it sorts hosts by name and assigns jobs in alphabetical order.
 """
 
 import json
@@ -13,41 +12,39 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
-from tfdist.dialects import tf_config
-from tfdist.dialects.command_line import Values
-from tfdist.dialects.document import MAX_TASKS, Document, load, shown
-from tfdist.dialects.unsupported import check_whole
+from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
+from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Document, shown
+from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.tf_config.config import parse as parse_tf_config
+from tfdist.dialects.writing.unsupported import check_whole
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 
 NAME = "slurm"
-EXAMPLE = "a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)"
-WORDS: frozenset[str] = frozenset()
-IS_MAPPING = False
-ALLOCATES = True
 
 BASE_PORT = 8888
 """First port of a step on each host: the default of TensorFlow's SlurmClusterResolver."""
 
 PORTS_OF_A_STEP, STEPS_APART = 64, 300
-"""Steps whose job and step number differ get ports 64 apart, 300 times: two jobs that share a host do not take the same, and
-28023, the highest first port, stays below the range from which Linux hands out ports (32768)."""
+"""Steps with different job and step numbers get ports 64 apart, 300 times, so two jobs on a host rarely take the same ports.
+The highest first port, 28024, is below the range from which Linux assigns ports (32768)."""
 
 _TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", re.ASCII)
 _PORTS = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?", re.ASCII)
 
 
 def recognizes(environ: Mapping[str, str]) -> str | None:
-    """Recognizes a task of a step. The shell of sbatch has a rank too, but is none: it has no SLURM_STEP_NUM_TASKS."""
+    """Returns SLURM_PROCID in a task of a step, else None. The shell of sbatch has a rank, but no SLURM_STEP_NUM_TASKS."""
     return "SLURM_PROCID" if "SLURM_PROCID" in environ and "SLURM_STEP_NUM_TASKS" in environ else None
 
 
 def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
-    """Reads the step: rank r is `worker:r`. Jobs are given to the ranks by a description, see `tfdist.create_strategy.strategy`.
+    """Reads the step: rank r is `worker:r`. A description may give other jobs to the ranks, see `tfdist.create_strategy`.
 
     Raises:
-        ClusterError: where variables are missing or contradict each other, for `--distribution=arbitrary`, for steps across the
-            components of a heterogeneous job, and where the hosts are a bracketed list and python-hostlist is not installed.
+        ClusterError: for missing or contradictory variables, for `--distribution=arbitrary`, for steps that span the components
+            of a heterogeneous job, and for a bracketed list of hosts if python-hostlist is not installed.
     """
     source = Source(NAME, "SLURM_PROCID")
     values = Values(source, environ)
@@ -79,11 +76,11 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
 
 
 def _hosts(text: str, source: Source) -> list[str]:
-    """The hosts of a list such as `n[1-3,7],login`, in its order."""
+    """Returns the hosts of a list such as `n[1-3,7],login`, in its order."""
     hosts = text.split(",")
     if "[" in text or "]" in text:
         try:
-            import hostlist  # Only needed for such lists.
+            import hostlist  # Needed only for such lists.
         except ImportError:
             raise source.error(
                 f"{shown(text)} needs the library python-hostlist; pip install 'tfdist[slurm]'", field="SLURM_STEP_NODELIST"
@@ -101,20 +98,20 @@ def _hosts(text: str, source: Source) -> list[str]:
 
 
 def _tasks_per_node(text: str, source: Source) -> list[int]:
-    """The numbers of `2(x3),1`: 2, 2, 2, 1."""
+    """Returns the numbers of `2(x3),1`: 2, 2, 2, 1."""
     counts: list[int] = []
     for part in text.split(","):
         match = _TASKS.fullmatch(part)
         if match is None or int(match[1]) < 1 or len(counts) + int(match[2] or 1) > MAX_TASKS:
             raise source.error(
-                f"{shown(text)} does not say how many tasks each node has; expected 2(x3),1", field="SLURM_STEP_TASKS_PER_NODE"
+                f"{shown(text)} is not a list of tasks per node; expected 2(x3),1", field="SLURM_STEP_TASKS_PER_NODE"
             )
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
 
 
 def _places(counts: list[int], environ: Mapping[str, str], source: Source) -> Iterator[tuple[int, int]]:
-    """The node and the number on it of each rank: block fills node after node, cyclic and plane go round."""
+    """Yields the node of each rank and its number there: block fills node after node, cyclic and plane go round."""
     text = environ.get("SLURM_DISTRIBUTION", "")
     kind = re.split("[:,]", text)[0].lower()
     if kind in ("", "*", "block", "pack", "nopack"):
@@ -125,7 +122,8 @@ def _places(counts: list[int], environ: Mapping[str, str], source: Source) -> It
         plane = Values(source, environ).number("SLURM_DIST_PLANESIZE", least=1, most=10**9)
     else:
         raise source.error(
-            f"{shown(text)} places ranks in a way that tfdist cannot know; use block or cyclic", field="SLURM_DISTRIBUTION"
+            f"{shown(text)} is a placement of ranks that tfdist does not support; use block or cyclic",
+            field="SLURM_DISTRIBUTION",
         )
     nodes = [iter(range(count)) for count in counts]
     left = sum(counts)
@@ -140,7 +138,7 @@ def _places(counts: list[int], environ: Mapping[str, str], source: Source) -> It
 
 
 def _ports(environ: Mapping[str, str], most: int, source: Source) -> list[int]:
-    """A port for each task of a node: those that `srun --resv-ports` has reserved, else by the number of job and step."""
+    """Returns a port for each task of a node: those that `srun --resv-ports` reserved, else by the numbers of job and step."""
     reserved = [match for part in environ.get("SLURM_STEP_RESV_PORTS", "").split(",") if (match := _PORTS.fullmatch(part))]
     ports = [port for match in reserved for port in range(int(match[1]), int(match[2] or match[1]) + 1)]
     if len(ports) >= most:
@@ -153,9 +151,9 @@ def _ports(environ: Mapping[str, str], most: int, source: Source) -> list[int]:
 
 
 def _gpus(values: Values, name: str) -> tuple[int, int]:
-    """Slots and GPUs of each task: what `--gpus-per-task` says, `2` or `a100:2`; one slot without GPU where it says nothing."""
+    """Returns slots and GPUs of each task by `--gpus-per-task`, `2` or `a100:2`. Without it a task has one slot and no GPU."""
     number = values.text(name).rpartition(":")[2]
-    gpus = Values(values.source, {name: number}, values.prefix).number(name, 0, most=1024)
+    gpus = Values(values.source, {name: number}, values.prefix).number(name, 0, most=MAX_GPUS_PER_TASK)
     return max(1, gpus), gpus
 
 
@@ -168,12 +166,16 @@ _OPTIONS = {"-n": "ntasks", "-N": "nodes"}
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
-    """Whether this is a batch script."""
+    """Returns whether this is a batch script."""
     return isinstance(content, str) and content.startswith("#!") and _SBATCH.search(content) is not None
 
 
-def parse(document: Document, **_: Any) -> Cluster:
-    """Reads a batch script: what it exports as TFDIST_CLUSTER, else a worker for each task that it asks for."""
+def parse(document: Document) -> Cluster:
+    """Reads a batch script: the TFDIST_CLUSTER that it exports, else a worker for each task that it requests.
+
+    Raises:
+        ClusterError: for bad options, and for heterogeneous jobs.
+    """
     source = Source(NAME, document.name)
     exported = _EXPORT.search(document.text)
     if exported is not None:
@@ -184,7 +186,7 @@ def parse(document: Document, **_: Any) -> Cluster:
             value = ""
         if not value.lstrip().startswith("{"):
             raise source.error("expected a JSON object in quotes", field="TFDIST_CLUSTER", line=line)
-        return tf_config.parse(load(Document(document.name, value), source))
+        return parse_tf_config(load(Document(document.name, value), source))
     wanted = _wanted(document.text, source)
     values = Values(source, wanted, "--")
     if "ntasks" in wanted:
@@ -198,7 +200,7 @@ def parse(document: Document, **_: Any) -> Cluster:
 
 
 def _wanted(text: str, source: Source) -> dict[str, str]:
-    """The options that a batch script asks Slurm for, by their long names; those behind its first command do not count."""
+    """Returns the options of a batch script by their long names. Slurm ignores options after the first command."""
     wanted: dict[str, str] = {}
     command = _COMMAND.search(text)
     for match in _SBATCH.finditer(text, 0, command.start() if command else len(text)):
@@ -222,8 +224,8 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
 def write(cluster: Cluster) -> str:
     """Returns a batch script that starts every task with srun: `sbatch job.sh train.py`.
 
-    Hosts and ports are not carried over: Slurm chooses the hosts, and `from_environ` the ports. Slurm gives every task of a
-    step as many GPUs, so the script asks for as many as the task with most has.
+    It has no hosts and ports: Slurm chooses the hosts, and `from_environ` the ports. Slurm gives every task of a step the same
+    number of GPUs, so the script requests the largest number of any task.
 
     Raises:
         ClusterError: for the view of one task, and for evaluators whose indices have holes.
@@ -243,9 +245,19 @@ def write(cluster: Cluster) -> str:
         "#SBATCH --job-name=tfdist",
         f"#SBATCH --ntasks={len(cluster.tasks)}",
         *([f"#SBATCH --gpus-per-task={gpus}"] if gpus else []),
-        "# Which task is what: ranks are dealt out in this order.",
+        "# The jobs of the ranks, in this order.",
         f"export TFDIST_CLUSTER={shlex.quote(json.dumps(config))}",
         "# sbatch job.sh train.py --epochs 5; tfdist.strategy() in the program reads the environment of its task.",
         f'srun --ntasks={len(cluster.tasks)} --kill-on-bad-exit=1 python "${{@:-train.py}}"',
     ]
     return "\n".join(lines) + "\n"
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="Slurm",
+    example="a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)",
+    text=TextReader(parse, looks_like=looks_like),
+    environment=EnvironmentReader(recognizes, from_environ, allocates=True),
+    writer=Writer(write),
+)

@@ -1,4 +1,4 @@
-"""The few shapes of which an SVG drawing is made: rectangles, text and arrows, on white, with every text escaped."""
+"""`Canvas`: the shapes of an SVG drawing (rectangles, text and arrows on white). Every text is escaped."""
 
 import math
 import xml.etree.ElementTree as ET
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 Element = ET.Element
 
 LETTER, BOLD = 0.61, 0.68
-"""Widths that letters are given, in units of their size: enough for the common sans-serif fonts."""
+"""Width of a letter in units of its size, enough for the common sans-serif fonts."""
 
 _INK, _ARROW = "#222222", "#555555"
 
 
 class Canvas:
-    """A drawing that grows with what is drawn. Lengths are pixels, from the upper left corner.
+    """A drawing that grows with its content. Lengths are pixels from the upper left corner.
 
     Args:
-        title: what it is called by programs that read it out.
-        description: what is said about it there.
+        title: the title for screen readers.
+        description: the description for screen readers.
     """
 
     def __init__(self, title: str, description: str) -> None:
@@ -29,7 +29,7 @@ class Canvas:
         self.right = self.bottom = 0.0
 
     def text(self, margin: float) -> str:
-        """The drawing as a document of its own, with `margin` pixels right of and below the last of it."""
+        """Returns the drawing as an SVG document, with `margin` pixels to the right of and below its content."""
         width, height = (str(math.ceil(end + margin)) for end in (self.right, self.bottom))
         for element in (self.root, self.paper):
             element.set("width", width)
@@ -39,7 +39,7 @@ class Canvas:
         return ET.tostring(self.root, encoding="unicode") + "\n"
 
     def group(self, tooltip: str, inside: Element | None = None) -> Element:
-        """What belongs together, with a text that is shown when one points at it."""
+        """Adds and returns a group of elements, which shows `tooltip` under the pointer."""
         element = ET.SubElement(self.root if inside is None else inside, "g")
         ET.SubElement(element, "title").text = tooltip
         return element
@@ -56,7 +56,7 @@ class Canvas:
         *,
         inside: Element | None = None,
     ) -> None:
-        """A rectangle with round corners."""
+        """Draws a rectangle with round corners."""
         place = {"x": x, "y": y, "width": width, "height": height, "rx": radius}
         look = {"fill": fill, "stroke": stroke}
         ET.SubElement(self.root if inside is None else inside, "rect", {k: _number(v) for k, v in place.items()} | look)
@@ -73,7 +73,7 @@ class Canvas:
         bold: bool = False,
         inside: Element | None = None,
     ) -> None:
-        """A line of text that begins at `x`, or has its middle there, on the base line `y`."""
+        """Draws a line of text that begins at `x`, or is centered there, on the base line `y`."""
         look = {"x": _number(x), "y": _number(y), "font-size": str(size), "fill": _INK}
         if middle:
             look["text-anchor"] = "middle"
@@ -86,7 +86,7 @@ class Canvas:
     def line(
         self, points: Sequence[tuple[float, float]], *, head: bool = True, both: bool = False, dashed: bool = False
     ) -> None:
-        """A line through points; an arrow to the last with `head`, and to the first with `both`."""
+        """Draws a line through points, with an arrow at the last one (`head`) and at the first one (`both`)."""
         look = {"points": " ".join(f"{_number(x)},{_number(y)}" for x, y in points), "fill": "none", "stroke": _ARROW}
         if head or both:
             look["marker-end"] = "url(#arrow)"

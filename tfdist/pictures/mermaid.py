@@ -1,4 +1,4 @@
-"""Mermaid: a flowchart that GitHub, GitLab and most wikis draw (https://mermaid.js.org/syntax/flowchart.html)."""
+"""Draws a flowchart of Mermaid, which GitHub, GitLab and most wikis show (https://mermaid.js.org/syntax/flowchart.html)."""
 
 import itertools
 import json
@@ -6,16 +6,17 @@ import json
 from tfdist.cluster import Cluster
 from tfdist.pictures.picture import Cell, Group, picture
 
-_COLOURS = {"chief": "#d8ead2", "worker": "#dbe8f8", "ps": "#fbe5cf", "evaluator": "#e6dcf2"}
+_COLORS = {"chief": "#d8ead2", "worker": "#dbe8f8", "ps": "#fbe5cf", "evaluator": "#e6dcf2"}
 
 
 def write(cluster: Cluster) -> str:
-    """Returns the flowchart. Raises ClusterError where the cluster cannot carry the strategy that it forces."""
+    """Returns the flowchart. Raises ClusterError if the cluster cannot run the strategy that it forces."""
     return _Chart(cluster).text()
 
 
 class _Chart:
-    """Collects the lines of a flowchart. Ids are letters and digits alone; all that a description says is in quoted labels."""
+    """Collects the lines of a flowchart. Ids consist of letters and digits; text of the description is only in quoted
+    labels."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.picture = picture(cluster)
@@ -41,12 +42,12 @@ class _Chart:
             arrows += [f"{chief} -.-> w{number}x0" for number, block in enumerate(shown.blocks) if block.workers][:1]
         if chief and evaluators:
             arrows.append(f'{chief} -.->|"checkpoints"| {evaluators}')
-        classes = [f"classDef {job} fill:{color},stroke:#555,color:#111" for job, color in _COLOURS.items()]
+        classes = [f"classDef {job} fill:{color},stroke:#555,color:#111" for job, color in _COLORS.items()]
         head = f"---\ntitle: {json.dumps(f'{shown.title}; {shown.caption}')}\n---\n"
         return head + "\n  ".join((*self.lines, *arrows, *classes)) + "\n"
 
     def _group(self, name: str, group: Group) -> str:
-        """A box with its tasks, or one node for groups that are left out. Returns its id."""
+        """Adds a box with its tasks, or one node for omitted groups. Returns its id."""
         if not group.cells:
             self.lines.append(f"{name}[{_label(group.title)}]:::{group.job}")
             return name
@@ -68,5 +69,5 @@ class _Chart:
 
 
 def _label(text: str) -> str:
-    """Text in quotes. Mermaid writes what would end it, or begin an entity, as entities itself: `#quot;`, `#35;`."""
+    """Returns text in quotes. Quotes and `#`, which begins an entity, become Mermaid's entities: `#quot;`, `#35;`."""
     return '"' + text.replace("#", "#35;").replace('"', "#quot;") + '"'

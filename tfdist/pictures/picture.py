@@ -1,7 +1,7 @@
-"""What a picture of a cluster shows: groups, the tasks in them, and who talks to whom, in the manner of SINGA's figure 2.
+"""`Picture`: the content of a picture of a cluster (groups, their tasks, and their communication), like SINGA's figure 2.
 
-"Distributed Training Framework", https://singa.apache.org (0.1 to 0.3), figure 2: worker groups and server groups are boxes,
-their executors stand in them, and every worker group has an arrow to its server group.
+"Distributed Training Framework", https://singa.apache.org (0.1 to 0.3), figure 2: worker groups and server groups are boxes
+with their executors, and every worker group has an arrow to its server group.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,10 +15,10 @@ _Item = TypeVar("_Item")
 _Shown = TypeVar("_Shown")
 
 MOST_TASKS = 100
-"""Tasks of the largest cluster that is drawn whole."""
+"""Tasks of the largest cluster that is drawn completely."""
 
 MOST_ALIKE = 8
-"""Of a larger one: groups, or tasks of a group, that are drawn; the others are counted."""
+"""Groups, or tasks of a group, that are drawn of a larger cluster. The others are counted."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Cell:
     """A task, or the part of one that belongs to the group.
 
     Attributes:
-        job: which job it is of.
-        name: `worker:0`, or how many tasks are left out.
-        detail: its address and its slots as far as they are known, else empty.
-        is_rest: whether it stands for the tasks that are left out.
+        job: its job.
+        name: `worker:0`, or the number of omitted tasks.
+        detail: its address and slots if they are known, else empty.
+        is_rest: whether it represents omitted tasks.
     """
 
     job: str
@@ -43,9 +43,9 @@ class Group:
     """A box of tasks: a worker group, a server group, or the chief or evaluators.
 
     Attributes:
-        job: which job its tasks are of.
-        title: `worker group 0`, or how many groups are left out.
-        cells: its tasks; none where it stands for groups that are left out.
+        job: the job of its tasks.
+        title: `worker group 0`, or the number of omitted groups.
+        cells: its tasks; empty if it represents omitted groups.
     """
 
     job: str
@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Block:
-    """A server group and the worker groups that exchange parameters with it; without one, workers that need none."""
+    """A server group and its worker groups; `server` is None for workers that need no servers."""
 
     server: Group | None
     workers: tuple[Group, ...]
@@ -63,12 +63,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Picture:
-    """All that is drawn.
+    """The content of a picture.
 
     Attributes:
         cluster: the cluster as its strategy runs it.
-        title: the strategy, and the rule that chose it.
-        caption: how many tasks there are, and how parameters are exchanged.
+        title: the strategy, and the rule that selected it.
+        caption: the numbers of tasks, and the synchronization of parameters.
         blocks: server groups with their worker groups, in order.
         chief: the chief that runs the program and does not train, or None.
         evaluators: the evaluators, or None.
@@ -85,10 +85,10 @@ class Picture:
 
 
 def picture(cluster: Cluster) -> Picture:
-    """The picture of the cluster as its strategy runs it: with a chief where the workers only serve.
+    """Returns the picture of the cluster as its strategy runs it: with a chief if the workers only serve.
 
     Raises:
-        ClusterError: where the cluster cannot carry the strategy that it forces.
+        ClusterError: if the cluster cannot run the strategy that it forces.
     """
     return _Painter(prepared(cluster)).picture()
 
@@ -125,7 +125,7 @@ class _Painter:
         trains, servers = self.cluster.worker_groups, self.cluster.server_groups
         if not servers:
             return [Block(None, self._with_chief(self._worker_groups(range(len(trains)))))]
-        if not self.serves:  # A strategy that the user forces leaves the servers without work.
+        if not self.serves:  # The user forces a strategy that does not use the servers.
             blocks = [Block(self._server_group(number), ()) for number in range(len(servers))]
             return [*blocks, Block(None, self._with_chief(self._worker_groups(range(len(trains)))))]
         # SINGA's rule: of W worker groups and S server groups, worker group g goes to server group g // (W / S).
@@ -151,7 +151,7 @@ class _Painter:
         return Group("ps", f"server group {number}", self._cells("ps", parts))
 
     def _with_chief(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        """The worker groups with the chief in the first: under these strategies it trains as they do."""
+        """Returns the worker groups with the chief in the first one: under these strategies the chief trains too."""
         chief = self._side("chief")
         if chief is None:
             return groups
@@ -171,19 +171,19 @@ class _Painter:
 def shortened(
     items: Sequence[_Item], most: int, make: Callable[[_Item], _Shown], rest: Callable[[int], _Shown]
 ) -> list[_Shown]:
-    """Each item as it is shown; of more than `most` the first and the last, and between them how many are left out."""
+    """Returns each item as it is shown; of more than `most` items only the first and the last, with the number in between."""
     if len(items) <= most:
         return [make(item) for item in items]
     return [*(make(item) for item in items[: most - 2]), rest(len(items) - most + 1), make(items[-1])]
 
 
 def owners(tasks: tuple[Task, ...]) -> list[tuple[Task, int]]:
-    """The task of each rank, and which of the task's slots it is."""
+    """Returns the task of each rank, and its slot in the task."""
     return [(task, slot) for task in tasks for slot in range(task.slots)]
 
 
 def _parts(ranks: Sequence[int], owners: list[tuple[Task, int]]) -> list[tuple[Task, str]]:
-    """The tasks of a group, in the order of its ranks; for a task that is shared with other groups which slots are meant."""
+    """Returns the tasks of a group in the order of its ranks, with the slots if other groups share the task."""
     slots: dict[Task, list[int]] = {}
     for rank in ranks:
         task, slot = owners[rank]
@@ -192,7 +192,7 @@ def _parts(ranks: Sequence[int], owners: list[tuple[Task, int]]) -> list[tuple[T
 
 
 def list_of(what: str, numbers: list[int]) -> str:
-    """`slot 1`, `slots 0, 1`; of many numbers the first."""
+    """Returns `slot 1`, `slots 0, 1`; of many numbers only the first four."""
     text = ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
     return f"{what} {text}" if len(numbers) == 1 else f"{what}s {text}"
 
@@ -202,7 +202,7 @@ def _cell(task: Task, part: str) -> Cell:
 
 
 def detail(task: Task) -> str:
-    """What is known of a task: its address or host, and its slots where it has several. May be empty."""
+    """Returns the address or host of a task, and its slots if it has several. May be empty."""
     where = task.address if task.host and task.port else task.host or (f"port {task.port}" if task.port else "")
     kind = "GPU" if task.gpus == task.slots else "shard" if task.job == "ps" else "slot"
     many = f"{task.slots} {kind}s" if task.slots > 1 else kind if task.gpus else ""

@@ -1,4 +1,4 @@
-"""SVG: a drawing in the manner of SINGA's figure 2, without scripts, styles or fonts from elsewhere."""
+"""Draws an SVG like SINGA's figure 2, without scripts, external styles or fonts."""
 
 import math
 from dataclasses import dataclass
@@ -7,30 +7,30 @@ from tfdist.cluster import Cluster
 from tfdist.pictures.canvas import BOLD, LETTER, Canvas, Element
 from tfdist.pictures.picture import Block, Cell, Group, picture
 
-_COLOURS = {
+_COLORS = {
     "chief": ("#e3f1de", "#4c8a3f"),
     "worker": ("#e1ecfa", "#3f6fae"),
     "ps": ("#fcebd9", "#b8732a"),
     "evaluator": ("#ebe4f5", "#7a58a8"),
 }
-"""Fill of the boxes, and lines, by job."""
+"""Job -> fill and line color of the boxes."""
 
 _LONGEST = 34
-"""Letters of a name or an address that are shown; the rest is in the box' tooltip."""
+"""Letters of a name or an address that are shown. The tooltip of the box has the rest."""
 _GAP, _PAD, _TITLE = 14, 8, 20
 _MOST_WIDE = 1080
-"""Pixels after which a new row of groups begins."""
+"""Width of a row of groups in pixels. A wider row is split."""
 _BETWEEN = 34
-"""Pixels between tasks that exchange gradients among themselves."""
+"""Pixels between tasks that exchange gradients with each other."""
 _FRAME = 18
-"""Pixels between the groups and the frame around them, which the chief's arrow ends at."""
+"""Pixels between the groups and the frame around them. The chief's arrow ends at the frame."""
 _RISE = 34
-"""Pixels between a server group and the row of its worker groups, where their arrows run."""
+"""Pixels between a server group and its row of worker groups, with their arrows."""
 
 
 @dataclass
 class _Box:
-    """A group with its size; `x` and `y` are set when it is placed."""
+    """A group with its size. `_place` sets `x` and `y`."""
 
     group: Group
     columns: int
@@ -51,7 +51,7 @@ class _Box:
 
 
 def write(cluster: Cluster) -> str:
-    """Returns the drawing. Raises ClusterError where the cluster cannot carry the strategy that it forces."""
+    """Returns the drawing. Raises ClusterError if the cluster cannot run the strategy that it forces."""
     return _Drawing(cluster).text()
 
 
@@ -77,10 +77,8 @@ class _Drawing:
         canvas.rectangle(edge, top, right + _FRAME - edge, bottom + _FRAME - top, "none", "#bbbbbb", 8)
         return canvas.text(_GAP)
 
-    # Where things stand.
-
     def _sides(self, boxes: "list[_Box]", left: float, top: float) -> float:
-        """Draws chief and evaluators below each other; returns where the frame of the groups begins, right of them."""
+        """Draws the evaluators below the chief. Returns the left edge of the frame of the groups."""
         y, widest = top, max(box.width for box in boxes)
         for box in boxes:
             box.width = widest
@@ -99,7 +97,7 @@ class _Drawing:
         return edge
 
     def _blocks(self, left: float, top: float) -> tuple[float, float]:
-        """Draws server groups and worker groups; returns how far they reach."""
+        """Draws server groups and worker groups. Returns their right and bottom edges."""
         laid = [_laid(block, self.picture.all_reduce) for block in self.picture.blocks]
         has_links = sum(block.server is not None and bool(block.workers) for block in self.picture.blocks) > 1
         gap = 110 if has_links else 2 * _GAP
@@ -146,7 +144,7 @@ class _Drawing:
         return placed
 
     def _arrows(self, server: _Box, rows: "list[list[_Box]]", spine: float) -> None:
-        """From the groups of a row up to a line above it, and from the first of these lines to the server group."""
+        """Draws lines from the groups of a row to a line above it, and from the first of these lines to the server group."""
         target = (server.middle, server.y + server.height)
         if len(rows) == 1 and len(rows[0]) == 1:
             self.canvas.line([(server.middle, rows[0][0].y), target])
@@ -171,17 +169,15 @@ class _Drawing:
         self.canvas.write((one.x + one.width + other.x) / 2, y - 5, every, 10, middle=True)
 
     def _spine(self, boxes: "list[_Box]", x: float) -> None:
-        """Joins the server groups that begin the rows."""
+        """Connects the first server groups of the rows."""
         ys = [box.y + box.height / 2 for box in boxes]
         self.canvas.line([(x, ys[0]), (x, ys[-1])], head=False)
         for box, y in zip(boxes, ys, strict=True):
             self.canvas.line([(x, y), (box.x, y)])
 
-    # What is drawn.
-
     def _place(self, box: _Box, x: float, y: float) -> None:
         box.x, box.y = x, y
-        fill, line = _COLOURS[box.group.job]
+        fill, line = _COLORS[box.group.job]
         frame = self.canvas.group(f"{box.group.title}")
         self.canvas.rectangle(x, y, box.width, box.height, fill, line, 6, inside=frame)
         if not box.group.cells:
@@ -198,7 +194,7 @@ class _Drawing:
                 self.canvas.line([(left - box.between, middle), (left, middle)], both=True)
 
     def _cell(self, parent: Element, cell: Cell, x: float, y: float, box: _Box) -> None:
-        _, line = _COLOURS[cell.job]
+        _, line = _COLORS[cell.job]
         element = self.canvas.group(f"{cell.name} {cell.detail}".rstrip(), parent)
         if not cell.is_rest:
             self.canvas.rectangle(x, y, box.cell_width, box.cell_height, "#ffffff", line, 4, inside=element)
@@ -211,7 +207,7 @@ class _Drawing:
 
 
 def _box(group: Group, between: float = _PAD) -> _Box:
-    """A group with its tasks side by side, `between` pixels apart; in several rows where there are more than five."""
+    """Returns a group with its tasks side by side, `between` pixels apart; more than five tasks take several rows."""
     count = len(group.cells)
     title = len(group.title) * BOLD * 12 + 3 * _PAD
     if not count:
@@ -227,7 +223,7 @@ def _box(group: Group, between: float = _PAD) -> _Box:
 
 
 def _laid(block: Block, all_reduce: bool) -> "tuple[_Box | None, list[list[_Box]], float, float]":
-    """The boxes of a block, its worker groups equally wide and in rows; its width and height."""
+    """Returns the boxes of a block (worker groups in rows, equally wide), its width and its height."""
     server = _box(block.server) if block.server else None
     boxes = [_box(group, _BETWEEN if all_reduce and len(group.cells) > 1 else _PAD) for group in block.workers]
     widest = max((box.width for box in boxes), default=0.0)

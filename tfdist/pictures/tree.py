@@ -1,4 +1,4 @@
-"""A tree for the terminal: hosts and their tasks where hosts are given, else groups and their tasks."""
+"""Draws a tree for the terminal: hosts and their tasks if hosts are given, else groups and their tasks."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -7,11 +7,11 @@ from tfdist.cluster import Cluster, Groups, Task
 from tfdist.pictures.picture import MOST_ALIKE, MOST_TASKS, Block, Group, detail, list_of, owners, picture, shortened
 
 Branch = tuple[str, "Sequence[Branch]"]
-"""A line, and what hangs on it."""
+"""A line, and the branches below it."""
 
 
 def write(cluster: Cluster) -> str:
-    """Returns the tree, one task in a line. Raises ClusterError where the cluster cannot carry the strategy that it forces."""
+    """Returns the tree, one task per line. Raises ClusterError if the cluster cannot run the strategy that it forces."""
     shown = picture(cluster)
     if any(task.host for task in cluster.tasks):
         branches = _hosts(shown.cluster)
@@ -56,7 +56,7 @@ def _task(task: Task, groups: dict[Task, str]) -> str:
 
 
 def _group_names(cluster: Cluster) -> dict[Task, str]:
-    """The groups of each task, where there are several."""
+    """Returns the groups of each task, if the cluster has several."""
     names: dict[Task, str] = {}
     for what, job, groups in (("worker group", "worker", cluster.worker_groups), ("server group", "ps", cluster.server_groups)):
         if len(groups) > 1:

@@ -6,7 +6,7 @@ import signal
 import time
 
 import pytest
-from test_by_hand import free_ports
+from by_hand import free_ports
 
 pytestmark = pytest.mark.cluster
 

@@ -9,8 +9,8 @@ import signal
 import textwrap
 
 import pytest
+from by_hand import configs
 from conftest import processes_of
-from test_by_hand import configs
 
 pytestmark = pytest.mark.cluster
 

@@ -1,0 +1,25 @@
+"""TF_CONFIG for tasks that a test starts by hand, and free ports for them."""
+
+import json
+import socket
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for s in sockets:
+        s.bind(("", 0))
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def configs(**jobs):
+    """Returns (job, index) -> variables, for the given number of tasks of each job."""
+    ports = iter(free_ports(sum(jobs.values())))
+    cluster = {job: [f"localhost:{next(ports)}" for _ in range(count)] for job, count in jobs.items()}
+    return {
+        (job, index): {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})}
+        for job, count in jobs.items()
+        for index in range(count)
+    }

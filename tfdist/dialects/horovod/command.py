@@ -1,0 +1,192 @@
+"""The command lines of horovodrun and mpirun: the number of ranks, and their hosts.
+
+The options are those of horovod/horovod v0.28.1 `runner/launch.py`, of Open MPI 4.1 `mpirun(1)` and of MPICH's hydra. An
+unknown option is refused: without knowing its values, the start of the user's program cannot be found. Horovod's Gloo launcher
+starts all slots for an `-np` below their number; here `-np` counts, as documented.
+"""
+
+from tfdist.cluster import Cluster
+from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
+from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
+from tfdist.dialects.parsing.values import Values
+from tfdist.errors import ClusterError, Source, nearest
+
+PROGRAMS = ("horovodrun", "horovod.runner.launch", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")
+
+_NAMES = {
+    "np": "np n c num-proc",
+    "hosts": "H host hosts",
+    "hostfile": "hostfile machinefile f default-hostfile",
+    "min": "min-np min-num-proc",
+    "max": "max-np max-num-proc",
+    "script": "host-discovery-script",
+    "per_host": "N npernode ppn perhost",
+    "map": "map-by",
+}
+_MEANINGS = {option: meaning for meaning, options in _NAMES.items() for option in options.split()}
+
+_HOROVOD_WITHOUT_VALUE = (
+    "v version cb check-build disable-cache verbose hierarchical-allreduce no-hierarchical-allreduce hierarchical-allgather "
+    "no-hierarchical-allgather torus-allreduce no-torus-allreduce autotune no-autotune timeline-mark-cycles "
+    "no-timeline-mark-cycles no-stall-check stall-check mpi-threads-disable no-mpi-threads-disable tcp log-with-timestamp "
+    "log-without-timestamp prefix-timestamp prefix-output-with-timestamp log-hide-timestamp no-log-hide-timestamp gloo mpi "
+    "jsrun"
+)
+_HOROVOD_ALONE = frozenset(_HOROVOD_WITHOUT_VALUE.split())
+_HOROVOD_WITH_VALUE = (
+    "np num-proc H hosts hostfile min-np min-num-proc max-np max-num-proc host-discovery-script start-timeout "
+    "network-interfaces network-interface output-filename config-file p ssh-port i ssh-identity-file fusion-threshold-mb "
+    "cycle-time-ms cache-capacity autotune-log-file autotune-warmup-samples autotune-steps-per-sample "
+    "autotune-bayes-opt-max-samples autotune-gaussian-process-noise slots-per-host elastic-timeout reset-limit "
+    "timeline-filename stall-check-warning-time-seconds stall-check-shutdown-time-seconds mpi-args binding-args "
+    "num-nccl-streams thread-affinity gloo-timeout-seconds log-level"
+)
+_HOROVOD_VALUES = dict.fromkeys(
+    _HOROVOD_WITH_VALUE.split(),
+    1,
+) | {"blacklist-cooldown-range": 2}
+
+_MPI_WITHOUT_VALUE = (
+    "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output display-map display-allocation "
+    "display-topo report-bindings q quiet v verbose bind-to-core bind-to-none bind-to-socket use-hwthread-cpus "
+    "genvall envall genvnone envnone l prepend-rank enable-recovery disable-recovery do-not-launch xml novm tune-off "
+    "byslot bynode pernode"
+)
+_MPI_ALONE = frozenset(_MPI_WITHOUT_VALUE.split())
+_MPI_WITH_VALUE = (
+    "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
+    "prefix genvlist envlist output-filename am tune timeout stdin bootstrap bootstrap-exec launcher iface outfile-pattern "
+    "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
+    "host-arg configfile app rankfile rf bind"
+)
+_MPI_VALUES = dict.fromkeys(
+    _MPI_WITH_VALUE.split(),
+    1,
+) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
+_NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
+_BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
+_MPI_REFUSED = ("app", "configfile", "rankfile", "rf")
+
+
+def parse_command(words: list[str], source: Source) -> Cluster:
+    """Returns the cluster of a command line. Raises ClusterError if it does not give the number of ranks and their hosts."""
+    return cluster_of(_ranks(words, source), source)
+
+
+def _ranks(words: list[str], source: Source) -> list[str]:
+    """Returns the host of each rank."""
+    is_horovod = words[0].startswith("horovod")
+    options = _options(words, source, *((_HOROVOD_ALONE, _HOROVOD_VALUES) if is_horovod else (_MPI_ALONE, _MPI_VALUES)))
+    if is_horovod:
+        _check_elastic(options, source)
+    hosts = _hosts(options, source)
+    limit = _number(options, "np", source) if "np" in options else None
+    if limit is None and is_horovod:
+        raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
+    if hosts is None:
+        if limit is None:
+            raise source.error("neither processes nor hosts are given; write -np 4, or -H a:2,b:2", field="-np")
+        return ["localhost"] * limit
+    return _placed(hosts, limit, options, source)
+
+
+def _options(words: list[str], source: Source, alone: frozenset[str], values: dict[str, int]) -> dict[str, str]:
+    """Returns the launcher's own options by meaning, up to the user's program."""
+    found: dict[str, str] = {}
+    position = 1
+    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+        written, equals, value = words[position].partition("=")
+        name = written.lstrip("-").replace("_", "-")
+        position += 1
+        if name in alone and not equals:
+            if name in ("pernode", "bynode"):
+                found["per_host" if name == "pernode" else "map"] = "1" if name == "pernode" else "node"
+            found[name] = ""
+            continue
+        if name not in values:
+            raise source.error(
+                f"{shown(written)} is not a known option of {words[0]}, so the program after it cannot be "
+                f"found{nearest(name, [*alone, *values])}"
+            )
+        count = values[name] - bool(equals)
+        if position + count > len(words):
+            raise source.error("the value of this option is missing", field=written)
+        meaning = _MEANINGS.get(name, name)
+        value = value if equals else words[position]
+        if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
+            raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
+        found[meaning] = value
+        position += count
+    if ":" in words[position:]:
+        raise source.error("the command line starts several programs (`:`); tfdist runs one program on every task")
+    for name in _MPI_REFUSED:
+        if name in found:
+            raise source.error(
+                "ranks are placed by a file; name the hosts with -H in the order of the ranks", field=f"--{name}"
+            )
+    return found
+
+
+def _number(options: dict[str, str], meaning: str, source: Source, *, most: int = MAX_TASKS) -> int:
+    written = _NUMBERS[meaning]
+    return Values(source, {written: options[meaning]}, "").number(written, least=1, most=most)
+
+
+def _check_elastic(options: dict[str, str], source: Source) -> None:
+    """Raises ClusterError for bad limits of an elastic job. A cluster keeps its size; that is the size at the start, `-np`."""
+    if "script" in options:
+        raise source.error(
+            "tfdist executes nothing of a command line; run the script yourself, save its output (`a:2`) as a host "
+            "file, and give that with --hostfile",
+            field="--host-discovery-script",
+        )
+    if "np" not in options:
+        return
+    size = _number(options, "np", source)
+    for name, holds in (("min", lambda limit: limit <= size), ("max", lambda limit: limit >= size)):
+        if name in options:
+            limit = _number(options, name, source, most=10**9)
+            if not holds(limit):
+                raise source.error(f"{limit} does not go with -np {size}, the size at the start", field=_NUMBERS[name])
+
+
+def _hosts(options: dict[str, str], source: Source) -> Hosts | None:
+    if "hosts" in options and "hostfile" in options:
+        raise source.error("hosts are given by -H and by a host file; keep one of them", field="-H")
+    if "hosts" in options:
+        return parse_hosts(options["hosts"], source, "-H")
+    if "hostfile" in options:
+        file = Source(source.dialect, options["hostfile"][:250])
+        return parse_hostfile(decode(read_bytes(options["hostfile"], file), file), file)
+    return None
+
+
+def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: Source) -> list[str]:
+    mapping = options.get("map", "slot").lower()
+    per_host = options.get("per_host")
+    head, _, rest = mapping.partition(":")
+    if head == "ppr" and rest.partition(":")[2].partition(":")[0] == "node":
+        per_host = rest.partition(":")[0]
+    elif head not in (*_BY_HOST, "node"):
+        raise _cannot_map(mapping, source)
+    hosts = merged(hosts)
+    if per_host is not None:
+        count = _number({"per_host": per_host}, "per_host", source)
+        hosts = [(host, count) for host, _ in hosts]
+    available = sum(slots for _, slots in hosts)
+    size = available if limit is None else limit
+    if size > available and len(hosts) == 1:
+        hosts = [(hosts[0][0], size)] if "oversubscribe" in options else hosts
+        available = sum(slots for _, slots in hosts)
+    if size > available or not size or available > MAX_TASKS:
+        raise source.error(f"{size} processes are asked for, but the hosts have {available} slots; give them more", field="-np")
+    if head == "node":
+        turns = [(turn, place) for place, (_, slots) in enumerate(hosts) for turn in range(slots)]
+        return [hosts[place][0] for _, place in sorted(turns)[:size]]
+    return [host for host, slots in hosts for _ in range(slots)][:size]
+
+
+def _cannot_map(mapping: str, source: Source) -> ClusterError:
+    return source.error(
+        f"{shown(mapping)} is a placement of ranks that tfdist does not support; use slot or node", field="--map-by"
+    )

@@ -1,0 +1,116 @@
+"""Host files of Horovod, Open MPI and MPICH, and the hosts of `-H`.
+
+Sources of the rules: horovod/horovod v0.28.1 `runner/common/util/hosts.py`; the manual pages of Open MPI 4.1 `mpirun` and of
+MPICH's `mpiexec.hydra`. Horovod's reader raises IndexError for blank lines and comments, which are allowed here.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.cluster import Cluster, Task, valid_host
+from tfdist.dialects.parsing.document import MAX_TASKS, Document, shown
+from tfdist.errors import ClusterError, Source, nearest
+
+NAME = "horovod"
+
+Hosts = list[tuple[str, int]]
+"""Hosts and the most ranks on each, in the order of the ranks."""
+
+_SLOTS_LINE = re.compile(r"[\w.@-]+[ \t]+[\w-]*slots?[ \t]*=", re.ASCII)
+_COLON_LINE = re.compile(r"([\w.@-]+):([0-9]+)(?:[ \t].*)?", re.ASCII)
+_OPTION = re.compile(r"([A-Za-z][\w-]*)[ \t]*=[ \t]*(\S*)", re.ASCII)
+_HOST = re.compile(r"([^:]*)(?::([0-9]{1,9}))?", re.ASCII)
+_FILE_OPTIONS = ("slots", "max_slots", "max-slots", "binding", "user", "username", "port")
+
+
+def looks_like(content: "str | Mapping[Any, Any]") -> bool:
+    """Returns whether the first line with content is one of a host file: `a slots=2` or `a:2`."""
+    if not isinstance(content, str):
+        return False
+    first = next((line for line in map(_without_comment, content.splitlines()) if line), "")
+    return bool(_SLOTS_LINE.match(first) or _COLON_LINE.fullmatch(first))
+
+
+def parse(document: Document) -> Cluster:
+    """Reads a host file of Horovod, Open MPI (`a slots=2 max_slots=4`) or MPICH (`a:2`); every slot is a worker."""
+    source = Source(NAME, document.name)
+    hosts = merged(parse_hostfile(document.text, source))
+    return cluster_of([host for host, slots in hosts for _ in range(slots)], source)
+
+
+def cluster_of(hosts: list[str], source: Source) -> Cluster:
+    """Returns a cluster with one worker for each rank, given the host of each rank."""
+    return Cluster(tuple(Task("worker", rank, host) for rank, host in enumerate(hosts)), source=source)
+
+
+def parse_hostfile(text: str, source: Source) -> Hosts:
+    """Returns the hosts of a host file. Raises ClusterError with the line of a fault."""
+    hosts: Hosts = []
+    total = 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        line = _without_comment(line)
+        if line:
+            host, slots = _hostfile_line(line, number, source)
+            total += slots
+            _check_total(total, source)
+            hosts.append((host, slots))
+    if not total:
+        raise source.error("the host file has no slots; it needs a line such as `a slots=2`")
+    return hosts
+
+
+def parse_hosts(text: str, source: Source, field: str) -> Hosts:
+    """Returns the hosts of `-H a:2,b:2`. A host without a number has one slot. Raises ClusterError for a bad text."""
+    hosts: Hosts = []
+    for item in text.split(","):
+        match = _HOST.fullmatch(item.strip())
+        if match is None or not valid_host(match[1]):
+            raise source.error(f"{shown(item)} is not a host and its slots; expected a:2,b:2", field=field)
+        hosts.append((match[1], int(match[2] or 1)))
+    _check_total(sum(slots for _, slots in hosts), source)
+    return hosts
+
+
+def merged(hosts: Hosts) -> Hosts:
+    """Returns each host once, with the sum of its slots, as Open MPI does."""
+    slots: dict[str, int] = {}
+    for host, count in hosts:
+        slots[host] = slots.get(host, 0) + count
+    return list(slots.items())
+
+
+def _check_total(total: int, source: Source) -> None:
+    if total > MAX_TASKS:
+        raise source.error(f"there are more than {MAX_TASKS} slots, which is more than tfdist supports")
+
+
+def _without_comment(line: str) -> str:
+    return line.partition("#")[0].strip()
+
+
+def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
+    def fault(message: str) -> ClusterError:
+        return source.error(message, line=number)
+
+    if match := _COLON_LINE.fullmatch(line):
+        name, slots, rest = match[1], match[2], line.partition(" ")[2]
+    else:
+        name, _, rest = line.replace("\t", " ").partition(" ")
+        slots = None
+    options = _OPTION.findall(rest)
+    if left := _OPTION.sub("", rest).split():
+        raise fault(f"{shown(left[0])} is not allowed here; expected a line such as `a slots=2`")
+    for key, value in options:
+        if key not in _FILE_OPTIONS:
+            raise fault(f"{shown(key)} is not known in a host file{nearest(key, _FILE_OPTIONS)}")
+        if key == "slots":
+            slots = value
+    host = name.rpartition("@")[2]
+    if not valid_host(host):
+        raise fault(f"{shown(name)} is neither a host name nor an address")
+    if slots is None:
+        raise fault(f"the slots of {shown(host)} are missing; write `{host} slots=2`")
+    if not (slots.isascii() and slots.isdecimal() and len(slots) <= 9):
+        raise fault(f"{shown(slots)} is not a number of slots")
+    return host, int(slots)

@@ -1,0 +1,33 @@
+"""Writes a Horovod host file."""
+
+from itertools import groupby
+
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects.parsing.document import shown
+
+
+def write(cluster: Cluster) -> str:
+    """Returns a host file, one line for each host. It has no ports: Horovod chooses its own.
+
+    Raises:
+        ClusterError: if the cluster has other tasks than workers, workers of several slots or several groups, or ranks of a
+            host that do not follow each other.
+    """
+    cannot = cluster.source.error
+    for job in ("chief", "ps", "evaluator"):
+        if cluster.job(job):
+            hint = "rank 0 is the chief: describe it as worker 0" if job == "chief" else "it trains by AllReduce alone"
+            raise cannot(f"Horovod has no words for a {job}; {hint}")
+    if cluster.partial or any(task.slots != 1 for task in cluster.tasks):
+        raise cannot("Horovod has one process for each slot; describe a worker task for each, and all of them")
+    same = Cluster(tuple(Task("worker", n) for n in range(len(cluster.tasks))))
+    for name in ("worker_groups", "sync_period", "share_memory", "job_dir", "strategy", "protocol"):
+        if getattr(cluster, name) != getattr(same, name):
+            raise cannot(f"Horovod has no words for {name} {shown(getattr(cluster, name))}; translate to tf_config instead")
+    hosts = [(host, len(list(tasks))) for host, tasks in groupby(task.host or "localhost" for task in cluster.tasks)]
+    names = [host.lower() for host, _ in hosts]
+    if len(set(names)) < len(names):
+        raise cannot("Horovod needs consecutive ranks on a host; list the workers by host")
+    if any(":" in name for name in names):
+        raise cannot("Horovod's host file has no IPv6 addresses; use a name")
+    return "".join(f"{host} slots={slots}\n" for host, slots in hosts)

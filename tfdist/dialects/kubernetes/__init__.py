@@ -1,0 +1,25 @@
+"""Kubernetes: manifests of training jobs, and objects that need no operator.
+
+`manifest` finds the training job of a manifest; `training_jobs` reads TFJob and its relatives, `plain_objects` reads and writes
+Jobs that carry TF_CONFIG, and `write_tfjob` writes TFJob. `pods` has what readers share, `write` what writers share. This
+package imports `parsing`, `writing` and `tf_config`. Start with `manifest.py`.
+"""
+
+from tfdist.dialects.dialect import Dialect, TextReader, Writer
+from tfdist.dialects.kubernetes import manifest, plain_objects, write_tfjob
+from tfdist.dialects.kubernetes.write import OPTIONS
+
+DIALECT = Dialect(
+    name=manifest.NAME,
+    title="Kubernetes",
+    example="a Kubernetes manifest (kind: TFJob, TrainJob, PyTorchJob or MPIJob, or Jobs that carry TF_CONFIG)",
+    text=TextReader(manifest.parse, words=manifest.WORDS, is_mapping=True, looks_like=manifest.looks_like),
+    writer=Writer(plain_objects.write, options=OPTIONS),
+)
+
+TFJOB = Dialect(
+    name="tfjob",
+    title="TFJob",
+    example="Kubeflow's TFJob, which is read as kubernetes",
+    writer=Writer(write_tfjob.write, options=OPTIONS),
+)

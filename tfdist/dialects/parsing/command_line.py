@@ -1,0 +1,88 @@
+"""The options of a command line. Nothing is ever executed."""
+
+from collections.abc import Mapping
+
+from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
+from tfdist.dialects.parsing.values import Values
+from tfdist.errors import Source, nearest
+
+
+def names(text: str) -> frozenset[str]:
+    """Returns the words of a text as a set of names."""
+    return frozenset(text.split())
+
+
+def options(
+    words: list[str],
+    source: Source,
+    valued: frozenset[str],
+    switches: frozenset[str] = frozenset(),
+    *,
+    letters: Mapping[str, str] | None = None,
+    is_program: bool = False,
+) -> Values:
+    """Returns the options of a command line by name, with `_` for `-`. The last of several equal options counts.
+
+    Args:
+        words: the command line without its program.
+        source: for messages.
+        valued: names of options that take a value, `--name value` or `--name=value`.
+        switches: names of options that take no value, or one after `=`.
+        letters: letter -> name of an option, for `-m`.
+        is_program: whether the command line is that of a training program, which mixes these options with its own. Default:
+            that of a launcher, in which the first word that is no option is the user's program and the rest its arguments.
+
+    Raises:
+        ClusterError: for an option without its value, and for an unknown option (in a program: one that resembles a known one).
+    """
+    found: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-") or word in ("-", "--"):
+            if is_program:
+                continue
+            break
+        name, equals, value = word.partition("=")
+        if word[1:2] in (letters or {}) and not equals and len(word) > 2:
+            name, equals, value = word[:2], "=", word[2:]  # -r3
+        name = _name(name, letters or {})
+        if name in valued:
+            if not equals:
+                value = next(rest, "")
+                if not value:
+                    raise source.error("this option has no value", field=f"--{name}")
+            found[name] = value
+        elif name in switches:
+            found[name] = value if equals else "true"
+        elif name.removeprefix("no") in switches and not equals:
+            found[name.removeprefix("no")] = "false"  # gflags
+        elif not is_program or close(name, valued | switches, 0.85):
+            known = valued | switches
+            raise source.error(f"there is no such option{nearest(name, sorted(known))}", field=shown(word, 40)[1:-1])
+    return Values(source, found, "--")
+
+
+def _name(word: str, letters: Mapping[str, str]) -> str:
+    if word[1:2] != "-" and word[1:] in letters:
+        return letters[word[1:]]
+    return word.lstrip("-").replace("-", "_")
+
+
+def nodes(values: Values, default: str) -> int:
+    """Returns the value of `--nnodes`, `N` or `N:N`. Raises ClusterError for a range, with which the number may change."""
+    text = values.text("nnodes", default)
+    parts = [Values(values.source, {"nnodes": part}, values.prefix) for part in text.split(":", 1)]
+    bounds = [part.number("nnodes", least=1) for part in parts]
+    if bounds[0] != bounds[-1]:
+        raise values.error(
+            "nnodes",
+            f"{shown(text)} lets the number of nodes change, and tfdist's clusters keep their size; start the program with "
+            "this command and call tfdist.strategy() without a description, or give one number",
+        )
+    return bounds[0]
+
+
+def check_count(values: Values, name: str, count: int) -> None:
+    """Raises ClusterError if an option asks for more processes than tfdist supports."""
+    if count > MAX_TASKS:
+        raise values.error(name, f"that makes {count} processes, and tfdist supports {MAX_TASKS}")

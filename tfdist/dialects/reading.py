@@ -1,0 +1,153 @@
+"""`read`: takes a cluster description in any dialect and any form."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.cluster import Cluster
+from tfdist.dialects import environment, registry
+from tfdist.dialects.detection import Detected, detect, detect_command
+from tfdist.dialects.dialect import Described
+from tfdist.dialects.parsing.document import Document
+from tfdist.errors import ClusterError, Source, nearest
+from tfdist.rank_info import RankInfo
+
+JOB_DIR = "job_dir"
+"""The override that every dialect takes."""
+
+WAYS = (
+    "give a file (a SINGA job.conf, a CloudML config.yaml, TF_CONFIG, a host file, ...) or a command line (horovodrun, mpirun, "
+    f"torchrun, ...) with --cluster or in {environment.CLUSTER_VARIABLE}, a scale tier with --tier, or start the program "
+    "in an environment that describes one (TF_CONFIG, a Slurm step, torchrun, ...)"
+)
+
+
+def read(
+    source: object = None,
+    *,
+    hostfile: "str | os.PathLike[str] | None" = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Cluster:
+    """Reads a cluster description in any dialect.
+
+    Args:
+        source: one of
+            a path, or text (a str that contains a line break, a `{` or a `: `; bytes are always text);
+            the name of a CloudML scale tier, `STANDARD_1` or `standard-1`;
+            a dict: TF_CONFIG, a cluster specification, a CloudML Job or TrainingInput;
+            a `tf.train.ClusterSpec` or a `ClusterResolver`;
+            a `Cluster`, returned as it is;
+            a command line, `horovodrun -np 4 -H a:2,b:2 python train.py`; nothing of it is executed;
+            None: the environment of this process, TF_CONFIG for instance.
+        hostfile: path of the hosts of a SINGA cluster, one per line.
+        overrides: options that win over the description, by the names of their flags: `job_dir` for every dialect, and
+            CloudML's (`tier`, `worker_count`, ...). None means absent.
+
+    Returns:
+        The cluster.
+
+    Raises:
+        ClusterError: if the description cannot be used. The message is one line that says where and why.
+        TypeError: if `source` is of none of these types.
+    """
+    described = description(source, hostfile=hostfile, overrides=overrides)
+    if isinstance(described, RankInfo):
+        hint = "tfdist.strategy() finds them when it runs on all ranks; to translate it, " if described.store else ""
+        raise described.source.error(f"this describes {described.size} ranks without addresses; {hint}name the hosts")
+    return described
+
+
+def description(
+    source: object = None,
+    *,
+    hostfile: "str | os.PathLike[str] | None" = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Described:
+    """Reads a description as `read` does; returns a RankInfo if it gives ranks, but no addresses."""
+    options = {name: value for name, value in (overrides or {}).items() if value is not None}
+    owners = {name: dialect for dialect, reader in registry.text_readers().items() for name in reader.overrides}
+    for name in options:
+        if name not in (known := (*owners, JOB_DIR)):
+            raise Source("flags", f"--{name}").error(f"there is no such option{nearest(name, known)}")
+    job_dir = _job_dir(options.pop(JOB_DIR, None))
+    hosts = None if hostfile is None else os.fspath(hostfile)
+    if source is None and not _standalone(options):
+        source = from_environment()
+        if source is None and not options:
+            source = environment.find_blank()
+        if source is None and not options:
+            raise Source("environment", "environment").error(
+                f"no cluster is described: neither TF_CONFIG nor another launcher's variables are set; {WAYS}"
+            )
+    if source is None:
+        owner = owners[next(iter(options))]
+        described = _parse(Detected(owner, registry.text_readers()[owner], Document("flags")), hosts, options)
+    else:
+        described = _described(source, hosts, options)
+    if job_dir is None or isinstance(described, RankInfo):
+        return described
+    return dataclasses.replace(described, job_dir=job_dir)
+
+
+def from_environment() -> Described | None:
+    """Returns what `TFDIST_CLUSTER` or the environment of this process describes, or None.
+
+    Raises:
+        ClusterError: for a bad one.
+    """
+    given = os.environ.get(environment.CLUSTER_VARIABLE, "").strip()
+    return description(given) if given else environment.find()
+
+
+def _standalone(options: Mapping[str, Any]) -> bool:
+    return any(options.keys() & reader.standalone for reader in registry.text_readers().values())
+
+
+def _described(source: object, hosts: str | None, options: Mapping[str, Any]) -> Described:
+    if isinstance(source, Cluster | RankInfo):
+        if hosts is not None or options:
+            raise _does_not_take(source.source, hosts, options)
+        return source
+    command = detect_command(source)
+    if command is None:
+        return _parse(detect(source), hosts, options)
+    words, origin = command
+    dialect = registry.programs()[words[0]]
+    origin = Source(dialect, origin.name)
+    if hosts is not None or options:
+        raise _does_not_take(origin, hosts, options)
+    return registry.command_readers()[dialect].parse(words, origin)
+
+
+def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) -> Described:
+    reader, document = detected.reader, detected.document
+    refused = {name: value for name, value in options.items() if name not in reader.overrides}
+    bad_hosts = None if reader.takes_hostfile else hosts
+    if bad_hosts is not None or refused:
+        raise _does_not_take(Source(detected.dialect, document.name), bad_hosts, refused)
+    return reader.parse(dataclasses.replace(document, hostfile=hosts, overrides=options))
+
+
+def _job_dir(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    raise TypeError(f"job_dir is a path, not a {type(value).__name__}")
+
+
+def _does_not_take(source: Source, hosts: str | None, options: Mapping[str, Any]) -> ClusterError:
+    dialects = [dialect for dialect in registry.dialects().values() if dialect.text]
+    if hosts is not None:
+        takers = " or ".join(dialect.title for dialect in dialects if dialect.text and dialect.text.takes_hostfile)
+        return source.error(
+            f"a host file goes with a {takers} description, this one is {source.dialect}; leave the host file out",
+            field="--hostfile",
+        )
+    flag = next(iter(options))
+    owner = next(dialect.title for dialect in dialects if dialect.text and flag in dialect.text.overrides)
+    return source.error(
+        f"this option changes a {owner} description, this one is {source.dialect}; change the description instead",
+        field=f"--{flag}",
+    )

@@ -1,0 +1,23 @@
+"""TF_CONFIG and cluster specifications.
+
+`config` reads them, with the fields of tfdist's own key from `extension`; `environment` reads the variable; `write` writes
+TF_CONFIG of every task. This package imports `parsing`, and `vertex.pools` for TF_CONFIG on Vertex AI. Start with `config.py`.
+"""
+
+from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
+from tfdist.dialects.tf_config import config, environment, write
+from tfdist.dialects.tf_config.config import NAME as NAME
+
+DIALECT = Dialect(
+    name=NAME,
+    title="TF_CONFIG",
+    example='TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})',
+    text=TextReader(config.parse, words=config.WORDS, is_mapping=True, from_object=config.from_object),
+    environment=EnvironmentReader(environment.recognizes, environment.from_environ, is_blank=environment.is_blank),
+    writer=Writer(
+        write.write,
+        help="TF_CONFIG of every task by the task's name (the default), of one task with --task",
+        as_run=True,
+        write_task=write.write_task,
+    ),
+)

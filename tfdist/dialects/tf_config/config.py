@@ -1,0 +1,236 @@
+"""Reads TF_CONFIG and cluster specifications, in all variants that schedulers write.
+
+Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_cluster_resolver.py`,
+`distribute/multi_worker_util.py` and `training/server_lib.py`; kubeflow/training-operator
+`pkg/controller.v1/tensorflow/tensorflow.go` v1.1 to v1.9; AI Platform Training "distributed training details".
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfdist.cluster import EXTENSION, JOBS, Cluster, Task
+from tfdist.dialects.parsing.addresses import tensorflow_address
+from tfdist.dialects.parsing.document import MAX_TASKS, Document, close, shown
+from tfdist.dialects.tf_config.extension import Extension, is_int
+from tfdist.dialects.vertex.pools import has_reduction_server
+from tfdist.errors import ClusterError, Source, nearest
+
+NAME = "tf_config"
+
+_JOB_NAMES = (*JOBS, "master")
+_KEYS = frozenset({"cluster", "sparseCluster", "task", "rpc_layer", "environment", "job", EXTENSION})
+_OTHER_KEYS = frozenset({"session_master", "eval_session_master", "master", "model_dir", "service", "trial", "cloud"})
+WORDS = _KEYS | frozenset(_JOB_NAMES)
+
+_INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
+_PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
+
+
+def parse(document: Document) -> Cluster:
+    """Reads TF_CONFIG, or a bare cluster specification. Raises ClusterError for a bad one."""
+    return _Reader(document).cluster()
+
+
+def from_object(value: object) -> dict[str, Any] | None:
+    """Returns TF_CONFIG of a `tf.train.ClusterSpec` or a `ClusterResolver`, None for other objects."""
+    if callable(as_dict := getattr(value, "as_dict", None)):
+        return {"cluster": as_dict()}
+    if not callable(cluster_spec := getattr(value, "cluster_spec", None)):
+        return None
+    config: dict[str, Any] = {"cluster": cluster_spec().as_dict()}
+    task_type, rpc_layer = getattr(value, "task_type", None), getattr(value, "rpc_layer", None)
+    if task_type:
+        config["task"] = {"type": task_type, "index": getattr(value, "task_id", None) or 0}
+    if rpc_layer:
+        config["rpc_layer"] = rpc_layer
+    return config
+
+
+class _Reader:
+    """Reads one TF_CONFIG."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+        self.source = Source(NAME, document.name)
+        self.config = document.mapping
+        self.has_counts = False
+        self.is_bare = not document.from_environment and not any(key in _KEYS for key in self.config)
+
+    def error(self, message: str, *path: str) -> ClusterError:
+        return self.source.error(message, field=".".join(path), line=self.document.lines.get(path))
+
+    def cluster(self) -> Cluster:
+        if self.is_bare:
+            spec, where, task = self.config, "", None
+        else:
+            self._check_keys()
+            where = "sparseCluster" if self.config.get("sparseCluster") is not None else "cluster"
+            spec = self._mapping(where)
+            task = self._task()
+        # Numbers of tasks in place of addresses, as in the `jobs` of SlurmClusterResolver. TensorFlow's TF_CONFIG has none.
+        self.has_counts = not self.document.from_environment and all(map(is_int, spec.values()))
+        extension = self._mapping(EXTENSION) if not self.is_bare else {}
+        fields = Extension(extension, self.error)
+        jobs = self._jobs(spec, where)
+        if jobs.get("ps") and not self.is_bare and has_reduction_server(self.config.get("job")):
+            del jobs["ps"]  # Vertex AI's third pool runs Google's Reduction Server, which supports only NCCL.
+        partial = where == "sparseCluster" or self._is_view(spec, jobs, task)
+        if partial and task and task[0] == "ps" and len(jobs.get("ps", {})) == 1:
+            # TFJob shows a dynamic ps only itself: a list with one entry, at any index.
+            jobs["ps"] = {task[1]: next(iter(jobs["ps"].values()))}
+        evaluators = dict(self._entries(fields.evaluators(), (EXTENSION, "evaluators")))
+        if evaluators and jobs.get("evaluator"):
+            raise self.error("evaluators are given here and under `cluster`; keep one of them", EXTENSION, "evaluators")
+        if evaluators:
+            jobs["evaluator"] = evaluators
+        tasks = self._tasks(jobs, task, fields)
+        partial = fields.flag("partial", partial or [entry.job for entry in tasks] == ["evaluator"])
+        cluster = Cluster(
+            tasks=tuple(tasks),
+            worker_groups=fields.groups("worker_groups"),
+            server_groups=fields.groups("server_groups"),
+            separate_servers=fields.flag("separate_servers", True),
+            sync_period=fields.sync_period(),
+            synchronization=fields.synchronization(),
+            share_memory=fields.flag("share_memory", True),
+            job_dir=fields.text("job_dir"),
+            strategy=fields.text("strategy"),
+            protocol=self._protocol(),
+            partial=partial,
+            source=self.source,
+            task=task,
+        )
+        fields.check_all_used()
+        return cluster
+
+    def _check_keys(self) -> None:
+        """Raises ClusterError for a known word in the wrong place, and for a typo. Other keys are ignored, as in TensorFlow."""
+        for key, value in self.config.items():
+            if not isinstance(key, str):
+                raise self.error(f"the key {shown(key)} is not a name; expected cluster, task or rpc_layer")
+            if key in _JOB_NAMES and isinstance(value, list | tuple | Mapping):
+                raise self.error(f"the job {key} is outside `cluster`; move it inside", key)
+            meant = close(key, _KEYS)
+            if key not in _KEYS | _OTHER_KEYS and meant:
+                raise self.error(f"{shown(key)} is not a key of TF_CONFIG; did you mean {meant}?", key)
+        if self._mapping("cluster") and self._mapping("sparseCluster"):
+            raise self.error("both cluster and sparseCluster are given; keep one of them", "sparseCluster")
+
+    def _mapping(self, key: str) -> Mapping[Any, Any]:
+        value = self.config.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self.error(f"{shown(value)} is not an object; expected one such as {{...}}", key)
+        return value
+
+    def _protocol(self) -> str:
+        value = None if self.is_bare else self.config.get("rpc_layer")
+        if value is None:
+            return "grpc"
+        if not isinstance(value, str) or not _PROTOCOL.fullmatch(value):
+            raise self.error(f"{shown(value)} is not a protocol; expected a name such as grpc", "rpc_layer")
+        return value
+
+    def _task(self) -> tuple[str, int] | None:
+        task = self._mapping("task")
+        kind, index = task.get("type"), task.get("index")
+        if kind is None or kind == "":
+            if index is not None:
+                raise self.error(f"the task has the index {shown(index)} but no type; add one of {', '.join(JOBS)}", "task")
+            return None
+        if not isinstance(kind, str) or kind not in _JOB_NAMES:
+            known = ", ".join(JOBS)
+            raise self.error(f"{shown(kind)} is not a job; the jobs are {known}{nearest(kind, _JOB_NAMES)}", "task", "type")
+        return ("chief" if kind == "master" else kind), 0 if index is None else self._index(index, "task", "index")
+
+    def _index(self, value: object, *path: str) -> int:
+        """Returns an index given as 1 or "1". TensorFlow calls int(), which also accepts 1.9 and True."""
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**9:
+            return int(value)
+        if isinstance(value, str) and _INDEX.fullmatch(value):
+            return int(value)
+        raise self.error(f"{shown(value)} is not an index; expected a whole number from 0", *path)
+
+    def _jobs(self, spec: Mapping[Any, Any], where: str) -> dict[str, dict[int, str]]:
+        """Returns job -> index -> address as it is written, without empty jobs."""
+        prefix = (where,) if where else ()
+        jobs: dict[str, dict[int, str]] = {}
+        total = 0
+        for job, entries in spec.items():
+            if not isinstance(job, str) or job not in _JOB_NAMES:
+                known = ", ".join(JOBS)
+                raise self.error(f"{shown(job)} is not a job; the jobs are {known}{nearest(job, _JOB_NAMES)}", *prefix)
+            addresses = dict(self._entries(entries, (*prefix, job)))
+            total += len(addresses)
+            if total > MAX_TASKS:
+                raise self.error(f"there are more than {MAX_TASKS} tasks, which is more than tfdist supports", *prefix)
+            if addresses:
+                jobs[job] = addresses
+        if "master" in jobs:
+            if "chief" in jobs:
+                raise self.error("both a master and a chief are given, which are the same; keep the chief", *prefix, "master")
+            jobs["chief"] = jobs.pop("master")
+        for job in ("chief", "evaluator"):
+            if len(jobs.get(job, {})) > 1:
+                raise self.error(f"there are {len(jobs[job])} {job} tasks; TensorFlow allows one", *prefix, job)
+        return jobs
+
+    def _entries(self, entries: Any, path: tuple[str, ...]) -> Iterator[tuple[int, Any]]:
+        if isinstance(entries, Mapping):
+            seen: set[int] = set()
+            for key, address in entries.items():
+                index = self._index(key, *path)
+                if index in seen:
+                    raise self.error(f"the index {index} is given twice; keep one of them", *path)
+                seen.add(index)
+                yield index, address
+        elif isinstance(entries, list | tuple):
+            yield from enumerate(entries)
+        elif self.has_counts and is_int(entries) and 0 <= entries <= MAX_TASKS:
+            yield from ((index, None) for index in range(entries))
+        elif entries is not None:
+            raise self.error(f'{shown(entries)} is not a list; expected addresses, ["host:port", ...]', *path)
+
+    def _is_view(self, spec: Mapping[Any, Any], jobs: dict[str, dict[int, str]], task: tuple[str, int] | None) -> bool:
+        """Returns whether this is the view of one task of a TFJob with `enableDynamicWorker`, or a specification with holes.
+
+        A worker of such a TFJob sees only itself, as an object with one entry; a ps or a chief sees an empty object of workers.
+        """
+        workers = spec.get("worker")
+        if task is not None and isinstance(workers, Mapping) and len(workers) <= 1:
+            return True
+        return any(sorted(jobs[job]) != list(range(len(jobs[job]))) for job in jobs if job != "evaluator")
+
+    def _tasks(self, jobs: dict[str, dict[int, str]], task: tuple[str, int] | None, fields: "Extension") -> list[Task]:
+        where = () if self.is_bare else ("cluster",)
+        tasks: list[Task] = []
+        for job in JOBS:
+            addresses = sorted(jobs.get(job, {}).items())
+            slots = fields.slots(job, len(addresses))
+            for (index, address), (count, gpus) in zip(addresses, slots, strict=True):
+                host, port = self._address(address, *where, job, str(index))
+                tasks.append(Task(job, index, host, port, count, gpus))
+        if not tasks and (task is None or task in (("chief", 0), ("worker", 0))):
+            if self.is_bare:
+                raise self.error("the specification has no tasks; it needs at least a chief or a worker")
+            return [Task(*(task or ("chief", 0)))]
+        if task is not None and task not in [(entry.job, entry.index) for entry in tasks]:
+            self._check_missing_task(tasks, *task)
+            # Vertex AI, AI Platform and gcloud keep evaluators out of `cluster`.
+            tasks.append(Task(*task))
+        return tasks
+
+    def _check_missing_task(self, tasks: list[Task], job: str, index: int) -> None:
+        same = [entry for entry in tasks if entry.job == job]
+        if same:
+            raise self.error(f"the task is {job}:{index}, but `cluster` has {len(same)} {job} tasks, from 0", "task", "index")
+        if job != "evaluator":
+            have = ", ".join(dict.fromkeys(entry.job for entry in tasks)) or "no tasks"
+            raise self.error(f"the task is {job}:{index}, but `cluster` has {have}; add its address there", "task", "type")
+
+    def _address(self, address: object, *path: str) -> tuple[str | None, int | None]:
+        if address is None and self.has_counts:
+            return None, None
+        return tensorflow_address(address, lambda message: self.error(message, *path))
