@@ -15,8 +15,8 @@ from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors
-from tfdist.strategies.keras_hooks.optimizer import all_reduce_sum
-from tfdist.strategies.keras_hooks.replica_context import Replica, SparseInLoopError, entered
+from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 
 
 class TrainingLoop:
@@ -51,7 +51,7 @@ class TrainingLoop:
                     if int(done) == 0:
                         raise StopIteration
                     return logs
-                except SparseInLoopError:  # Raised by tracing, before a batch is taken.
+                except NotInLoopError:  # Raised by tracing, before a batch is taken.
                     self._loops = False
         logs = None
         for _ in range(steps if isinstance(iterator, ShardedIterator | tf.distribute.DistributedIterator) else 1):

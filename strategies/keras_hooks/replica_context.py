@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 
-class SparseInLoopError(Exception):
-    """A step in a loop has sparse gradients, which cannot be added up there. The user never sees it."""
+class NotInLoopError(Exception):
+    """The replicas cannot sum in a loop what the step sums: its size differs between steps. The user never sees it."""
 
 
 @dataclass
@@ -29,6 +29,8 @@ class Replica:
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
+        has_scalar_loss: whether the loss function that runs has returned one number for a batch.
+        has_whole_batch: whether the loss function that runs sees the examples of all replicas.
     """
 
     strategy: tf.distribute.Strategy
@@ -39,6 +41,8 @@ class Replica:
     postponed: list[Any] | None = None
     looping: bool = False
     same: set[int] = field(default_factory=set)
+    has_scalar_loss: bool = False
+    has_whole_batch: bool = False
 
 
 _thread = threading.local()

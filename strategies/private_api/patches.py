@@ -148,6 +148,19 @@ UNSCALE_LOSS = PatchPoint(
     keras_loss_module, "unscale_loss_for_distribution", "value", "The inverse of scale_loss_for_distribution."
 )
 
+REDUCE_LOSS = PatchPoint(
+    keras_loss_module,
+    "reduce_weighted_values",
+    "values, sample_weight, mask, reduction, dtype",
+    "Means over weights and masks are those of the whole batch; sums count in full.",
+)
+CALL_LOSS = PatchPoint(
+    keras.losses.Loss, "__call__", "self, y_true, y_pred, sample_weight", "A loss that is one number needs the whole batch."
+)
+UPDATE_MEAN = PatchPoint(
+    keras.metrics.Mean, "update_state", "self, values, sample_weight", "The replicas together count a number per batch once."
+)
+
 # keras_hooks/variables.py
 DIRECT_ASSIGN = PatchPoint(
     KerasVariable,
