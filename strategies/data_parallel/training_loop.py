@@ -138,8 +138,8 @@ class TrainingLoop:
     def _on_replica(self, shard: Any, share: Any, small: bool, looping: bool = False) -> Any:
         """Runs one replica's step.
 
-        If the batch may be too small for every replica, a replica without examples computes an example of zeros. It counts for
-        nothing: the share is 0, and the replica's metrics get their values back.
+        If the batch may be too small for every replica, a replica without examples computes another one's example. It counts
+        for nothing: the share is 0, and the replica's metrics get their values back.
         """
         with entered(Replica(self._strategy, self._layout.local_index(), share, looping=looping)) as replica:
             if not small:
