@@ -29,6 +29,9 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     replica = replica_context.current()
     if replica is None or replica.reduced or not tf.distribute.get_replica_context():
         return original(optimizer, grads, trainable_variables)
+    if replica.discovered is not None:
+        replica.discovered.append((optimizer, trainable_variables))
+        return None
     if replica.postponed is not None:
         if replica.postponed:
             raise ValueError(

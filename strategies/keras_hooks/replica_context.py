@@ -27,6 +27,7 @@ class Replica:
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
+        discovered: updates that the step asks for while it is only traced to find them, as (optimizer, variables); else None.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch.
@@ -39,6 +40,7 @@ class Replica:
     assigned: dict[int, Any] = field(default_factory=dict)
     reduced: bool = False
     postponed: list[Any] | None = None
+    discovered: list[Any] | None = None
     looping: bool = False
     same: set[int] = field(default_factory=set)
     has_scalar_loss: bool = False
