@@ -15,6 +15,23 @@ from support_paths import PROGRAMS
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAM = str(PROGRAMS / "data_parallel.py")
+LOSSES = (  # tests/support/programs/losses.py
+    "a_loss_function_that_returns_a_mean",
+    "a_loss_function_that_returns_a_mean_with_steps_per_execution",
+    "a_loss_function_that_returns_a_sum",
+    "a_loss_class_that_returns_neither",
+    "a_loss_class_with_a_sum_inside",
+    "a_reduction_by_sum",
+    "no_reduction",
+    "a_mean_over_sample_weights",
+    "a_mean_over_what_a_mask_leaves",
+    "a_keras_loss_in_add_loss",
+    "regularizers_of_kernels_and_activities",
+    "an_own_compute_loss",
+    "an_own_train_step_at_a_lower_level",
+    "a_model_without_call",
+    "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
+)
 FEW = (
     "adam",
     "last_batch_smaller_than_the_number_of_replicas",
@@ -36,7 +53,7 @@ def ran(request, tmp_path_factory):
         f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
     )
     command = {
-        "mirrored": [PROGRAM, "3", *FEW],
+        "mirrored": [PROGRAM, "3", *FEW, *LOSSES],
         "multi_worker_mirrored": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM],
         "multi_worker_mirrored, two replicas each": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM, *FEW],
     }[request.param]
@@ -52,7 +69,7 @@ def results(ran, request):
     """The results of every task in the case with the name of the test, or of its parameter."""
     cluster, tasks, _ = ran
     name = request.node.callspec.params.get("name", request.node.originalname.removeprefix("test_"))
-    if cluster != "multi_worker_mirrored" and name not in FEW:
+    if name not in {"multi_worker_mirrored": (name,), "mirrored": (*FEW, *LOSSES)}.get(cluster, FEW):
         pytest.skip("runs on the other clusters")
     got = [task[name] for task in tasks]
     for result in got:
@@ -89,6 +106,7 @@ COMPARED = (
     "own_train_step",
     "inputs_and_outputs_by_name",
     "many_small_variables",
+    *LOSSES,
 )
 
 

@@ -11,6 +11,7 @@ import sys
 import traceback
 
 import keras
+import losses
 import numpy as np
 import tensorflow as tf
 
@@ -125,6 +126,9 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
     results["random"] = [random.random(), float(np.random.rand()), float(tf.random.uniform(()))]
     return results
 
+
+for _function in losses.CASES:
+    compared(_function)
 
 trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9))
 trains_alike("adam", lambda: optimizers.Adam(0.01))
