@@ -83,8 +83,8 @@ class TrainingLoop:
     def _build_optimizers(self, element: Any) -> None:
         """Builds the optimizers of a model that has its own, such as a GAN's two, before the step is compiled.
 
-        Mirrored variables cannot be made inside a compiled step. Only the step knows which optimizer updates which variables, so
-        it is traced once for that.
+        Mirrored variables cannot be made inside a compiled step. Only the step knows which optimizer updates which variables:
+        it is traced once to find out.
         """
         held = [each for each in vars(self._model).values() if isinstance(each, keras.optimizers.Optimizer)]
         if all(optimizer.built for optimizer in held):

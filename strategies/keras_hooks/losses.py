@@ -91,7 +91,7 @@ def _relative_weight(replica: Replica, weight: Any, dtype: Any) -> Any:
     if replica.postponed is not None:
         _warn_once(
             replica,
-            "jit_compile=True: XLA cannot add up masks and weights over the replicas; the loss is the mean of the replicas' means",
+            "jit_compile=True: XLA cannot add up masks and weights over the replicas; the loss is the mean of their means",
         )
         return tf.ones([], dtype)
     own = tf.reduce_sum(tf.cast(weight, tf.float32))
@@ -112,8 +112,8 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     if replica.postponed is not None or not all(isinstance(t, tf.Tensor) and t.shape.rank for t in tensors):
         _warn_once(
             replica,
-            f"the loss {loss.name} returns one number for a batch, which the replicas cannot compute together here; it is taken for "
-            "the mean over the examples. Return one loss per example instead",
+            f"the loss {loss.name} returns one number for a batch, which the replicas cannot compute together here; it counts "
+            "as a mean over the examples. Return one loss per example instead",
         )
         return value
     if replica.looping:

@@ -121,8 +121,8 @@ def _mark_as_built(model: Any) -> None:
     unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
     if unbuilt:
         raise ValueError(
-            f"the model {model.name} has no call() method, and its layer {unbuilt[0]} is not built, so its variables are unknown; "
-            "give the layer's model an Input, or call it on a batch before fit"
+            f"the model {model.name} has no call() method, and its layer {unbuilt[0]} is not built, so its variables are "
+            "unknown; give the layer's model an Input, or call it on a batch before fit"
         )
     model.built = True
 

@@ -17,7 +17,7 @@ GLOBAL = np.float32([10.0, 20.0])
 
 @pytest.fixture(autouse=True)
 def no_cluster(monkeypatch):
-    monkeypatch.setattr("tfdist.strategies.coordinator.chief_device.DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
+    monkeypatch.setattr("tfdist.strategies.runtime.chief_device.DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
 
 
 class Block:
