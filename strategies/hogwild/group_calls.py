@@ -4,7 +4,9 @@ A group that has about a sync period's batches synchronizes while it computes th
 them, when the period is over.
 """
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +23,30 @@ from tfdist.strategies.hogwild.schedules import is_due
 from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput
 from tfdist.strategies.runtime import chief_device
+
+
+@dataclass(frozen=True)
+class _PreparedCall:
+    """A call that any group can run.
+
+    Attributes:
+        functions: the functions that synchronize different fragments, in turn. If groups share replicas, one more follows that
+            synchronizes nothing.
+        turns: how many functions take turns.
+        overlaps: whether the functions synchronize.
+        steps: how many steps the call makes.
+        examples: how many examples they train on.
+        period: updates between two synchronizations.
+        data: where the group reads its batches; None if the chief sends them.
+    """
+
+    functions: list[Callable[..., Any]]
+    turns: int
+    overlaps: bool
+    steps: int
+    examples: float
+    period: int
+    data: WorkerInput | None
 
 
 class GroupCalls:
@@ -71,40 +97,43 @@ class GroupCalls:
             turns = [tuple(every)] if options.fragments == 1 else [(number,) for number in every]
         without = [()] if overlaps and self._strategy.shares_replicas else []
         with self._replicas.recording_use() as used:
-            calls = [self._call(batches, element_spec, turn, data) for turn in turns + without]
+            functions = [self._function_for(batches, element_spec, turn, data) for turn in turns + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(used)
         examples = float(len(batches) * (examples_in(data.example() if data else batches[0]) or 1))
+        return functools.partial(
+            self._run, _PreparedCall(functions, len(turns), overlaps, len(batches), examples, period, data)
+        )
 
-        def run(group: int, step: int) -> Any:
-            owner = self._replicas.owners[group]
-            synchronizes = overlaps and owner == group  # Of the groups that share a replica, its owner synchronizes it.
-            try:
-                self._replicas.refresh(group, list(self._blocks))
-                if self._trains:
-                    if not overlaps and owner == group and is_due(self._since[owner], len(batches), period):
-                        self._synchronize(group)
-                    for block in self._blocks:
-                        if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
-                            block.dirty.add(owner)
-                if data is not None:
-                    data.begin(group, self._replicas.incarnation_of(group), self._strategy.worker_groups[group].devices[0])
-                call = calls[-1]
-                if synchronizes:
-                    call = calls[self._turns[group] % len(turns)]
-                    self._turns[group] += 1
-                    self._replicas.count_push(group)
-                if self._trains:
-                    self._replicas.count_examples(group, examples)
-                self._since[owner] = len(batches) + (0 if synchronizes else self._since[owner])
-                return call(group, self._replicas.control(group, self._rates, step))
-            except Exception:
-                self._replicas.mark_lost(owner)
-                raise
+    def _run(self, call: _PreparedCall, group: int, step: int) -> Any:
+        """Runs a call on a group, in its thread, and synchronizes the group with it or before it if that is due."""
+        replicas = self._replicas
+        owner = replicas.owners[group]
+        synchronizes = call.overlaps and owner == group  # Of the groups that share a replica, its owner synchronizes it.
+        try:
+            replicas.refresh(group, list(self._blocks))
+            if self._trains:
+                if not call.overlaps and owner == group and is_due(self._since[owner], call.steps, call.period):
+                    self._synchronize(group)
+                for block in self._blocks:
+                    if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
+                        block.dirty.add(owner)
+            if call.data is not None:
+                call.data.begin(group, replicas.incarnation_of(group), self._strategy.worker_groups[group].devices[0])
+            function = call.functions[-1]
+            if synchronizes:
+                function = call.functions[self._turns[group] % call.turns]
+                self._turns[group] += 1
+                replicas.count_push(group)
+            if self._trains:
+                replicas.count_examples(group, call.examples)
+            self._since[owner] = call.steps + (0 if synchronizes else self._since[owner])
+            return function(group, replicas.control(group, self._rates, step))
+        except Exception:
+            replicas.mark_lost(owner)
+            raise
 
-        return run
-
-    def _call(
+    def _function_for(
         self, batches: list[Any], element_spec: Any, turn: tuple[int, ...], data: WorkerInput | None
     ) -> Callable[..., Any]:
         if data is None:

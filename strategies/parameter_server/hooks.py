@@ -1,4 +1,4 @@
-"""`ServerHooks`: what Keras' loop asks of `parameter_server`."""
+"""`ParameterServerHooks`: what Keras' loop asks of `parameter_server`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ from tfdist.strategies.parameter_server import optimizer
 from tfdist.strategies.parameter_server.training_loop import StepProgram, TrainingLoop, fused_reads_of
 
 
-class ServerHooks(CoordinatorHooks):
+class ParameterServerHooks(CoordinatorHooks):
     """`KerasHooks` of `parameter_server`."""
 
     def __init__(self, strategy: Any) -> None:

@@ -8,7 +8,7 @@ The chief reads the data and hands out the batches; callbacks, files and the pro
 from tfdist.cluster import Cluster
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.parameter_server import optimizer
-from tfdist.strategies.parameter_server.hooks import ServerHooks
+from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
 from tfdist.strategies.parameter_server.placement import ServerExtended
 
 
@@ -28,4 +28,4 @@ class ParameterServer(CoordinatorStrategy):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, ServerExtended)
-        self.tfdist_hooks = ServerHooks(self)
+        self.tfdist_hooks = ParameterServerHooks(self)
