@@ -13,9 +13,9 @@ def steps_per_call(batches: int | None, groups: int, period: int) -> int:
     """Returns how many batches a group gets at a time: a whole period, or in short epochs an equal part of the epoch.
 
     Args:
-        batches: Batches in an epoch; None if not known.
-        groups: Number of worker groups.
-        period: Updates between two synchronizations.
+        batches: batches in an epoch; None if not known.
+        groups: number of worker groups.
+        period: updates between two synchronizations.
     """
     return min(period, math.ceil(batches / groups)) if batches else period
 
@@ -26,9 +26,9 @@ def is_due(since: int, steps: int, period: int) -> bool:
     A group synchronizes at the start of a call. This chooses the call whose start is nearest to the end of the period.
 
     Args:
-        since: Updates that the group has made since its last synchronization.
-        steps: Updates in the next call.
-        period: Updates between two synchronizations.
+        since: updates that the group has made since its last synchronization.
+        steps: updates in the next call.
+        period: updates between two synchronizations.
     """
     return 2 * since + steps >= 2 * period
 
@@ -37,9 +37,9 @@ def adaptive_period(speed: float | None, speeds: Iterable[float | None], period:
     """Returns floor(speed / highest speed * period), at least 1. All groups then synchronize equally often (arXiv 2401.09135).
 
     Args:
-        speed: Speed of the group; None if not known, which leaves the period as it is.
-        speeds: Speeds of all groups in the same unit, None where not known.
-        period: Updates between two synchronizations of the fastest group.
+        speed: speed of the group; None if not known, which leaves the period as it is.
+        speeds: speeds of all groups in the same unit, None where not known.
+        period: updates between two synchronizations of the fastest group.
     """
     known = [each for each in speeds if each is not None]
     if speed is None or not known:
@@ -51,7 +51,7 @@ class Speeds:
     """Measures the speed of each group, in steps per second.
 
     Args:
-        groups: Number of worker groups.
+        groups: number of worker groups.
     """
 
     def __init__(self, groups: int) -> None:
