@@ -93,7 +93,7 @@ class Synchronization:
     ```
 
     Attributes:
-        outer: The outer optimizer, which changes C with the progress d of a group. Default "average".
+        outer: the outer optimizer, which changes C with the progress d of a group. Default "average".
 
             - "average": `C += outer_learning_rate * weight * d`, local SGD (arXiv 1805.09767) and FedAvg (arXiv 1602.05629).
               SINGA's Distributed Hogwild (https://singa.apache.org) with an average instead of its sum.
@@ -105,13 +105,13 @@ class Synchronization:
             - "elastic": `e = elastic_rate * (w - C); w -= e; C += e`, EASGD (arXiv 1412.6651).
             - "sum": `C += d`, as SINGA was released (apache/singa v0.3, `src/server.cc`). n groups multiply the learning rate
               by n, so tfdist logs a warning.
-        outer_learning_rate: Learning rate of the outer optimizer ("average", "nesterov", "delayed_nesterov"), above 0. Default
+        outer_learning_rate: learning rate of the outer optimizer ("average", "nesterov", "delayed_nesterov"), above 0. Default
             None: see `outer_rates`.
-        outer_momentum: Momentum of the outer optimizer ("nesterov", "delayed_nesterov"), from 0 to below 1. Default None: see
+        outer_momentum: momentum of the outer optimizer ("nesterov", "delayed_nesterov"), from 0 to below 1. Default None: see
             `outer_rates`.
-        elastic_rate: Moving rate of "elastic", above 0 and at most 1. Default None: 0.9 / number of worker groups, which is the
+        elastic_rate: moving rate of "elastic", above 0 and at most 1. Default None: 0.9 / number of worker groups, which is the
             paper's beta of 0.9.
-        topology: Which parameters a group synchronizes with. Default "global".
+        topology: which parameters a group synchronizes with. Default "global".
 
             - "global": all groups share one set of global parameters on the ps tasks.
             - "ring": each server group has its own parameters and averages them with those of its two neighbors after each push
@@ -120,22 +120,22 @@ class Synchronization:
               (AD-PSGD, arXiv 1710.06952).
 
             "ring" and "pair" need at least two server groups and `outer="average"`.
-        compression: How float32 parameters are sent, in both directions. Default None: as float32. "bf16" sends half the bytes,
+        compression: how float32 parameters are sent, in both directions. Default None: as float32. "bf16" sends half the bytes,
             "int8" about a quarter and "int4" about an eighth; see `tfdist.strategies.hogwild.compression`. The rounding error
             is added to the next push (error feedback, arXiv 1901.09847).
-        fragments: Number of parts of the parameters, from 1 to 65536. Default 1: a group synchronizes all parameters at once.
+        fragments: number of parts of the parameters, from 1 to 65536. Default 1: a group synchronizes all parameters at once.
             With more, it synchronizes one fragment every `sync_period / fragments` updates, in turn, so that each fragment is
             synchronized every `sync_period` updates (Streaming DiLoCo, arXiv 2501.18512). Must divide the sync period.
-        adaptive: Whether slower groups synchronize after fewer updates: `floor(speed / highest speed * sync_period)`, at least
+        adaptive: whether slower groups synchronize after fewer updates: `floor(speed / highest speed * sync_period)`, at least
             1. All groups then synchronize about equally often (DyLU, arXiv 2401.09135). Default False.
-        weights: The weight of a push. Default "groups": 1 / number of live groups. "examples": the share of the group in the
+        weights: the weight of a push. Default "groups": 1 / number of live groups. "examples": the share of the group in the
             examples that went into the last pushes of all live groups.
-        overlap: Whether a group continues its updates while a synchronization is in flight. Default True. With False the group
+        overlap: whether a group continues its updates while a synchronization is in flight. Default True. With False the group
             waits for the reply; with "nesterov" it also waits until the round is complete, for at most four times the duration
             of its last period.
 
     Raises:
-        ClusterError: If a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
+        ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
     """
 
     outer: str = "average"
@@ -176,7 +176,7 @@ class Synchronization:
         stable with SGD and momentum at periods of 16 and 64; see benchmarks/quality.md.
 
         Args:
-            inner_optimizer: Name of the class of the Keras optimizer, in upper or lower case: "AdamW", "SGD". For a
+            inner_optimizer: name of the class of the Keras optimizer, in upper or lower case: "AdamW", "SGD". For a
                 LossScaleOptimizer, the name of its inner optimizer.
         """
         outer = OUTER_OPTIMIZERS[self.outer]
@@ -194,12 +194,12 @@ class Synchronization:
         """Raises an error if options exclude each other or do not fit the cluster.
 
         Args:
-            sync_period: Updates of a worker group between two synchronizations.
-            server_groups: Number of server groups; None if it is not known.
-            source: Where the options come from, for the message.
+            sync_period: updates of a worker group between two synchronizations.
+            server_groups: number of server groups; None if it is not known.
+            source: where the options come from, for the message.
 
         Raises:
-            ClusterError: With the name of the option and the reason.
+            ClusterError: with the name of the option and the reason.
         """
         faults = [*_outer_faults(self), *_topology_faults(self, server_groups), *_period_faults(self, sync_period)]
         for name, fault in faults:
@@ -209,7 +209,7 @@ class Synchronization:
         """Returns a sentence for each choice that is allowed but probably a mistake.
 
         Args:
-            worker_groups: Number of worker groups.
+            worker_groups: number of worker groups.
         """
         found = []
         if self.outer == "sum" and worker_groups > 1:
@@ -234,8 +234,8 @@ def problem(name: str, value: object) -> str | None:
     """Returns why `value` is not valid for the option `name`, as the end of a sentence, or None if it is valid.
 
     Args:
-        name: A field of `Synchronization`.
-        value: Any object.
+        name: a field of `Synchronization`.
+        value: any object.
     """
     shown = repr(value) if isinstance(value, str | bool | int | float) or value is None else f"a {type(value).__name__}"
     shown = shown if len(shown) <= 60 else f"{shown[:60]}..."

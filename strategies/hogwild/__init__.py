@@ -7,6 +7,6 @@ decides when the group synchronizes, `inner_steps.py` traces its steps, `push_pu
 `global_parameters.py` holds the parameters on the ps, and `outer_optimizers.py` computes how they change. `local_replicas.py`
 is the chief's view of all groups.
 
-Outer optimizers, compressors, topologies and schedules are pure functions and values in files of these names. To add one, write
-a class or function and add a line to the table of its file and to the list of names in `tfdist/synchronization.py`.
+Outer optimizers, compressors, topologies and schedules are pure functions and values, in files of these names. Each file has a
+table. To add one, write a class or function, and add a line to the table and to the options in `tfdist/synchronization.py`.
 """

@@ -12,10 +12,10 @@ class BlockRegistry:
     """All blocks of a strategy.
 
     Args:
-        make_block: Makes a block of variables of one dtype and kind.
+        make_block: makes a block of variables of one dtype and kind.
 
     Attributes:
-        blocks: The blocks, in the order in which they were registered.
+        blocks: the blocks, in the order in which they were registered.
     """
 
     def __init__(self, make_block: Callable[[list[LocalVariable]], ParameterBlock]) -> None:
@@ -44,9 +44,9 @@ class BlockRegistry:
         """Puts variables that are in no block into blocks, by kind and dtype, and returns the new blocks.
 
         Args:
-            variables: The variables.
-            kind: Their new kind; None keeps the kind of each.
-            fragments: Number of blocks, of about equal size, for the variables of one kind and dtype.
+            variables: the variables.
+            kind: their new kind; None keeps the kind of each.
+            fragments: number of blocks, of about equal size, for the variables of one kind and dtype.
         """
         by_type: dict[tuple[Kind, Any], list[LocalVariable]] = {}
         for variable in variables:

@@ -27,8 +27,8 @@ class Period:
     """How far the groups are with one model.
 
     Attributes:
-        since: For each group, its inner steps since its last synchronization.
-        turns: For each group, the number of its synchronizations.
+        since: for each group, its inner steps since its last synchronization.
+        turns: for each group, the number of its synchronizations.
     """
 
     since: list[int]
@@ -39,8 +39,8 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
     """Collects the groups, and returns the state of the training of `model`. No execution may be in flight.
 
     Args:
-        replicas: The `LocalReplicas` of the strategy.
-        model: The Keras model.
+        replicas: the `LocalReplicas` of the strategy.
+        model: the Keras model.
 
     Returns:
         Numpy arrays by key. In the keys, PART is `model` (its variables) or the name of the model's attribute that holds an
@@ -88,9 +88,9 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
     of groups is the same; otherwise each group starts from the chief's values. State that does not fit the model is left out.
 
     Args:
-        replicas: The `LocalReplicas` of the strategy.
-        model: The Keras model.
-        state: What `state_of` returned, or an empty dict.
+        replicas: the `LocalReplicas` of the strategy.
+        model: the Keras model.
+        state: what `state_of` returned, or an empty dict.
     """
     if not state:
         _log.debug("the file has no state of worker groups; each starts from the chief's values")

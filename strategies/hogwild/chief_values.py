@@ -11,9 +11,9 @@ class ChiefValues:
     """Keeps the chief's variables and the blocks in step.
 
     Args:
-        blocks: All blocks. Others add to the list.
-        collect: Collects blocks from the groups, see `Collector.collect`.
-        in_flight: Returns the number of executions in flight.
+        blocks: all blocks. Others add to the list.
+        collect: collects blocks from the groups, see `Collector.collect`.
+        in_flight: returns the number of executions in flight.
     """
 
     def __init__(

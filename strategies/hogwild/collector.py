@@ -27,9 +27,9 @@ class Collector:
     """Lets groups flush, and merges what they return.
 
     Args:
-        flush: Flushes a block of a group. Returns its local replica where the block keeps no progress on the ps.
-        mark_lost: Notes that a group does not answer.
-        complete_round: Ends the current round of a block.
+        flush: flushes a block of a group. Returns its local replica where the block keeps no progress on the ps.
+        mark_lost: notes that a group does not answer.
+        complete_round: ends the current round of a block.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Collector:
         No execution may be in flight. Groups that do not answer are left out.
 
         Args:
-            blocks: The blocks to collect.
-            server_group: The server group with all progress; None takes the mean over all server groups.
+            blocks: the blocks to collect.
+            server_group: the server group with all progress; None takes the mean over all server groups.
         """
         for block in blocks:
             if not block.dirty:

@@ -51,7 +51,7 @@ class Compressor(abc.ABC):
             values: float32 [n], with n known when the function is traced.
 
         Raises:
-            ValueError: For another dtype or rank, or an unknown n.
+            ValueError: for another dtype or rank, or an unknown n.
         """
 
     @abc.abstractmethod
@@ -59,8 +59,8 @@ class Compressor(abc.ABC):
         """Returns the n values that `message` stands for, float32 [n].
 
         Args:
-            message: The tensors that `encode` returned.
-            n: Number of values.
+            message: the tensors that `encode` returned.
+            n: number of values.
         """
 
     @abc.abstractmethod

@@ -11,13 +11,13 @@ class Control:
     """What a group needs to know for a call, as tensors in the function that it runs.
 
     Attributes:
-        group: Number of the group, int32 scalar.
-        weight: Weight of what the group pushes, float32 scalar. The weights of all live groups add up to 1.
-        live: Number of groups that train, int32 scalar.
-        step: Number of the first step of the call, counted over all groups, int64 scalar.
-        rate: Outer learning rate, float32 scalar.
-        momentum: Outer momentum, float32 scalar.
-        numbers: All of these as one tensor, see `SPEC`.
+        group: number of the group, int32 scalar.
+        weight: weight of what the group pushes, float32 scalar. The weights of all live groups add up to 1.
+        live: number of groups that train, int32 scalar.
+        step: number of the first step of the call, counted over all groups, int64 scalar.
+        rate: outer learning rate, float32 scalar.
+        momentum: outer momentum, float32 scalar.
+        numbers: all of these as one tensor, see `SPEC`.
     """
 
     group: Any

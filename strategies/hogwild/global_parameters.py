@@ -34,17 +34,17 @@ class Shard:
     """A part of a block on one ps, with the state of the outer optimizer for it.
 
     Args:
-        dtype: Dtype of the values.
-        size: Number of values n.
-        device: Device of the ps.
-        optimizer: The outer optimizer. None for values that are not synchronized.
-        compressed_for: Number of groups that receive compressed replies.
+        dtype: dtype of the values.
+        size: number of values n.
+        device: device of the ps.
+        optimizer: the outer optimizer. None for values that are not synchronized.
+        compressed_for: number of groups that receive compressed replies.
 
     Attributes:
-        parameters: The values, [n].
-        state: Variables of the outer optimizer, by name.
-        lock: Name of the lock that updates hold; None if they need none.
-        acknowledged: For each group the parameters as it has decoded them, [groups, n]; None without compression.
+        parameters: the values, [n].
+        state: variables of the outer optimizer, by name.
+        lock: name of the lock that updates hold; None if they need none.
+        acknowledged: for each group the parameters as it has decoded them, [groups, n]; None without compression.
     """
 
     def __init__(
@@ -92,31 +92,31 @@ class ParameterBlock:
     """Variables of one dtype and kind, concatenated into one vector.
 
     Args:
-        variables: The variables.
-        servers: Devices of the ps tasks of each server group.
-        optimizer: The outer optimizer.
-        groups: Number of worker groups.
-        compressed: Whether groups receive compressed replies.
+        variables: the variables.
+        servers: devices of the ps tasks of each server group.
+        optimizer: the outer optimizer.
+        groups: number of worker groups.
+        compressed: whether groups receive compressed replies.
 
     Attributes:
-        variables: The variables in the order of their values in the vector.
-        kind: Their kind.
-        dtype: Their dtype.
-        size: Number of values.
-        sizes: Number of values of each shard.
-        shards: For each server group its shards of the vector. Shards of one ps are neighbors.
-        optimizer: The outer optimizer.
-        baseline: On the leader of each group, the baseline of the group, [size] (see `outer_optimizers`).
-        pulled: On each leader, the global parameters as last pulled, [size]. Differs from `baseline` with compression only.
-        last_rounds: On each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
-        reply: On each leader, what the last reply adds to the local replica, [size].
-        has_reply: On each leader, whether `reply` holds the reply to the last push, bool scalar.
-        generation: Increases when groups have to pull the values of the shards.
-        version: Increases when `values` changes.
-        values: The vector when the chief last fetched it; None before.
-        rates: The outer learning rate and the outer momentum.
-        dirty: Groups with progress that the shards do not have.
-        changed: Whether the chief has assigned variables and the shards do not have the new values yet.
+        variables: the variables in the order of their values in the vector.
+        kind: their kind.
+        dtype: their dtype.
+        size: number of values.
+        sizes: number of values of each shard.
+        shards: for each server group its shards of the vector. Shards of one ps are neighbors.
+        optimizer: the outer optimizer.
+        baseline: on the leader of each group, the baseline of the group, [size] (see `outer_optimizers`).
+        pulled: on each leader, the global parameters as last pulled, [size]. Differs from `baseline` with compression only.
+        last_rounds: on each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
+        reply: on each leader, what the last reply adds to the local replica, [size].
+        has_reply: on each leader, whether `reply` holds the reply to the last push, bool scalar.
+        generation: increases when groups have to pull the values of the shards.
+        version: increases when `values` changes.
+        values: the vector when the chief last fetched it; None before.
+        rates: the outer learning rate and the outer momentum.
+        dirty: groups with progress that the shards do not have.
+        changed: whether the chief has assigned variables and the shards do not have the new values yet.
     """
 
     def __init__(

@@ -12,14 +12,14 @@ class LiveGroups:
     """Tracks worker groups that start, fail, and come back.
 
     Args:
-        groups: The worker groups.
-        shared: Whether groups with the same tasks train one local replica.
+        groups: the worker groups.
+        shared: whether groups with the same tasks train one local replica.
         coordinator: TensorFlow's ClusterCoordinator.
 
     Attributes:
-        owners: For each group the group whose local replica it trains: itself, or if they share, the first with its tasks.
-        live: Owners that train.
-        alone: The owner that trains while all others wait; None if all train.
+        owners: for each group the group whose local replica it trains: itself, or if they share, the first with its tasks.
+        live: owners that train.
+        alone: the owner that trains while all others wait; None if all train.
     """
 
     def __init__(self, groups: Sequence[Any], shared: bool, coordinator: Any) -> None:
@@ -63,8 +63,8 @@ class LiveGroups:
         """Returns whether a group may take the next steps.
 
         Args:
-            group: Number of the group.
-            even_for_another: Whether the group replaces the one that trains alone.
+            group: number of the group.
+            even_for_another: whether the group replaces the one that trains alone.
         """
         if self.alone is not None and even_for_another:
             self.alone = self.owners[group]

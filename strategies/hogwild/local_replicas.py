@@ -35,13 +35,13 @@ class LocalReplicas:
     """Manages the local replicas of all worker groups.
 
     Args:
-        strategy: The Hogwild strategy.
+        strategy: the Hogwild strategy.
         coordinator: TensorFlow's ClusterCoordinator.
 
     Attributes:
-        outer_optimizer: Changes the global parameters when groups push.
-        weights: The weights of pushes.
-        in_flight: Returns the number of executions in flight.
+        outer_optimizer: changes the global parameters when groups push.
+        weights: the weights of pushes.
+        in_flight: returns the number of executions in flight.
     """
 
     def __init__(self, strategy: Any, coordinator: Any) -> None:
@@ -161,10 +161,10 @@ class LocalReplicas:
         """Returns the numbers of a group's `Control`, on the chief.
 
         Args:
-            group: Number of the group.
-            rates: Outer learning rate and outer momentum.
-            step: Number of the first step, counted over all groups.
-            in_round: Number of groups that complete a round; None for all that train.
+            group: number of the group.
+            rates: outer learning rate and outer momentum.
+            step: number of the first step, counted over all groups.
+            in_round: number of groups that complete a round; None for all that train.
         """
         owner = self.owners[group]
         servers_of = self._strategy.servers_of

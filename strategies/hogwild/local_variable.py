@@ -55,12 +55,12 @@ class LocalVariable(VariableBase):
     """A variable with one value on the chief and a local replica in every worker group.
 
     Attributes:
-        replica: The replica of the group that runs a function.
-        kind: How replicas and chief are related.
-        block: The `ParameterBlock` that holds the variable; None until a function uses it.
-        restored: Restored values for replicas of groups that have not started since, numpy, by group (checkpoint_state.py).
-        restored_outer: Restored state of the outer optimizer for this variable, numpy, by name.
-        version: Version of the block's values that the chief's variable has.
+        replica: the replica of the group that runs a function.
+        kind: how replicas and chief are related.
+        block: the `ParameterBlock` that holds the variable; None until a function uses it.
+        restored: restored values for replicas of groups that have not started since, numpy, by group (checkpoint_state.py).
+        restored_outer: restored state of the outer optimizer for this variable, numpy, by name.
+        version: version of the block's values that the chief's variable has.
     """
 
     def __init__(self, strategy: Any, next_creator: Any, **kwargs: Any) -> None:

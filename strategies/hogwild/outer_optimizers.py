@@ -26,10 +26,10 @@ class Update(NamedTuple):
     """The result of one update.
 
     Attributes:
-        increment: What to add to the global parameters, [n].
-        state: New values of the entries of the state that change.
-        reply: What to send to the group, [n]. None sends the global parameters after the increment.
-        round: For optimizers that work in rounds, int64 [2]: the number of complete rounds, and 1 if this push completed one,
+        increment: what to add to the global parameters, [n].
+        state: new values of the entries of the state that change.
+        reply: what to send to the group, [n]. None sends the global parameters after the increment.
+        round: for optimizers that work in rounds, int64 [2]: the number of complete rounds, and 1 if this push completed one,
             else 0.
     """
 
@@ -62,8 +62,8 @@ class OuterOptimizer:
         """Returns the initial state for a shard of global parameters.
 
         Args:
-            shape: Shape of the shard, [n].
-            dtype: Dtype of the shard.
+            shape: shape of the shard, [n].
+            dtype: dtype of the shard.
         """
         del shape, dtype
         return {}
@@ -72,10 +72,10 @@ class OuterOptimizer:
         """Computes how the global parameters and the state change.
 
         Args:
-            parameters: The shard of the global parameters, [n]; None unless `reads_parameters`.
-            state: The state for this shard.
-            push: What the group pushed, [n]: its progress, or its local replica if `pushes_parameters`.
-            control: Weight of the group, number of live groups, learning rate and momentum.
+            parameters: the shard of the global parameters, [n]; None unless `reads_parameters`.
+            state: the state for this shard.
+            push: what the group pushed, [n]: its progress, or its local replica if `pushes_parameters`.
+            control: weight of the group, number of live groups, learning rate and momentum.
         """
         raise NotImplementedError
 
@@ -83,11 +83,11 @@ class OuterOptimizer:
         """Returns the new baseline L of the group, [n]. Runs on the worker. Not used if `pushes_parameters`.
 
         Args:
-            parameters: The global parameters in the reply, [n].
-            baseline: The baseline before, [n].
-            pushed: The progress that the ps received, [n]. Compression makes it differ from the progress of the group.
+            parameters: the global parameters in the reply, [n].
+            baseline: the baseline before, [n].
+            pushed: the progress that the ps received, [n]. Compression makes it differ from the progress of the group.
             round_: `Update.round` of this reply.
-            last_round: Number of complete rounds in the last reply before, int64 scalar. None unless `in_rounds`.
+            last_round: number of complete rounds in the last reply before, int64 scalar. None unless `in_rounds`.
         """
         del baseline, pushed, round_, last_round
         return parameters
@@ -150,7 +150,7 @@ class Nesterov(OuterOptimizer):
     wait for each other within limits (`rounds.Rounds`), and momentum can be as high as in DiLoCo.
 
     Attributes:
-        groups: Number of worker groups.
+        groups: number of worker groups.
     """
 
     groups: int
@@ -197,7 +197,7 @@ class Elastic(OuterOptimizer):
     """e = rate * (w - C); C += e on the ps, w -= e on the worker. EASGD (arXiv 1412.6651).
 
     Attributes:
-        rate: The moving rate.
+        rate: the moving rate.
     """
 
     rate: float

@@ -31,14 +31,14 @@ class PushPull:
     steps with `pull_if_arrived` after each, then `pull`.
 
     Args:
-        block: The block, of kind SYNCHRONIZED.
-        server_group: Number of the server group of the worker group.
-        control: The numbers from the chief.
-        compressor: Encodes what is sent, in both directions.
-        topology: A name in `topologies.TOPOLOGIES`.
+        block: the block, of kind SYNCHRONIZED.
+        server_group: number of the server group of the worker group.
+        control: the numbers from the chief.
+        compressor: encodes what is sent, in both directions.
+        topology: a name in `topologies.TOPOLOGIES`.
 
     Attributes:
-        replies: After `push`, the decoded reply for each shard.
+        replies: after `push`, the decoded reply for each shard.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class PushPull:
         """Adds the reply to the local replica if it has arrived and is not `pulled` yet. Call it between two inner steps.
 
         Args:
-            pulled: Whether the reply has been added, bool scalar.
+            pulled: whether the reply has been added, bool scalar.
 
         Returns:
             Whether the reply has been added now, bool scalar.
@@ -170,10 +170,10 @@ def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int)
     """Assigns the values of the shards to the local replica of a group. Its progress is dropped.
 
     Args:
-        block: A block of any kind.
-        server_group: Number of the server group of the worker group.
-        group: Number of the worker group, int32 scalar.
-        groups: Number of worker groups.
+        block: a block of any kind.
+        server_group: number of the server group of the worker group.
+        group: number of the worker group, int32 scalar.
+        groups: number of worker groups.
     """
     vector = _pull_shards(block, server_group, group)
     if block.kind is Kind.COUNTER:
@@ -192,9 +192,9 @@ def pull_round(block: ParameterBlock, server_group: int, group: Any) -> None:
     """Moves the local replica of a group to the global parameters after a round to which the group has pushed all its progress.
 
     Args:
-        block: A block of kind SYNCHRONIZED.
-        server_group: Number of the server group of the worker group.
-        group: Number of the worker group, int32 scalar.
+        block: a block of kind SYNCHRONIZED.
+        server_group: number of the server group of the worker group.
+        group: number of the worker group, int32 scalar.
     """
     vector = _pull_shards(block, server_group, group)
     # Adds the difference, so that the rounding error of the push stays in the replica.

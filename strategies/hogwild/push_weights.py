@@ -7,12 +7,12 @@ class PushWeights:
     """Counts the examples that groups train on, and returns the weights of their pushes.
 
     Args:
-        groups: Number of worker groups.
-        by_examples: Whether weights follow the number of examples. Otherwise they are equal.
+        groups: number of worker groups.
+        by_examples: whether weights follow the number of examples. Otherwise they are equal.
 
     Attributes:
-        trained: For each group, the examples that it has trained on since its last push.
-        pushed: For each group, the examples that went into its last push.
+        trained: for each group, the examples that it has trained on since its last push.
+        pushed: for each group, the examples that went into its last push.
     """
 
     def __init__(self, groups: int, by_examples: bool) -> None:
@@ -34,8 +34,8 @@ class PushWeights:
         """Returns the weight of the next push of a group.
 
         Args:
-            group: Number of the group.
-            live: Numbers of the groups whose pushes it is averaged with, including `group`.
+            group: number of the group.
+            live: numbers of the groups whose pushes it is averaged with, including `group`.
         """
         own = self.pushed[group]
         if not self._by_examples:

@@ -33,9 +33,9 @@ class Rounds:
         """Waits, after a group has pushed, until all other groups have pushed or the limit is over.
 
         Args:
-            block: The block that the group has pushed.
-            group: Number of the group.
-            live: Numbers of the groups that train.
+            block: the block that the group has pushed.
+            group: number of the group.
+            live: numbers of the groups that train.
 
         Returns:
             Whether another group completed the round.

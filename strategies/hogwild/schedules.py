@@ -1,9 +1,12 @@
-"""Schedules: after how many updates a worker group synchronizes, for short epochs and for groups of different speeds."""
+"""Schedules: after how many updates a worker group synchronizes, for short epochs and for groups of different speeds.
+
+To add a period schedule, write a function from speeds to a period and add a line to `PERIOD_SCHEDULES`.
+"""
 
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 SMOOTHING = 0.5
 """Weight of the last call in the speed of a group. Below 1, so that one slow call does not make a slow group."""
@@ -13,9 +16,9 @@ def steps_per_call(batches: int | None, groups: int, period: int) -> int:
     """Returns how many batches a group gets at a time: a whole period, or in short epochs an equal part of the epoch.
 
     Args:
-        batches: Batches in an epoch; None if not known.
-        groups: Number of worker groups.
-        period: Updates between two synchronizations.
+        batches: batches in an epoch; None if not known.
+        groups: number of worker groups.
+        period: updates between two synchronizations.
     """
     return min(period, math.ceil(batches / groups)) if batches else period
 
@@ -26,20 +29,33 @@ def is_due(since: int, steps: int, period: int) -> bool:
     A group synchronizes at the start of a call. This chooses the call whose start is nearest to the end of the period.
 
     Args:
-        since: Updates that the group has made since its last synchronization.
-        steps: Updates in the next call.
-        period: Updates between two synchronizations.
+        since: updates that the group has made since its last synchronization.
+        steps: updates in the next call.
+        period: updates between two synchronizations.
     """
     return 2 * since + steps >= 2 * period
 
 
-def adaptive_period(speed: float | None, speeds: Iterable[float | None], period: int) -> int:
+Speed = float | None
+"""Steps per second; None if not known yet."""
+
+PeriodSchedule = Callable[[Speed, Sequence[Speed], int], int]
+"""A function from the speed of a group, the speeds of all groups, and the sync period to the period of the group."""
+
+
+def constant_period(speed: Speed, speeds: Sequence[Speed], period: int) -> int:
+    """Returns the sync period."""
+    del speed, speeds
+    return period
+
+
+def adaptive_period(speed: Speed, speeds: Sequence[Speed], period: int) -> int:
     """Returns floor(speed / highest speed * period), at least 1. All groups then synchronize equally often (arXiv 2401.09135).
 
     Args:
-        speed: Speed of the group; None if not known, which leaves the period as it is.
-        speeds: Speeds of all groups in the same unit, None where not known.
-        period: Updates between two synchronizations of the fastest group.
+        speed: speed of the group. None leaves the period as it is.
+        speeds: speeds of all groups.
+        period: updates between two synchronizations of the fastest group.
     """
     known = [each for each in speeds if each is not None]
     if speed is None or not known:
@@ -47,15 +63,21 @@ def adaptive_period(speed: float | None, speeds: Iterable[float | None], period:
     return max(1, int(speed / max(known) * period))
 
 
+PERIOD_SCHEDULES: dict[bool, PeriodSchedule] = {False: constant_period, True: adaptive_period}
+"""Period schedules by the value of `Synchronization.adaptive`."""
+
+
 class Speeds:
-    """Measures the speed of each group, in steps per second.
+    """Measures the speed of each group, and returns the period that suits it.
 
     Args:
-        groups: Number of worker groups.
+        groups: number of worker groups.
+        schedule: the period schedule.
     """
 
-    def __init__(self, groups: int) -> None:
-        self._speeds: list[float | None] = [None] * groups
+    def __init__(self, groups: int, schedule: PeriodSchedule) -> None:
+        self._schedule = schedule
+        self._speeds: list[Speed] = [None] * groups
         self._calls = [0] * groups
 
     @contextlib.contextmanager
@@ -70,5 +92,5 @@ class Speeds:
             self._speeds[group] = speed if before is None else SMOOTHING * speed + (1 - SMOOTHING) * before
 
     def period(self, group: int, period: int) -> int:
-        """Returns the `adaptive_period` of a group."""
-        return adaptive_period(self._speeds[group], self._speeds, period)
+        """Returns the period of a group for a sync period."""
+        return self._schedule(self._speeds[group], self._speeds, period)

@@ -16,7 +16,7 @@ from tfdist.strategies.hogwild import checkpoint_state, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
-from tfdist.strategies.hogwild.schedules import Speeds
+from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds
 from tfdist.strategies.inputs import worker_input
 
 
@@ -58,7 +58,7 @@ class Hogwild(CoordinatorStrategy):
         self.shares_replicas = cluster.share_memory and len(set(tasks)) < len(tasks)
         self.local_replicas = LocalReplicas(self, self._cluster_coordinator)
         self.local_replicas.in_flight = self.executions.__len__
-        self.speeds = Speeds(len(self.worker_groups))
+        self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
         self.executions.give_up = self.local_replicas.mark_lost
         self.executions.limit = IN_FLIGHT_PER_GROUP * len(self.worker_groups)
         self.tfdist_hooks = HogwildHooks(self)

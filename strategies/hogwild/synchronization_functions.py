@@ -34,7 +34,7 @@ class SynchronizationFunctions:
     """Traces each function once for groups that look alike.
 
     Args:
-        strategy: The Hogwild strategy.
+        strategy: the Hogwild strategy.
     """
 
     def __init__(self, strategy: Any) -> None:
@@ -51,10 +51,10 @@ class SynchronizationFunctions:
         """Runs a task on the leader of a group.
 
         Args:
-            task: The task.
-            block: The block.
-            group: Number of the group.
-            numbers: The numbers of its `Control`.
+            task: the task.
+            block: the block.
+            group: number of the group.
+            numbers: the numbers of its `Control`.
 
         Returns:
             The local replica, [size], where the task returns it, else a scalar.

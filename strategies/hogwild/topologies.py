@@ -42,9 +42,9 @@ def average(topology: str, parameters: Sequence[NamedVariable], server_group: in
     """Averages the parameters of a server group with those of its partners, inside a `tf.function`.
 
     Args:
-        topology: A name in `TOPOLOGIES`.
-        parameters: The same shard of the parameters in each server group.
-        server_group: The number of the server group.
+        topology: a name in `TOPOLOGIES`.
+        parameters: the same shard of the parameters in each server group.
+        server_group: the number of the server group.
     """
     choices = TOPOLOGIES[topology](server_group, len(parameters))
 

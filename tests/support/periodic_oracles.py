@@ -216,14 +216,14 @@ def without_barrier(
     flight and continues its updates in the meantime.
 
     Args:
-        groups: Number of groups.
-        updates: Updates of each group. After the last one the group pushes the rest of its progress.
-        period: Fewest updates between two pushes.
+        groups: number of groups.
+        updates: updates of each group. After the last one the group pushes the rest of its progress.
+        period: fewest updates between two pushes.
         latency: (group, number of the push) -> seconds there and back.
         step: (group, number of the update) -> what the update adds to the replica.
-        seconds: Duration of one update, by group; None for 1.0 each.
-        start: Initial value of the global parameters and of all replicas.
-        on_event: Called with each event ("update", "push", "arrive" or "reply") and its group, in the order of the events.
+        seconds: duration of one update, by group; None for 1.0 each.
+        start: initial value of the global parameters and of all replicas.
+        on_event: called with each event ("update", "push", "arrive" or "reply") and its group, in the order of the events.
 
     Returns:
         The global parameters at the end, and the groups.
@@ -275,9 +275,9 @@ def data_parallel(
 
     Args:
         gradient: (parameters, batch) -> gradient of the mean loss.
-        start: Initial parameters.
-        batches: For each step the batch of each group, all of the same size.
-        rate: Learning rate.
+        start: initial parameters.
+        batches: for each step the batch of each group, all of the same size.
+        rate: learning rate.
         momentum: v = momentum v - rate g; w += v, as in Keras' SGD.
     """
     parameters, velocity = start, 0.0

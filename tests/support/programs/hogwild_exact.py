@@ -185,8 +185,8 @@ class Trained:
     """A Keras model whose training steps the groups run one call at a time, as the chief says.
 
     Args:
-        make: Makes the compiled model.
-        batch: A batch like those of the training.
+        make: makes the compiled model.
+        batch: a batch like those of the training.
     """
 
     def __init__(self, strategy, make, batch):
