@@ -141,7 +141,7 @@ def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, pro
     wait_until(lambda: (tmp_path / "job/evaluator/state.json").exists() and len(state(tmp_path / "job")) == 2, job)
     os.kill(job.pid_of("evaluator:0"), signal.SIGKILL)
     assert job.wait(200) == 0, job.output
-    assert "evaluator:0 has ended early: it was killed by SIGKILL; the training goes on, and it is started again" in job.output
+    assert "evaluator:0 ended early: it was killed by SIGKILL; the training continues, and the task is restarted" in job.output
     assert [entry["epoch"] for entry in state(tmp_path / "job")] == [1, 2, 3, 4, 5]
     chief, evaluator = read_json("chief.json"), read_json("evaluator.json")
     assert evaluator["epochs"] == [0, 1, 2, 3, 4]
@@ -152,7 +152,7 @@ def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, pro
     assert best["values"] == [min(evaluator["history"]["val_loss"])]
     summary = read_json("s.json")
     assert summary["tasks"][-1]["restarts"] == 1 and summary["exit_code"] == 0
-    assert "evaluator:0 finished, started again 1 time" in job.output
+    assert "evaluator:0 finished (1 restart)" in job.output
 
 
 def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, program, read_json):
@@ -163,8 +163,8 @@ def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, progra
     """
     job = start("-m", "tfdist.launch", "--tier", "BASIC", "--evaluator", "--summary", "s.json", program(body=body))
     assert job.wait(200) == 0, job.output
-    assert "evaluator:0 has failed 4 times, at last it exited with 1; the training goes on without it" in job.output
-    assert "evaluator:0 did not finish; what it has evaluated is kept, started again 3 times" in job.output
+    assert "evaluator:0 failed 4 times, most recently because it exited with 1; the training continues without it" in job.output
+    assert "evaluator:0 did not finish; its evaluations so far are kept (3 restarts)" in job.output
     assert read_json("s.json")["tasks"][-1]["exit_code"] == 1
     assert job.output.count("AssertionError") == (job.folder / read_json("s.json")["tasks"][-1]["log"]).read_text().count("AssertionError") == 4  # fmt: skip
     assert job.left() == {}
