@@ -2,10 +2,10 @@
 
     python benchmarks/asynchronous_toy.py --markdown benchmarks/asynchronous_toy.md
 
-The original (https://github.com/google-deepmind/asyncdiloco, to arXiv 2401.09135) simulates workers that need 0.58, 0.75, 1.51
-and 3.33 seconds for a step of AdamW on a mixture of Gaussians, and exchange every 20 steps. Here they are processes whose data
-keep them waiting that long, on a clock that runs `--faster` times as fast. Synchronous training is one process with the batches
-of all four, each of whose steps lasts as long as the slowest worker's; its time is reckoned.
+The original (https://github.com/google-deepmind/asyncdiloco, of arXiv 2401.09135) simulates workers that need 0.58, 0.75, 1.51
+and 3.33 seconds for a step of AdamW on a mixture of Gaussians, and synchronize every 20 steps. Here they are processes. Their
+data make them wait that long, on a clock that runs `--faster` times as fast. Synchronous training is one process with the
+batches of all four. Each of its steps lasts as long as the slowest worker's; its time is computed.
 """
 
 import json
@@ -18,8 +18,8 @@ import figures
 from absl import app, flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_float("faster", 20.0, "How many seconds of the workers pass in one.", lower_bound=1.0)
-flags.DEFINE_list("only", [], "Only the trainings whose size and name have one of these in them.")
+flags.DEFINE_float("faster", 20.0, "Seconds of the workers per real second.", lower_bound=1.0)
+flags.DEFINE_list("only", [], "Only the trainings whose size and name contain one of these.")
 flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the table.")
 flags.DEFINE_string("train", None, "Used by the trainings themselves.")
 
@@ -39,21 +39,21 @@ POINTS, EVALUATED, TIMEOUT = 4, 10_000, 900
 
 
 def examples(size, numbers):
-    """The examples of these numbers, each always the same."""
+    """Returns the examples of these numbers. The same number always gives the same example."""
     import numpy as np
     import tensorflow as tf
 
     clusters = SIZES[size][1] * CLASSES
-    centres = np.random.default_rng(42).normal(size=(clusters, FEATURES)).astype("float32")
-    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
+    centers = np.random.default_rng(42).normal(size=(clusters, FEATURES)).astype("float32")
+    centers /= np.linalg.norm(centers, axis=1, keepdims=True)
     cluster = tf.cast(numbers // len(SECONDS) % clusters, tf.int32)  # Every worker has examples of all.
     seeds = tf.stack([tf.fill(tf.shape(numbers), tf.constant(7, tf.int64)), numbers], axis=1)
     noise = tf.map_fn(lambda seed: tf.random.stateless_normal([FEATURES], seed), seeds, fn_output_signature=tf.float32)
-    return tf.gather(tf.constant(centres), cluster) + 0.5 * noise, cluster // SIZES[size][1]
+    return tf.gather(tf.constant(centers), cluster) + 0.5 * noise, cluster // SIZES[size][1]
 
 
 def batches(size, shard, shards, seconds=0.0, of=BATCH):
-    """Batches of this shard for ever, one every `seconds` on the clock that is faster."""
+    """Returns an endless dataset of batches of this shard, one every `seconds` on the faster clock."""
     import tensorflow as tf
     from tensorflow.python.data.experimental.ops import testing
 
@@ -83,14 +83,14 @@ def strategy_of(name):
 
 
 def train(size, name):
-    """Trains, and prints as JSON, for each quarter: the seconds that the workers needed for it, loss and accuracy."""
+    """Trains, and prints as JSON for each quarter: the seconds that the workers needed, loss and accuracy."""
     import keras
     import tensorflow as tf
 
     rounds, kept = SIZES[size][3], []
 
     class Keeper(keras.callbacks.Callback):
-        """Keeps (steps, time, weights) of the first execution, which is mostly tracing, and at the end of each quarter."""
+        """Keeps (steps, time, weights) after the first execution, which is mostly tracing, and after each quarter."""
 
         def on_train_batch_end(self, batch, logs=None):
             if not kept or batch + 1 >= self.params["steps"] * len(kept) // POINTS:

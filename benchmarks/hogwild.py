@@ -3,11 +3,11 @@
     sudo python benchmarks/hogwild.py --horovod /path/to/horovod/bin/python --markdown benchmarks/hogwild.md
     sudo python benchmarks/hogwild.py --quick
 
-Node k has one processor core and one link (networks.py) and carries worker k and, where there are ps, ps k. The chief of
-parameter_server and hogwild is on node 0 beside them, so that all ways have the same two machines. Each way's job (peers.py) is
-started and takes turns with the limit, as many trainings as there are workers, which talk to nobody: while one trains the
-other stands still. In a turn the links get their rate, the way trains until every worker has reported twice, and from then on
-counts. The limit is measured before and after each turn of the way, and ratios are to the mean of both.
+Node k has one processor core and one link (networks.py) and carries worker k and, if the strategy has ps, ps k. The chief of
+parameter_server and hogwild is on node 0 beside them, so all ways use the same two machines. Each way's job (peers.py) takes
+turns with the limit, one training per worker without communication: while one trains, the other is paused. In a turn the links
+get their rate, and the way trains. Counting begins when every worker has reported twice. The limit is measured before and after
+each turn of the way, and ratios are to the mean of both.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
-flags.DEFINE_float("seconds", 2.5, "How long a turn counts, until each worker has reported three times.")
+flags.DEFINE_float("seconds", 2.5, "Seconds that a turn counts, at least, until each worker has reported three times.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
 flags.DEFINE_list("hogwild", ["20", "50", "100", "100:int4"], "Sync periods, each with a compression after a colon.")
-flags.DEFINE_list("ways", [], "Only the ways whose name has one of these in it, and the limit.")
-flags.DEFINE_list("links", list(networks.RATES), "Only these links; the slow worker is measured without limit.")
+flags.DEFINE_list("ways", [], "Only the ways whose name contains one of these, and the limit.")
+flags.DEFINE_list("links", list(networks.RATES), "Only these links. The slow worker is measured without limit.")
 flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
 flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
-flags.DEFINE_bool("quick", False, "One round of one-second turns of some ways of the small model: whether all of it works.")
+flags.DEFINE_bool("quick", False, "Test that everything works: one round of one-second turns of some ways of the small model.")
 flags.DEFINE_bool("slow_worker", True, "Measure the first model also with the last worker at a quarter of its core's time.")
 
 NODES = 2
@@ -46,7 +46,7 @@ LIMIT = "no communication (the limit)"
 SLOW = "one worker 4 times slower"
 START_SECONDS, REPORT_SECONDS = 120.0, 40.0
 BURST_SECONDS = 0.003
-"""What a way reports within this time it has done together."""
+"""Reports within this time count as one."""
 
 
 @dataclass
@@ -57,16 +57,16 @@ class Way:
         name: its row in the table.
         program: its function in peers.py.
         steps: steps per execution.
-        streams: how many workers report, each for itself.
+        streams: number of workers that report separately.
         jobs: its jobs, each with a task per node; the chief is one.
-        exchange: worker-steps of one worker between two exchanges; 0 without.
-        options: what its TF_CONFIG has beside cluster and task.
-        reads_on_workers: whether its workers read their data themselves where it has a chief.
+        period: steps of a worker between two synchronizations; 0 without.
+        options: keys of its TF_CONFIG besides cluster and task.
+        reads_on_workers: whether its workers read their data themselves although it has a chief.
         port: the first of its ports.
         python: the interpreter that runs it.
         processes: those of its tasks, by job and index.
-        sent: bytes that a node has sent in its turns without limit, the mean of the nodes.
-        done: worker-steps that it has reported in them.
+        sent: bytes that a node has sent in the turns without limit, the mean of the nodes.
+        done: worker-steps reported in those turns.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Way:
     steps: int
     streams: int = 1
     jobs: tuple[str, ...] = ("worker",)
-    exchange: int = 1
+    period: int = 1
     options: dict = field(default_factory=dict)
     reads_on_workers: bool = False
     port: int = 0
@@ -112,7 +112,7 @@ class Way:
             os.killpg(process.pid, number)
 
     def seconds(self) -> float:
-        """Processor time that its processes have used."""
+        """Returns the processor time that its processes have used."""
         ticks = 0
         for process in self.processes.values():
             with contextlib.suppress(OSError):
@@ -135,13 +135,13 @@ def ways() -> list[Way]:
         length, _, compression = entry.partition(":")
         period = int(length)
         options = {"sync_period": period, "synchronization": {"compression": compression} if compression else {}}
-        name = f"hogwild, exchange each {period} steps" + (f", {compression}" if compression else "")
+        name = f"hogwild, sync period {period}" + (f", {compression}" if compression else "")
         found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
-    wanted = FLAGS.ways or (["mirrored", "20 steps"] if FLAGS.quick else [""])
+    wanted = FLAGS.ways or (["mirrored", "period 20"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
     for place, way in enumerate(found):
         way.port = 3000 + 10 * place
-    return [Way(LIMIT, "alone", 20, NODES, exchange=0), *found]
+    return [Way(LIMIT, "alone", 20, NODES, period=0), *found]
 
 
 class Comparison:
@@ -155,7 +155,7 @@ class Comparison:
         self._give_turn(None)
 
     def start(self, way: Way) -> None:
-        """Starts its tasks, and waits until each worker has trained."""
+        """Starts the tasks of a way, and waits until each worker has trained."""
         begin = time.monotonic()
         options = {"folder": str(self._folder), "name": way.file, "units": self._units, "steps": way.steps}
         options |= {"workers": NODES, "reads_on_workers": way.reads_on_workers}
@@ -177,12 +177,12 @@ class Comparison:
             tell(f"{way.name}: started in {time.monotonic() - begin:.0f} s")
 
     def end(self, way: Way) -> None:
-        """Ends its tasks."""
+        """Ends the tasks of a way."""
         self._network.end(list(way.processes.values()))
         way.processes.clear()
 
     def turn(self, way: Way, rate: str | None, slow: bool = False) -> float | None:
-        """Worker-steps per second; None where the way has failed."""
+        """Returns worker-steps per second, or None if the way has failed."""
         if way.name in self.failed:
             return None
         last = way.processes["worker", NODES - 1]
@@ -220,7 +220,7 @@ class Comparison:
         part.rename(self._folder / "turn")
 
     def _rest(self, way: Way) -> None:
-        """Ends the turn, and waits until nothing of it is computed or travels: what is under way may go at full speed."""
+        """Ends the turn, and waits until it computes and sends nothing more. The rest of its traffic has full speed."""
         self._give_turn(None)
         self._network.shape(None)
         if way.program == "horovod" and not way.ended():
@@ -234,7 +234,7 @@ class Comparison:
             before = now
 
     def _reports(self, way: Way, since: float) -> list[list[tuple[float, int]]]:
-        """Time and worker-steps of what was reported, for each task that reports."""
+        """Returns time and worker-steps of all reports, for each task that reports."""
         found = []
         for path in sorted(self._folder.glob(f"{way.file}.[0-9]*")):
             lines = [line.split() for line in path.read_text().splitlines()]
@@ -242,7 +242,7 @@ class Comparison:
         return found
 
     def _wait_for(self, way: Way, count: int, since: float, seconds: float) -> bool:
-        """Whether the way has reported so often since then; else it is ended, and out of the comparison."""
+        """Returns whether the way has reported that often since then. Otherwise ends it and drops it from the comparison."""
         deadline = time.monotonic() + seconds
         while sum(len(bursts(reports)) for reports in self._reports(way, since)) < count:
             if way.ended() or time.monotonic() > deadline:
@@ -258,7 +258,7 @@ class Comparison:
 
 
 def bursts(reports: list[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Reports that come at once as one."""
+    """Combines reports that come at once into one."""
     found: list[tuple[float, int]] = []
     for at, steps in reports:
         if found and at - found[-1][0] < BURST_SECONDS:
@@ -269,7 +269,7 @@ def bursts(reports: list[tuple[float, int]]) -> list[tuple[float, int]]:
 
 
 def steps_within(reports: list[tuple[float, int]], streams: int, begin: float, first: float, end: float) -> float:
-    """Worker-steps between `first` and `end`, given reports since `begin`.
+    """Returns worker-steps between `first` and `end`, given reports since `begin`.
 
     What is reported at the ends of this time was partly done outside it: a worker has done what it reports since its last
     report, which in the list of several workers is that many places before.
@@ -326,7 +326,7 @@ def table(units, everything, links, found, failed) -> str:
     lines = [
         f"{units} units: {size / 4e6:.2f} million parameters, {size / 1e6:.2f} MB",
         "",
-        "| | " + " | ".join(links) + " | a node sends per exchange, MB (of the ring's) |",
+        "| | " + " | ".join(links) + " | a node sends per synchronization, MB (of the ring's) |",
         "|---|" + "---|" * (len(links) + 1),
     ]
     for way in everything:
@@ -336,7 +336,7 @@ def table(units, everything, links, found, failed) -> str:
             rate, ratio = (statistics.median(each[place] for each in rates or [(0, 0)]) for place in (0, 1))
             cells.append(f"{rate:.3g} ({ratio:.2g})" if rates else "-")
         name = f"{way.name}: {failed[way.name]}" if way.name in failed else way.name
-        sent = way.sent * way.exchange * NODES / way.done if way.done else 0
+        sent = way.sent * way.period * NODES / way.done if way.done else 0
         amount = f"{sent / 1e6:.2f} ({sent / ideal:.2f})" if sent else "-"
         lines.append("| " + " | ".join([name, *cells, amount]) + " |")
     return "\n".join(lines)
@@ -350,7 +350,7 @@ def main(_: list[str]) -> None:
         FLAGS.rounds, FLAGS.seconds, FLAGS.models = 1, 1.0, FLAGS.models[-1:]
     begin, load = time.monotonic(), os.getloadavg()[0]
     machine = f"{len(os.sched_getaffinity(0))} cores, TensorFlow {version('tensorflow')}, Keras {version('keras')}"
-    texts = [f"{machine}; load before: {load:.1f}; worker-steps per second, in brackets of the limit beside them."]
+    texts = [f"{machine}; load before: {load:.1f}; worker-steps per second, in brackets their ratio to the limit."]
     with networks.Network(NODES) as network:
         speeds = []
         for link, rate in networks.RATES.items():

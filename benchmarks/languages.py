@@ -1,4 +1,4 @@
-"""Time to read, check and write 10,000 tasks in every dialect that can say them, and of `tfdist.translate` as a command.
+"""Time to read, check and write 10,000 tasks in every dialect that can express them, and of `tfdist.translate` as a command.
 
     python benchmarks/languages.py --markdown benchmarks/languages.md
 
@@ -34,7 +34,7 @@ LIMIT, COMMAND_LIMIT = 2.0, 0.3
 
 
 def environments(count: int) -> dict[str, dict[str, str]]:
-    """What a process of a job of `count` tasks finds in its environment."""
+    """Returns the environment of a process of a job of `count` tasks, for each dialect."""
     hosts = [f"node-{n}" for n in range(count)]
     addresses = ",".join(f"{host}:2222" for host in hosts)
     rank = str(count - 1)
@@ -61,7 +61,7 @@ def environments(count: int) -> dict[str, dict[str, str]]:
 
 
 def commands(count: int) -> dict[str, str]:
-    """Command lines that start `count` tasks."""
+    """Returns command lines that start `count` tasks."""
     hosts = [f"node-{n}" for n in range(count)]
     return {
         "horovod": f"horovodrun -np {count} -H {','.join(f'{host}:1' for host in hosts)} python train.py",
@@ -72,7 +72,7 @@ def commands(count: int) -> dict[str, str]:
 
 
 def cluster(dialect: str, count: int) -> Cluster:
-    """A cluster of `count` tasks that the dialect can say."""
+    """Returns a cluster of `count` tasks that the dialect can express."""
     if dialect == "singa":
         half = count // 2
         return read(f"cluster {{ nworker_groups: {half} nserver_groups: {half} sync_freq: 8 start_port: 7000 }}")
@@ -88,14 +88,14 @@ def cluster(dialect: str, count: int) -> Cluster:
 
 
 def written(dialect: str, described: Cluster) -> str:
-    """The text in the dialect; of TF_CONFIG that of one task, since every task's names all tasks."""
+    """Returns the text in the dialect. For TF_CONFIG it is that of one task, because each names all tasks."""
     if dialect == "tf_config":
         return json.dumps(described.tf_config("worker", 0))
     return writers()[dialect].write(described)
 
 
 def median(function: Callable[[], object], children: bool = False) -> float:
-    """Seconds of a processor that the function takes, or the processes that it starts."""
+    """Returns the processor time of the function, or of the processes that it starts, in seconds."""
 
     def now() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF)
@@ -110,7 +110,7 @@ def median(function: Callable[[], object], children: bool = False) -> float:
 
 
 def work(count: int) -> "dict[str, Callable[[], object]]":
-    """All that is done with `count` tasks, by what it is; what a dialect refuses is missing."""
+    """Returns the operations on `count` tasks by name, without those that a dialect refuses."""
     result: dict[str, Callable[[], object]] = {}
     for dialect in writers():
         described = cluster(dialect, count)
@@ -130,13 +130,13 @@ def work(count: int) -> "dict[str, Callable[[], object]]":
 
 
 def rows(count: int) -> "list[tuple[str, str, str]]":
-    """What is measured, the seconds, and their share of the limit."""
+    """Returns each operation, its seconds, and their share of the limit."""
     seconds = {what: median(function) for what, function in work(count).items()}
     return [(what, f"{taken:.2f}", f"{taken / LIMIT:.0%}") for what, taken in seconds.items()]
 
 
 def command(*arguments: str) -> float:
-    """Seconds of a command; it has to succeed."""
+    """Returns the seconds of a command, which must succeed."""
     return median(lambda: subprocess.run([sys.executable, *arguments], check=True, capture_output=True), children=True)
 
 
@@ -160,7 +160,8 @@ def command_rows() -> "list[tuple[str, str, str]]":
 
 
 def main(_: "list[str]") -> None:
-    lines = [f"| {FLAGS.tasks} tasks | seconds | of {LIMIT:g} s |", "|---|---|---|"]
+    lines = ["# Reading and writing descriptions", ""]
+    lines += [f"| {FLAGS.tasks} tasks | seconds | of {LIMIT:g} s |", "|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in rows(FLAGS.tasks)]
     lines += ["", f"| command | seconds | of {COMMAND_LIMIT:g} s |", "|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in command_rows()]

@@ -2,8 +2,8 @@
 
     python benchmarks/multi_worker_mirrored.py
 
-launches itself on two processes of this machine. The sides run in turn, several times; printed are the median of each and of
-their ratios. The loop does what TensorFlow's guide to custom training does, by TensorFlow's own code alone: its distributed
+This starts itself as two processes of this machine. The sides run in turn, several times; it prints the median of each side and
+of their ratios. The loop follows TensorFlow's guide to custom training and uses only TensorFlow's own code: its distributed
 dataset, one compiled function per step, `optimizer.apply_gradients`, one reduction of the loss.
 """
 

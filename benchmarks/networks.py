@@ -22,14 +22,14 @@ import time
 from pathlib import Path
 
 RATES = {"no limit": None, "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
-"""The links that are compared: their name, and the rate as `tc` writes it."""
+"""Links to compare: name -> rate in the notation of `tc`."""
 
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD_MICROSECONDS = 20_000
 
 
 def missing() -> str | None:
-    """A sentence that says what this machine lacks, or None."""
+    """Returns a sentence about what this machine lacks, or None."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         return "network namespaces need Linux and root: run it with sudo, or in a privileged container"
     tools = [tool for tool in ("ip", "tc", "taskset") if not shutil.which(tool)]
@@ -85,11 +85,11 @@ class Network:
         self.close()
 
     def address(self, node: int) -> str:
-        """The IP address of a node."""
+        """Returns the IP address of a node."""
         return f"10.77.0.{node + 1}"
 
     def shape(self, rate: str | None) -> None:
-        """Gives all links a rate, such as `1gbit`, in each direction; None takes the limit away."""
+        """Sets the rate of all links, such as `1gbit`, in each direction; None removes the limit."""
         for node, name in enumerate(self.names):
             # A card makes its own machine wait and loses nothing; a switch has a queue of 50 ms.
             for place, interface, queue in ((name, "eth0", "1s"), (self._switch, f"port{node}", "50ms")):
@@ -97,13 +97,13 @@ class Network:
                 _run("tc", "-n", place, "qdisc", "replace", "dev", interface, "root", *discipline)
 
     def sent(self) -> list[int]:
-        """Bytes that each node has sent so far, with all headers, as its port of the switch has counted them."""
+        """Returns the bytes that each node has sent so far, with all headers, as counted by its port of the switch."""
         ports = json.loads(_run("ip", "-n", self._switch, "-s", "-j", "link", "show"))
         received = {port["ifname"]: port["stats64"]["rx"]["bytes"] for port in ports}
         return [received[f"port{node}"] for node in range(len(self.names))]
 
     def start(self, node: int, command: list[str], log: Path, environment: dict[str, str] | None = None) -> subprocess.Popen:
-        """Starts a command on a node, with `environment` added to that of this process, its output appended to `log`."""
+        """Starts a command on a node. Adds `environment` to that of this process, and appends the output to `log`."""
         core = str(self._cores[node % len(self._cores)])
         with open(log, "ab") as output:
             process = subprocess.Popen(
@@ -118,7 +118,7 @@ class Network:
         return process
 
     def slow(self, process: subprocess.Popen, share: float) -> None:
-        """Gives a process at most this share of a core's time. Tried with control groups of version 1."""
+        """Limits a process to this share of a core's time. Tried with control groups of version 1."""
         first, second = (CGROUPS / "cpu", CGROUPS)
         is_first = (first / "cpu.cfs_quota_us").exists() or (first / "cpu.shares").exists()
         group = (first if is_first else second) / f"{self._switch}-{process.pid}"
@@ -134,7 +134,7 @@ class Network:
             (group / "cgroup.procs").write_text(str(process.pid))
 
     def end(self, processes: list[subprocess.Popen]) -> None:
-        """Kills processes and those that they have started."""
+        """Kills processes and their descendants."""
         for process in processes:
             _kill(-process.pid)
         for process in processes:
@@ -142,7 +142,7 @@ class Network:
             self._processes.remove(process)
 
     def close(self) -> None:
-        """Kills everything on the nodes, removes the namespaces, and with them links and bridge. May be called twice."""
+        """Kills all processes on the nodes and removes the namespaces, with links and bridge. May be called twice."""
         assert self._guard.stdin is not None
         self._guard.stdin.close()
         self._guard.wait(120)
@@ -150,7 +150,7 @@ class Network:
 
 
 def take_away(switch: str, names: list[str]) -> None:
-    """Ends what runs on the nodes `names`, and removes all that `Network` has made, as far as it is there."""
+    """Ends all processes on the nodes `names`, and removes whatever `Network` has created and still exists."""
     for name in [*names, switch]:
         if (Path("/run/netns") / name).exists():
             while pids := _run("ip", "netns", "pids", name).split():
@@ -204,7 +204,7 @@ print(statistics.median(trips))
 
 
 def speed(network: Network, seconds: float = 3.0) -> tuple[float, float]:
-    """What one TCP connection from node 0 to node 1 gets: Mbit/s on the wire in its second half, and a round trip in ms."""
+    """Returns the speed of a TCP connection from node 0 to node 1: Mbit/s on the wire in its second half, round trip in ms."""
     with tempfile.TemporaryDirectory() as folder:
         return _speed(network, Path(folder) / "log", seconds)
 
@@ -227,7 +227,7 @@ def _speed(network: Network, log: Path, seconds: float) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints what each link gives."""
+    """Prints the speed of each link."""
     with Network(2) as network:
         print("| link | one TCP connection, Mbit/s | round trip, ms |\n|---|---|---|")
         for name, rate in RATES.items():

@@ -1,12 +1,12 @@
-"""Steps per second of `fit` under parameter_server against a ClusterCoordinator loop written by hand, on like clusters.
+"""Steps per second of `fit` under parameter_server against a hand-written ClusterCoordinator loop, on equal clusters.
 
     python benchmarks/parameter_server.py [--seconds 8] [--rounds 3]
 
-Each figure is a job of its own (1 chief, 2 workers, 1 or 2 ps); the programs take turns, and the median of the rounds counts.
-The hand-written loop is TensorFlow's own recipe: tf.distribute.ParameterServerStrategy, a dataset on each worker, one
-`schedule` per step (or per 20 steps), and one metric: the mean loss, which `fit` has too (the recipe's own metric is accuracy).
-Its servers are TensorFlow's as they are. `--by_hand_bare` leaves the metric out and lets its servers keep freed memory as
-tfdist's do: what is left is the least that a loop has to do.
+Each figure is the median of separate jobs (1 chief, 2 workers, 1 or 2 ps); the programs take turns. The hand-written loop is
+TensorFlow's own recipe: tf.distribute.ParameterServerStrategy, a dataset on each worker, one `schedule` per step (or per 20
+steps), and one metric: the mean loss, which `fit` also computes (the recipe's own metric is accuracy). Its servers are
+TensorFlow's, unchanged. `--by_hand_bare` leaves the metric out and lets its servers keep freed memory as tfdist's do. This is
+the least work that a loop can do.
 """
 
 import json
@@ -20,11 +20,11 @@ import time
 from absl import app, flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_float("seconds", 8.0, "How long each job trains, after its first 3 seconds.")
+flags.DEFINE_float("seconds", 8.0, "Seconds that each job trains, after its first 3 seconds.")
 flags.DEFINE_integer("rounds", 3, "Jobs per figure.")
 flags.DEFINE_list("models", ["160 small variables", "dense 256", "dense 1024"], "Which models.")
 flags.DEFINE_bool("by_hand_bare", False, "Leave out the loop's metric, and let its servers keep freed memory.")
-flags.DEFINE_string("run", None, "Used by the jobs themselves: by_hand or fit, model, steps together, file, as JSON.")
+flags.DEFINE_string("run", None, "Used by the jobs themselves: by_hand or fit, model, steps per execution, file, as JSON.")
 
 BATCH = 64
 
@@ -173,7 +173,7 @@ def main(_):
         with open(result, "w") as file:
             json.dump(rate, file)
         return
-    print("| model | ps | steps together | by hand | fit | fit / by hand |")
+    print("| model | ps | steps per execution | by hand | fit | fit / by hand |")
     print("|---|---|---|---|---|---|", flush=True)
     for name in FLAGS.models:
         for servers in (1, 2):

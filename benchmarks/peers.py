@@ -1,4 +1,4 @@
-"""The programs that hogwild.py compares: the same Keras model trained by each way, for as long as it is that way's turn.
+"""The programs that hogwild.py compares: each trains the same Keras model while it has its turn.
 
     python benchmarks/peers.py WAY OPTIONS    # one task of one way; hogwild.py starts them
 
@@ -31,7 +31,7 @@ def compiled(keras, options, optimizer=None):
 
 
 def batches(tf, examples):
-    """The same batch for ever: no file, no network, hardly any processor time."""
+    """Returns an endless dataset of one batch: no file, no network, hardly any processor time."""
     import numpy as np
 
     generator = np.random.default_rng(1)
@@ -40,7 +40,7 @@ def batches(tf, examples):
 
 
 def train(keras, model, dataset, options, index=0, worker_steps=1):
-    """`fit` until the process is killed. One step of this task is `worker_steps` of the cluster."""
+    """Calls `fit` until the process is killed. One step of this task is `worker_steps` of the cluster."""
     folder, name = Path(options["folder"]), options["name"]
     done = os.open(folder / f"{name}.{index}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -57,7 +57,7 @@ def train(keras, model, dataset, options, index=0, worker_steps=1):
 
 
 def alone(options):
-    """The limit: a training of its own, which talks to nobody."""
+    """The limit: a training without communication."""
     import keras
     import tensorflow as tf
 
@@ -81,7 +81,7 @@ def multi_worker_mirrored(options):
 
 
 def served(options):
-    """parameter_server and hogwild, as TF_CONFIG says."""
+    """parameter_server and hogwild, as TF_CONFIG specifies."""
     import tfdist
 
     strategy = tfdist.strategy()  # Serves, but on the chief.
@@ -98,7 +98,7 @@ def served(options):
 
 
 def horovod(options):
-    """Horovod's own recipe for Keras. It talks also when there is nothing to do: hogwild.py stops it between its turns."""
+    """Horovod's own recipe for Keras. It communicates even when idle, so hogwild.py stops it between its turns."""
     rank = int(os.environ["HOROVOD_RANK"])
     port = Path(options["folder"]) / f"{options['name']}.port"
     if rank == 0:  # What horovodrun does, which would want ssh to the other nodes.

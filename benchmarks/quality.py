@@ -1,11 +1,12 @@
-"""Quality of what Hogwild trains, against synchronous training of as many examples.
+"""Quality of models that Hogwild trains, against synchronous training on as many examples.
 
     pip install mnist1d matplotlib
-    python benchmarks/quality.py --results benchmarks/quality.jsonl          # trains what is not in the file yet
+    python benchmarks/quality.py --results benchmarks/quality.jsonl          # trains what the file lacks
     python benchmarks/quality.py --results benchmarks/quality.jsonl --show benchmarks/quality.svg > table.md
 
 Hogwild trains in clusters of processes: chief, 8 workers and 1 ps on this machine. Synchronous training is one process with the
-batches of all workers, which is what data-parallel training computes. The centre is read 20 times while training goes on.
+batches of all workers, which computes the same as data parallel training. The chief reads the global parameters 20 times during
+the training.
 """
 
 import contextlib
@@ -20,11 +21,11 @@ from absl import app, flags
 from quality_data import CLASSES, FEATURES, GROUPS, HIDDEN, LOCAL_BATCH, STEPS, mnist1d, text
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("results", "benchmarks/quality.jsonl", "Each training adds a line; what is there is not trained again.")
+flags.DEFINE_string("results", "benchmarks/quality.jsonl", "Each training adds a line; a training with a line is not repeated.")
 flags.DEFINE_string("show", None, "Prints the tables of --results, and writes this plot.")
-flags.DEFINE_string("only", "", "Trains only the settings whose name has this in it.")
+flags.DEFINE_string("only", "", "Trains only the settings whose name contains this.")
 flags.DEFINE_integer("seeds", 3, "Trainings of each setting.")
-flags.DEFINE_float("timeout", 1500.0, "Seconds that the trainings of one setting may take.")
+flags.DEFINE_float("timeout", 1500.0, "Time limit for the trainings of one setting, in seconds.")
 flags.DEFINE_string("run", None, "Used by the trainings themselves: the setting and its seeds, as JSON.")
 
 POINTS = 20
@@ -33,7 +34,7 @@ TEXT_GROUPS, TEXT_BATCH, TEXT_STEPS, CONTEXT, WIDTH, LAYERS = 4, 32, 2400, 64, 6
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is trained: `period` 0 is synchronous training; `options` are those of `tfdist.Synchronization`."""
+    """One training: `period` 0 is synchronous training; `options` are those of `tfdist.Synchronization`."""
 
     task: str
     period: int

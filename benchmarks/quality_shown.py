@@ -1,18 +1,18 @@
-"""The tables and the plot of what `quality.py` has measured."""
+"""The tables and the plot of the results of `quality.py`."""
 
 import statistics
 
 BYTES = 4
-"""Of a parameter, as float32 travels."""
+"""Bytes of a parameter on the wire, as float32."""
 
 UNITS = {"mnist1d": ("test accuracy, %", 2, 1), "text": ("test loss, nats", 3, -1)}
-"""What the figure of a task is, its decimals, and whether more of it is better."""
+"""The figure of a task, its decimals, and 1 if more is better, else -1."""
 
 
 def bytes_per_step(period, parameters, groups):
-    """What a worker sends and receives per step of its own, on average.
+    """Returns the bytes that a worker sends and receives per step of its own, on average.
 
-    Hogwild: 2 * parameters * 4 bytes per period, the change to the ps and the centre back. Synchronous:
+    Hogwild: 2 * parameters * 4 bytes per period, the push of its progress and the pull of the global parameters. Synchronous:
     2 (groups - 1) / groups * parameters * 4 bytes per step, a ring all-reduce.
     """
     if period:
@@ -34,7 +34,7 @@ def show(results, settings, tasks, plot):
 
 def _table(name, task, found):
     unit, decimals, sign = UNITS[name]
-    # Chosen as everything here is, on the validation split.
+    # Chosen on the validation split, like every setting here.
     best = max((s for s in found.values() if not s[0]["period"]), key=lambda s: sign * _mean(s, "validation"))
     base = _mean(best, "test")
     print(f"| {name} | learning rate | {unit} | against synchronous | kB per worker and step | s |")

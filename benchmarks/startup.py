@@ -123,7 +123,8 @@ def _popen(command: list[str], folder: Path, environment: dict[str, str]) -> sub
 
 
 def table(results: dict[str, dict[str, list[dict[str, float]]]]) -> str:
-    lines = ["| tasks | figure | launcher | separate processes | separate / launcher |", "|---|---|---|---|---|"]
+    lines = ["# Start-up: the launcher against separate processes", ""]
+    lines += ["| tasks | figure | launcher | separate processes | separate / launcher |", "|---|---|---|---|---|"]
     for tier, sides in results.items():
         count = len(prepared(tfdist.read(tier)).tasks)
         for figure in sides["launcher"][0]:

@@ -54,9 +54,3 @@ def test_the_table_has_every_page_every_output_and_every_program() -> None:
         f"`{program}`" in table
         for program in ("horovodrun", "mpirun", "mpiexec", "torchrun", "resnet50_trainer.py", "fleetrun")
     )
-
-
-def test_every_link_of_the_pages_leads_somewhere() -> None:
-    for page in (*PAGES, DOCS / "rendezvous.md"):
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,44 +1,145 @@
-"""The package as it is installed: editable from every folder, and as a copy from every folder but the checkout."""
+"""The package as users get it: built, checked, installed as a wheel and as an editable checkout, and not installed at all."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 from support_paths import CHECKOUT
 
-
-def run(*command, cwd, **environment):
-    return subprocess.run(
-        [sys.executable, *command], cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=240
-    )
-
-
-@pytest.mark.parametrize("folder", [CHECKOUT, CHECKOUT / "tfdist", CHECKOUT / "tests", Path("/")])
-def test_the_editable_install_answers_from_every_folder(folder):
-    for command in (
-        ["-m", "tfdist.launch", "--tier", "BASIC", "--dry_run"],
-        ["-m", "tfdist.translate", "BASIC", "--to", "cluster_spec"],
-    ):
-        got = run(*command, cwd=folder)
-        assert got.returncode == 0, (folder, got.stderr)
+LINKS = {"strategies", "launch", "examples"}
+COMMANDS = (
+    ["-m", "tfdist.launch", "--tier", "STANDARD_1", "--dry_run"],
+    ["-m", "tfdist.translate", "STANDARD_1", "--to", "tf_config"],
+)
 
 
-def test_a_copy_holds_the_whole_package(tmp_path):
-    got = run("-m", "pip", "install", "--quiet", "--no-deps", "--target", str(tmp_path / "copy"), str(CHECKOUT), cwd=tmp_path)
-    assert got.returncode == 0, got.stderr
-    copy = tmp_path / "copy"
-    code = "import tfdist, tfdist.launch, tfdist.strategies; print(tfdist.__file__, tfdist.launch.__file__, tfdist.strategies.__file__)"
-    got = run("-c", code, cwd=tmp_path, PYTHONPATH=str(copy))
-    assert got.stdout.split() == [
-        str(copy / "tfdist" / name) for name in ("__init__.py", "launch/__init__.py", "strategies/__init__.py")
-    ]
-    for folder, name in (("tfdist", ""), ("strategies", "strategies"), ("launch", "launch"), ("examples", "examples")):
-        there = {path.name for path in (copy / "tfdist" / name).glob("*.py")}
-        assert {path.name for path in (CHECKOUT / folder).glob("*.py")} <= there
-    got = run("-m", "tfdist.launch", "--tier", "STANDARD_1", "--dry_run", cwd=tmp_path, PYTHONPATH=str(copy))
-    assert got.returncode == 0 and got.stdout.count("TF_CONFIG") == 8, got.stderr
+def run(*command, cwd, python=sys.executable, code=0):
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run([python, *command], cwd=cwd, env=environ, capture_output=True, text=True, timeout=240, check=False)
+    assert result.returncode == code, (command, cwd, result.stdout, result.stderr)
+    return result.stdout
+
+
+def git(*command):
+    if shutil.which("git") is None or not (CHECKOUT / ".git").exists():
+        pytest.skip("needs git and a clone of the repository")
+    return subprocess.run(["git", *command], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory):
+    """The files that git has or would take, links as links: what a fresh clone of the next commit holds."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
+        if name and os.path.lexists(CHECKOUT / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CHECKOUT / name, folder / name, follow_symlinks=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def new_python(tmp_path_factory):
+    """Returns a function that makes an environment with the dependencies of tfdist, but without tfdist."""
+
+    def make():
+        folder = tmp_path_factory.mktemp("environment")
+        venv.create(folder)
+        (site_packages,) = folder.glob("lib/python*/site-packages")
+        (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        return str(folder / "bin" / "python")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def distributions(clone, tmp_path_factory):
+    """The sdist, the wheel that is built from it, and the wheel that is built from the checkout."""
+    pytest.importorskip("build")
+    folder = tmp_path_factory.mktemp("distributions")
+    run("-m", "build", "--quiet", "--outdir", str(folder), str(clone), cwd=folder)
+    run("-m", "build", "--quiet", "--wheel", "--outdir", str(folder / "direct"), str(clone), cwd=folder)
+    (sdist,), (wheel,), (direct,) = folder.glob("*.tar.gz"), folder.glob("*.whl"), folder.glob("direct/*.whl")
+    return sdist, wheel, direct
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+
+
+def test_git_stores_the_rooms_as_links():
+    modes = dict(reversed(line.split()[::3]) for line in git("ls-files", "--stage", "tfdist").splitlines())
+    assert {name for name, mode in modes.items() if mode == "120000"} == {f"tfdist/{link}" for link in LINKS}
+    assert {path.name for path in (CHECKOUT / "tfdist").iterdir() if path.is_symlink()} == LINKS
+
+
+@pytest.mark.cluster
+def test_python_started_inside_a_clone_needs_no_install(clone, new_python):
+    python = new_python()
+    for command in COMMANDS:
+        run(*command, cwd=clone, python=python)
+
+
+@pytest.mark.cluster
+def test_the_editable_install_answers_from_every_folder(clone, new_python, tmp_path):
+    python = new_python()
+    install = ["install", "--quiet", "--no-deps", "--editable", str(clone)]
+    run("-m", "pip", "--python", python, *install, cwd=tmp_path)
+    for folder in (clone, clone / "tfdist", clone / "tests", tmp_path):
+        for command in COMMANDS:
+            run(*command, cwd=folder, python=python)
+    where = run("-c", "import tfdist.launch, tfdist.strategies; print(tfdist.launch.__file__)", cwd=tmp_path, python=python)
+    assert Path(where.strip()).resolve() == (clone / "launch" / "__init__.py").resolve()
+
+
+@pytest.mark.cluster
+def test_the_wheel_answers_from_every_folder_without_the_checkout(distributions, new_python, tmp_path):
+    python = new_python()
+    run("-m", "pip", "--python", python, "install", "--quiet", "--no-deps", str(distributions[1]), cwd=tmp_path)
+    assert run(*COMMANDS[0], cwd=tmp_path, python=python).count("TF_CONFIG") == 8
+    for folder in (tmp_path, Path("/")):
+        code = "import tfdist, tfdist.launch, tfdist.strategies; print(tfdist.__file__, tfdist.launch.__file__)"
+        for file in run("-c", code, cwd=folder, python=python).split():
+            assert Path(file).is_relative_to(Path(python).parent.parent)
+
+
+@pytest.mark.cluster
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(distributions, clone):
+    sdist, wheel, direct = distributions
+    assert contents(wheel) == contents(direct), "the wheel from the sdist differs from the wheel from the checkout"
+    rooms = [clone / "tfdist", *(clone / link for link in LINKS)]
+    sources = {path.relative_to(clone) for room in rooms for path in room.rglob("*.py")} | {Path("tfdist/py.typed")}
+    expected = {str(Path("tfdist", path) if path.parts[0] in LINKS else path) for path in sources}
+    assert {name for name in contents(wheel) if ".dist-info/" not in name} == expected
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        assert all(member.isfile() or member.isdir() for member in archive.getmembers()), "an unpacked sdist needs no links"
+    assert expected | {"LICENSE", "README.md", "BUILD.md", "CHANGELOG.md", "docs/hogwild.md"} <= names
+
+
+@pytest.mark.cluster
+def test_an_index_accepts_and_renders_the_distributions(distributions, tmp_path):
+    pytest.importorskip("twine")
+    run("-m", "twine", "check", "--strict", *map(str, distributions), cwd=tmp_path)
+    metadata = next(text for name, text in contents(distributions[1]).items() if name.endswith("/METADATA")).decode()
+    for field in ("License-Expression: Apache-2.0", "License-File: LICENSE", "Author: The tfdist authors"):
+        assert field in metadata
+
+
+def test_the_page_of_a_package_index_has_no_relative_link_and_the_example_of_the_readme():
+    page = (CHECKOUT / "docs" / "package_index.md").read_text(encoding="utf-8")
+    assert re.findall(r"\]\((?!https?://)", page) == []
+    readme = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert example in readme
 
 
 def test_the_public_names_are_these():
@@ -49,12 +150,3 @@ def test_the_public_names_are_these():
         ["Cluster", "ClusterError", "Synchronization", "Task", "define_flags", "read", "strategy", *ranks]
     )
     assert all(hasattr(tfdist, name) for name in tfdist.__all__)
-
-
-def test_imports_point_one_way():
-    """launch -> strategies -> tfdist; only tfdist/create_strategy.py reaches up, when `tfdist.strategy` is called."""
-    for folder, above in (("tfdist", ("tfdist.strategies", "tfdist.launch")), ("strategies", ("tfdist.launch",))):
-        for path in (CHECKOUT / folder).rglob("*.py"):
-            if path.name != "create_strategy.py":
-                text = path.read_text()
-                assert not any(f"from {name}" in text or f"import {name}" in text for name in above), path

@@ -1,0 +1,53 @@
+"""The pages: links lead somewhere, the README's example and picture are real, and the site builds without a warning."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from support_paths import CHECKOUT
+
+from tfdist.translate import main
+
+PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("benchmarks/*.md"), *CHECKOUT.glob("docs/**/*.md")]
+README = (CHECKOUT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), target
+
+
+def test_every_page_of_the_documentation_is_a_line_of_the_readme():
+    linked = set(re.findall(r"\]\((docs/\w+\.md)\)", README))
+    pages = {str(page.relative_to(CHECKOUT)) for page in CHECKOUT.glob("docs/*.md")}
+    assert pages - linked == {"docs/package_index.md", "docs/contents.md"}
+
+
+def test_the_readme_shows_the_picture_of_its_cluster(capsys):
+    assert main(["translate", "STANDARD_1", "--to", "svg"]) == 0
+    assert "](docs/pictures/standard_1.svg)" in README
+    assert (CHECKOUT / "docs" / "pictures" / "standard_1.svg").read_text(encoding="utf-8") == capsys.readouterr().out
+
+
+@pytest.mark.cluster
+def test_the_example_of_the_readme_trains_as_written(tmp_path):
+    (example,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(example, encoding="utf-8")
+    for command in (["train.py"], ["-m", "tfdist.launch", "--tier", "STANDARD_1", "train.py"]):
+        job = subprocess.run([sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert job.returncode == 0, job.stderr
+        assert "Epoch 10/10" in job.stdout
+        (tmp_path / "digits.keras").unlink()
+
+
+@pytest.mark.cluster
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs", "-W", "--keep-going", ".", str(tmp_path)]
+    job = subprocess.run(command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stderr
