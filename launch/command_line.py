@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from tfdist.dialects.cloudml import tier_name
+from tfdist.dialects.cloudml.tiers import tier_name
 from tfdist.launch.job import Program
 
 EXAMPLE = "tfdist.examples.digits"

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from tfdist.choice import prepared
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects import description, environment, from_environment, tf_config
+from tfdist.dialects import description, environment, from_environment
+from tfdist.dialects.registry import names_jobs
 from tfdist.errors import ClusterError, Source
 from tfdist.rank_info import RankInfo
 
@@ -48,7 +49,7 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
         return described
     if launched.partial:
         return dataclasses.replace(launched, job_dir=launched.job_dir or described.job_dir)
-    if launched.source.dialect == tf_config.NAME:
+    if names_jobs(launched.source.dialect):
         return _with_tf_config(described, launched)
     return _with_launched_processes(described, launched)
 

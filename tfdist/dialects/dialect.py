@@ -87,6 +87,8 @@ class EnvironmentReader:
         parse: reads the variables; called only if `recognizes` returns a name. A Cluster has `task` set.
         allocates: whether this system allocates machines. Everything that runs on them inherits its variables, so another
             launcher's variables do not contradict them and win over them.
+        names_jobs: whether it gives each process a job, so a description in the program must have the same jobs. Default: it
+            only numbers the processes, and these take the tasks of the description in order.
         is_blank: returns whether the environment names one task and nothing else (`TF_CONFIG={}`). `tfdist.read()` reads such
             an environment if nothing else describes a cluster. Must not raise.
     """
@@ -94,6 +96,7 @@ class EnvironmentReader:
     recognizes: Callable[[Mapping[str, str]], str | None]
     parse: Callable[[Mapping[str, str]], Described]
     allocates: bool = False
+    names_jobs: bool = False
     is_blank: Callable[[Mapping[str, str]], bool] = lambda environ: False
 
 

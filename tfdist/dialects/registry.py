@@ -75,6 +75,12 @@ def override_flags() -> dict[str, str]:
     return {name: text for dialect in BUILT_IN if dialect.text for name, text in dialect.text.overrides.items()}
 
 
+def names_jobs(name: str) -> bool:
+    """Returns whether an environment in the dialect `name` gives each process a job, and not only a number."""
+    dialect = dialects().get(name)
+    return dialect is not None and dialect.environment is not None and dialect.environment.names_jobs
+
+
 def always_has_sync_period(name: str) -> bool:
     """Returns whether every description in the dialect `name` has a sync period."""
     dialect = dialects().get(name)

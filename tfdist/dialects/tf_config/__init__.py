@@ -6,14 +6,15 @@ TF_CONFIG of every task. This package imports `parsing`, and `vertex.pools` for 
 
 from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
 from tfdist.dialects.tf_config import config, environment, write
-from tfdist.dialects.tf_config.config import NAME as NAME
 
 DIALECT = Dialect(
-    name=NAME,
+    name=config.NAME,
     title="TF_CONFIG",
     example='TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})',
     text=TextReader(config.parse, words=config.WORDS, is_mapping=True, from_object=config.from_object),
-    environment=EnvironmentReader(environment.recognizes, environment.from_environ, is_blank=environment.is_blank),
+    environment=EnvironmentReader(
+        environment.recognizes, environment.from_environ, names_jobs=True, is_blank=environment.is_blank
+    ),
     writer=Writer(
         write.write,
         help="TF_CONFIG of every task by the task's name (the default), of one task with --task",
