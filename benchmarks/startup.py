@@ -22,6 +22,7 @@ import tfdist
 from tfdist.choice import choose, prepared
 from tfdist.launch.backends.local.ports import HeldPorts
 from tfdist.launch.backends.local.processes import task_environment
+from tfdist.launch.job import Job, Program
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("tiers", ["STANDARD_1", "PREMIUM_1"], "CloudML tiers to start.")
@@ -106,7 +107,7 @@ def separate(tier: str) -> dict[str, float]:
         cluster = ports.hold(cluster, {task.name for task in cluster.tasks})
         environments = [
             os.environ
-            | task_environment(cluster, choose(cluster), task)
+            | task_environment(Job(cluster, choose(cluster), Program(script="program.py"), folder), task)
             | {"TF_GRPC_REUSE_PORT": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
             for task in cluster.tasks
         ]

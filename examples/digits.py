@@ -1,8 +1,8 @@
-"""A small convolutional network on scikit-learn's handwritten digits (1797 real images of 8 x 8 pixels).
+"""Trains a small convolutional network on scikit-learn's handwritten digits (1797 images of 8 x 8 pixels).
 
 python -m tfdist.launch --tier STANDARD_1                      this program on 1 chief, 4 workers and 3 ps
 python examples/digits.py --tier STANDARD_1                    the same without the launcher
-python examples/digits.py                                      in this one process
+python examples/digits.py                                      in a single process
 """
 
 import os
@@ -22,9 +22,9 @@ flags.DEFINE_float("learning_rate", 1e-3, "Step size of Adam.", lower_bound=0.0)
 
 
 def main(_: list[str]) -> None:
-    """Trains, evaluates on images that were held out, and saves the model where --job_dir says."""
+    """Trains, evaluates on held-out images, and saves the model in the folder --job_dir."""
     with tfdist.strategy(FLAGS).scope():
-        # From here on this runs on the chief alone: workers and ps serve inside tfdist.strategy until it has finished.
+        # Only the chief runs the following lines: workers and ps serve inside tfdist.strategy until the chief has finished.
         keras.utils.set_random_seed(0)
         model = keras.Sequential(
             [
@@ -39,25 +39,25 @@ def main(_: list[str]) -> None:
             ]
         )
         model.compile(
-            # Clipped, because with 19 workers a gradient may be 18 updates old.
+            # Clipped: with 19 workers, a gradient may be 18 updates old.
             optimizer=keras.optimizers.Adam(FLAGS.learning_rate, clipnorm=1.0),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
     (x_train, y_train), (x_test, y_test) = load_digits()
     verbose = "auto" if sys.stdout.isatty() else 2
-    # Smaller steps in the second half quieten what asynchronous workers do to each other.
-    slower = keras.callbacks.LearningRateScheduler(lambda epoch: FLAGS.learning_rate * 0.9 ** max(0, epoch - FLAGS.epochs // 2))
-    # An evaluator (--evaluator) evaluates every epoch; the chief leaves that to it, and evaluates at the end.
-    held_out = (x_test, y_test) if tfdist.role() == "evaluator" else None
+    # Smaller steps in the second half reduce the noise of asynchronous updates.
+    decay = keras.callbacks.LearningRateScheduler(lambda epoch: FLAGS.learning_rate * 0.9 ** max(0, epoch - FLAGS.epochs // 2))
+    # With --evaluator, the evaluator evaluates every epoch. The chief evaluates at the end.
+    validation_data = (x_test, y_test) if tfdist.role() == "evaluator" else None
     model.fit(
         x_train,
         y_train,
         batch_size=FLAGS.batch_size,
         epochs=FLAGS.epochs,
-        validation_data=held_out,
+        validation_data=validation_data,
         verbose=verbose,
-        callbacks=[slower],
+        callbacks=[decay],
     )
     loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
     print(f"held-out digits: accuracy {accuracy:.4f}, loss {loss:.4f}")
@@ -67,7 +67,7 @@ def main(_: list[str]) -> None:
 
 
 def load_digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns ((x, y), (x, y)) for training (1437 images) and testing (360): x float32 (n, 8, 8, 1) in 0..1, y int (n,)."""
+    """Returns ((x, y), (x, y)) for training (1437 images) and test (360): x float32 (n, 8, 8, 1) in 0..1, y int (n,)."""
     from sklearn.datasets import load_digits as load
     from sklearn.model_selection import train_test_split
 

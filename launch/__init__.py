@@ -1,1 +1,7 @@
-"""Starting the tasks of a cluster and looking after them: `python -m tfdist.launch --help`."""
+"""The room that runs: it starts the tasks of a cluster, watches them and ends them.
+
+Start reading at `cli.py`, the command `python -m tfdist.launch`, which makes a `Job` (`job.py`); `supervisor.py` runs it.
+`backends/` holds the places where tasks run. In `rendezvous/`, ranks that know no addresses find each other. `tfdist.strategy`
+uses both in programs that run without the launcher. This room imports `tfdist.strategies` and `tfdist`, but neither
+`tfdist.create_strategy` nor `tfdist.ranks`, and it does not import TensorFlow.
+"""

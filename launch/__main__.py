@@ -1,4 +1,4 @@
-"""python -m tfdist.launch: see tfdist/launch/cli.py."""
+"""Runs the command `python -m tfdist.launch`: see `cli.py`."""
 
 from tfdist.launch.cli import main
 

@@ -1,4 +1,4 @@
-"""What the tasks print: each into its own file, and on the terminal with the task's name in front."""
+"""The output of the tasks: each task has its log file, and the terminal shows all, each line with the name of its task."""
 
 import codecs
 import fcntl
@@ -10,19 +10,23 @@ import struct
 import sys
 import termios
 import time
-from collections import deque
 from pathlib import Path
 from typing import IO, TextIO
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
-_COLOURS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
+_COLORS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
 _RESET, _CLEAR = "\x1b[0m", "\r\x1b[K"
 _PROGRESS_SECONDS = 0.1
 
 MAX_LINE = 1 << 16
-"""Characters of an unfinished line after which it is taken as finished."""
+"""Longest unfinished line, in characters; a longer one is taken as finished."""
 
-# What TensorFlow prints at every start on a machine without GPU, past its own log level. It stays in the files.
+LAST_LINES = 20
+"""Number of lines that `last_lines` returns."""
+
+_LAST_BYTES = 1 << 16
+
+# Lines that TensorFlow prints at every start on a machine without a GPU, whatever its log level. Only the files hold them.
 _NOISE = re.compile(
     r"^WARNING: All log messages before absl::InitializeLog\(\)|"
     r"^[IWE]\d{4} .*(port\.cc|cudart_stub\.cc|cuda_platform\.cc|cuda_executor\.cc|cpu_feature_guard\.cc|cuda_diagnostics\.cc)"
@@ -30,10 +34,10 @@ _NOISE = re.compile(
 
 
 class Lines:
-    """Turns the bytes of one task into finished lines and the unfinished rest, as a terminal would show them.
+    """Splits the output of a task into finished lines and an unfinished rest, as a terminal would show them.
 
-    A progress bar goes back with `\\r` or `\\b` and writes over itself: only its latest state counts. Characters may be split
-    between two reads and need not be valid UTF-8.
+    A progress bar returns with `\\r` or `\\b` and overwrites itself: only its latest state counts. A character may be split
+    between two reads, and the bytes need not be valid UTF-8.
     """
 
     def __init__(self) -> None:
@@ -41,10 +45,10 @@ class Lines:
         self.rest = ""
 
     def feed(self, data: bytes, final: bool = False) -> list[str]:
-        """Takes more output and returns the lines that it finishes; with `final` also the unfinished one."""
+        """Adds output and returns the lines that it finishes; with `final`, the unfinished line as well."""
         text = self.rest + self._decoder.decode(data, final).replace("\b", "").replace("\r\n", "\n")
         *finished, rest = text.split("\n")
-        # Of what a lone "\r" ends, only the latest is kept; at the very end it may be the first half of "\r\n".
+        # Text before a lone "\r" is overwritten. A "\r" at the end may be the first half of "\r\n".
         pending = "\r" if rest.endswith("\r") and not final else ""
         self.rest = rest.removesuffix("\r").rpartition("\r")[2] + pending
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in finished]
@@ -58,14 +62,14 @@ class Lines:
 
 
 class Terminal:
-    """The launcher's own standard output, shared by all tasks."""
+    """The standard output of the launcher, which all tasks share."""
 
     def __init__(self, names: list[str], stream: TextIO | None = None, verbose: bool = False) -> None:
         self._stream = stream or sys.stdout
         self._width = max((len(name) for name in names), default=0)
         self._verbose = verbose
         self._progress_at = 0.0
-        self._shown = ""  # the unfinished line that the cursor stands on
+        self._shown = ""  # The unfinished line at the cursor.
         self.is_tty = self._stream.isatty()
 
     def line(self, task: str, text: str) -> None:
@@ -82,12 +86,12 @@ class Terminal:
             self._emit(_CLEAR + self._shown)
 
     def say(self, text: str) -> None:
-        """Prints a line of the launcher itself."""
+        """Prints a line of the launcher."""
         self._write(f"tfdist: {text}")
 
     def _prefix(self, task: str) -> str:
         name = f"{task:<{self._width}} | "
-        return _COLOURS.get(task.partition(":")[0], "") + name + _RESET if self.is_tty else name
+        return _COLORS.get(task.partition(":")[0], "") + name + _RESET if self.is_tty else name
 
     def _write(self, text: str) -> None:
         self._emit((_CLEAR if self._shown else "") + text + "\n")
@@ -98,26 +102,25 @@ class Terminal:
             self._stream.write(text)
             self._stream.flush()
         except OSError:
-            # Whoever read the output has gone (`| head`), or the disk is full; the job goes on, and so do the files.
+            # The reader is gone (`| head`), or the disk is full. The job and the log files continue.
             self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 class TaskOutput:
-    """The pipe (or pseudo-terminal) of one task, its file, and its last lines."""
+    """The output of one task: its pipe or pseudo-terminal, and its log file."""
 
     def __init__(self, task: str, path: Path, terminal: Terminal, use_terminal: bool, append: bool = False) -> None:
-        """Opens them.
+        """Opens the pipe and the file.
 
         Args:
             task: `job:index`.
-            path: the file for everything the task prints.
-            terminal: where it is shown.
+            path: file for everything that the task prints.
+            terminal: shows the lines.
             use_terminal: whether the task gets a pseudo-terminal, so that its progress bar stays on one line.
-            append: whether the file goes on, because the task has been started before.
+            append: whether to continue an existing file, because the task is restarted.
         """
         self.task = task
         self.path = path
-        self.last: deque[str] = deque(maxlen=20)
         self._terminal = terminal
         self._lines = Lines()
         self._file: IO[str] | None = open(  # noqa: SIM115
@@ -132,33 +135,33 @@ class TaskOutput:
         os.set_blocking(self._read_end, False)
 
     def fileno(self) -> int:
-        """The descriptor to wait on for output."""
+        """Returns the descriptor that becomes readable when there is output."""
         return self._read_end
 
     def started(self) -> None:
-        """Closes this process' copy of the end that the task writes to, once the task has it."""
+        """Closes this process' copy of the end to which the task writes. Call it after the task has started."""
         os.close(self.write_end)
 
     def pump(self) -> bool:
-        """Takes what there is; returns False when the task has closed its end."""
+        """Reads the output that there is; returns False when the task has closed its end."""
         try:
             data = os.read(self._read_end, 1 << 16)
         except BlockingIOError:
             return True
-        except OSError:  # A pseudo-terminal whose other side is closed.
+        except OSError:  # The other end of the pseudo-terminal is closed.
             data = b""
         for line in self._lines.feed(data):
-            self._take(line)
+            self._add(line)
         if data and self._lines.rest:
             self._terminal.progress(self.task, self._lines.rest)
         return bool(data)
 
     def close(self) -> None:
-        """Takes what is left and closes pipe and file."""
+        """Reads the rest of the output and closes the pipe and the file."""
         while self.pump() and self._has_more():
             pass
         for line in self._lines.feed(b"", final=True):
-            self._take(line)
+            self._add(line)
         os.close(self._read_end)
         if self._file is not None:
             self._file.close()
@@ -166,18 +169,26 @@ class TaskOutput:
     def _has_more(self) -> bool:
         return bool(select.select([self._read_end], [], [], 0)[0])
 
-    def _take(self, line: str) -> None:
-        plain = _ESCAPE.sub("", line)
-        self._keep(plain + "\n")
-        if plain.strip() and not _NOISE.match(plain):
-            self.last.append(plain)
+    def _add(self, line: str) -> None:
+        self._write(_ESCAPE.sub("", line) + "\n")
         self._terminal.line(self.task, line)
 
-    def _keep(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         if self._file is None:
             return
         try:
             self._file.write(text)
         except OSError as error:
-            self._file = None  # A full disk is no reason to end a training.
-            self._terminal.say(f"{self.path}: {error}; the rest of this output is not kept")
+            self._file = None  # A full disk does not end the training.
+            self._terminal.say(f"{self.path}: {error}; the rest of the output of {self.task} is not written")
+
+
+def last_lines(path: Path) -> list[str]:
+    """Returns the last lines of a log file, at most 20, without TensorFlow's usual lines; none where it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.strip() and not _NOISE.match(line)][-LAST_LINES:]

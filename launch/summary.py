@@ -1,37 +1,36 @@
-"""The summary of a finished job: for people, and as JSON for programs."""
+"""The summary of a job that has ended: as lines for the terminal, and as JSON for programs."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-from tfdist.choice import Choice
-from tfdist.cluster import Cluster
+from tfdist.launch.job import Job
 from tfdist.launch.supervisor import Outcome
 
 
-def make(cluster: Cluster, choice: Choice, outcome: Outcome, log_dir: Path) -> dict[str, Any]:
-    """Everything that is known about a job that has ended.
+def make(job: Job, outcome: Outcome) -> dict[str, Any]:
+    """Returns the summary of a job.
 
     Returns:
-        A dict that `json.dumps` takes, with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `wall_seconds`, `steps`
-        and `examples_per_second` (None where the program did not call `fit`), `metrics` (those of the last `evaluate`, and of
-        the last `fit` what `evaluate` does not have), `history` (the last epoch of `fit`), `exit_code`, `failure`, `log_dir`.
+        A dict for `json.dumps` with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `wall_seconds`, `steps` and
+        `examples_per_second` (None where the program did not call `fit`), `metrics` (those of the last `evaluate`, and those of
+        the last `fit` that `evaluate` does not have), `history` (the last epoch of `fit`), `exit_code`, `failure`, `log_dir`.
     """
-    report = _read_report(log_dir / "report.json")
+    report = _read_report(job.report)
     seconds = report.get("fit_seconds", 0.0)
     return {
-        "topology": cluster.describe(),
-        "strategy": choice.strategy,
-        "rule": choice.rule,
+        "topology": job.cluster.describe(),
+        "strategy": job.choice.strategy,
+        "rule": job.choice.rule,
         "tasks": [
             {
                 "task": task.name,
                 "address": task.address,
                 "exit_code": outcome.exits.get(task.name),
-                "log": str(log_dir / task.log_name),
+                "log": str(job.log(task)),
                 **({"restarts": outcome.restarts[task.name]} if task.name in outcome.restarts else {}),
             }
-            for task in cluster.tasks
+            for task in job.cluster.tasks
         ],
         "wall_seconds": round(outcome.seconds, 3),
         "steps": report.get("steps"),
@@ -40,36 +39,36 @@ def make(cluster: Cluster, choice: Choice, outcome: Outcome, log_dir: Path) -> d
         "history": report.get("history", {}),
         "exit_code": outcome.failure.exit_code if outcome.failure else 0,
         "failure": outcome.failure.reason if outcome.failure else None,
-        "log_dir": str(log_dir),
+        "log_dir": str(job.log_dir),
     }
 
 
 def lines(summary: dict[str, Any]) -> list[str]:
-    """The summary of a job that succeeded, for the terminal."""
-    told = [
+    """Returns the lines that the terminal shows after success."""
+    shown = [
         f"done in {summary['wall_seconds']:.1f} s",
         f"  topology  {summary['topology']}",
         f"  strategy  {summary['strategy']}: {summary['rule']}",
     ]
     if summary["steps"]:
         speed = f", {summary['examples_per_second']:.0f} examples/s" if summary["examples_per_second"] else ""
-        told.append(f"  steps     {summary['steps']}{speed}")
+        shown.append(f"  steps     {summary['steps']}{speed}")
     metrics = [f"{name} {value:.4f}" for name, value in summary["metrics"].items() if isinstance(value, int | float)]
     if metrics:
-        told.append("  metrics   " + ", ".join(metrics))
-    told += [line for task in summary["tasks"] if (line := _line_of(task))]
-    told.append(f"  logs      {summary['log_dir']}")
-    return told
+        shown.append("  metrics   " + ", ".join(metrics))
+    shown += [line for task in summary["tasks"] if (line := _line_of(task))]
+    shown.append(f"  logs      {summary['log_dir']}")
+    return shown
 
 
 def _line_of(task: dict[str, Any]) -> str | None:
-    """What there is to tell of a task that may have been started again."""
+    """Returns the line about an evaluator, or about a task that was restarted; None for other tasks."""
     count = task.get("restarts", 0)
-    again = f"started again {count} time{'s' * (count > 1)}" if count else ""
+    restarts = f"{count} restart{'s' * (count > 1)}" if count else ""
     if not task["task"].startswith("evaluator"):
-        return f"  again     {task['task']} was {again}" if again else None
-    ended = "finished" if task["exit_code"] == 0 else "did not finish; what it has evaluated is kept"
-    return f"  evaluator {task['task']} {ended}{', ' + again if again else ''}"
+        return f"  restarts  {task['task']}: {restarts}" if restarts else None
+    end = "finished" if task["exit_code"] == 0 else "did not finish; its evaluations so far are kept"
+    return f"  evaluator {task['task']} {end}{f' ({restarts})' if restarts else ''}"
 
 
 def write(summary: dict[str, Any], path: str) -> None:

@@ -10,13 +10,13 @@ a chief coordinates), `checkpoint`, `evaluator`, `runtime`. Imports point from `
 
 import importlib
 import logging
-import os
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from tfdist.choice import SERVED, Choice
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
+from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -48,7 +48,7 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
     """Returns why `cluster` cannot train under `choice`, as a sentence; None if it can."""
     if choice.strategy == "multi_worker_mirrored" and cluster.job("ps"):
         return (
-            "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, and this "
+            "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, but this "
             f"cluster has some ({cluster.describe()}); describe it without ps, or choose parameter_server"
         )
     return None
@@ -105,24 +105,3 @@ def write_for_evaluator(strategy: "tf.distribute.Strategy", cluster: Cluster) ->
     from tfdist.strategies.evaluator import chief_callback
 
     chief_callback.install(strategy, folder, expected)
-
-
-def quiet_tensorflow() -> None:
-    """Makes TensorFlow's Python code log errors only, unless TFDIST_VERBOSE is set. It logs much about its strategies."""
-    if os.environ.get("TFDIST_VERBOSE"):
-        return
-    tensorflow_logger = logging.getLogger("tensorflow")
-    tensorflow_logger.setLevel(logging.ERROR)
-    tensorflow_logger.addFilter(_is_not_raised)
-    absl_logger = logging.getLogger("absl")  # Parts of TensorFlow log there, and so may the user's program.
-    if _is_not_from_tensorflow not in absl_logger.filters:
-        absl_logger.addFilter(_is_not_from_tensorflow)
-
-
-def _is_not_from_tensorflow(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR or f"{os.sep}tensorflow{os.sep}python{os.sep}" not in record.pathname
-
-
-def _is_not_raised(record: logging.LogRecord) -> bool:
-    # The coordinator logs an error of a step twice, with the whole stack, and then raises it.
-    return not str(record.msg).startswith((" /job:worker/task:%d encountered", "Start cancelling closures"))

@@ -1,4 +1,4 @@
-"""Fixtures that start real jobs and make sure that nothing of them is left."""
+"""Fixtures that start real commands, and end all their processes after the test."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import textwrap
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,11 @@ import pytest
 pytest_plugins = ("rendezvous_here",)
 
 MARK = "TFDIST_TEST_MARK"
+"""Environment variable that every process of a test inherits."""
 
 
 def processes_of(mark: str) -> dict[int, str]:
-    """Process ids and command lines of all live processes that inherited the mark of a test."""
+    """Returns process ids and command lines of the live processes that have inherited a mark."""
     found = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -38,42 +39,39 @@ def processes_of(mark: str) -> dict[int, str]:
 
 @dataclass
 class Job:
-    """A started command, its output, and the processes below it."""
+    """A started command with its output and its processes."""
 
     process: subprocess.Popen[bytes]
     mark: str
     folder: Path
     output_path: Path
-    finished: float | None = field(default=None)
 
     def wait(self, timeout: float = 120.0) -> int:
-        """Waits for the command itself; returns its exit code."""
-        code = self.process.wait(timeout)
-        self.finished = time.monotonic()
-        return code
+        """Waits until the command has ended; returns its exit code."""
+        return self.process.wait(timeout)
 
     @property
     def output(self) -> str:
         return self.output_path.read_text(errors="replace")
 
     def wait_for(self, text: str, timeout: float = 90.0, after: str = "") -> None:
-        """Waits until the output contains `text`, behind the last `after`."""
+        """Waits until the output contains `text`, after the last `after`."""
         deadline = time.monotonic() + timeout
 
-        def is_there() -> bool:
+        def has_text() -> bool:
             return text in (self.output.rpartition(after)[2] if after else self.output)
 
-        while not is_there():
+        while not has_text():
             assert time.monotonic() < deadline, f"no {text!r} within {timeout} s in:\n{self.output}"
-            assert self.process.poll() is None or is_there(), f"ended without {text!r}:\n{self.output}"
+            assert self.process.poll() is None or has_text(), f"ended without {text!r}:\n{self.output}"
             time.sleep(0.05)
 
     def pid_of(self, task: str) -> int:
-        """The process id that the test script of a task has written (see `script`)."""
+        """Returns the process id that the program of a task has written (see the fixture `script`)."""
         return int((self.folder / f"pid-{task.replace(':', '-')}").read_text())
 
     def left(self, within: float = 0.0) -> dict[int, str]:
-        """Processes still alive `within` seconds from now (returns at once when there are none)."""
+        """Returns the processes that are alive after `within` seconds; returns at once when none are."""
         deadline = time.monotonic() + within
         while (alive := processes_of(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -82,7 +80,7 @@ class Job:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Starts a command in a temporary folder with the given extra variables; ends everything of it after the test."""
+    """Starts a Python command in a temporary folder, with extra variables; ends all its processes after the test."""
     jobs: list[Job] = []
 
     def start_job(*command: str, environment: dict[str, str] | None = None) -> Job:
@@ -115,7 +113,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 @pytest.fixture
 def small_cluster(tmp_path: Path) -> str:
-    """A CloudML config of 1 chief, 2 workers and 1 ps."""
+    """Returns the path of a CloudML config of 1 chief, 2 workers and 1 ps."""
     path = tmp_path / "small.yaml"
     path.write_text(
         "trainingInput:\n  scaleTier: CUSTOM\n  masterType: standard\n  workerType: standard\n  workerCount: 2\n"
@@ -126,7 +124,7 @@ def small_cluster(tmp_path: Path) -> str:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a program whose every task first leaves its process id in `pid-JOB-INDEX`; returns its path."""
+    """Writes a program that first writes the process id of its task into `pid-JOB-INDEX`; returns its path."""
 
     def write(body: str) -> str:
         head = """
@@ -143,5 +141,5 @@ def script(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def read_json(tmp_path: Path) -> Callable[[str], Any]:
-    """Reads a JSON file of the test's folder."""
+    """Reads a JSON file in the folder of the test."""
     return lambda name: json.loads((tmp_path / name).read_text())

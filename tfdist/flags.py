@@ -150,18 +150,18 @@ def _hogwild_flags(flag_values: flags.FlagValues) -> dict[str, Any]:
 
 
 def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
-    given = _hogwild_flags(flag_values)
-    if not given:
+    values = _hogwild_flags(flag_values)
+    if not values:
         return cluster
-    flag = f"--{next(iter(given))}"
+    flag = f"--{next(iter(values))}"
     choice = choose(dataclasses.replace(cluster, synchronization=Synchronization()))
     if choice.strategy != "hogwild":
         raise Source("flags", flag).error(not_hogwild(choice))
-    period = given.pop("sync_period", cluster.sync_period)
+    period = values.pop("sync_period", cluster.sync_period)
     if not 1 <= period < 2**31:
         raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")
-    options = {"weights" if name == "synchronization_weights" else name: value for name, value in given.items()}
-    for flag, name in zip(given, options, strict=True):
+    options = {"weights" if name == "synchronization_weights" else name: value for name, value in values.items()}
+    for flag, name in zip(values, options, strict=True):
         if fault := problem(name, options[name]):
             raise Source("flags", f"--{flag}").error(fault)
     synchronization = dataclasses.replace(cluster.synchronization, **options)

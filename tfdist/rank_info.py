@@ -1,7 +1,7 @@
-"""`RankInfo`: what a process knows of its job where the description gives ranks but no addresses.
+"""`RankInfo`: one process of a job, described by its rank and without the addresses of the other processes.
 
-PyTorch, Caffe2, Horovod's environment and Paddle's trainers tell a process its rank and how many there are, and a store where
-all of them meet. `tfdist.launch.rendezvous.meet.meet` makes a `Cluster` of it, once every rank has said where it is.
+PyTorch, Caffe2, Horovod's environment and Paddle's trainers give a process its rank, the number of ranks and sometimes a store.
+In the store, `tfdist.launch.rendezvous.meet.meet` exchanges the addresses of all ranks and returns a `Cluster`.
 """
 
 from collections.abc import Iterable
@@ -13,15 +13,16 @@ from tfdist.errors import Source
 
 @dataclass(frozen=True)
 class Store:
-    """Where the ranks of a job meet.
+    """The store in which the ranks of a job exchange their addresses.
 
     Attributes:
-        kind: `tcp` (a store served by the first of `known`, else by rank 0), `file` (a folder that all ranks share) or `redis`.
-        host: of the tcp or redis store; None for `file`.
-        port: of the tcp or redis store; None for `file`.
-        ports: how many ports from `port` on the tcp store may be at, where some may be taken by others; at least 1.
-        path: the folder of the `file` store; None for the others.
-        password: of the redis store, or None. Never shown.
+        kind: `tcp` (served by the first of `RankInfo.servers`, else by rank 0), `file` (a folder that all ranks share) or
+            `redis`.
+        host: host of the tcp or redis store; None for `file`.
+        port: port of the tcp or redis store; None for `file`.
+        ports: number of ports, from `port` on, at which the tcp store may listen when others are taken; at least 1.
+        path: folder of the `file` store; None for the others.
+        password: password of the redis store, or None. No message contains it.
     """
 
     kind: str
@@ -34,23 +35,23 @@ class Store:
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process of a job that trains without a list of addresses.
+    """One process of a job whose description gives ranks, but no addresses.
 
     Attributes:
-        size: ranks in the whole job, at least 1.
-        rank: of this process, 0 to `size` - 1; None where it is one of `known`.
+        size: number of ranks in the job, at least 1.
+        rank: rank of this process, 0 to `size` - 1; None for one of `servers`.
         source: where it was read.
-        store: where the ranks meet, or None where the description names none (then the user has to).
-        run_id: tells runs apart that use one store; goes into every key.
-        local_rank: of this process among the ranks on its host, or None where it is not said.
-        local_size: ranks on this host, or None.
+        store: where the ranks exchange addresses; None where the description names no store.
+        run_id: identifies the run among others that use the same store; part of every key.
+        local_rank: rank of this process among the ranks on its host; None where the description does not give it.
+        local_size: number of ranks on this host, or None.
         slots: devices of this process, at least 1.
-        gpus: how many of the slots are GPUs according to the description.
-        known: tasks whose addresses the description does give (Paddle's pservers). They come to the meeting too, to hear where
-            the ranks are.
-        known_task: which of `known` this process is, as (job, index); None for a rank.
-        synchronous: with ps among `known`, whether all workers step together; without ps they always do.
-        host: name or address under which the others reach this process, or None to find it out.
+        gpus: number of the slots that are GPUs according to the description.
+        servers: ps tasks whose addresses the description gives (Paddle's pservers). They take part in the rendezvous to learn
+            the addresses of the ranks.
+        server_task: (job, index) of this process where it is one of `servers`; None for a rank.
+        synchronous: with `servers`, whether all workers step together; without servers they always do.
+        host: name or address under which other processes reach this one; None to find it out.
     """
 
     size: int
@@ -62,22 +63,22 @@ class RankInfo:
     local_size: int | None = None
     slots: int = 1
     gpus: int = 0
-    known: tuple[Task, ...] = ()
-    known_task: tuple[str, int] | None = None
+    servers: tuple[Task, ...] = ()
+    server_task: tuple[str, int] | None = None
     synchronous: bool = False
     host: str | None = None
 
     @property
     def task(self) -> tuple[str, int]:
-        """What this process is in the cluster: rank r is `worker:r`."""
-        return self.known_task or ("worker", self.rank or 0)
+        """(job, index) of this process in the cluster: rank r is `worker:r`."""
+        return self.server_task or ("worker", self.rank or 0)
 
     def cluster(self, workers: Iterable[Task]) -> Cluster:
-        """The cluster of `workers` and the known tasks, with this process' task."""
+        """Returns the cluster of `workers` and `servers`, with the task of this process."""
         workers = tuple(workers)
-        together = (tuple(range(sum(task.slots for task in workers))),) if self.synchronous else ()
-        return Cluster((*workers, *self.known), worker_groups=together, source=self.source, task=self.task)
+        one_group = (tuple(range(sum(task.slots for task in workers))),) if self.synchronous else ()
+        return Cluster((*workers, *self.servers), worker_groups=one_group, source=self.source, task=self.task)
 
     def outline(self) -> Cluster:
-        """The cluster as far as it is known without a meeting: the workers' addresses are open."""
+        """Returns the cluster as far as this process knows it: the addresses of the workers are open."""
         return self.cluster(Task("worker", rank, slots=self.slots, gpus=self.gpus) for rank in range(self.size))

@@ -1,132 +1,136 @@
-"""What this process is in the cluster, in the words of Horovod and MPI: role, rank, size.
+"""Role, rank and size of this process, in the words of Horovod and MPI.
 
-A task has a rank when it runs the training program: the chief first, then the workers by index. Under strategies whose workers
-only serve (ParameterServer, Hogwild) that is the chief alone. A `ps` and an `evaluator` never have one.
+A task has a rank when it runs the training program: first the chief, then the workers by index. Under ParameterServer and
+Hogwild the workers only serve, and the chief alone has a rank. A `ps` or an `evaluator` never has one.
 
-The answers come from the description that `tfdist.strategy` uses: the one given to it in this process, else that of the
-environment, else none, when this process is the chief and the only task. They do not import TensorFlow, and may be asked for at
-any time. Where the environment knows ranks but no hosts, questions about hosts that it does not answer make the ranks meet.
+The answers come from the cluster of this process: the one given to `tfdist.strategy`, else that of the environment, else a
+single chief. These functions do not import TensorFlow and work before and after `tfdist.strategy`. Where the environment gives
+ranks but no hosts, `local_rank` and the functions below it may start a rendezvous of the ranks.
 """
 
 from collections import Counter
 
 from tfdist.choice import SERVED, choose, prepared
 from tfdist.cluster import Cluster, Task
-from tfdist.create_strategy import membership_here, this_cluster
+from tfdist.create_strategy import rendezvous
+from tfdist.process_cluster import current_cluster, current_rank_info
 
 
 def role() -> str:
-    """The job of this process: `chief`, `worker`, `ps` or `evaluator`.
+    """Returns the job of this process: `chief`, `worker`, `ps` or `evaluator`.
 
-    Worker 0 of a cluster that has ps tasks and no chief runs the chief's program, and its role is `chief`. Without ps it
-    stays a `worker`, as TensorFlow has it, and `is_chief()` is true.
+    In a cluster with ps tasks and without a chief, worker 0 runs the chief's program and its role is `chief`. Without ps tasks
+    it is `worker`, as in TensorFlow, and `is_chief()` is true.
 
     Raises:
-        ClusterError: for a bad environment; so do all functions here.
+        ClusterError: for a bad environment, as every function here does.
     """
-    return _here()[1].job
+    return _cluster_and_task()[1].job
 
 
 def is_chief() -> bool:
-    """Whether this process is the one that saves and logs: the chief, or worker 0 where there is no chief."""
-    cluster, task = _here()
-    return task.job == "chief" or (task.job == "worker" and task.index == 0 and _ranked(cluster)[:1] == (task,))
+    """Returns whether this process saves and logs: whether it is the chief, or worker 0 of a cluster without a chief."""
+    cluster, task = _cluster_and_task()
+    return task.job == "chief" or (task.job == "worker" and task.index == 0 and _ranked_tasks(cluster)[:1] == (task,))
 
 
 def rank() -> int | None:
-    """The number of this process among those that run the training program, from 0; None on a task that does not.
+    """Returns the rank of this process among those that run the training program, from 0; None on other tasks.
 
-    None is on purpose no error: an evaluator runs the same program, and `if tfdist.rank() == 0:` is rightly false there.
+    None is not an error: an evaluator runs the same program, and `if tfdist.rank() == 0:` is false there, as it should be.
     """
-    cluster, task = _here()
-    return _position(task, _ranked(cluster))
+    cluster, task = _cluster_and_task()
+    return _position(task, _ranked_tasks(cluster))
 
 
 def size() -> int:
-    """The number of tasks whose gradients are averaged into one update, at least 1: what a learning rate is scaled by.
+    """Returns the number of tasks whose gradients make up one update, at least 1: the factor for the learning rate.
 
-    Without ps: chief and workers, as many as there are ranks. With ps: the workers of one group, since groups update the
-    parameters each by themselves (asynchronously): their gradients add up, one after the other, without scaling. Where tasks
-    have several devices, `strategy.num_replicas_in_sync` counts these too.
+    Without ps tasks these are the chief and the workers, one per rank. With ps tasks they are the workers of one group: groups
+    update the parameters asynchronously, one after the other, and need no scaling. Where tasks have several devices,
+    `strategy.num_replicas_in_sync` counts the devices.
     """
-    cluster, _ = _here()
+    cluster, _ = _cluster_and_task()
     if choose(cluster).strategy not in SERVED:
-        return max(1, len(_ranked(cluster)))
-    owners = [worker.index for worker in cluster.job("worker") for _ in range(worker.slots)]
-    return max((len({owners[number] for number in group}) for group in cluster.worker_groups), default=1)
+        return max(1, len(_ranked_tasks(cluster)))
+    worker_of_slot = [worker.index for worker in cluster.job("worker") for _ in range(worker.slots)]
+    return max((len({worker_of_slot[slot] for slot in group}) for group in cluster.worker_groups), default=1)
 
 
 def local_rank() -> int | None:
-    """The number of this process among the ranks on its host, from 0; None where `rank()` is None."""
-    rank_info = membership_here()
-    if rank_info is not None and rank_info.local_rank is not None and not rank_info.known:
+    """Returns the rank of this process among the ranks on its host, from 0; None where `rank()` is None."""
+    rank_info = current_rank_info()
+    if rank_info is not None and rank_info.local_rank is not None and not rank_info.servers:
         return rank_info.local_rank
-    cluster, task = _here(with_hosts=True)
-    return _position(task, _on_host_of(task, cluster))
+    cluster, task = _cluster_and_task(with_hosts=True)
+    return _position(task, _ranked_on_host_of(task, cluster))
 
 
 def local_size() -> int:
-    """The number of ranks on the host of this process; 0 on a host of ps and evaluator tasks only."""
-    rank_info = membership_here()
-    if rank_info is not None and rank_info.local_size is not None and not rank_info.known:
+    """Returns the number of ranks on the host of this process; 0 on a host with ps and evaluator tasks only."""
+    rank_info = current_rank_info()
+    if rank_info is not None and rank_info.local_size is not None and not rank_info.servers:
         return rank_info.local_size
-    cluster, task = _here(with_hosts=True)
-    return len(_on_host_of(task, cluster))
+    cluster, task = _cluster_and_task(with_hosts=True)
+    return len(_ranked_on_host_of(task, cluster))
 
 
 def cross_rank() -> int | None:
-    """The number of this process' host among the hosts that have a rank with its `local_rank()`, from 0; None without rank.
+    """Returns the position of this host among the hosts that have a rank with this `local_rank()`, from 0; None without a rank.
 
-    Horovod's word; where every host has equally many ranks it is the number of the host (torchrun's GROUP_RANK).
+    The name is Horovod's. Where all hosts have equally many ranks, it is the number of the host (torchrun's GROUP_RANK).
     """
-    cluster, task = _here(with_hosts=True)
-    return _position(task, _across(task, cluster))
+    cluster, task = _cluster_and_task(with_hosts=True)
+    return _position(task, _ranked_across_hosts(task, cluster))
 
 
 def cross_size() -> int:
-    """The number of hosts that have a rank with this process' `local_rank()`; 0 on a task without rank."""
-    cluster, task = _here(with_hosts=True)
-    return len(_across(task, cluster))
+    """Returns the number of hosts that have a rank with this process' `local_rank()`; 0 on a task without a rank."""
+    cluster, task = _cluster_and_task(with_hosts=True)
+    return len(_ranked_across_hosts(task, cluster))
 
 
-def _here(*, with_hosts: bool = False) -> tuple[Cluster, Task]:
-    """The cluster as its strategy runs it, with hosts, and this process' task in it."""
-    described = this_cluster(with_hosts=with_hosts)
+def _cluster_and_task(*, with_hosts: bool = False) -> tuple[Cluster, Task]:
+    """Returns the cluster as its strategy runs it, and the task of this process in it."""
+    described = current_cluster(rendezvous) if with_hosts else current_cluster()
     if described.task is not None and described.task[0] == "evaluator":
         return described.addressed(), described.find(*described.task)
     cluster = prepared(described).addressed()
-    name = described.task
-    if name == ("worker", 0) and cluster.job("chief") and not described.job("chief"):
-        name = ("chief", 0)  # Beside worker 0, which is its child: see `tfdist.create_strategy.strategy`.
-    if name is None:
+    own_task = described.task
+    if own_task is None:
         return cluster, next(iter(cluster.training_tasks))
-    return cluster, cluster.find(*name)
+    if own_task == ("worker", 0) and cluster.job("chief") and not described.job("chief"):
+        own_task = ("chief", 0)  # The process of worker 0 becomes the chief, and starts worker 0 as its child.
+    return cluster, cluster.find(*own_task)
 
 
-def _ranked(cluster: Cluster) -> tuple[Task, ...]:
-    """The tasks that run the training program, by rank."""
+def _ranked_tasks(cluster: Cluster) -> tuple[Task, ...]:
+    """Returns the tasks that run the training program, by rank."""
     if not cluster.training_tasks:
         return ()
     workers = () if choose(cluster).strategy in SERVED else cluster.job("worker")
     return (*cluster.job("chief"), *workers)
 
 
-def _on_host_of(task: Task, cluster: Cluster) -> tuple[Task, ...]:
-    host = (task.host or "localhost").lower()
-    return tuple(other for other in _ranked(cluster) if (other.host or "localhost").lower() == host)
+def _ranked_on_host_of(task: Task, cluster: Cluster) -> tuple[Task, ...]:
+    """Returns the tasks with a rank on the host of `task`, by rank."""
+    return tuple(other for other in _ranked_tasks(cluster) if _host(other) == _host(task))
 
 
-def _across(task: Task, cluster: Cluster) -> tuple[Task, ...]:
-    """The ranks with the local rank of `task`, one on each host that has one; empty where it has no rank."""
-    mine = _position(task, _on_host_of(task, cluster))
-    seen: Counter[str] = Counter()
+def _ranked_across_hosts(task: Task, cluster: Cluster) -> tuple[Task, ...]:
+    """Returns one task per host: the one with the local rank of `task`. Empty where `task` has no rank."""
+    local_rank = _position(task, _ranked_on_host_of(task, cluster))
+    ranks_on_host: Counter[str] = Counter()
     across = []
-    for other in _ranked(cluster):
-        host = (other.host or "localhost").lower()
-        if seen[host] == mine:
+    for other in _ranked_tasks(cluster):
+        if ranks_on_host[_host(other)] == local_rank:
             across.append(other)
-        seen[host] += 1
+        ranks_on_host[_host(other)] += 1
     return tuple(across)
+
+
+def _host(task: Task) -> str:
+    return (task.host or "localhost").lower()
 
 
 def _position(task: Task, tasks: tuple[Task, ...]) -> int | None:

@@ -1,4 +1,4 @@
-"""The leader of a rendezvous: collects the answers of all, and decides."""
+"""`Leader`: the process in the rendezvous that collects the answers of all others and publishes the verdict."""
 
 import time
 from collections import defaultdict
@@ -7,150 +7,155 @@ from typing import Any, NoReturn
 
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
-from tfdist.launch.rendezvous.member_info import Announcement, Name, called, cluster_of, expected, listed
-from tfdist.launch.rendezvous.participant import MAX_LEADERS, POLL_SECONDS, REPEAT_SECONDS, Meeting
-from tfdist.launch.rendezvous.stores.store import LOOPBACK, OpenStore, StoreUnavailableError
+from tfdist.launch.rendezvous.member_info import MemberInfo, TaskId, all_tasks, cluster_of, enumeration, name_of
+from tfdist.launch.rendezvous.participant import MAX_LEADERS, POLL_SECONDS, REPEAT_SECONDS, Participant
+from tfdist.launch.rendezvous.stores.interface import LOOPBACK, OpenStore, StoreUnavailableError
 from tfdist.rank_info import RankInfo
 
 SETTLE_SECONDS = 1.0
-"""How long a leader that has all answers looks for more: a rank that is started twice is started at about the same time."""
+"""How long a leader with all answers waits for more: two processes with one rank start at about the same time."""
 
 LINGER_SECONDS = 5.0
-"""How long a refusal stays for those who have not come yet: they would wait for nothing until their own limit."""
+"""How long an error stays in the store for processes that come later, which would otherwise wait until their timeout."""
 
 READ_SECONDS = 10.0
-"""How long a leader waits for the others to read its verdict; who has not by then has died."""
+"""How long a leader waits until the others have read its verdict. A process that has not read it by then is dead."""
 
 
-class Leader(Meeting):
-    """See `tfdist.launch.rendezvous.meet`."""
+class Leader(Participant):
+    """The process that publishes the roster. See `meet.py`."""
 
     tables = ("leaders", "verdicts", "read")
-    _missing: tuple[Name, ...] = ()
 
     def __init__(self, rank_info: RankInfo, store: OpenStore, timeout_seconds: float) -> None:
         super().__init__(rank_info, store, timeout_seconds)
-        self._came: set[Name] = set()
+        self._missing: tuple[TaskId, ...] = ()
+        self._ever_present: set[TaskId] = set()
 
     def find_cluster(self) -> Cluster:
-        """Takes part until all have answered."""
+        """Takes part until all processes have answered."""
         complete_since: float | None = None
-        put_at = float("-inf")
-        known = 0
+        written_at = float("-inf")
+        count = 0
         while complete_since is None or time.monotonic() - complete_since < SETTLE_SECONDS:
-            if time.monotonic() - put_at >= REPEAT_SECONDS:
-                self.tries(self._announce)
-                put_at = time.monotonic()
-            everybody = self.tries(self._look)
-            self._check([*everybody.values()])
-            if len(everybody) != known:
-                known = len(everybody)
-                self.something_happened()
-            here = {entry.task for entry in everybody.values()}
-            self._came |= here
-            self._missing = tuple(task for task in expected(self.rank_info) if task not in here)
+            if time.monotonic() - written_at >= REPEAT_SECONDS:
+                self.retry(self._write)
+                written_at = time.monotonic()
+            members = self.retry(self._answering_members)
+            self._check([*members.values()])
+            if len(members) != count:
+                count = len(members)
+                self.poll_fast()
+            present = {member.task for member in members.values()}
+            self._ever_present |= present
+            self._missing = tuple(task for task in all_tasks(self.rank_info) if task not in present)
             if not self._missing and complete_since is None:
                 complete_since = time.monotonic()
-            self.waits(listed(map(called, self._missing)))
-        cluster = cluster_of(self.rank_info, everybody.values())
-        self._publish({"roster": {nonce: entry.text() for nonce, entry in everybody.items()}}, set(everybody))
+            self.wait(enumeration(map(name_of, self._missing)))
+        cluster = cluster_of(self.rank_info, members.values())
+        self._publish({"roster": {nonce: member.text() for nonce, member in members.items()}}, set(members))
         return cluster
 
     def give_up(self) -> NoReturn:
-        """Tells all who came who did not, and raises the error."""
-        never = [task for task in self._missing if task not in self._came]
-        gone = "" if never else ", or not at the same time"
-        why = f"{self.absence(never or self._missing)}{gone}"
-        self._refuse({"timeout": why})
-        raise self.out_of_time(why)
+        """Raises the error that names the missing processes, and publishes it."""
+        never_came = [task for task in self._missing if task not in self._ever_present]
+        note = "" if never_came else ", or not at the same time"
+        why = f"{self.absence(never_came or self._missing)}{note}"
+        self._publish_error({"timeout": why})
+        raise self.timeout_error(why)
 
-    def _announce(self) -> None:
-        self.store.put("leaders", self.nonce, self.announcement().text())
+    def _write(self) -> None:
+        self.store.put("leaders", self.nonce, self.member_info().text())
 
-    def _look(self) -> dict[str, Announcement]:
-        """Everybody who answers this leader, by nonce, and itself. Another leader that is alive answers, too."""
-        for verdict in self.read("verdicts").values():
-            self.heed(verdict)
-        leaders = self.announcements("leaders")
-        new = set(sorted(set(leaders) - {self.nonce})[:MAX_LEADERS]) - self.answers
+    def _answering_members(self) -> dict[str, MemberInfo]:
+        """Returns the processes that answer this leader by nonce, with itself. Other live leaders answer, too."""
+        for verdict in self.read_table("verdicts").values():
+            self.raise_error_of(verdict)
+        leaders = self.read_members("leaders")
+        new = set(sorted(set(leaders) - {self.nonce})[:MAX_LEADERS]) - self.leaders
         if new:
-            self.answers |= new
-            self._announce()
-        everybody = {**self.announcements("members"), **leaders}
-        found = {nonce: entry for nonce, entry in everybody.items() if self.nonce in entry.answers}
-        return {self.nonce: self.announcement(), **found}
+            self.leaders |= new
+            self._write()
+        members = {**self.read_members("members"), **leaders}
+        answering = {nonce: member for nonce, member in members.items() if self.nonce in member.leaders}
+        return {self.nonce: self.member_info(), **answering}
 
-    def _check(self, everybody: list[Announcement]) -> None:
-        why = _contradiction(self.rank_info, everybody)
+    def _check(self, members: list[MemberInfo]) -> None:
+        why = _contradiction(self.rank_info, members)
         if why is not None:
-            self._refuse({"error": why})
+            self._publish_error({"error": why})
             raise self.contradiction(why)
 
-    def _refuse(self, verdict: Mapping[str, Any]) -> None:
-        self.quietly(self.put, "read", {})  # Another leader waits for this one to have its verdict: it has its own.
+    def _publish_error(self, verdict: Mapping[str, Any]) -> None:
+        self.try_once(self.put, "read", {})  # Other leaders wait until this one, which has its own verdict, has read theirs.
         self._publish(verdict, set())
 
     def _publish(self, verdict: Mapping[str, Any], roster: set[str]) -> None:
-        """Puts the verdict, waits until all whom it concerns have read it, at most `READ_SECONDS`, and clears the store.
+        """Writes the verdict, waits up to `READ_SECONDS` until the processes have read it, and clears the store.
 
-        They are the members of the roster; of a refusal, all who are here, or come soon. Who comes when the roster is complete
-        is told so.
+        Args:
+            verdict: the roster, or an error for all processes that are present or come soon.
+            roster: nonces of the roster; empty for an error. Processes that are not in a roster get an error.
         """
         begin = time.monotonic()
-        until = begin + READ_SECONDS
-        lingers = begin + LINGER_SECONDS if "error" in verdict else begin
-        all_of_them = set(expected(self.rank_info)) - {self.rank_info.task}
-        came: dict[str, Name] = {}  # With those who have read the verdict and left.
+        others = set(all_tasks(self.rank_info)) - {self.rank_info.task}
+        came: dict[str, TaskId] = {}  # Includes processes that have read the verdict and left.
         pause = POLL_SECONDS[0]
-        told: list[str] | None = None
-        while time.monotonic() < until:
+        recipients: list[str] | None = None
+        while time.monotonic() - begin < READ_SECONDS:
             try:
-                here = self._others()
-                came |= here
-                to = sorted(came.keys() - roster)
-                if to != told:
-                    late = {"error": "another process of the same rank was here first; give every process a rank of its own"}
-                    self.put("verdicts", {**(late if roster else {}), **verdict, "to": to})
-                    told = to
-                all_came = all_of_them <= set(came.values()) or time.monotonic() >= lingers
-                if (roster or set(here)) - {self.nonce} <= set(self.store.get("read")) and all_came:
+                present = self._answering_tasks()
+                came |= present
+                outside_roster = sorted(came.keys() - roster)
+                if outside_roster != recipients:
+                    late = {"error": "another process of the same rank came first; give every process a different rank"}
+                    self.put("verdicts", {**(late if roster else {}), **verdict, "to": outside_roster})
+                    recipients = outside_roster
+                lingers = "error" in verdict and time.monotonic() - begin < LINGER_SECONDS
+                all_came = others <= set(came.values()) or not lingers
+                if (roster or set(present)) - {self.nonce} <= set(self.store.get("read")) and all_came:
                     break
             except (StoreUnavailableError, ClusterError):
-                pass  # It may be back in time.
+                pass  # The store may answer again in time.
             time.sleep(pause)
             pause = min(pause * 1.5, POLL_SECONDS[1])
-        self.quietly(self.store.clear)
+        self.try_once(self.store.clear)
 
-    def _others(self) -> dict[str, Name]:
-        """The tasks of those who answer this leader, by nonce."""
-        entries = {**self.announcements("members"), **self.announcements("leaders")}
-        return {nonce: entry.task for nonce, entry in entries.items() if self.nonce in entry.answers and nonce != self.nonce}
+    def _answering_tasks(self) -> dict[str, TaskId]:
+        """Returns the tasks of the other processes that answer this leader, by nonce."""
+        members = {**self.read_members("members"), **self.read_members("leaders")}
+        return {nonce: member.task for nonce, member in members.items() if self.nonce in member.leaders and nonce != self.nonce}
 
 
-def _contradiction(rank_info: RankInfo, everybody: list[Announcement]) -> str | None:
-    """What is wrong with the processes that are here, as a sentence; None where they agree so far."""
-    by_task: defaultdict[Name, list[Announcement]] = defaultdict(list)
-    for entry in sorted(everybody, key=lambda each: each.task):
-        by_task[entry.task].append(entry)
+def _contradiction(rank_info: RankInfo, members: list[MemberInfo]) -> str | None:
+    """Returns how these processes contradict each other, as a sentence; None where they agree."""
+    by_task: defaultdict[TaskId, list[MemberInfo]] = defaultdict(list)
+    for member in sorted(members, key=lambda each: each.task):
+        by_task[member.task].append(member)
     twice = [
-        f"{called(task)} (at {listed(entry.address for entry in entries)})"
-        for task, entries in by_task.items()
-        if len(entries) > 1
+        f"{name_of(task)} (at {enumeration(member.address for member in each)})"
+        for task, each in by_task.items()
+        if len(each) > 1
     ]
     if twice:
-        return f"{listed(twice)} came more than once; give every process a rank of its own, and every run a run id of its own"
-    first = {task: entries[0] for task, entries in by_task.items()}
-    if len({entry.size for entry in first.values()}) > 1:
-        said = listed(f"{called(task)} says {entry.size}" for task, entry in first.items())
-        return f"the processes disagree about the number of ranks: {said}; start all of them with the same"
-    beyond = [called(task) for task in first if task not in set(expected(rank_info))]
-    if beyond:
-        return f"{listed(beyond)} came, and {called(rank_info.task)} knows of no such task; start all with one description"
-    near = [task for task, entry in first.items() if entry.host.lower() in LOOPBACK]
-    far = [entry.address for task, entry in first.items() if task not in near]
-    if near and far:
         return (
-            f"{listed(map(called, near))} can be reached at {first[near[0]].host} only, and others are at {listed(far)}; "
-            "name the store's host as the other machines do"
+            f"{enumeration(twice)} came more than once; give every process a different rank, and every run a different run id"
+        )
+    first = {task: each[0] for task, each in by_task.items()}
+    if len({member.size for member in first.values()}) > 1:
+        sizes = enumeration(f"{name_of(task)} says {member.size}" for task, member in first.items())
+        return f"the processes disagree about the number of ranks: {sizes}; start all of them with the same number"
+    unexpected = [name_of(task) for task in first if task not in set(all_tasks(rank_info))]
+    if unexpected:
+        return (
+            f"{enumeration(unexpected)} came, but the description of {name_of(rank_info.task)} has no such task; "
+            "start all processes with the same description"
+        )
+    local = [task for task, member in first.items() if member.host.lower() in LOOPBACK]
+    remote = [member.address for task, member in first.items() if task not in local]
+    if local and remote:
+        return (
+            f"{enumeration(map(name_of, local))} can be reached at {first[local[0]].host} only, and others are at "
+            f"{enumeration(remote)}; name the store's host as the other machines name it"
         )
     return None

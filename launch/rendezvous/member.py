@@ -1,4 +1,4 @@
-"""A process at the rendezvous that does not lead it: answers leaders until one of them has its verdict."""
+"""`Member`: a process in the rendezvous that does not lead. It answers leaders until one of them publishes a verdict."""
 
 import time
 from collections.abc import Mapping
@@ -6,69 +6,71 @@ from typing import Any, NoReturn
 
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
-from tfdist.launch.rendezvous.member_info import Announcement, called, cluster_of, expected, leader_of
-from tfdist.launch.rendezvous.participant import MAX_LEADERS, REPEAT_SECONDS, Meeting
-from tfdist.launch.rendezvous.stores.store import StoreUnavailableError
+from tfdist.launch.rendezvous.member_info import MemberInfo, all_tasks, cluster_of, leader_task, name_of
+from tfdist.launch.rendezvous.participant import MAX_LEADERS, REPEAT_SECONDS, Participant
+from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError
 
 GRACE_SECONDS = 2.0
-"""How much longer than its own limit a member waits for the verdict of a leader."""
+"""How much longer than its own timeout a member waits for the verdict of a leader."""
 
 
-class Member(Meeting):
-    """See `tfdist.launch.rendezvous.meet`."""
+class Member(Participant):
+    """A process that waits for the roster of the leader. See `meet.py`."""
 
     def find_cluster(self) -> Cluster:
-        """Takes part until a roster has this process in it."""
-        put_at = float("-inf")
-        waits_longer = False
-        whom = f"{called(leader_of(self.rank_info))}, and for those that it waits for"
+        """Takes part until a roster contains this process."""
+        written_at = float("-inf")
+        has_grace = False
+        missing = f"{name_of(leader_task(self.rank_info))} and the processes that it waits for"
         while True:
-            leaders = set(sorted(self.tries(lambda: self.store.get("leaders")))[:MAX_LEADERS])
-            if leaders != self.answers or time.monotonic() - put_at >= REPEAT_SECONDS:
-                if leaders != self.answers:
-                    self.something_happened()
-                self.answers = leaders
-                self.tries(lambda: self.store.put("members", self.nonce, self.announcement().text()))
-                put_at = time.monotonic()
-            for verdict in self.tries(lambda: self.read("verdicts")).values():
-                roster = self._my_roster(verdict)
-                if roster is not None:
-                    self.quietly(self.put, "read", {})
-                    return roster
-                self.heed(verdict)
-            if self.answers and not waits_longer:
-                # The leader, whose time is up at about the same moment, says best who is missing.
+            leaders = set(sorted(self.retry(lambda: self.store.get("leaders")))[:MAX_LEADERS])
+            if leaders != self.leaders or time.monotonic() - written_at >= REPEAT_SECONDS:
+                if leaders != self.leaders:
+                    self.poll_fast()
+                self.leaders = leaders
+                self.retry(lambda: self.store.put("members", self.nonce, self.member_info().text()))
+                written_at = time.monotonic()
+            for verdict in self.retry(lambda: self.read_table("verdicts")).values():
+                cluster = self._cluster_in(verdict)
+                if cluster is not None:
+                    self.try_once(self.put, "read", {})
+                    return cluster
+                self.raise_error_of(verdict)
+            if self.leaders and not has_grace:
+                # The leader, whose time ends at about the same moment, knows best which processes are missing.
                 self.deadline += GRACE_SECONDS
-                waits_longer = True
-            self.waits(whom)
+                has_grace = True
+            self.wait(missing)
 
     def give_up(self) -> NoReturn:
-        """Raises the error that says who did not come, as far as the store tells."""
-        came = {self.rank_info.task}
+        """Raises the error that names the missing processes, as far as the store shows them."""
+        present = {self.rank_info.task}
         try:
-            leaders, members = self.announcements("leaders"), self.announcements("members")
-            came |= {leader.task for leader in leaders.values()}
-            came |= {
-                each.task for each in members.values() if set(each.answers) == self.answers or self.answers & {*each.answers}
+            leaders, members = self.read_members("leaders"), self.read_members("members")
+            present |= {leader.task for leader in leaders.values()}
+            present |= {
+                member.task
+                for member in members.values()
+                if set(member.leaders) == self.leaders or self.leaders & {*member.leaders}
             }
         except (StoreUnavailableError, ClusterError):
             pass
-        missing = [task for task in expected(self.rank_info) if task not in came]
-        me = called(self.rank_info.task)
-        raise self.out_of_time(
+        missing = [task for task in all_tasks(self.rank_info) if task not in present]
+        me = name_of(self.rank_info.task)
+        raise self.timeout_error(
             self.absence(missing)
             if missing
-            else f"{me} gave up after {self.timeout:.0f} s, and the others have left or are about to; if they train, another "
-            f"process is {me}"
+            else f"{me} gave up after {self.timeout:.0f} s, and the other processes have left or leave now; if they train, "
+            f"another process is {me}"
         )
 
-    def _my_roster(self, verdict: Mapping[str, Any]) -> Cluster | None:
-        """The cluster of a roster in which this process stands; rosters of other runs have other nonces."""
+    def _cluster_in(self, verdict: Mapping[str, Any]) -> Cluster | None:
+        """Returns the cluster of a roster that contains this process; None for other verdicts."""
         roster = verdict.get("roster")
         if not isinstance(roster, dict) or self.nonce not in roster:
-            return None
-        everybody = [Announcement.read(text) for text in roster.values()]
-        tasks = sorted(entry.task for entry in everybody if entry is not None and entry.job == "worker")
-        if None in everybody or tasks != [("worker", rank) for rank in range(self.rank_info.size)]:
-            raise self.contradiction("the store holds a roster that tfdist did not write; use a run id of its own")
-        return cluster_of(self.rank_info, (entry for entry in everybody if entry is not None))
+            return None  # Rosters of other runs contain other nonces.
+        members = [MemberInfo.read(text) for text in roster.values()]
+        tasks = sorted(member.task for member in members if member is not None and member.job == "worker")
+        if None in members or tasks != [("worker", rank) for rank in range(self.rank_info.size)]:
+            raise self.contradiction("the store holds a roster that tfdist did not write; use a different run id")
+        return cluster_of(self.rank_info, (member for member in members if member is not None))

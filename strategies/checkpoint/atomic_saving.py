@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint import backup, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local, is_participating, set_chief
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime import chief_device
 
 _io_device: str | None = None
 """The device that reads and writes TensorFlow's checkpoints; None: the task of each variable."""

@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.private_api import dispatch_context
+from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.peers import is_listening, waiting_for
 
 WORKERS_GONE_SECONDS = 60.0

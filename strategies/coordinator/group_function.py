@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
+from tfdist.strategies.runtime import chief_device
 
 tracing_lock = threading.RLock()
 """Held while a function of a worker group is traced."""

@@ -12,11 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.private_api import StatelessScope
+from tfdist.strategies.runtime import chief_device
 
 MAX_METRIC_VALUES = 65536
 """If the model's metrics hold more numbers (a confusion matrix of many classes), steps do not return them."""

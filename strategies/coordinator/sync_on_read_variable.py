@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.private_api import (
     PerWorkerVariable,
     PerWorkerVariableSpec,
@@ -22,6 +21,7 @@ from tfdist.strategies.private_api import (
     wait_until_ready,
 )
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.runtime import chief_device
 
 CREATION_SECONDS = 60.0
 """If a worker takes longer to create its copy, the sum leaves the copy out."""

@@ -35,7 +35,7 @@ class DataParallelExtended(MirroredExtended):
         replica = current()
         if replica is not None and replica.postponed is not None:
             raise ValueError(
-                "jit_compile=True cannot work where the step itself adds up values over the replicas, as "
+                "jit_compile=True does not work if the step itself adds up values over the replicas, as "
                 "BatchNormalization(synchronized=True) does: XLA cannot compile that; leave jit_compile at 'auto'"
             )
         return super()._replica_ctx_all_reduce(reduce_op, value, options)

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
 from tfdist.strategies.data_parallel.xla import compiled
-from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, at_least_one, examples_of, per_replica
+from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
@@ -40,24 +40,28 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""
         step = compiled(model, model._autoconvert_optionals(model.predict_step))
 
-        def on_replica(shard: Any) -> Any:
+        def on_replica(shard: Any, rows: Any) -> Any:
             with entered(Replica(self._strategy, self.layout.local_index(), None)):
-                outputs, rows = step(at_least_one(shard)), examples_of(shard)
+                outputs = step(at_least_one(shard))
             return tf.nest.map_structure(lambda v: v[:rows] if v.shape.rank else v, outputs)
 
-        def on_batch(batch: Any) -> Any:
+        def on_batch(shards: Any, rows: Any) -> Any:
             with self._strategy.extended.tracing():
-                return tf.nest.map_structure(self._gathered, self._strategy.run(on_replica, args=(batch,)))
+                return tf.nest.map_structure(self._gathered, self._strategy.run(on_replica, args=(shards, rows)))
 
         function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
 
         def predict(batches: list[Any]) -> Any:
-            return concatenated([function(batch if is_distributed(batch) else self._split(batch)) for batch in batches])
+            return concatenated([function(*self._shards_and_rows(batch)) for batch in batches])
 
         return predict
 
-    def _split(self, batch: Any) -> Any:
-        return per_replica(self.layout.split(as_tensors(batch))["shards"])
+    def _shards_and_rows(self, batch: Any) -> tuple[Any, Any]:
+        """Returns the shards of a batch, and how many examples of each count."""
+        if is_distributed(batch):
+            return batch, self._strategy.run(examples_of, args=(batch,))
+        element = batch.element if isinstance(batch, SplitBatch) else self.layout.split(as_tensors(batch))
+        return per_replica(element["shards"]), per_replica(self.layout.counts(element["examples"]))
 
     def _gathered(self, value: Any) -> Any:
         """Returns a value per replica as one tensor, concatenated along the first dimension; scalars stacked."""

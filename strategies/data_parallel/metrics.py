@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout
-from tfdist.strategies.keras_hooks.optimizer import all_reduce_sum
+from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.trainer import with_metrics
 from tfdist.strategies.private_api import TensorFlowTrainer
 

@@ -45,7 +45,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
     if len({task.slots for task in tasks}) > 1:
         widths = ", ".join(f"{task.name} {task.slots}" for task in tasks)
         raise cluster.source.error(
-            f"under multi_worker_mirrored every task has as many slots as the others, and here they differ: {widths}"
+            f"multi_worker_mirrored needs the same number of slots on every task, and the description has {widths}"
         )
     me = cluster.find(*cluster.task)
     wait_for_each_other(me, tasks, start_timeout, _log.warning)

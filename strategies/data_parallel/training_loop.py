@@ -9,14 +9,15 @@ nothing.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors
-from tfdist.strategies.keras_hooks.optimizer import all_reduce_sum
-from tfdist.strategies.keras_hooks.replica_context import Replica, SparseInLoopError, entered
+from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 
 
 class TrainingLoop:
@@ -32,7 +33,8 @@ class TrainingLoop:
         self._model = model
         self._metrics = ReplicaMetrics(strategy, layout, model, step)
         self._loops = self._metrics.returns_metrics
-        self._step = compiled(model, model._autoconvert_optionals(step))
+        self._uncompiled_step = model._autoconvert_optionals(step)
+        self._step = compiled(model, self._uncompiled_step)
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         self._functions: dict[Any, Any] = {}
 
@@ -51,7 +53,7 @@ class TrainingLoop:
                     if int(done) == 0:
                         raise StopIteration
                     return logs
-                except SparseInLoopError:  # Raised by tracing, before a batch is taken.
+                except NotInLoopError:  # Raised by tracing, before a batch is taken.
                     self._loops = False
         logs = None
         for _ in range(steps if isinstance(iterator, ShardedIterator | tf.distribute.DistributedIterator) else 1):
@@ -68,13 +70,41 @@ class TrainingLoop:
             elements = iterator.take(1)
             if not elements:
                 raise StopIteration
+            self._build_optimizers(elements[0])
             is_small = int(elements[0]["examples"]) < self._layout.replicas
             return self._function("small" if is_small else "full", iterator.element_spec)(elements[0])
         batch = next(iterator)
         if is_distributed(batch):
             return self._function("distributed", None)(batch)
         element = self._layout.split(as_tensors(batch))  # train_on_batch, test_on_batch
+        self._build_optimizers(element)
         return self._function("small", None)(element)
+
+    def _build_optimizers(self, element: Any) -> None:
+        """Builds the optimizers of a model that has its own, such as a GAN's two, before the step is compiled.
+
+        Mirrored variables cannot be made inside a compiled step. Only the step knows which optimizer updates which variables:
+        it is traced once to find out.
+        """
+        held = [each for each in vars(self._model).values() if isinstance(each, keras.optimizers.Optimizer)]
+        if all(optimizer.built for optimizer in held):
+            return
+        updates: list[Any] = []
+
+        def on_replica(shard: Any, share: Any) -> None:
+            with entered(Replica(self._strategy, self._layout.local_index(), share, discovered=updates)):
+                self._uncompiled_step(at_least_one(shard))
+
+        def step(element: Any) -> None:
+            with self._strategy.extended.tracing():
+                shares = self._layout.shares(element["examples"])
+                self._strategy.run(on_replica, args=(per_replica(element["shards"]), per_replica(shares)))
+
+        tf.function(step, autograph=False).get_concrete_function(element)
+        with self._strategy.scope():
+            for optimizer, variables in updates:
+                if not optimizer.built:
+                    optimizer.build(variables)
 
     def _function(self, kind: str, spec: Any) -> Any:
         """Returns the compiled function of this kind for elements of this spec, traced once for all sizes of batches."""
@@ -138,8 +168,8 @@ class TrainingLoop:
     def _on_replica(self, shard: Any, share: Any, small: bool, looping: bool = False) -> Any:
         """Runs one replica's step.
 
-        If the batch may be too small for every replica, a replica without examples computes an example of zeros. It counts for
-        nothing: the share is 0, and the replica's metrics get their values back.
+        If the batch may be too small for every replica, a replica without examples computes another one's example. It counts
+        for nothing: the share is 0, and the replica's metrics get their values back.
         """
         with entered(Replica(self._strategy, self._layout.local_index(), share, looping=looping)) as replica:
             if not small:

@@ -32,7 +32,7 @@ def validation_of(arguments: dict[str, Any]) -> dict[str, Any] | None:
         return None
     if inspect.isgenerator(data) and arguments["validation_steps"] is None:
         raise ValueError(
-            "the validation data is a generator, which can be read once only; give an array, a tf.data.Dataset, a "
+            "the validation data is a generator, which can be read only once; pass an array, a tf.data.Dataset, a "
             "PyDataset, or validation_steps with a generator that has no end"
         )
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

@@ -65,13 +65,13 @@ class EvaluationFolder:
         base = os.environ.get(VARIABLE) or cluster.job_dir
         if not base:
             raise cluster.source.error(
-                "the chief and the evaluator meet in a folder, and none is named; give job_dir on both "
-                f"(--job_dir, or the environment variable {VARIABLE}), a folder that both can reach"
+                "the chief and the evaluator share a folder, and the description names none; set job_dir on both "
+                f"(--job_dir, or the environment variable {VARIABLE}) to a folder that both can reach"
             )
         if "://" in base:
             raise cluster.source.error(
-                f"the chief and the evaluator cannot meet in {base}: renaming a file there is not one step; "
-                f"name a folder of a file system that both can reach in the environment variable {VARIABLE}"
+                f"the chief and the evaluator cannot share {base}, where renaming a file is not atomic; set the environment "
+                f"variable {VARIABLE} to a folder of a file system that both can reach"
             )
         return cls(base)
 

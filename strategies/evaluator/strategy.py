@@ -36,7 +36,7 @@ def create(cluster: Cluster, task: Task, start_timeout: float) -> Evaluator:
     """Returns the strategy of the evaluator `task` and makes Keras' `fit` evaluate under it.
 
     Raises:
-        ClusterError: if the description names no folder that the chief and the evaluator share.
+        ClusterError: if the description names no folder for the chief and the evaluator.
     """
     folder = EvaluationFolder.of(cluster)
     _lower_priority()  # Before TensorFlow starts its threads, which inherit it.

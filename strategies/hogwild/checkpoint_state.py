@@ -14,10 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.runtime import chief_device
 
 ANSWER_SECONDS = 15.0
 SLOWEST_BYTES_PER_SECOND = 1e7

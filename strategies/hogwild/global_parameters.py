@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
+from tfdist.strategies.runtime import chief_device
 
 SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**19
 """A ps splits its part of a block into up to 8 shards of at least 512 KiB.

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.group_function import GroupFunction, examples_in
 from tfdist.strategies.coordinator.group_step import GroupStep
@@ -21,6 +20,7 @@ from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.schedules import is_due
 from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput
+from tfdist.strategies.runtime import chief_device
 
 
 class GroupCalls:

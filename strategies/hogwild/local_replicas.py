@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.chief_values import ChiefValues
@@ -27,6 +26,7 @@ from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.push_weights import PushWeights
 from tfdist.strategies.hogwild.rounds import Rounds
 from tfdist.strategies.hogwild.synchronization_functions import SynchronizationFunctions, Task
+from tfdist.strategies.runtime import chief_device
 
 _MORE_THAN_ALL = 2**30
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import chief_device
 from tfdist.strategies.coordinator.group_function import tracing_lock
 from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.push_pull import PushPull, pull_anew, pull_round
+from tfdist.strategies.runtime import chief_device
 
 _NO_GROUP = -1
 

@@ -1,8 +1,9 @@
 """Batches of which every replica takes its shard: the input of strategies whose replicas step together.
 
 Every task reads the same dataset in the same order. It cuts each batch, which is the global batch, into one shard per replica,
-of sizes that differ by one example at most: of 10 examples 4 replicas take 3, 3, 2 and 2; of 3 examples the fourth replica
-takes none. So an epoch is one pass over the dataset, for any kind of dataset, also if its size does not divide.
+of sizes that differ by one example at most: of 10 examples 4 replicas take 3, 3, 2 and 2. Of 3 examples the fourth replica
+takes none: it computes the last one again, and its results do not count. So an epoch is one pass over the dataset, for any kind
+of dataset, also if its size does not divide.
 """
 
 from collections import deque
@@ -44,15 +45,22 @@ class Layout:
             return replica * size + tf.minimum(replica, longer)
 
         def shard(replica: int) -> Any:
-            return tf.nest.map_structure(lambda v: _rows(v, begin(replica), begin(replica + 1)), batch)
+            # Without examples a replica repeats a real one. Layers may refuse invented ones, such as the empty string.
+            first = tf.maximum(tf.minimum(begin(replica), examples - 1), 0)
+            end = tf.maximum(begin(replica + 1), tf.minimum(first + 1, examples))
+            return tf.nest.map_structure(lambda v: _rows(v, first, end), batch)
 
         return {"shards": tuple(shard(replica) for replica in self.local), "examples": examples}
 
+    def counts(self, examples: tf.Tensor) -> list[tf.Tensor]:
+        """Returns how many of `examples` examples count on each replica of this task, int32."""
+        size, longer = examples // self.replicas, examples % self.replicas
+        return [size + tf.cast(replica < longer, tf.int32) for replica in self.local]
+
     def shares(self, examples: tf.Tensor) -> list[tf.Tensor]:
         """Returns which part of a batch of `examples` examples each replica of this task gets; float32, 0 to 1."""
-        size, longer = examples // self.replicas, examples % self.replicas
-        sizes = [size + tf.cast(replica < longer, tf.int32) for replica in self.local]
-        return [tf.math.divide_no_nan(tf.cast(n, tf.float32), tf.cast(examples, tf.float32)) for n in sizes]
+        whole = tf.cast(examples, tf.float32)
+        return [tf.math.divide_no_nan(tf.cast(count, tf.float32), whole) for count in self.counts(examples)]
 
     def local_index(self) -> int:
         """Returns the number, among this task's replicas, of the replica whose context is the current one."""
@@ -77,7 +85,7 @@ def examples_of(batch: Any) -> tf.Tensor:
             if isinstance(value, tf.SparseTensor):
                 return tf.cast(value.dense_shape[0], tf.int32)
             return tf.shape(value)[0]
-    raise ValueError("a batch has no tensor with a first dimension, along which its examples could be shared out to replicas")
+    raise ValueError("a batch has no tensor with a first dimension, along which its examples could be split among the replicas")
 
 
 def _rows(value: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
@@ -88,6 +96,17 @@ def _rows(value: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     shape = value.dense_shape
     first = tf.concat([[tf.cast(begin, tf.int64)], tf.zeros_like(shape[1:])], axis=0)
     return tf.sparse.slice(value, first, tf.concat([[tf.cast(end - begin, tf.int64)], shape[1:]], axis=0))
+
+
+class SplitBatch:
+    """A batch that is cut into shards, as Keras passes it to the predict function.
+
+    Attributes:
+        element: what `Layout.split` returned.
+    """
+
+    def __init__(self, element: dict[str, Any]) -> None:
+        self.element = element
 
 
 class ShardedDataset(BatchSource):
@@ -109,15 +128,15 @@ class ShardedDataset(BatchSource):
     def example(self) -> Any:
         """See `BatchSource`: the spec if it has all dimensions but the first, else the first batch."""
         leaves = [leaf for leaf in tf.nest.flatten(self.element_spec) if isinstance(leaf, tf.TensorSpec)]
-        known = len(leaves) == len(tf.nest.flatten(self.element_spec))
-        if known and all(leaf.shape.rank is not None and None not in leaf.shape[1:] for leaf in leaves):
+        only_tensors = len(leaves) == len(tf.nest.flatten(self.element_spec))
+        if only_tensors and all(leaf.shape.rank is not None and None not in leaf.shape[1:] for leaf in leaves):
             return self.element_spec
         self._unused = iter(self)
         return without_optionals(self._unused.peek()["shards"][0])
 
 
 class ShardedIterator(BatchIterator):
-    """Iterates a `ShardedDataset`. `take` returns elements as `Layout.split` makes them, `next` values per replica.
+    """Iterates a `ShardedDataset`. `take` returns elements as `Layout.split` makes them, `next` each as a `SplitBatch`.
 
     Attributes:
         elements: the dataset iterator itself, for functions that read it. Elements that `peek` has read are missing there.
@@ -136,8 +155,8 @@ class ShardedIterator(BatchIterator):
         """See the class."""
         return bool(self._peeked)
 
-    def __next__(self) -> Any:
-        return per_replica(self._next_element()["shards"])
+    def __next__(self) -> "SplitBatch":
+        return SplitBatch(self._next_element())
 
     def peek(self) -> Any:
         """Returns the next element and leaves it the next.

@@ -111,14 +111,14 @@ class WorkerInputIterator(BatchIterator):
         super().__init__(owner)
         if owner.steps_per_epoch is None:
             raise ValueError(
-                "data that the workers read has no end that the chief could see; give fit steps_per_epoch and "
-                "validation_steps, and evaluate steps, and let the dataset repeat"
+                "worker groups read this data themselves, so the chief does not see its end; pass steps_per_epoch and "
+                "validation_steps to fit, steps to evaluate, and let the dataset repeat"
             )
 
     def __next__(self) -> WorkerBatch:
         raise ValueError(
-            "predict gives its outputs in the order of its data, and the workers read theirs side by side; give predict "
-            "arrays or a dataset, which the chief then reads"
+            "predict returns its outputs in the order of its data, and worker groups read theirs in no common order; pass "
+            "arrays or a dataset to predict, which the chief then reads"
         )
 
     def _next_batches(self, count: int) -> list[Any]:
@@ -140,9 +140,11 @@ def dataset_of(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> tf.
     """
     dataset = _dataset(dataset_fn, groups, 0)
     if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(f"the function for distribute_datasets_from_function gave a {type(dataset).__name__}, not a Dataset")
+        raise TypeError(
+            f"the function for distribute_datasets_from_function returned a {type(dataset).__name__}, not a Dataset"
+        )
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
-        raise ValueError("the workers read dense tensors only; give fit the dataset itself, which the chief then reads")
+        raise ValueError("worker groups read dense tensors only; pass the dataset itself to fit, which the chief then reads")
     dataset._tfdist_on_workers = WorkerInput(dataset_fn, groups, dataset)
     dataset.map = _refuse_map  # Keras' class_weight.
     return dataset
@@ -154,5 +156,5 @@ def _dataset(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, group: i
 
 def _refuse_map(*_: Any, **__: Any) -> Any:
     raise ValueError(
-        "class_weight does not reach data that the workers read; let the dataset give sample weights as a third part"
+        "class_weight does not apply to data that worker groups read; let the dataset yield sample weights as a third component"
     )

@@ -2,6 +2,6 @@
 
 `interface.py` defines `KerasHooks`, what Keras' training loop asks of a strategy; every strategy implements it in one object.
 `trainer.py` makes Keras' trainer ask it. `optimizer.py`, `losses.py` and `variables.py` change how the replicas of one step
-update together; `replica_context.py` is what a replica knows of itself meanwhile. The room imports `inputs` (the interface of
+update together; `replica_context.py` holds the state of a replica meanwhile. The room imports `inputs` (the interface of
 batches) and `private_api`. Start with `interface.py`.
 """

@@ -1,35 +1,165 @@
-"""Keras' losses if the replicas of a step update together.
+"""Keras' losses if the replicas of a step update together: equal to the loss of one process, also if Keras' own are not.
 
-Keras takes the mean of the replicas' means, which is not the mean over the examples if the replicas' shards differ in size.
-Inside a step function of tfdist each replica's loss is multiplied by its share of the examples instead.
+Under TensorFlow's strategies Keras divides the loss of each replica by the number of replicas. That is wrong for a batch that
+does not divide, and for every loss that does not pass through Keras' reduction: a function that returns the mean of a batch, a
+user's own `compute_loss`, a Keras loss inside `add_loss`, whose value is divided twice.
+
+Inside a step function of tfdist no loss is scaled. Each replica computes the mean over its examples, and its gradients count by
+its share of the examples (optimizer.py): the sum over the replicas is the gradient of the mean over the batch. What is no mean
+over the examples of a replica is corrected here:
+
+* a sum over the examples (`reduction="sum"`) is divided by the share;
+* a mean over weights or unmasked entries counts by the replica's part of these;
+* a loss function that returns one number for a batch may be anything. Every replica computes it on the whole batch.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.private_api import keras_loss_module, patches
+
+_log = logging.getLogger("tfdist")
 
 
 def install() -> None:
-    """Makes Keras scale losses by the current replica's share. Calling it again does nothing."""
-    patches.SCALE_LOSS.patch(_scale)
-    patches.UNSCALE_LOSS.patch(_unscale)
+    """Makes Keras' losses compute for the current replica. Calling it again does nothing."""
+    patches.SCALE_LOSS.patch(_unscaled)
+    patches.UNSCALE_LOSS.patch(_per_example)
+    patches.REDUCE_LOSS.patch(_reduce)
+    patches.CALL_LOSS.patch(_call)
+    patches.UPDATE_MEAN.patch(_update_mean)
 
 
-def _scale(original: Callable[..., Any], value: Any) -> Any:
-    share = _share_for(value)
-    return original(value) if share is None else tf.multiply(value, share)
-
-
-def _unscale(original: Callable[..., Any], value: Any) -> Any:
-    share = _share_for(value)
-    return original(value) if share is None else tf.math.divide_no_nan(value, share)
-
-
-def _share_for(value: Any) -> Any:
-    """Returns the current replica's share of the examples in the dtype of `value`; None outside of tfdist's step functions."""
+def _replica() -> Replica | None:
+    """Returns the replica whose loss is computed; None outside of tfdist's step functions and for a replica that is alone."""
     replica = replica_context.current()
-    return None if replica is None or replica.share is None else tf.cast(replica.share, value.dtype)
+    return None if replica is None or replica.share is None else replica
+
+
+def _unscaled(original: Callable[..., Any], value: Any) -> Any:
+    return original(value) if _replica() is None else value
+
+
+def _per_example(original: Callable[..., Any], value: Any) -> Any:
+    """Returns what Keras adds to the mean that it shows, weighted by the examples of the replica."""
+    replica = _replica()
+    if replica is None:
+        return original(value)
+    # `reduction=None` leaves a loss per example, already divided by the share.
+    return value * tf.cast(replica.share, value.dtype) if value.shape.rank else value
+
+
+def _reduce(
+    original: Callable[..., Any],
+    values: Any,
+    sample_weight: Any = None,
+    mask: Any = None,
+    reduction: Any = "sum_over_batch_size",
+    dtype: Any = None,
+) -> Any:
+    loss = original(values, sample_weight, mask, reduction, dtype)
+    replica = _replica()
+    if replica is None or replica.has_whole_batch:
+        return loss
+    if not tf.convert_to_tensor(values).shape.rank and sample_weight is None and mask is None:
+        replica.has_scalar_loss = True
+        return loss
+    if reduction in ("sum", "none", None):
+        return tf.math.divide_no_nan(loss, tf.cast(replica.share, loss.dtype))
+    weight = mask if reduction != "mean_with_sample_weight" else _weight_of(values, sample_weight, mask)
+    return loss if weight is None else loss * _relative_weight(replica, weight, loss.dtype)
+
+
+def _weight_of(values: Any, sample_weight: Any, mask: Any) -> Any:
+    if sample_weight is None:
+        return mask
+    weight = tf.cast(sample_weight, values.dtype)
+    if mask is None:
+        return weight
+    mask, weight = keras_loss_module.squeeze_or_expand_to_same_rank(tf.cast(mask, values.dtype), weight)
+    return weight * mask
+
+
+def _relative_weight(replica: Replica, weight: Any, dtype: Any) -> Any:
+    """Returns the replica's part of the whole weight, divided by its share of the examples."""
+    if replica.postponed is not None:
+        _warn_once(
+            replica,
+            "jit_compile=True: XLA cannot add up masks and weights over the replicas; the loss is the mean of their means",
+        )
+        return tf.ones([], dtype)
+    own = tf.reduce_sum(tf.cast(weight, tf.float32))
+    whole = all_reduce_sum([own])[0]
+    return tf.cast(tf.math.divide_no_nan(own, whole * replica.share), dtype)
+
+
+def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    replica = _replica()
+    if replica is None or replica.has_whole_batch:
+        return original(loss, y_true, y_pred, sample_weight)
+    outer, replica.has_scalar_loss = replica.has_scalar_loss, False
+    value = original(loss, y_true, y_pred, sample_weight)
+    is_scalar, replica.has_scalar_loss = replica.has_scalar_loss, outer
+    if not is_scalar:
+        return value
+    tensors = tf.nest.flatten([y_true, y_pred])
+    if replica.postponed is not None or not all(isinstance(t, tf.Tensor) and t.shape.rank for t in tensors):
+        _warn_once(
+            replica,
+            f"the loss {loss.name} returns one number for a batch, which the replicas cannot compute together here; it counts "
+            "as a mean over the examples. Return one loss per example instead",
+        )
+        return value
+    if replica.looping:
+        raise replica_context.NotInLoopError
+    y_true, y_pred = _whole_batch(y_true, loss.dtype), _whole_batch(y_pred, loss.dtype)
+    replica.has_whole_batch = True
+    try:
+        whole = original(loss, y_true, y_pred, sample_weight)
+    finally:
+        replica.has_whole_batch = False
+    # Every replica has the whole loss, and gradients of its own examples only: these count in full.
+    scaled = tf.math.divide_no_nan(whole, tf.cast(replica.share, whole.dtype))
+    return scaled + tf.stop_gradient(whole - scaled)
+
+
+def _whole_batch(nested: Any, dtype: Any) -> Any:
+    """Returns the tensors of all replicas, concatenated; gradients flow to this replica's examples only."""
+    context = tf.distribute.get_replica_context()
+    number = context.replica_id_in_sync_group
+    replicas = context.num_replicas_in_sync
+
+    def gather(value: Any) -> Any:
+        value = tf.cast(value, dtype)
+        rows = tf.cast(tf.shape(value)[0], tf.float32)
+        counts = tf.cast(all_reduce_sum([tf.one_hot(number, replicas) * rows])[0], tf.int32)
+        before, after = tf.reduce_sum(counts[:number]), tf.reduce_sum(counts[number + 1 :])
+        rest = [[0, 0]] * (value.shape.rank - 1)
+        padded = tf.pad(value, [[before, after], *rest])
+        others = all_reduce_sum([padded])[0] - tf.stop_gradient(padded)
+        return padded + tf.stop_gradient(others)
+
+    return tf.nest.map_structure(gather, nested)
+
+
+def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """Counts a number for a whole batch by the replica's share, so that the replicas together count it once."""
+    replica = _replica()
+    if replica is not None and sample_weight is None and not tf.convert_to_tensor(values).shape.rank:
+        sample_weight = replica.share
+    return original(metric, values, sample_weight)
+
+
+def _warn_once(replica: Replica, message: str) -> None:
+    if replica.index == 0 and message not in _warned:
+        _warned.add(message)
+        _log.warning("%s", message)
+
+
+_warned: set[str] = set()

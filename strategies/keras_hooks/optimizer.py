@@ -1,4 +1,4 @@
-"""Keras' optimizers if the replicas of a step update together.
+"""Keras' optimizers for replicas that update together.
 
 Under TensorFlow's own strategies Keras 3 clips each replica's gradients before they are added up, and it can neither accumulate
 gradients nor overwrite weights by their averages (`merge_call` inside `cond`). Inside a step function of tfdist
@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import losses, replica_context, variables
+from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.private_api import patches
 
 
@@ -28,6 +29,9 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     replica = replica_context.current()
     if replica is None or replica.reduced or not tf.distribute.get_replica_context():
         return original(optimizer, grads, trainable_variables)
+    if replica.discovered is not None:
+        replica.discovered.append((optimizer, trainable_variables))
+        return None
     if replica.postponed is not None:
         if replica.postponed:
             raise ValueError(
@@ -37,7 +41,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         replica.postponed.append((optimizer, list(grads), trainable_variables))
         return None
     replica.same.update(_ids_of_counters(optimizer))
-    grads = all_reduce_sum(list(grads))
+    grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in grads])
     replica.reduced = True
     try:
         return original(optimizer, grads, trainable_variables)
@@ -61,25 +65,10 @@ def _ids_of_counters(optimizer: Any) -> set[int]:
     return {id(each._iterations) for each in with_inner(optimizer) if hasattr(each, "_iterations")}
 
 
-def all_reduce_sum(gradients: list[Any]) -> list[Any]:
-    """Returns the sum of each tensor or IndexedSlices over all replicas, by one collective per dtype of dense tensors.
-
-    None stays None. Every replica has to call it, with tensors of the same shapes.
-    """
-    context, replica = tf.distribute.get_replica_context(), replica_context.current()
-    if replica is not None and replica.looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
-        # Their length differs from step to step, and a collective in a loop has one shape.
-        raise replica_context.SparseInLoopError
-    sums = list(gradients)
-    kinds: dict[Any, list[int]] = {}
-    for index, gradient in enumerate(gradients):
-        if gradient is not None:
-            kinds.setdefault(("sparse", index) if isinstance(gradient, tf.IndexedSlices) else gradient.dtype, []).append(index)
-    for indices in kinds.values():
-        values = [gradients[i] for i in indices]
-        if not isinstance(values[0], tf.IndexedSlices):
-            # Nothing differentiates the sum; without this TensorFlow walks back through the whole step to prepare for it.
-            values = [tf.stop_gradient(value) for value in values]
-        for index, total in zip(indices, context.all_reduce(tf.distribute.ReduceOp.SUM, values), strict=True):
-            sums[index] = total
-    return sums
+def _weighted(gradient: Any, share: Any) -> Any:
+    """Returns a gradient of the mean over a replica's examples as its part of the gradient of the mean over the batch."""
+    if gradient is None or share is None:
+        return gradient
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * tf.cast(share, gradient.dtype), gradient.indices, gradient.dense_shape)
+    return gradient * tf.cast(share, gradient.dtype)

@@ -1,6 +1,6 @@
-"""What a replica knows of itself while its step of a model is traced.
+"""The state of a replica while its step of a model is traced.
 
-TensorFlow traces the step of each replica in a thread of its own; everything here belongs to the current thread.
+TensorFlow traces the step of each replica in another thread; the state belongs to the current thread.
 """
 
 import contextlib
@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 
 
-class SparseInLoopError(Exception):
-    """A step in a loop has sparse gradients, which cannot be added up there. The user never sees it."""
+class NotInLoopError(Exception):
+    """The replicas cannot sum in a loop what the step sums: its size differs between steps. The user never sees it."""
 
 
 @dataclass
@@ -27,8 +27,11 @@ class Replica:
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
+        discovered: updates that the step asks for while it is only traced to find them, as (optimizer, variables); else None.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
+        has_scalar_loss: whether the loss function that runs has returned one number for a batch.
+        has_whole_batch: whether the loss function that runs sees the examples of all replicas.
     """
 
     strategy: tf.distribute.Strategy
@@ -37,8 +40,11 @@ class Replica:
     assigned: dict[int, Any] = field(default_factory=dict)
     reduced: bool = False
     postponed: list[Any] | None = None
+    discovered: list[Any] | None = None
     looping: bool = False
     same: set[int] = field(default_factory=set)
+    has_scalar_loss: bool = False
+    has_whole_batch: bool = False
 
 
 _thread = threading.local()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchSource
@@ -104,7 +105,26 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     hooks = hooks_of(model._distribute_strategy)
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, hooks.example_batch(iterator._distributed_dataset)
+    if hooks is not None and not model.built and type(model).call in (keras.Model.call, keras.Layer.call):
+        _mark_as_built(model)
     original(model, iterator, data_batch)
+
+
+def _mark_as_built(model: Any) -> None:
+    """Marks a model without `call`, such as a GAN with its own `train_step`, as built if all of its layers are.
+
+    Keras builds models by calling them, and in one process does so within the first step.
+
+    Raises:
+        ValueError: if a layer of the model is not built.
+    """
+    unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
+    if unbuilt:
+        raise ValueError(
+            f"the model {model.name} has no call() method, and its layer {unbuilt[0]} is not built, so its variables are "
+            "unknown; give the layer's model an Input, or call it on a batch before fit"
+        )
+    model.built = True
 
 
 def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

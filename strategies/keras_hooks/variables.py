@@ -1,4 +1,4 @@
-"""Keras' variables if the replicas of a step update together: records what a step assigns."""
+"""Keras' variables for replicas that update together: records what a step assigns."""
 
 from collections.abc import Callable
 from typing import Any

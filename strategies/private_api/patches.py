@@ -87,7 +87,7 @@ class AddedMethod:
     def __init__(self, owner: Any, name: str, why: str) -> None:
         """Raises UnsupportedVersionError if the class has such a method already."""
         if hasattr(owner, name):
-            raise UnsupportedVersionError(f"{owner.__qualname__} has a method {name} of its own, which tfdist would replace")
+            raise UnsupportedVersionError(f"{owner.__qualname__} has its own method {name} now, which tfdist would replace")
         self.owner = owner
         self.name = name
         self.why = why
@@ -146,6 +146,19 @@ SCALE_LOSS = PatchPoint(
 )
 UNSCALE_LOSS = PatchPoint(
     keras_loss_module, "unscale_loss_for_distribution", "value", "The inverse of scale_loss_for_distribution."
+)
+
+REDUCE_LOSS = PatchPoint(
+    keras_loss_module,
+    "reduce_weighted_values",
+    "values, sample_weight, mask, reduction, dtype",
+    "Means over weights and masks are those of the whole batch; sums count in full.",
+)
+CALL_LOSS = PatchPoint(
+    keras.losses.Loss, "__call__", "self, y_true, y_pred, sample_weight", "A loss that is one number needs the whole batch."
+)
+UPDATE_MEAN = PatchPoint(
+    keras.metrics.Mean, "update_state", "self, values, sample_weight", "The replicas together count a number per batch once."
 )
 
 # keras_hooks/variables.py

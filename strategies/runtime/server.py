@@ -11,6 +11,7 @@ from typing import NoReturn
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.peers import is_listening, waiting_for
+from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
 CHIEF_POLL_SECONDS = 5.0
 CHIEF_GONE_SECONDS = 30.0
@@ -37,7 +38,6 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     """
     import tensorflow as tf
 
-    from tfdist.strategies import quiet_tensorflow
     from tfdist.strategies.runtime import shutdown
 
     quiet_tensorflow()
@@ -105,5 +105,5 @@ def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeo
         elif last_seen is None and now - begin > start_timeout:
             return f"no answer from {waiting_for(watched)} within {start_timeout:.0f} s"
         elif last_seen is not None and now - last_seen > CHIEF_GONE_SECONDS:
-            return f"{waiting_for(watched)} has been gone for {CHIEF_GONE_SECONDS:.0f} s without a word"
+            return f"{waiting_for(watched)} has been gone for {CHIEF_GONE_SECONDS:.0f} s without notice"
     return None

@@ -1,11 +1,11 @@
-"""Which environment counts where several are there, and what goes together with a description in the program."""
+"""The environment: which launcher counts where several left variables, and how it merges with the program's description."""
 
 import json
 
 import pytest
 
 import tfdist
-from tfdist import create_strategy
+from tfdist import process_cluster
 from tfdist.cluster import Cluster
 from tfdist.dialects import environment
 from tfdist.dialects.tf_config.environment import from_environ
@@ -95,10 +95,10 @@ INTERACTIVE_STEP = slurm(0, size=1, nodes="n1", counts="1")
 
 @pytest.fixture
 def environ(monkeypatch):
-    """Makes this process one with these variables, and no other launcher's."""
+    """Gives this process these variables, and none of another launcher."""
     for name in ("TF_CONFIG", environment.CLUSTER_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(create_strategy, "_described", [])
+    monkeypatch.setattr(process_cluster, "_strategy_clusters", [])
 
     def become(*parts):
         for part in parts:
@@ -108,7 +108,7 @@ def environ(monkeypatch):
     return become
 
 
-def test_nothing_describes_nothing():
+def test_an_empty_environment_describes_nothing():
     assert environment.find({}) is None
     assert environment.find({"TF_CONFIG": " "}) is None
     assert environment.find({"TF_CONFIG": "{}"}) is None
@@ -120,9 +120,9 @@ def test_nothing_describes_nothing():
         ([tf_config_of(2)], "tf_config", 2),
         ([slurm(3)], "slurm", 3),
         ([mpi(1)], "horovod", 1),
-        # Launchers agree: TF_CONFIG has the addresses.
+        # Two launchers that agree: TF_CONFIG has the addresses.
         ([tf_config_of(1), mpi(1)], "tf_config", 1),
-        # What runs inside of an allocation counts, whatever the step of its daemons says.
+        # The launcher inside an allocation counts, whatever the variables of the allocation's step say.
         ([mpi(3), slurm(1, size=2, counts="1(x2)")], "horovod", 3),
         ([tf_config_of(2), slurm(0, size=2, counts="1(x2)")], "tf_config", 2),
         ([mpi(3), SHELL_OF_SBATCH], "horovod", 3),
@@ -131,12 +131,12 @@ def test_nothing_describes_nothing():
         ([{"PMI_RANK": "1", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, slurm(0)], "horovod", 1),
         ([torchrun(3), slurm(1, size=2, counts="1(x2)")], "pytorch", 3),
         ([torchrun(1), SHELL_OF_SBATCH], "pytorch", 1),
-        # A master that a job script exports for srun makes no rank; what `torchrun` has left in that script's shell neither.
+        # A master without a rank, exported by a job script or left in its shell by `torchrun`, describes nothing.
         ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, slurm(2)], "slurm", 2),
         ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, mpi(2)], "horovod", 2),
-        # A wrapper that makes PyTorch's variables of mpirun's: they have a store, and mpirun's ranks have not.
+        # A wrapper that turns mpirun's variables into PyTorch's: these have a store, mpirun's have none.
         ([torchrun(3), mpi(3)], "pytorch", 3),
-        # Clouds that say the same in variables of their own beside TF_CONFIG.
+        # Clouds that repeat TF_CONFIG in other variables.
         ([VERTEX], "tf_config", 1),
         ([VERTEX_SPEC], "vertex", 1),
         ([VERTEX, {"RANK": "2", "WORLD_SIZE": "3", "MASTER_ADDR": "cmle-0", "MASTER_PORT": "3333"}], "tf_config", 1),
@@ -147,16 +147,16 @@ def test_nothing_describes_nothing():
         # Paddle under mpirun, which starts pservers and trainers alike.
         ([paddle(3), mpi(3)], "paddle", 3),
         ([PADDLE_PS, mpi(3)], "paddle", 1),
-        # On one host mpirun's ranks could meet, too, but Paddle's have their addresses, or those of the pservers.
+        # On one host mpirun's ranks could meet, too, but Paddle's variables give addresses, at least those of the pservers.
         ([PADDLE_PS, mpi(3, local_size=4)], "paddle", 1),
         ([PADDLE_PS | {"PADDLE_TRAINER_ENDPOINTS": "", "PADDLE_TRAINERS_NUM": "2"}, mpi(3, local_size=4)], "paddle", 1),
         ([TFJOB, SHELL_OF_SBATCH], "tf_config", 1),
         ([TFJOB, INTERACTIVE_STEP], "tf_config", 1),
-        # One process alone counts against nothing.
+        # An environment of one process contradicts no other.
         ([tf_config_of(2), mpi(0, size=1, local_size=1)], "tf_config", 2),
         ([slurm(2), mpi(0, size=1, local_size=1)], "slurm", 2),
         ([mpi(2), tf_config_of(0, workers=1)], "horovod", 2),
-        # What is wrong with a scheduler's variables is no matter where a launcher runs inside.
+        # Bad variables of a scheduler do not matter where a launcher runs inside.
         ([mpi(2), slurm(1) | {"SLURM_STEP_NODELIST": "]"}], "horovod", 2),
     ],
 )  # fmt: skip
@@ -167,7 +167,7 @@ def test_the_inner_launcher_counts(parts, dialect, rank):
 
 
 @pytest.mark.parametrize("parts", [[SHELL_OF_SBATCH], [INTERACTIVE_STEP]])
-def test_a_shell_of_slurm_is_no_task_of_a_cluster(parts):
+def test_an_interactive_shell_of_slurm_describes_nothing(parts):
     assert environment.find({name: value for part in parts for name, value in part.items()}) is None
 
 
@@ -230,7 +230,7 @@ def test_launchers_that_contradict_each_other_are_named(parts, message):
     assert str(caught.value) == message
 
 
-def test_with_ps_sizes_are_compared_and_ranks_are_not():
+def test_with_ps_only_sizes_are_compared_not_ranks():
     config = {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}, "task": {"type": "ps", "index": 0}}
     both = {"TF_CONFIG": json.dumps(config)}
     assert environment.find(both | mpi(0)).task == ("ps", 0)
@@ -238,16 +238,16 @@ def test_with_ps_sizes_are_compared_and_ranks_are_not():
         environment.find(both | mpi(0, size=3, local_size=1))
 
 
-# Together with a description.
+# The environment and a description.
 
 
-def here(cfg=None):
-    return create_strategy._this_cluster(cfg, RankInfo.outline)
+def resolved(cfg=None):
+    return process_cluster.resolve_cluster(cfg, RankInfo.outline)
 
 
-def test_a_description_deals_jobs_out_to_the_tasks_of_a_step(environ):
+def test_the_tasks_of_a_description_are_assigned_to_the_processes_of_a_step(environ):
     environ(slurm(3))
-    cluster = here({"chief": 1, "worker": 2, "ps": 1})
+    cluster = resolved({"chief": 1, "worker": 2, "ps": 1})
     assert [(task.name, task.address) for task in cluster.tasks] == [
         ("chief:0", "n1:8888"),
         ("worker:0", "n1:8889"),
@@ -255,35 +255,35 @@ def test_a_description_deals_jobs_out_to_the_tasks_of_a_step(environ):
         ("ps:0", "n2:8889"),
     ]
     assert cluster.task == ("ps", 0)
-    # A chief that only the strategy asks for gets a place too.
-    assert here({"worker": 2, "ps": 1}) == cluster
+    # So is a chief that only the strategy adds.
+    assert resolved({"worker": 2, "ps": 1}) == cluster
     with pytest.raises(ClusterError, match=r"asks for 1 chief, 4 workers, 3 ps, but SLURM_PROCID describes 4 workers"):
-        here("STANDARD_1")
+        resolved("STANDARD_1")
 
 
-def test_an_evaluator_gets_a_place(environ):
+def test_an_evaluator_is_assigned_to_a_process(environ):
     environ(slurm(3))
-    cluster = here({"worker": 3, "evaluator": 1})
+    cluster = resolved({"worker": 3, "evaluator": 1})
     assert cluster.task == ("evaluator", 0)
     assert cluster.find("evaluator", 0).address == "n2:8889"
 
 
-def test_a_description_with_hosts_needs_only_the_rank(environ):
+def test_a_description_with_hosts_takes_only_the_rank_from_the_environment(environ):
     environ(mpi(2))
-    cluster = here("mpirun -np 4 -H a:2,b:2 python train.py")
+    cluster = resolved("mpirun -np 4 -H a:2,b:2 python train.py")
     assert cluster.task == ("worker", 2)
     assert [task.host for task in cluster.tasks] == ["a", "a", "b", "b"]
     with pytest.raises(ClusterError, match="asks for 3 workers, but OMPI_COMM_WORLD_RANK describes 4 workers"):
-        here("mpirun -np 3 -H a:2,b:2 python train.py")
+        resolved("mpirun -np 3 -H a:2,b:2 python train.py")
 
 
-def test_in_an_interactive_step_a_description_is_taken_as_it_is(environ):
+def test_in_an_interactive_step_a_description_stays_as_it_is(environ):
     environ(INTERACTIVE_STEP)
-    assert here("STANDARD_1") == tfdist.read("STANDARD_1")
-    assert here().describe() == "1 chief"
+    assert resolved("STANDARD_1") == tfdist.read("STANDARD_1")
+    assert resolved().describe() == "1 chief"
 
 
-def test_ranks_without_hosts_say_what_to_do(environ):
+def test_ranks_without_hosts_are_an_error_that_asks_for_hosts(environ):
     environ(mpi(2))
     assert (tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size()) == (2, 4, 0, 2)
     for ask in (tfdist.strategy, tfdist.cross_rank):
@@ -293,16 +293,16 @@ def test_ranks_without_hosts_say_what_to_do(environ):
         tfdist.read()
 
 
-def test_the_variable_of_a_description(environ):
+def test_a_variable_may_hold_the_description(environ):
     environ({environment.CLUSTER_VARIABLE: "PREMIUM_1"})
-    assert here() == tfdist.read() == tfdist.read("PREMIUM_1")
+    assert resolved() == tfdist.read() == tfdist.read("PREMIUM_1")
     environ(slurm(1), {environment.CLUSTER_VARIABLE: '{"cluster": {"chief": 1, "worker": 3}}'})
-    assert here().task == ("worker", 0)
-    # What the program says wins.
-    assert here({"worker": 4}).task == ("worker", 1)
+    assert resolved().task == ("worker", 0)
+    # The description in the program overrides it.
+    assert resolved({"worker": 4}).task == ("worker", 1)
 
 
-def test_numbers_of_tasks_are_no_tf_config():
+def test_task_counts_are_a_description_but_no_tf_config():
     with pytest.raises(ClusterError, match="2 is not a list"):
         from_environ({"TF_CONFIG": '{"cluster": {"worker": 2}}'})
     with pytest.raises(ClusterError, match="2 is not a list"):

@@ -1,4 +1,4 @@
-"""Role, rank and size of every kind of task, from TF_CONFIG, from a description given in the program, and from nothing."""
+"""Role, rank and size of every kind of task: from TF_CONFIG, from a description in the program, and without either."""
 
 import json
 import subprocess
@@ -7,18 +7,18 @@ import sys
 import pytest
 
 import tfdist
-from tfdist import create_strategy
+from tfdist import process_cluster
 
 
 @pytest.fixture(autouse=True)
-def nothing_described(monkeypatch):
+def no_description(monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    monkeypatch.setattr(create_strategy, "_described", [])
+    monkeypatch.setattr(process_cluster, "_strategy_clusters", [])
 
 
 @pytest.fixture
 def am(monkeypatch):
-    """Makes this process a task of a cluster, `job=[hosts]`."""
+    """Makes this process a task of a cluster, described as `job=[hosts]`."""
 
     def become(job, index, extension=None, **jobs):
         cluster = {name: [f"{host}:{2000 + i}" for i, host in enumerate(hosts)] for name, hosts in jobs.items()}
@@ -29,12 +29,12 @@ def am(monkeypatch):
     return become
 
 
-def answers():
+def all_answers():
     return (tfdist.role(), tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size(), tfdist.is_chief())
 
 
-def test_without_any_description_this_process_is_the_chief_and_alone():
-    assert answers() == ("chief", 0, 1, 0, 1, True)
+def test_without_a_description_this_process_is_a_single_chief():
+    assert all_answers() == ("chief", 0, 1, 0, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -47,16 +47,16 @@ def test_without_any_description_this_process_is_the_chief_and_alone():
         ("evaluator", 0, ("evaluator", None, 4, None, 2, False)),
     ],
 )
-def test_the_chief_comes_first_then_the_workers_and_local_ranks_count_per_host(am, job, index, expected):
+def test_the_chief_has_rank_0_before_the_workers_and_local_ranks_count_per_host(am, job, index, expected):
     am(job, index, chief=["a"], worker=["b", "a", "B"], evaluator=["b"])
-    assert answers() == expected
+    assert all_answers() == expected
 
 
-def test_without_chief_and_ps_worker_0_is_the_chief_and_stays_a_worker(am):
+def test_without_chief_and_ps_worker_0_is_the_chief_with_the_role_worker(am):
     am("worker", 0, worker=["a", "b"])
-    assert answers() == ("worker", 0, 2, 0, 1, True)
+    assert all_answers() == ("worker", 0, 2, 0, 1, True)
     am("worker", 1, worker=["a", "b"])
-    assert answers() == ("worker", 1, 2, 0, 1, False)
+    assert all_answers() == ("worker", 1, 2, 0, 1, False)
 
 
 @pytest.mark.parametrize(
@@ -69,22 +69,23 @@ def test_without_chief_and_ps_worker_0_is_the_chief_and_stays_a_worker(am):
         ("evaluator", 0, ("evaluator", None, 1, None, 0, False)),
     ],
 )
-def test_under_a_parameter_server_the_chief_alone_has_a_rank(am, job, index, expected):
+def test_under_a_parameter_server_only_the_chief_has_a_rank(am, job, index, expected):
     am(job, index, chief=["a"], worker=["b", "b", "a"], ps=["c"], evaluator=["d"])
-    assert answers() == expected
+    assert all_answers() == expected
 
 
 def test_without_chief_but_with_ps_worker_0_runs_the_chiefs_program(am):
     am("worker", 0, worker=["a", "b"], ps=["c"])
-    assert answers() == ("chief", 0, 1, 0, 1, True)
+    assert all_answers() == ("chief", 0, 1, 0, 1, True)
     am("worker", 1, worker=["a", "b"], ps=["c"])
-    assert answers() == ("worker", None, 1, None, 0, False)
+    assert all_answers() == ("worker", None, 1, None, 0, False)
 
 
-def test_workers_of_one_group_average_their_gradients_and_asynchronous_groups_do_not():
-    def size(**cluster):
-        create_strategy._described[:] = [tfdist.read("cluster { server_worker_separate: true nserver_groups: 1 nservers_per_group: 1 "
-                                           + " ".join(f"{name}: {value}" for name, value in cluster.items()) + " }")]  # fmt: skip
+def test_the_size_counts_the_workers_of_one_group():
+    def size(**groups):
+        fields = " ".join(f"{name}: {value}" for name, value in groups.items())
+        text = f"cluster {{ server_worker_separate: true nserver_groups: 1 nservers_per_group: 1 {fields} }}"
+        process_cluster.set_current_cluster(tfdist.read(text))
         return tfdist.size()
 
     assert size(nworker_groups=4, nworkers_per_group=1) == 1
@@ -92,14 +93,14 @@ def test_workers_of_one_group_average_their_gradients_and_asynchronous_groups_do
     assert size(nworker_groups=2, nworkers_per_group=3) == 3
 
 
-def test_an_evaluator_outside_the_cluster_still_knows_the_size(am):
+def test_an_evaluator_outside_the_cluster_has_the_size_of_the_cluster(am):
     am("evaluator", 0, worker=["a", "b", "c"])
-    assert answers() == ("evaluator", None, 3, None, 0, False)
+    assert all_answers() == ("evaluator", None, 3, None, 0, False)
 
 
-def test_an_evaluator_that_sees_only_itself_is_one(am):
+def test_an_evaluator_that_is_described_alone_has_size_1(am):
     am("evaluator", 0, evaluator=["a"])
-    assert answers() == ("evaluator", None, 1, None, 0, False)
+    assert all_answers() == ("evaluator", None, 1, None, 0, False)
 
 
 def test_a_bad_tf_config_is_an_error(monkeypatch):
@@ -108,6 +109,6 @@ def test_a_bad_tf_config_is_an_error(monkeypatch):
         tfdist.rank()
 
 
-def test_asking_does_not_import_tensorflow():
+def test_the_functions_do_not_import_tensorflow():
     code = "import sys, tfdist; tfdist.rank(), tfdist.size(), tfdist.is_chief(); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

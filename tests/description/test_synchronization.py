@@ -9,7 +9,7 @@ import pytest
 from absl import flags
 
 import tfdist
-from tfdist import create_strategy
+from tfdist import create_strategy, process_cluster
 from tfdist.choice import choose
 from tfdist.dialects.registry import writers
 from tfdist.errors import ClusterError
@@ -296,8 +296,8 @@ def chosen(monkeypatch):
             raise Enough
 
         monkeypatch.setattr(create_strategy, "choose", choose_and_stop)
-        monkeypatch.setattr(create_strategy, "_described", [])
-        monkeypatch.setattr(create_strategy, "prepared", lambda cluster: cluster)
+        monkeypatch.setattr(process_cluster, "_strategy_clusters", [])
+        monkeypatch.setattr(process_cluster, "prepared", lambda cluster: cluster)
         with pytest.raises(Enough):
             tfdist.strategy(*arguments, **keywords)
         return SimpleNamespace(period=clusters[0].sync_period, options=clusters[0].synchronization)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import tfdist
-from tfdist import create_strategy
+from tfdist import process_cluster
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.horovod import environment, write
 from tfdist.dialects.horovod.hosts import cluster_of
@@ -153,14 +153,14 @@ HOROVOD_TABLE = {
 def test_ranks_are_those_of_horovod(listed, size, monkeypatch):
     cluster = tfdist.read(f"horovodrun -np {size} -H {listed} x")
     for rank, expected in enumerate(HOROVOD_TABLE[listed, size]):
-        monkeypatch.setattr(create_strategy, "_described", [dataclasses.replace(cluster, task=("worker", rank))])
+        monkeypatch.setattr(process_cluster, "_strategy_clusters", [dataclasses.replace(cluster, task=("worker", rank))])
         assert (tfdist.rank(), tfdist.size()) == (rank, size)
         assert (tfdist.local_rank(), tfdist.local_size(), tfdist.cross_rank(), tfdist.cross_size()) == expected
 
 
 def test_a_task_without_rank_has_no_cross_rank(monkeypatch):
     cluster = tfdist.read({"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]})
-    monkeypatch.setattr(create_strategy, "_described", [dataclasses.replace(cluster, task=("ps", 0))])
+    monkeypatch.setattr(process_cluster, "_strategy_clusters", [dataclasses.replace(cluster, task=("ps", 0))])
     assert (tfdist.cross_rank(), tfdist.cross_size()) == (None, 0)
 
 

@@ -29,7 +29,7 @@ def test_the_comparison_of_frameworks_command_and_call_are_read_in_either_spelli
     for me in (server, trainer):
         assert isinstance(me, RankInfo)
         assert (me.size, me.store) == (2, Store("tcp", "127.0.0.1", 7164))
-        assert [f"{task.name} {task.address}" for task in me.known] == ["ps:0 127.0.0.1:7164"]
+        assert [f"{task.name} {task.address}" for task in me.servers] == ["ps:0 127.0.0.1:7164"]
     assert (server.task, trainer.task) == (("ps", 0), ("worker", 0))
 
 
@@ -108,7 +108,7 @@ def test_the_variables_of_fluid_name_the_hosts_of_pservers_with_one_port():
     for port, variables in ((6174, {}), (7000, {"PADDLE_PORT": "7000"})):
         me = environment.from_environ({**fluid, **variables, "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": "1"})
         assert (me.size, me.rank, me.store) == (3, 1, Store("tcp", "10.0.0.1", port))
-        assert [task.address for task in me.known] == [f"10.0.0.1:{port}", f"10.0.0.2:{port}"]
+        assert [task.address for task in me.servers] == [f"10.0.0.1:{port}", f"10.0.0.2:{port}"]
         assert environment.from_environ({**fluid, **variables, "TRAINING_ROLE": "PSERVER"}).task == ("ps", 1)
     with pytest.raises(ClusterError, match=r"POD_IP: .10\.0\.0\.3:6174., with PADDLE_PORT, is none of PADDLE_PSERVERS$"):
         environment.from_environ({**fluid, "POD_IP": "10.0.0.3", "TRAINING_ROLE": "PSERVER"})

@@ -1,4 +1,4 @@
-"""python -m tfdist.launch where nothing is started: translation, help, and every kind of bad input."""
+"""python -m tfdist.launch without a job: dry runs, help, and every kind of bad input."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def launch(tmp_path):
     return run
 
 
-def test_dry_run_shows_every_task_its_tf_config_and_why(launch):
+def test_a_dry_run_shows_every_task_with_its_tf_config_and_the_rule(launch):
     got = launch("--tier", "STANDARD_1", "--dry_run")
     assert got.returncode == 0
     assert "parameter_server" in got.stdout and "Downpour" in got.stdout
@@ -33,14 +33,14 @@ def test_dry_run_shows_every_task_its_tf_config_and_why(launch):
     assert "ps:2      localhost:27185  (n1-standard-4)" in got.stdout
 
 
-def test_dry_run_tells_hogwild_and_its_period(launch, tmp_path):
+def test_a_dry_run_shows_hogwild_and_its_period(launch, tmp_path):
     (tmp_path / "job.conf").write_text("cluster { nworker_groups: 3 nserver_groups: 3 sync_freq: 8 }")
     dry = launch("--cluster", "job.conf", "--dry_run")
     assert dry.returncode == 0
     assert "hogwild" in dry.stdout and "8 updates" in dry.stdout
 
 
-def test_dry_run_explains_what_cannot_be_trained_and_a_real_run_refuses_it(launch, tmp_path):
+def test_a_dry_run_explains_a_cluster_that_cannot_be_trained_and_a_real_run_refuses_it(launch, tmp_path):
     dry = launch("--tier=STANDARD_1", "--strategy=multi_worker_mirrored", "--dry_run")
     assert dry.returncode == 0
     assert "cannot be started" in dry.stdout and "nothing for ps tasks to do" in dry.stdout
@@ -50,17 +50,20 @@ def test_dry_run_explains_what_cannot_be_trained_and_a_real_run_refuses_it(launc
     assert not (tmp_path / "tfdist_logs").exists()
 
 
-def test_dry_run_shows_hogwilds_options_and_hands_them_to_every_task(launch):
+def test_a_dry_run_shows_hogwilds_options_and_gives_them_to_every_task(launch):
     got = launch("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum", "--nooverlap", "--dry-run")
     assert got.returncode == 0, got.stderr
-    assert "period    16 updates between exchanges\nexchange  outer sum, overlap False\nwarning   outer sum adds" in got.stdout
+    assert (
+        "period    16 updates between synchronizations\noptions   outer sum, overlap False\nwarning   outer sum adds"
+        in got.stdout
+    )
     assert (
         got.stdout.count('"sync_period": 16, "strategy": "hogwild", "synchronization": {"outer": "sum", "overlap": false}') == 8
     )
 
 
 @pytest.mark.parametrize("arguments", [["--tier", "STANDARD_1", "--dry_run"], ["--help"], ["--tier", "NONE"]])
-def test_neither_translation_nor_help_imports_tensorflow(arguments, tmp_path):
+def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
     code = (
         "import sys; sys.argv = ['launch', *sys.argv[1:]]\n"
         "from tfdist.launch.cli import main\n"
@@ -123,7 +126,7 @@ def test_an_error_in_a_file_names_file_and_line(launch, tmp_path):
     assert launch("--cluster", "typo.conf").stderr.startswith("tfdist: typo.conf:4: ")
 
 
-def test_a_process_that_tf_config_makes_a_task_is_told_to_run_the_program_itself(launch):
+def test_a_process_that_tf_config_makes_a_task_has_to_run_the_program_itself(launch):
     config = '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
     got = launch(TF_CONFIG=config)
     assert got.returncode == 2
@@ -133,7 +136,7 @@ def test_a_process_that_tf_config_makes_a_task_is_told_to_run_the_program_itself
 @pytest.mark.parametrize(
     "arguments", [["--tier", "STANDARD_1"], ["--tier", "BASIC"], ["--cluster", "job.conf"], ["--cluster", "tf.json"]]
 )
-def test_evaluator_adds_one_to_any_description_unless_it_has_one(launch, tmp_path, arguments):
+def test_the_flag_evaluator_adds_one_to_any_description_without_one(launch, tmp_path, arguments):
     (tmp_path / "job.conf").write_text("cluster { nworker_groups: 3 nserver_groups: 1 server_worker_separate: true }")
     (tmp_path / "tf.json").write_text('{"cluster": {"worker": ["a:1", "b:1"], "evaluator": ["c:1"]}}')
     got = launch(*arguments, "--evaluator", "--dry_run")
@@ -142,7 +145,7 @@ def test_evaluator_adds_one_to_any_description_unless_it_has_one(launch, tmp_pat
     assert got.stdout.count('"task": {"type": "evaluator", "index": 0}') == 1
 
 
-def test_flags_with_dashes_as_gcloud_writes_them_mean_the_same(launch):
+def test_flags_may_have_dashes_like_those_of_gcloud(launch):
     got = launch(
         "--tier",
         "CUSTOM",
@@ -157,19 +160,19 @@ def test_flags_with_dashes_as_gcloud_writes_them_mean_the_same(launch):
     assert "1 chief, 2 workers" in got.stdout
 
 
-def test_what_follows_the_program_belongs_to_the_program(launch, tmp_path):
+def test_words_after_the_program_are_its_arguments(launch, tmp_path):
     (tmp_path / "train.py").write_text("")
     got = launch("--tier", "BASIC", "--dry_run", "train.py", "--tier", "NONSENSE")
     assert got.returncode == 0, got.stderr
 
 
-def test_what_follows_m_and_its_module_belongs_to_the_module(launch, tmp_path):
+def test_words_after_the_module_are_its_arguments(launch, tmp_path):
     (tmp_path / "train.py").write_text("")
     got = launch("--tier", "BASIC", "--dry_run", "-m", "train", "--tier", "NONSENSE")
     assert got.returncode == 0, got.stderr
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(tmp_path):
+def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path):
     got = subprocess.run(
         f"{sys.executable} -m tfdist.launch --tier PREMIUM_1 --dry_run | head -1",
         shell=True,

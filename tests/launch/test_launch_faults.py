@@ -1,4 +1,4 @@
-"""What happens when a job does not end by itself: everything ends, the first to fail is named, nothing is left."""
+"""Jobs that fail or are ended: the first task to fail is named, every process ends, nothing is left behind."""
 
 import os
 import signal
@@ -8,23 +8,23 @@ import pytest
 
 pytestmark = pytest.mark.cluster
 
-TRAINS_FOR_EVER = """
+TRAINS_FOREVER = """
     import tfdist
     with tfdist.strategy().scope():
         import keras, numpy as np
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     print("chief is ready", flush=True)
-    class Tell(keras.callbacks.Callback):
+    class Report(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if epoch == 1: print("training runs", flush=True)
-    model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=1000000, verbose=0, callbacks=[Tell()])
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=1000000, verbose=0, callbacks=[Report()])
 """
 
 
 @pytest.fixture
 def training_job(start, script, small_cluster):
-    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(TRAINS_FOR_EVER))
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, script(TRAINS_FOREVER))
     job.wait_for("training runs")
     return job
 
@@ -59,11 +59,11 @@ def test_killing_the_fork_server_fails_the_job(training_job):
     parent = int(open(f"/proc/{training_job.pid_of('ps:0')}/stat").read().rpartition(")")[2].split()[1])
     os.kill(parent, signal.SIGKILL)
     assert training_job.wait(20) == 1
-    assert "the parent of all tasks is gone: it was killed by signal 9" in training_job.output
+    assert "the parent process of all tasks is gone: it was killed by signal 9" in training_job.output
     assert training_job.left(within=5) == {}
 
 
-def test_an_exception_on_the_chief_is_the_last_thing_shown_and_the_servers_are_not_blamed(start, script, small_cluster):
+def test_an_exception_on_the_chief_is_shown_last_and_blames_no_server(start, script, small_cluster):
     body = """
         import tfdist
         strategy = tfdist.strategy()
@@ -114,12 +114,12 @@ def test_a_task_that_never_serves_is_named_when_the_start_times_out(start, scrip
     job = start("-m", "tfdist.launch", "--cluster", small_cluster, "--start_timeout", "8", script(body))
     assert job.wait() == 1
     assert "ps:0 (localhost:" in job.output
-    assert "did not come up" in job.output or "no answer from" in job.output
+    assert "did not start" in job.output or "no answer from" in job.output
     assert "worker:0 (localhost" not in job.output
     assert job.left() == {}
 
 
-def test_a_worker_that_ends_at_once_is_told_from_one_that_serves(start, script, small_cluster):
+def test_a_worker_that_ends_without_serving_is_named(start, script, small_cluster):
     body = """
         import sys
         if me["type"] == "worker" and me["index"] == 0:
@@ -133,7 +133,7 @@ def test_a_worker_that_ends_at_once_is_told_from_one_that_serves(start, script, 
     assert job.left() == {}
 
 
-def test_what_a_program_leaves_behind_ends_with_the_job(start, script, small_cluster):
+def test_processes_that_a_program_leaves_behind_end_with_the_job(start, script, small_cluster):
     body = """
         import subprocess, tfdist
         if me["type"] == "chief":
@@ -163,7 +163,7 @@ def test_a_program_that_ignores_sigterm_is_killed(start, script, small_cluster):
     assert job.left() == {}
 
 
-def test_a_chief_may_take_its_time_to_end_after_its_servers_have(start, script, small_cluster):
+def test_a_chief_may_end_long_after_its_servers(start, script, small_cluster):
     body = """
         import atexit, time, tfdist
         atexit.register(lambda: (time.sleep(10), print("uploaded", flush=True)))  # before tfdist.strategy: runs after its end
@@ -174,14 +174,14 @@ def test_a_chief_may_take_its_time_to_end_after_its_servers_have(start, script, 
     assert "uploaded" in job.output
 
 
-def test_a_program_that_never_calls_strategy_is_told_so(start, script, small_cluster):
+def test_a_program_that_never_calls_strategy_is_an_error(start, script, small_cluster):
     job = start("-m", "tfdist.launch", "--cluster", small_cluster, script("print('trained on my own')"))
     assert job.wait() == 1
     assert "the program ended without calling tfdist.strategy()" in job.output
     assert job.left() == {}
 
 
-def test_servers_of_a_program_that_exits_with_a_code_know_that_it_failed(start, script, small_cluster, read_json):
+def test_a_program_that_exits_with_a_code_is_the_first_failure_not_its_servers(start, script, small_cluster, read_json):
     body = """
         import sys, tfdist
         tfdist.strategy()
@@ -212,7 +212,7 @@ def test_ctrl_c_on_a_real_terminal_ends_the_job_without_a_traceback(script, smal
     import select
     import sys
 
-    program = script(TRAINS_FOR_EVER)
+    program = script(TRAINS_FOREVER)
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""The main job as the README shows it, on every tier and on SINGA's job files."""
+"""The main job of the README, on every tier and on SINGA's job files."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from support_paths import PROGRAMS
 pytestmark = pytest.mark.cluster
 
 
-def test_standard_1_trains_the_digits_and_tells_how(start, read_json):
+def test_standard_1_trains_the_digits_and_writes_a_summary(start, read_json):
     job = start("-m", "tfdist.launch", "--tier", "STANDARD_1", "--summary", "summary.json")
     assert job.wait() == 0, job.output
     assert job.left() == {}
@@ -77,7 +77,7 @@ def test_a_singa_downpour_job_trains(start, read_json, tmp_path):
     assert summary["metrics"]["accuracy"] >= 0.9
 
 
-def test_a_module_and_its_arguments_run_as_python_m_would_run_them(start, tmp_path):
+def test_a_module_runs_with_its_arguments_as_under_python_m(start, tmp_path):
     package = tmp_path / "trainer"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -91,7 +91,7 @@ def test_a_module_and_its_arguments_run_as_python_m_would_run_them(start, tmp_pa
     assert "chief:0 | hello ['--my_flag=1', 'x'] trainer" in job.output
 
 
-def test_a_script_sees_its_own_name_folder_and_arguments(start, tmp_path):
+def test_a_script_has_its_own_name_folder_and_arguments(start, tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "beside.py").write_text("VALUE = 42\n")
     (tmp_path / "sub" / "train.py").write_text(
@@ -121,7 +121,7 @@ def test_the_example_saves_its_model_in_the_job_dir_of_the_launcher(start, tmp_p
     assert (tmp_path / "new/folder/digits.keras").exists()
 
 
-def test_a_description_of_other_machines_runs_here_with_local(start, script, tmp_path):
+def test_local_runs_a_description_of_other_machines_here(start, script, tmp_path):
     (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
     job = start(
         "-m", "tfdist.launch", "--cluster", "far.json", "--local", script("import tfdist\ntfdist.strategy()\nprint('here')")
@@ -131,7 +131,7 @@ def test_a_description_of_other_machines_runs_here_with_local(start, script, tmp
 
 
 @pytest.mark.parametrize("tier", ["STANDARD_1"])
-def test_every_task_has_a_log_of_its_own(start, tmp_path, tier):
+def test_every_task_has_a_log_file(start, tmp_path, tier):
     (tmp_path / "train.py").write_text(
         "import os\nprint('I am', os.environ['TF_CONFIG'][-40:])\nimport tfdist\ntfdist.strategy()\n"
     )
@@ -161,7 +161,7 @@ def test_the_same_training_on_one_worker_and_in_one_process_is_equal(start, read
     assert np.array(on_cluster["predict"]) == pytest.approx(np.array(in_process["predict"]), rel=1e-6)
 
 
-def test_an_idle_task_has_less_than_100_megabytes_of_its_own(start, script, small_cluster):
+def test_an_idle_task_has_less_than_100_megabytes_of_private_memory(start, script, small_cluster):
     job = start(
         "-m",
         "tfdist.launch",

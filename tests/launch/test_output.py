@@ -1,11 +1,11 @@
-"""How the output of the tasks is split into lines, shown and kept."""
+"""The output of tasks: how it is split into lines, shown on the terminal and written to files."""
 
 import io
 import os
 
 import pytest
 
-from tfdist.launch.output import Lines, TaskOutput, Terminal
+from tfdist.launch.output import Lines, TaskOutput, Terminal, last_lines
 
 
 @pytest.mark.parametrize(
@@ -25,13 +25,13 @@ from tfdist.launch.output import Lines, TaskOutput, Terminal
         ([b"\n\n"], ["", ""], ""),
     ],
 )
-def test_lines_are_what_a_terminal_would_leave_standing(chunks, lines, rest):
+def test_output_is_split_into_the_lines_that_a_terminal_would_show(chunks, lines, rest):
     splitter = Lines()
     assert [line for chunk in chunks for line in splitter.feed(chunk)] == lines
     assert splitter.rest == rest
 
 
-def test_the_last_line_without_a_newline_is_not_lost():
+def test_the_last_line_needs_no_newline():
     splitter = Lines()
     splitter.feed(b"the end")
     assert splitter.feed(b"", final=True) == ["the end"]
@@ -43,7 +43,7 @@ class FakeTerminal(io.StringIO):
         return True
 
 
-def test_lines_carry_the_name_of_their_task():
+def test_each_line_starts_with_the_name_of_its_task():
     stream = io.StringIO()
     terminal = Terminal(["chief:0", "worker:10"], stream)
     terminal.line("chief:0", "hello")
@@ -51,13 +51,13 @@ def test_lines_carry_the_name_of_their_task():
     assert stream.getvalue() == "chief:0   | hello\ntfdist: bye\n"
 
 
-def test_colors_stay_out_of_files_and_pipes():
+def test_colors_are_removed_for_files_and_pipes():
     stream = io.StringIO()
     Terminal(["ps:0"], stream).line("ps:0", "\x1b[1mbold\x1b[0m")
     assert stream.getvalue() == "ps:0 | bold\n"
 
 
-def test_an_unfinished_line_is_shown_on_a_terminal_only_and_gives_way_to_a_finished_one():
+def test_only_a_real_terminal_shows_an_unfinished_line_until_the_next_finished_one():
     plain, real = io.StringIO(), FakeTerminal()
     Terminal(["chief:0"], plain).progress("chief:0", "1/3")
     assert plain.getvalue() == ""
@@ -67,7 +67,7 @@ def test_an_unfinished_line_is_shown_on_a_terminal_only_and_gives_way_to_a_finis
     assert real.getvalue().endswith("\r\x1b[K\x1b[36mchief:0 | \x1b[0mdone\n")
 
 
-def test_what_tensorflow_says_at_every_start_is_hidden_from_the_terminal_unless_asked_for():
+def test_the_terminal_hides_the_lines_of_every_tensorflow_start_unless_verbose():
     noise = "E0000 00:00:1795237116.095783    3161 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
     quiet, verbose = io.StringIO(), io.StringIO()
     Terminal(["ps:0"], quiet).line("ps:0", noise)
@@ -76,7 +76,7 @@ def test_what_tensorflow_says_at_every_start_is_hidden_from_the_terminal_unless_
 
 
 @pytest.mark.parametrize("use_terminal", [False, True])
-def test_a_task_has_a_file_of_its_own_with_everything_and_its_last_lines_at_hand(tmp_path, use_terminal):
+def test_the_log_file_of_a_task_holds_all_its_output(tmp_path, use_terminal):
     stream = io.StringIO()
     output = TaskOutput("ps:1", tmp_path / "ps-1.log", Terminal(["ps:1"], stream), use_terminal)
     os.write(output.write_end, b"".join(b"line %d\n" % n for n in range(50)) + b"no newline")
@@ -85,5 +85,13 @@ def test_a_task_has_a_file_of_its_own_with_everything_and_its_last_lines_at_hand
         pass
     output.close()
     assert (tmp_path / "ps-1.log").read_text().splitlines() == [*(f"line {n}" for n in range(50)), "no newline"]
-    assert list(output.last) == [*(f"line {n}" for n in range(31, 50)), "no newline"]
+    assert last_lines(tmp_path / "ps-1.log") == [*(f"line {n}" for n in range(31, 50)), "no newline"]
     assert stream.getvalue().count("\n") == 51
+
+
+def test_the_last_lines_of_a_log_file_are_those_of_the_program(tmp_path):
+    noise = "E0000 00:00:1795237116.095783    3161 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
+    path = tmp_path / "worker-0.log"
+    assert last_lines(path) == []
+    path.write_bytes(b"x" * 100_000 + f"\nan error\n\n{noise}\n".encode() + b"\xff\n")
+    assert last_lines(path)[1:] == ["an error", "\ufffd"]

@@ -1,4 +1,4 @@
-"""Ports that are held from choice to use."""
+"""Held ports: reserved from the moment they are chosen until a task listens."""
 
 import socket
 
@@ -25,7 +25,7 @@ def bound(port=0, reuse=False):
     return s
 
 
-def test_a_held_port_is_refused_to_others_and_open_to_a_task(ports):
+def test_only_a_task_can_bind_a_held_port(ports):
     cluster = ports.hold(Cluster((Task("chief", 0),)), {"chief:0"})
     port = cluster.tasks[0].port
     with pytest.raises(OSError):
@@ -45,7 +45,7 @@ def test_two_launchers_never_hold_the_same_port(ports):
     assert not first & second
 
 
-def test_open_ports_are_the_usual_ones_where_these_are_free(ports):
+def test_open_ports_become_the_usual_ones_where_these_are_free(ports):
     planned = Cluster((Task("worker", 0),)).addressed()
     try:
         bound(planned.tasks[0].port).close()
@@ -54,7 +54,7 @@ def test_open_ports_are_the_usual_ones_where_these_are_free(ports):
     assert ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}) == planned
 
 
-def test_a_port_that_the_description_gives_and_somebody_holds_is_an_error(ports):
+def test_a_described_port_that_is_taken_is_an_error(ports):
     with bound() as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ClusterError, match=f"port {port} of ps:0 is in use"):
@@ -68,7 +68,7 @@ def test_closing_frees_the_ports():
     bound(port).close()
 
 
-def test_a_task_says_that_another_job_listens_at_its_port_and_shares_what_its_launcher_holds(ports, monkeypatch):
+def test_a_task_shares_a_port_with_its_launcher_and_reports_one_that_another_job_holds(ports, monkeypatch):
     me = Task("worker", 0, "localhost", ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0].port)
     monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
     with pytest.raises(StartTimeoutError, match=f"worker:0 cannot listen at localhost:{me.port}: Address already in use; free"):

@@ -1,4 +1,4 @@
-"""Tasks that are started again: how often, and when one that a signal has stopped is given up."""
+"""Restarts of tasks: how often, after which delay, and when a task that a signal stopped is killed."""
 
 import types
 
@@ -6,8 +6,11 @@ import pytest
 
 from tfdist.cluster import Task
 from tfdist.launch import restarts
+from tfdist.launch.events import Exited, Stopped
 
 NAME = "worker:1"
+KILLED = Exited(NAME, -9, 0.0)
+STOPPED, RESUMED = Stopped(NAME, 1, 19), Stopped(NAME, 1, None)
 
 
 @pytest.fixture
@@ -26,49 +29,58 @@ def watched(monkeypatch):
     return watched, clock, done, passes
 
 
-def test_a_task_is_started_again_three_times_each_time_after_twice_as_long(watched):
+def test_a_task_is_restarted_three_times_after_doubling_delays(watched):
     task, _, done, passes = watched
     for count, delay in enumerate([1, 2, 4], start=1):
-        task.exited(NAME, -9, "it was killed by SIGKILL")
+        task.exited(KILLED)
         passes(delay - 0.3)
         assert len(done.started) == count - 1
         passes(0.6)
         assert len(done.started) == count
         assert task.counts == {NAME: count}
-    task.exited(NAME, -9, "it was killed by SIGKILL")
+    task.exited(KILLED)
     passes(60)
     assert len(done.started) == 3 and not task.running
-    assert done.said[-1] == f"{NAME} has failed 4 times, at last it was killed by SIGKILL; the training goes on without it"
+    assert done.said[-1] == (
+        f"{NAME} failed 4 times, most recently because it was killed by SIGKILL; the training continues without it"
+    )
 
 
-def test_a_stopped_task_is_killed_after_a_minute_and_one_that_goes_on_is_not(watched):
+def test_a_stopped_task_is_killed_after_a_minute_unless_it_resumes(watched):
     task, _, done, passes = watched
-    task.stopped(NAME, True)
+    task.stopped(STOPPED)
     passes(50)
-    task.stopped(NAME, False)
+    task.stopped(RESUMED)
     passes(50)
     assert not done.killed
-    task.stopped(NAME, True)
+    task.stopped(STOPPED)
     passes(61)
     assert [each.name for each in done.killed] == [NAME]
-    assert done.said[-1:] == [f"{NAME} has been stopped for 60 s; it is killed, so that nobody waits for it"]
+    assert done.said[-1:] == [f"{NAME} was stopped for 60 s; it is killed, because other tasks may wait for it"]
 
 
 def test_time_in_which_the_launcher_was_stopped_too_does_not_count(watched):
     task, clock, done, passes = watched
-    task.stopped(NAME, True)
+    task.stopped(STOPPED)
     passes(5)
     clock.now += 3600.0  # `scontrol suspend`: the whole job, for an hour.
     passes(5)
-    task.stopped(NAME, False)
+    task.stopped(RESUMED)
     assert not done.killed
 
 
-def test_when_the_job_is_over_nothing_is_started_or_killed(watched):
+def test_stops_of_other_tasks_are_ignored(watched):
     task, _, done, passes = watched
-    task.exited(NAME, -9, "it was killed by SIGKILL")
+    task.stopped(Stopped("ps:0", 1, 19))
+    passes(61)
+    assert not done.killed and not done.said
+
+
+def test_after_the_job_no_task_is_started_or_killed(watched):
+    task, _, done, passes = watched
+    task.exited(KILLED)
     task.stop()
     passes(5)
-    task.stopped(NAME, True)
+    task.stopped(STOPPED)
     passes(61)
     assert not done.started and not done.killed

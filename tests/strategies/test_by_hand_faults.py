@@ -95,4 +95,4 @@ def test_servers_exit_when_the_chief_is_killed(cluster):
     os.kill(jobs["chief", 0].process.pid, signal.SIGKILL)
     for task in (("worker", 0), ("ps", 0)):
         assert jobs[task].wait(30) == 75
-        assert "has been gone for 3 s without a word" in jobs[task].output
+        assert "has been gone for 3 s without notice" in jobs[task].output

@@ -1,6 +1,6 @@
-"""Processes that meet, and real stores for them: a folder, a port, a Redis server. A plugin of the tests of the rendezvous.
+"""A pytest plugin for the tests of the rendezvous: processes of a job, and real stores for them.
 
-The processes are forked from one that has imported what they need, so that a test waits for the rendezvous and not for Python.
+The processes are forked from one that has imported tfdist, so that a test waits for the rendezvous and not for Python.
 """
 
 import importlib
@@ -32,7 +32,7 @@ NO_REDIS = (
 needs_redis = pytest.mark.skipif(bool(NO_REDIS), reason=NO_REDIS)
 PASSWORD = "a-Secret_of-some-length"
 
-SOON = {
+SHORT_WAITS = {
     (leader, "SETTLE_SECONDS"): 0.1,
     (leader, "LINGER_SECONDS"): 1.0,
     (leader, "REPEAT_SECONDS"): 0.5,
@@ -40,10 +40,10 @@ SOON = {
     (member, "GRACE_SECONDS"): 1.0,
     (tcp, "PROBE_SECONDS"): 0.5,
 }
-"""Shorter waits than a cluster needs, for processes on one machine."""
+"""(module, constant) -> seconds, for processes on one machine."""
 
 _processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["pytest", "redis", "tfdist.launch.rendezvous.meet", "tfdist.launch.rendezvous.stores.redis"])
+_processes.set_forkserver_preload(["pytest", "redis", "tfdist.launch.rendezvous.meet"])
 
 
 def free_port():
@@ -52,9 +52,9 @@ def free_port():
         return s.getsockname()[1]
 
 
-def wait_until(is_so, seconds=10.0):
+def wait_until(condition, seconds=10.0):
     deadline = time.monotonic() + seconds
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -64,37 +64,37 @@ def is_listening(port):
         return s.connect_ex(("127.0.0.1", port)) == 0
 
 
-def take_part(pipe, rank_info, limit, waits):
-    """What a process of a job does: says that it has started, meets the others when told to, and sends what came of it."""
+def take_part(pipe, rank_info, timeout, waits):
+    """Runs a process of a job: reports that it started, meets the others on request, and sends the outcome."""
     for (module, name), seconds in waits.items():
         setattr(importlib.import_module(module), name, seconds)
     pipe.send("started")
     pipe.recv()
     try:
-        cluster = meet(rank_info, limit)
+        cluster = meet(rank_info, timeout)
         outcome = {"tasks": [f"{task.name} {task.address}" for task in cluster.tasks], "task": cluster.task}
         outcome["groups"] = cluster.worker_groups
     except (ClusterError, StartTimeoutError) as error:
         outcome = {"error": type(error).__name__, "message": str(error)}
     pipe.send(outcome)
     try:
-        pipe.recv()  # Holds its port until the test is over, or lets it end.
+        pipe.recv()  # The process holds its port until the test has ended.
     except EOFError:
         pass
 
 
-class Rank:
+class RankProcess:
     """A started process of a job."""
 
-    def __init__(self, rank_info, limit, waits):
+    def __init__(self, rank_info, timeout, waits):
         self.pipe, theirs = _processes.Pipe()
         names = {(module.__name__, name): seconds for (module, name), seconds in waits.items()}
-        self.process = _processes.Process(target=take_part, args=(theirs, rank_info, limit, names), daemon=True)
+        self.process = _processes.Process(target=take_part, args=(theirs, rank_info, timeout, names), daemon=True)
         with theirs:
             self.process.start()
 
     def go(self):
-        """Lets it meet the others."""
+        """Lets the process meet the others."""
         self.pipe.send("go")
 
     def outcome(self):
@@ -109,14 +109,18 @@ class Rank:
 
 @pytest.fixture
 def start_ranks():
-    """Starts ranks, `(rank, size)` each, with a store; ends them after the test. With `go=False` they wait to be told to meet."""
+    """Starts the processes of ranks, `(rank, size)` each, with a store; ends them after the test.
+
+    With `go=False` they wait for `RankProcess.go` before they meet.
+    """
     ranks = []
 
-    def start(store, *who, limit=10.0, waits=SOON, go=True, **more):
-        new = [Rank(RankInfo(size, rank, Source("test", "the test"), store, **more), limit, waits) for rank, size in who]
+    def start(store, *ranks_and_sizes, limit=10.0, waits=SHORT_WAITS, go=True, **fields):
+        source = Source("test", "the test")
+        new = [RankProcess(RankInfo(size, rank, source, store, **fields), limit, waits) for rank, size in ranks_and_sizes]
         ranks.extend(new)
         assert all(rank.outcome() == "started" for rank in new)
-        for rank in new if go else ():  # All together, however busy the machine is.
+        for rank in new if go else ():  # All at the same time, however busy the machine is.
             rank.go()
         return new
 
@@ -130,22 +134,22 @@ def outcomes(ranks):
 
 
 def met(ranks):
-    """What came of it, for ranks that should have met."""
+    """Returns the outcomes of ranks that must have met."""
     found = outcomes(ranks)
     assert all("tasks" in outcome for outcome in found), found
     return found
 
 
-def messages(ranks, kind):
-    """What ranks that should have failed have said: one line each."""
+def messages(ranks, error):
+    """Returns the messages of ranks that must have failed with `error`: one line each."""
     found = outcomes(ranks)
-    assert [outcome.get("error") for outcome in found] == [kind] * len(ranks), found
+    assert [outcome.get("error") for outcome in found] == [error] * len(ranks), found
     assert all("\n" not in outcome["message"] for outcome in found)
     return [outcome["message"] for outcome in found]
 
 
 class Redis:
-    """A real server, which may be started late and killed early."""
+    """A real Redis server. A test may start it late and kill it early."""
 
     def __init__(self, folder, password=None):
         self.folder = folder
@@ -192,7 +196,7 @@ def redis_server(tmp_path):
 
 @pytest.fixture(params=["file", "tcp", pytest.param("redis", marks=needs_redis)])
 def store(request, tmp_path, redis_server):
-    """Each kind of store, and what looks whether anything is left in it."""
+    """A store of each kind, and a function that returns what remains in it."""
     if request.param == "file":
         return Store("file", path=str(tmp_path)), lambda: list(tmp_path.iterdir())
     if request.param == "tcp":

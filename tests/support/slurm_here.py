@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: one controller and three nodes, in a temporary folder, ended afterwards."""
+"""Starts a real Slurm on this machine: one controller and three nodes, with all files in a temporary folder."""
 
 import os
 import shutil
@@ -6,7 +6,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 MISSING = next((name for name in ("slurmctld", "slurmd", "srun", "sbatch") if shutil.which(name) is None), None)
@@ -17,7 +17,7 @@ REASON = (
     if os.getuid() != 0
     else None
 )
-"""Why there can be no Slurm here, or None."""
+"""Why Slurm cannot run here, or None."""
 
 _CONFIG = """
 ClusterName=tfdist
@@ -47,19 +47,16 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for entry in sockets:
-            entry.bind(("127.0.0.1", 0))
-        return [entry.getsockname()[1] for entry in sockets]
-    finally:
-        for entry in sockets:
-            entry.close()
+    with ExitStack() as open_sockets:
+        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
 
 
 @contextmanager
 def slurm(folder: Path) -> Iterator[dict[str, str]]:
-    """Starts Slurm; gives the environment in which its commands find it."""
+    """Starts Slurm, and ends it at the end of the block; returns the environment for its commands."""
     (folder / "state").mkdir()
     config = folder / "slurm.conf"
     config.write_text(_CONFIG.format(host=socket.gethostname().partition(".")[0], ports=_free_ports(4), folder=folder))

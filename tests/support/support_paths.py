@@ -1,4 +1,4 @@
-"""Where the checkout is, and the programs that tests start."""
+"""Paths of the checkout and of the programs that tests start."""
 
 from pathlib import Path
 

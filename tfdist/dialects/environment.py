@@ -47,14 +47,14 @@ class Environment:
     def size(self) -> int:
         """Processes that train or serve. Every system counts these in the same way."""
         if isinstance(self.described, RankInfo):
-            return self.described.size + len(self.described.known)
+            return self.described.size + len(self.described.servers)
         return len(self.described.training_tasks)
 
     @property
     def rank(self) -> int | None:
         """The position of this process; None if there are servers, which each system counts differently."""
         if isinstance(self.described, RankInfo):
-            return None if self.described.known else self.described.rank
+            return None if self.described.servers else self.described.rank
         ranked = [(task.job, task.index) for task in self.described.training_tasks]
         task = self.described.task
         return ranked.index(task) if task in ranked and not self.described.job("ps") else None
@@ -101,7 +101,7 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
     for name, reader in environment_readers().items():
         if reader.allocates is allocates and (variable := reader.recognizes(environ)):
             described = reader.parse(environ)
-            if isinstance(described, RankInfo) and described.size == 1 and not described.known:
+            if isinstance(described, RankInfo) and described.size == 1 and not described.servers:
                 described = described.outline()  # A single rank needs no addresses.
             yield Environment(name, variable, described)
 
@@ -109,7 +109,7 @@ def _environments(environ: Mapping[str, str], *, allocates: bool) -> Iterator[En
 def _missing_addresses(entry: Environment) -> int:
     """Returns how few addresses an environment gives. Of launchers that agree, the one that gives most counts."""
     described = entry.described
-    return 0 if isinstance(described, Cluster) else 1 + (not described.known) + (described.store is None)
+    return 0 if isinstance(described, Cluster) else 1 + (not described.servers) + (described.store is None)
 
 
 def _check_agree(one: Environment, other: Environment) -> None:

@@ -1,17 +1,17 @@
-"""One process that has imported TensorFlow and forks every task: `python -m tfdist.launch.backends.local.fork_server FD [FOLDER]`.
+"""Runs as `python -m tfdist.launch.backends.local.fork_server FD [FOLDER]`: imports TensorFlow once and forks every task.
 
-Importing TensorFlow takes seconds and hundreds of megabytes; a fork of a process that has only imported it takes milliseconds
-and shares them. The standard library's forkserver does this too, but does not adopt and end what the tasks leave behind when
-the launcher is killed, which is why this one exists.
+Importing TensorFlow takes seconds and hundreds of megabytes. A fork of a process that imported it takes milliseconds and shares
+the memory. The fork server of the standard library (multiprocessing) does the same, but when the launcher is killed it does not
+end the tasks and the processes that they started. This one adopts and ends them.
 
-It talks with its owner over a Unix socket (SOCK_SEQPACKET, short JSON messages, descriptors beside them). When the owner closes
-the socket, or dies, it ends every task and itself, and removes FOLDER.
+The fork server talks with its owner over a Unix socket (SOCK_SEQPACKET, short JSON messages, descriptors beside them). When the
+owner closes the socket or dies, the fork server ends every task and itself, and removes FOLDER.
 
-    owner -> server   {"start": NAME}   and three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
+    owner -> server   {"start": NAME}   with three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
                                         standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
     server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS}   {"failed": TEXT}
-                      {"stopped": NAME, "pid": PID, "signal": NUMBER}   where it goes on, "signal" is null
+                      {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
 """
 
 import ctypes
@@ -28,6 +28,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tfdist.launch.backends.local.run_program import run
+from tfdist.launch.job import Program
+
 PRELOAD = (
     "tensorflow",
     "keras",
@@ -36,7 +39,9 @@ PRELOAD = (
     "tfdist.strategies.default",
 )
 MESSAGE_BYTES = 1 << 16
+
 GRACE_SECONDS = 2.0
+"""How long tasks may take to end after SIGTERM, before SIGKILL."""
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
 
@@ -46,7 +51,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 class ForkServer:
-    """The loop of the fork server: starts tasks, passes signals on, tells who exited."""
+    """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
 
     def __init__(self, owner: socket.socket) -> None:
         self._owner = owner
@@ -54,22 +59,22 @@ class ForkServer:
         self._running: dict[int, str] = {}  # pid -> task name
 
     def serve(self) -> Callable[[], None] | None:
-        """Serves until the owner is gone; returns None then. In a forked task returns the program to run."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # What a task leaves behind becomes a child of this process.
+        """Serves until the owner is gone, then returns None. Returns the program to run in a forked task."""
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Processes that a task leaves behind become children of this process.
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         os.set_blocking(read_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(ignored, signal.SIG_IGN)  # The owner decides; its end is told by the socket.
+            signal.signal(ignored, signal.SIG_IGN)  # The owner decides when to end.
         with selectors.DefaultSelector() as selector:
             selector.register(self._owner, selectors.EVENT_READ)
             selector.register(read_end, selectors.EVENT_READ)
-            # The owner's children may have inherited its end of the socket: that it lives on does not mean that the owner does.
+            # Children of the owner may have inherited its end of the socket, which then outlives the owner.
             owner_process = os.pidfd_open(self._owner_pid)
             selector.register(owner_process, selectors.EVENT_READ)
-            self._tell({"ready": True})
+            self._report({"ready": True})
             while True:
                 for key, _ in selector.select():
                     if key.fd == read_end:
@@ -94,11 +99,11 @@ class ForkServer:
             return None, []
         return (json.loads(data) if data else None), descriptors
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _report(self, message: dict[str, Any]) -> None:
         try:
             self._owner.sendall(json.dumps(message).encode())
         except OSError:
-            pass  # The owner is gone; the loop sees its end of the socket next.
+            pass  # The owner is gone; the loop reads the end of its socket next.
 
     def _start(self, message: dict[str, Any], descriptors: list[int]) -> Callable[[], None] | None:
         parent = os.getpid()
@@ -124,9 +129,7 @@ class ForkServer:
             os.close(descriptor)
         os.environ.update(task["env"])
         os.chdir(task["cwd"])
-        from tfdist.launch.backends.local import run_program
-
-        return lambda: run_program.run(task["program"])
+        return lambda: run(Program(**task["program"]))
 
     def _reap(self) -> None:
         while True:
@@ -139,11 +142,11 @@ class ForkServer:
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 if pid in self._running:
                     number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
-                    self._tell({"stopped": self._running[pid], "pid": pid, "signal": number})
+                    self._report({"stopped": self._running[pid], "pid": pid, "signal": number})
                 continue
-            name = self._running.pop(pid, None)  # None: an orphan of a task
+            name = self._running.pop(pid, None)  # None: a process that a task left behind.
             if name is not None:
-                self._tell({"exited": name, "code": os.waitstatus_to_exitcode(status), "time": time.time()})
+                self._report({"exited": name, "code": os.waitstatus_to_exitcode(status), "time": time.time()})
 
     def _signal(self, names: list[str], number: int) -> None:
         for pid, name in self._running.items():
@@ -159,7 +162,7 @@ class ForkServer:
             self._reap()
         for pid in self._running:
             _kill_group(pid, signal.SIGKILL)
-        # Whatever still runs below this process: orphans of tasks, also those that made a session of their own.
+        # The processes that the tasks left behind, also those in a session that they created.
         deadline = time.monotonic() + GRACE_SECONDS
         while (children := _children()) and time.monotonic() < deadline:
             for pid in children:
@@ -180,7 +183,7 @@ def _kill_group(pid: int, number: int) -> None:
 
 
 def _children() -> list[int]:
-    """Process ids whose parent is this process (those already ended and not reaped included)."""
+    """Returns the ids of the processes whose parent is this one, zombies included."""
     found = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -195,16 +198,16 @@ def _children() -> list[int]:
 
 
 def main() -> None:
-    """Imports TensorFlow, says that it is ready, and serves."""
+    """Imports TensorFlow, reports that it is ready, and serves."""
     owner = socket.socket(fileno=int(sys.argv[1]))
     try:
         for name in PRELOAD:
             importlib.import_module(name)
-    except Exception as error:  # Whatever importing raises, the owner should hear it rather than wait.
+    except Exception as error:  # Reports any error of an import: the owner must not wait in vain.
         owner.sendall(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode()[:MESSAGE_BYTES])
         sys.exit(1)
     gc.collect()
-    gc.freeze()  # Collections in the tasks then leave the shared pages alone.
+    gc.freeze()  # Garbage collections in the tasks then leave the shared pages alone.
     program = ForkServer(owner).serve()
     if program is not None:
         program()

@@ -1,12 +1,10 @@
-"""ps and worker tasks of a plain program or notebook: started by it on this machine, ended with it."""
+"""Starts the ps and worker tasks of a plain program or notebook on this machine, and ends them with it."""
 
 import atexit
-import contextlib
 import logging
 import os
 import selectors
 import shutil
-import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -14,9 +12,11 @@ from pathlib import Path
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
-from tfdist.launch.backends.local.processes import Event, LocalTasks, Lost, Ready, Stopped, task_environment
+from tfdist.launch.backends.local.processes import LocalProcesses
+from tfdist.launch.events import Event, Exited, Lost, Ready, Stopped
+from tfdist.launch.job import Job, Program
+from tfdist.launch.output import last_lines
 from tfdist.launch.restarts import Restarts
-from tfdist.strategies import replaceable_jobs
 
 POLL_SECONDS = 0.5
 
@@ -24,13 +24,13 @@ _log = logging.getLogger("tfdist")
 
 
 def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
-    """Starts `tasks` as servers on this machine, for this process as their chief; returns the cluster with addresses.
+    """Starts `tasks` as servers on this machine, with this process as their chief; returns the cluster with addresses.
 
-    They end when this process ends, however it ends. Their output goes to files in a temporary folder, which is removed at the
-    end; should one die early, the last lines of its output are logged.
+    The servers end when this process ends, for any reason. They write their output to files in a temporary folder, which is
+    removed at the end. When a server fails, the last lines of its output are logged.
 
     Raises:
-        ClusterError: when one of the tasks belongs on another machine, or its port is taken.
+        ClusterError: when a task belongs to another machine, or its port is taken.
     """
     for task in tasks:
         if not is_local(task.host) and cluster.task is None:
@@ -38,78 +38,75 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
                 f"{task.name} is on {task.host}, another machine; start this program there with its TF_CONFIG "
                 "(python -m tfdist.translate prints it), or describe localhost"
             )
-    os.environ["TF_GRPC_REUSE_PORT"] = "1"  # The chief, too, binds a port that is held.
+    os.environ["TF_GRPC_REUSE_PORT"] = "1"  # The chief binds a held port, too.
     ports = HeldPorts()
     cluster = ports.hold(cluster, {"chief:0", *(task.name for task in tasks)})
     folder = Path(tempfile.mkdtemp(prefix="tfdist-"))
-    servers = _Servers(cluster, tasks, folder)
-    program = os.getpid()
+    started = [cluster.find(task.job, task.index) for task in tasks]  # With their ports.
+    servers = _Servers(Job(cluster, choose(cluster), Program(), folder), started)
+    owner = os.getpid()
 
     def end() -> None:
-        if os.getpid() != program:
+        if os.getpid() != owner:
             return  # A forked child of the program ends, not the program.
         servers.close()
         ports.close()
-        shutil.rmtree(folder, ignore_errors=True)  # The fork server does this, too, if it has not been killed.
+        shutil.rmtree(folder, ignore_errors=True)  # The fork server removes it as well, unless it was killed.
 
     atexit.register(end)
     return cluster
 
 
 class _Servers:
-    """The running servers. A thread starts those again that the others can do without, and logs what happens to them."""
+    """The running servers. A thread restarts those that may be replaced, and logs what happens to the others."""
 
-    def __init__(self, cluster: Cluster, tasks: list[Task], folder: Path) -> None:
+    def __init__(self, job: Job, tasks: list[Task]) -> None:
         _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
-        self._cluster = cluster
-        self._choice = choose(cluster)
+        self._job = job
         self._ending = threading.Event()
-        with open(folder / "fork_server.log", "wb") as log:
-            self._running = LocalTasks(log, verbose=False, folder=str(folder))
-        replaceable = [task for task in tasks if task.job in replaceable_jobs(self._choice.strategy)]
-        self._restarts = Restarts(replaceable, start=self._start, kill=self._kill, say=_log.warning)
-        self._logs = {task.name: folder / task.log_name for task in tasks}
+        self._processes = LocalProcesses(job, verbose=False, remove_log_dir=True)
+        replaceable = [task for task in tasks if task in job.replaceable]
+        self._restarts = Restarts(replaceable, start=self._start, kill=self._processes.kill, say=_log.warning)
+        self._logs = {task.name: job.log(task) for task in tasks}
         for task in tasks:
             self._start(task)
         threading.Thread(target=self._watch, name="tfdist-servers", daemon=True).start()
 
     def close(self) -> None:
         self._ending.set()
-        self._running.close()
+        self._processes.close()
 
     def _start(self, task: Task) -> None:
-        environment = task_environment(self._cluster, self._choice, task)
-        with open(self._logs[task.name], "ab") as log:
-            self._running.start(task.name, {"serve": True}, environment, log.fileno(), log.fileno())
-
-    def _kill(self, task: Task) -> None:
-        self._running.signal([task.name], signal.SIGKILL)
+        with open(self._job.log(task), "ab") as log:
+            self._processes.start(task, log.fileno())
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._running, selectors.EVENT_READ)
+            selector.register(self._processes, selectors.EVENT_READ)
             while not self._ending.is_set():
-                there = selector.select(POLL_SECONDS)
+                has_event = selector.select(POLL_SECONDS)
                 self._restarts.tick()
-                if there and not self._handle(self._running.read()):
+                if has_event and not self._handle(self._processes.read()):
                     return
 
     def _handle(self, event: Event) -> bool:
-        """Logs what has happened while the program runs; whether there is more to come."""
+        """Handles an event while the program runs; returns whether more may follow."""
         if isinstance(event, Ready) or self._ending.wait(POLL_SECONDS):
             return True
         if isinstance(event, Lost):
-            _log.error("the process that runs the ps and worker tasks is gone: %s", event.reason)
+            _log.error("the parent process of the ps and worker tasks is gone: %s", event.reason)
             return False
         if isinstance(event, Stopped):
-            if event.told:
-                _log.warning("%s", event.told)
-            if event.task in self._restarts.names:
-                self._restarts.stopped(event.task, event.signal is not None)
+            if event.message:
+                _log.warning("%s", event.message)
+            self._restarts.stopped(event)
         elif event.task in self._restarts.names and event.code < 0:
-            self._restarts.exited(event.task, event.code, event.how)
-        elif event.code != 0:  # What the program does then, TensorFlow tells it.
-            with contextlib.suppress(OSError):
-                last = self._logs[event.task].read_text(errors="replace").splitlines()[-10:]
-                _log.error("%s ended with %d; its last lines:\n%s", event.task, event.code, "\n".join(last))
+            self._restarts.exited(event)
+        elif event.code != 0:
+            self._log_failure(event)
         return True
+
+    def _log_failure(self, event: Exited) -> None:
+        """Logs a failure and its cause. The program continues: TensorFlow reports the lost server to it."""
+        lines = last_lines(self._logs[event.task])
+        _log.error("%s failed: %s; its last lines:\n%s", event.task, event.cause, "\n".join(lines))

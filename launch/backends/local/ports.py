@@ -1,7 +1,7 @@
-"""TCP ports that nobody can take between the moment they are chosen and the moment a task listens on them.
+"""Reserves TCP ports: from the moment a port is chosen, no other program can take it before its task listens.
 
-A port is bound here without listening, first exclusively, so that it is nobody else's, then opened with SO_REUSEPORT to the
-tasks, which bind it too: TensorFlow does so when TF_GRPC_REUSE_PORT is set (tensorflow pull request 38705).
+`HeldPorts` binds a port without listening: first exclusively, so that it belongs to no one else, then with SO_REUSEPORT, which
+lets the task bind it too. TensorFlow sets this option when TF_GRPC_REUSE_PORT is set (tensorflow pull request 38705).
 """
 
 import dataclasses
@@ -12,31 +12,30 @@ from tfdist.cluster import Cluster
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
-_offered: dict[int, socket.socket] = {}
+_kept: dict[int, socket.socket] = {}
 
 
 class HeldPorts:
-    """The ports of the tasks that run on this machine; close it when the job has ended."""
+    """The reserved ports of tasks on this machine. Close it when the job has ended."""
 
     def __init__(self) -> None:
         self._sockets: list[socket.socket] = []
 
     def hold(self, cluster: Cluster, names: set[str]) -> Cluster:
-        """Holds a port for each of the tasks `names` (`job:index`) and returns the cluster with these addresses.
+        """Reserves a port for each task in `names` (`job:index`); returns the cluster with the addresses.
 
-        A task whose port the description leaves open gets its usual one (`Cluster.addressed`) or, where that is taken, any
-        free one.
+        A task whose port is open gets its usual one (`Cluster.addressed`), or any free port where that is taken.
 
         Raises:
-            ClusterError: when a port that the description gives is taken.
+            ClusterError: when a port in the description is taken.
         """
-        given = {task.name: task.port for task in cluster.tasks}
+        described = {task.name: task.port for task in cluster.tasks}
         tasks = []
         for task in cluster.addressed().tasks:
             if task.name in names:
                 assert task.port is not None
                 port = self._bind(task.port)
-                if port is None and given[task.name] is not None:
+                if port is None and described[task.name] is not None:
                     raise cluster.source.error(
                         f"port {task.port} of {task.name} is in use on this machine; free it or describe another"
                     )
@@ -46,24 +45,24 @@ class HeldPorts:
             tasks.append(task)
         return dataclasses.replace(cluster, tasks=tuple(tasks))
 
-    def offer(self) -> None:
-        """Lets the ports be taken by the next in this process who holds them; nobody else gets them in between."""
-        _offered.update({int(held.getsockname()[1]): held for held in self._sockets})
+    def keep_for_next(self) -> None:
+        """Keeps the ports reserved until the next `HeldPorts` of this process holds them."""
+        _kept.update({int(held.getsockname()[1]): held for held in self._sockets})
         self._sockets.clear()
 
     def close(self) -> None:
-        """Lets the ports go."""
+        """Releases the ports."""
         for held in self._sockets:
             held.close()
         self._sockets.clear()
 
     def _bind(self, port: int) -> int | None:
-        if port in _offered:
-            self._sockets.append(_offered.pop(port))
+        if port in _kept:
+            self._sockets.append(_kept.pop(port))
             return port
         held = socket.socket()
         try:
-            held.bind(("", port))  # All interfaces, as TensorFlow's server does.
+            held.bind(("", port))  # On all interfaces, like TensorFlow's server.
         except OSError:
             held.close()
             return None
@@ -73,7 +72,7 @@ class HeldPorts:
 
 
 def is_local(host: str | None) -> bool:
-    """Whether `host` names this machine: open, a loopback name, this machine's own name or one of its addresses."""
+    """Returns whether `host` is this machine: None, a loopback name, the machine's name or one of its addresses."""
     if host is None or host.lower() in (*LOCAL_HOSTS, socket.gethostname().lower()):
         return True
     try:
@@ -84,7 +83,7 @@ def is_local(host: str | None) -> bool:
 
 
 def _can_bind(family: int, address: Any) -> bool:
-    """Whether `address` is one of this machine's: only those can be bound."""
+    """Returns whether this process can bind `address`, which must be one of this machine."""
     with socket.socket(family) as probe:
         try:
             probe.bind(address)

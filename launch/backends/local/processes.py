@@ -1,83 +1,35 @@
-"""Tasks as processes on this machine, forked from one process that has imported TensorFlow (see backends/local/fork_server.py)."""
+"""`LocalProcesses`: the tasks of a job as processes on this machine, forked by the fork server (`fork_server.py`)."""
 
+import dataclasses
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from tfdist.choice import Choice
-from tfdist.cluster import Cluster, Task
+from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
-from tfdist.strategies import serving_jobs
+from tfdist.launch.events import Event, Exited, Lost, Ready, Stopped
+from tfdist.launch.job import Job
 
 
-@dataclass(frozen=True)
-class Exited:
-    """A task's process has ended, with an exit code or minus the number of the signal that killed it."""
+class LocalProcesses:
+    """The fork server and the tasks that it forks. They end with `close`, or with this process, even if it is killed."""
 
-    task: str
-    code: int
-    time: float
-
-    @property
-    def how(self) -> str:
-        """The code in words."""
-        if self.code >= 0:
-            return f"it exited with {self.code}"
-        try:
-            return f"it was killed by {signal.Signals(-self.code).name}"
-        except ValueError:
-            return f"it was killed by signal {-self.code}"
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A signal has stopped a task's process; where `signal` is None it goes on."""
-
-    task: str
-    pid: int
-    signal: int | None
-
-    @property
-    def told(self) -> str | None:
-        """A sentence about a process that was stopped."""
-        if self.signal is None:
-            return None
-        return f"{self.task} was stopped by {signal.Signals(self.signal).name}; `kill -CONT {self.pid}` lets it go on"
-
-
-@dataclass(frozen=True)
-class Ready:
-    """The fork server has imported TensorFlow."""
-
-
-@dataclass(frozen=True)
-class Lost:
-    """The fork server itself is gone, with the reason as far as it is known."""
-
-    reason: str
-
-
-Event = Exited | Stopped | Ready | Lost
-
-
-class LocalTasks:
-    """The fork server and the tasks that it runs. `close` ends them all; so does the end of this process, however it comes."""
-
-    def __init__(self, output: IO[bytes], verbose: bool, folder: str | None = None) -> None:
-        """Starts the fork server; it imports TensorFlow while the caller goes on.
+    def __init__(self, job: Job, *, verbose: bool, remove_log_dir: bool = False) -> None:
+        """Starts the fork server, which imports TensorFlow while the caller continues.
 
         Args:
-            output: where the fork server's own output goes.
-            verbose: whether TensorFlow tells everything.
-            folder: removed at the end of the fork server, so also when this process is killed.
+            job: the job whose tasks are started. The fork server writes its output to `fork_server.log` in `job.log_dir`.
+            verbose: whether TensorFlow logs everything instead of errors only.
+            remove_log_dir: whether the fork server removes `job.log_dir` when it ends, even if this process is killed.
         """
+        self._job = job
+        self.log = job.log_dir / "fork_server.log"
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
         environment["TF_GRPC_REUSE_PORT"] = "1"
@@ -85,15 +37,11 @@ class LocalTasks:
             environment["TFDIST_VERBOSE"] = "1"
         else:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
-        with theirs:
+        module = "tfdist.launch.backends.local.fork_server"
+        removed = [str(job.log_dir)] if remove_log_dir else []
+        with theirs, open(self.log, "wb") as output:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tfdist.launch.backends.local.fork_server",
-                    str(theirs.fileno()),
-                    *([folder] if folder else []),
-                ],
+                [sys.executable, "-m", module, str(theirs.fileno()), *removed],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -103,47 +51,58 @@ class LocalTasks:
             )
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when `read` has something to give."""
+        """Returns the descriptor that becomes readable when `read` has an event."""
         return self._socket.fileno()
 
     def read(self) -> Event:
-        """The next event; blocks until there is one."""
+        """Returns the next event; blocks until there is one."""
         try:
             data = self._socket.recv(MESSAGE_BYTES)
         except OSError:
             data = b""
-        message: dict[str, Any] = json.loads(data) if data else {"failed": self._how_it_ended()}
+        message: dict[str, Any] = json.loads(data) if data else {"failed": self._cause_of_end()}
         if "exited" in message:
             return Exited(message["exited"], message["code"], message["time"])
         if "stopped" in message:
             return Stopped(message["stopped"], message["pid"], message["signal"])
         return Ready() if "ready" in message else Lost(message["failed"])
 
-    def _how_it_ended(self) -> str:
-        try:
-            code = self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            return "it closed its socket"
-        return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+    def start(self, task: Task, output: int, environment: Mapping[str, str] | None = None) -> None:
+        """Forks a task, which runs the program of the job.
 
-    def start(self, name: str, program: dict[str, Any], environment: dict[str, str], stdout: int, stderr: int) -> None:
-        """Forks the task `name`, which runs `program` (see backends/local/run_program.py) with these variables and output descriptors."""
-        # TF_CONFIG of a large cluster and long argument lists are more than a message on a socket may hold.
-        with os.fdopen(os.memfd_create(name), "w", encoding="utf-8", errors="surrogateescape") as file:
-            json.dump({"env": environment, "cwd": os.getcwd(), "program": program}, file)
+        Args:
+            task: a task of `job.cluster`.
+            output: the descriptor for its standard output and standard error. The caller closes its copy.
+            environment: variables for this task in addition to those of `task_environment`.
+        """
+        message = {
+            "env": task_environment(self._job, task) | dict(environment or {}),
+            "cwd": os.getcwd(),
+            "program": dataclasses.asdict(self._job.program),
+        }
+        # In a file: TF_CONFIG of a large cluster and long argument lists exceed the limit of a message on a socket.
+        with os.fdopen(os.memfd_create(task.name), "w", encoding="utf-8", errors="surrogateescape") as file:
+            json.dump(message, file)
             file.flush()
             file.seek(0)
             try:
-                socket.send_fds(self._socket, [json.dumps({"start": name}).encode()], [file.fileno(), stdout, stderr])
+                socket.send_fds(self._socket, [json.dumps({"start": task.name}).encode()], [file.fileno(), output, output])
             except OSError:
-                pass  # As in _send.
+                pass  # The fork server is gone; `read` returns Lost.
 
     def signal(self, names: Iterable[str], number: int) -> None:
-        """Sends a signal to the process groups of these tasks."""
-        self._send({"signal": int(number), "tasks": list(names)})
+        """Sends a signal to the process groups of the tasks with these names (`job:index`)."""
+        try:
+            self._socket.sendall(json.dumps({"signal": int(number), "tasks": list(names)}).encode())
+        except OSError:
+            pass  # The fork server is gone; `read` returns Lost.
+
+    def kill(self, task: Task) -> None:
+        """Kills the processes of a task."""
+        self.signal([task.name], signal.SIGKILL)
 
     def close(self, timeout: float = 8.0) -> None:
-        """Ends every task and the fork server; kills what has not ended after `timeout` seconds."""
+        """Ends every task and the fork server; kills those that still run after `timeout` seconds."""
         self._socket.close()
         try:
             self._process.wait(timeout)
@@ -151,30 +110,32 @@ class LocalTasks:
             os.killpg(self._process.pid, signal.SIGKILL)  # Its tasks die with it (PR_SET_PDEATHSIG).
             self._process.wait()
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _cause_of_end(self) -> str:
         try:
-            self._socket.sendall(json.dumps(message).encode())
-        except OSError:
-            pass  # The fork server is gone; `read` tells.
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "it closed its socket"
+        return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
 
 
-def task_environment(cluster: Cluster, choice: Choice, task: Task) -> dict[str, str]:
-    """The variables that a task gets beside those of the launcher: TF_CONFIG, and its share of the cores.
+def task_environment(job: Job, task: Task) -> dict[str, str]:
+    """Returns the variables of a task beyond those of this process: TF_CONFIG, and its share of the cores.
 
-    On few cores, many TensorFlow processes with a thread per core each fight for them. What the user has set stays.
+    On few cores, many TensorFlow processes with one thread per core each slow each other down. Variables that the user has set
+    stay as they are, except TF_CONFIG.
     """
-    environment = {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}
-    serving = serving_jobs(choice.strategy)
+    environment = {STARTED_VARIABLE: "1"}
+    cluster = job.cluster
     if task.job == "evaluator":
-        # It must not slow the training down: one thread to compute with, and no GPU, of whose memory TensorFlow takes all.
+        # The evaluator must not slow the training down: it computes with one thread and leaves the GPUs' memory to the others.
         environment |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-        return {name: value for name, value in environment.items() if name == "TF_CONFIG" or name not in os.environ}
-    computing = [t for t in cluster.training_tasks if t.job == "worker" or not serving]
-    if len(cluster.training_tasks) > 1:
-        cores = os.cpu_count() or 1
-        share = max(1, cores // max(1, len(computing)))
-        environment["TF_NUM_INTRAOP_THREADS"] = str(share)
-        environment["TF_NUM_INTEROP_THREADS"] = str(max(2, share))
-    if serving and task not in computing:
-        environment["CUDA_VISIBLE_DEVICES"] = "-1"  # A chief or ps that took a GPU's memory would leave none to the workers.
-    return {name: value for name, value in environment.items() if name == "TF_CONFIG" or name not in os.environ}
+    else:
+        serving = job.serving
+        computing = [each for each in cluster.training_tasks if each.job == "worker" or not serving]
+        if len(cluster.training_tasks) > 1:
+            share = max(1, (os.cpu_count() or 1) // max(1, len(computing)))
+            environment |= {"TF_NUM_INTRAOP_THREADS": str(share), "TF_NUM_INTEROP_THREADS": str(max(2, share))}
+        if serving and task not in computing:
+            environment["CUDA_VISIBLE_DEVICES"] = "-1"  # A chief or ps would take the GPU memory that the workers need.
+    environment = {name: value for name, value in environment.items() if name not in os.environ}
+    return environment | {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}

@@ -1,4 +1,4 @@
-"""Runs the user's program in a task, as `python script.py` or `python -m module` would."""
+"""Runs the program of a task in a forked process, as `python SCRIPT` or `python -m MODULE` would, or a server alone."""
 
 import atexit
 import os
@@ -11,13 +11,19 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from tfdist.errors import ClusterError
+from tfdist.launch.job import Program
+from tfdist.process_cluster import current_cluster
+from tfdist.strategies.runtime import server
+
+CHIEF_SECONDS = 300.0
+"""How long a server without a program waits for its chief. It ends earlier when the process that started it ends."""
 
 
-def run(program: dict[str, Any]) -> NoReturn:
-    """Runs a program as `execute` does, and ends the process with its exit code.
+def run(program: Program) -> NoReturn:
+    """Runs a program like `execute`, then ends the process with the program's exit code.
 
-    Threads and exit functions are waited for and run as at the end of any program. Then the process ends at once: taking
-    TensorFlow apart piece by piece, in dozens of processes at the same time, takes longer than starting them.
+    Threads are joined and exit functions run, as at the end of any program. Then the process ends at once: the regular teardown
+    of TensorFlow, in dozens of processes at the same time, takes longer than their start.
     """
     try:
         execute(program)
@@ -25,7 +31,7 @@ def run(program: dict[str, Any]) -> NoReturn:
     except SystemExit as end:
         code = end.code
         if code not in (None, 0):
-            # Exit functions learn from these that the program failed, as they do after an exception.
+            # Exit functions read these to learn that the program failed. After an exception they are set already.
             sys.last_type, sys.last_value = getattr(sys, "last_type", SystemExit), getattr(sys, "last_value", end)
     if isinstance(code, str):
         print(code, file=sys.stderr)
@@ -35,44 +41,44 @@ def run(program: dict[str, Any]) -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            pass  # Nobody reads any more.
+            pass  # The reader is gone.
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
-def execute(program: dict[str, Any]) -> None:
-    """Runs `{"script": PATH | "module": NAME | "serve": True, "args": [...]}` as the main program of this process.
+def execute(program: Program) -> None:
+    """Runs `program` as the main program of this process.
 
     Raises:
-        SystemExit: with 1 for an exception, whose traceback is printed from the program's own first line on; with 2 for a
-            `ClusterError`, whose one line is printed; with 130 for Ctrl-C; with what the program gave to `sys.exit`.
+        SystemExit: with 1 after an exception, whose traceback is printed from the program's first line on; with 2 after a
+            `ClusterError`, which is printed as one line; with 130 after Ctrl-C; with the argument of `sys.exit`.
     """
     try:
-        if program.get("serve"):
-            from tfdist.create_strategy import strategy
-
-            strategy()
-        elif "module" in program:
-            sys.argv = [program["module"], *program["args"]]
+        if program.script is not None:
+            sys.argv = [program.script, *program.args]
+            sys.path.insert(0, os.path.dirname(os.path.abspath(program.script)))
+            runpy.run_path(program.script, run_name="__main__")
+        elif program.module is not None:
+            sys.argv = [program.module, *program.args]
             sys.path.insert(0, os.getcwd())
-            runpy.run_module(program["module"], run_name="__main__", alter_sys=True)
+            runpy.run_module(program.module, run_name="__main__", alter_sys=True)
         else:
-            sys.argv = [program["script"], *program["args"]]
-            sys.path.insert(0, os.path.dirname(os.path.abspath(program["script"])))
-            runpy.run_path(program["script"], run_name="__main__")
+            cluster = current_cluster()
+            assert cluster.task is not None  # TF_CONFIG, which every started task has, names it.
+            server.serve(cluster.addressed(), cluster.find(*cluster.task), CHIEF_SECONDS)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)  # The program has had its chance to save; nobody asked for a traceback.
+        sys.exit(128 + signal.SIGINT)  # The program had its chance to save; a traceback would not help.
     except ClusterError as error:
         print(f"tfdist: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
-        # As the interpreter itself does with the exception that ends a program; exit functions look at it.
+        # The interpreter sets these for an exception that ends a program; exit functions read them.
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
-        traceback.print_exception(type(error), error, _own_part(error.__traceback__))
+        traceback.print_exception(type(error), error, _program_traceback(error.__traceback__))
         sys.exit(1)
 
 
-def _own_part(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of this file and of runpy that are above the program's."""
+def _program_traceback(trace: TracebackType | None) -> TracebackType | None:
+    """Returns the traceback without the frames of this file and of runpy above the program's own frames."""
     part = trace
     while part is not None and part.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         part = part.tb_next

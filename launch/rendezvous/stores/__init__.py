@@ -1,1 +1,33 @@
-"""TODO room launch/rendezvous/stores."""
+"""The stores in which processes exchange addresses: a few small tables that every process of the job reads and writes.
+
+Start reading at `interface.py`, which defines a store. `tcp.py` connects to the store that the leader serves (`tcp_server.py`),
+`folder.py` uses a shared folder, `redis.py` a Redis server. Stores import `tfdist.rank_info` and `tfdist.errors` only.
+"""
+
+from tfdist.launch.rendezvous.stores.folder import FolderStore
+from tfdist.launch.rendezvous.stores.interface import OpenStore
+from tfdist.launch.rendezvous.stores.redis import RedisStore
+from tfdist.launch.rendezvous.stores.tcp import TcpStore
+from tfdist.rank_info import RankInfo
+
+
+def open_store(rank_info: RankInfo, *, serve: bool, lifetime_seconds: float) -> OpenStore:
+    """Returns the store of `rank_info`, without waiting for it.
+
+    Args:
+        rank_info: rank info with a store.
+        serve: whether this process serves the store, where a process of the job has to (`tcp`).
+        lifetime_seconds: time after which a store that outlives the job (`redis`) may forget the entries of the run.
+
+    Raises:
+        ClusterError: when the client library of the store is missing.
+    """
+    assert rank_info.store is not None
+    match rank_info.store.kind:
+        case "tcp":
+            return TcpStore(rank_info, serve=serve)
+        case "file":
+            return FolderStore(rank_info)
+        case "redis":
+            return RedisStore(rank_info, lifetime_seconds)
+    raise AssertionError(rank_info.store.kind)

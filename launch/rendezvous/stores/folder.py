@@ -1,8 +1,7 @@
-"""The store in a folder that all ranks share, as Caffe2's `file_store_path`.
+"""`FolderStore`: a store in a folder that all ranks share, as Caffe2's `file_store_path` names it.
 
-A field is a file, written under another name and renamed: readers see it whole or not at all, on NFS as well (RFC 1813: RENAME
-is atomic), and nothing needs a lock. On NFS a file may show late: clients remember directories for up to a minute (nfs(5),
-acdirmax).
+A field is a file, written under another name and renamed: readers see all of it or nothing, also on NFS (RFC 1813: RENAME is
+atomic), without any lock. On NFS a file may appear late: clients cache directories for up to a minute (nfs(5), acdirmax).
 """
 
 import os
@@ -11,78 +10,72 @@ import shutil
 import socket
 from pathlib import Path
 
-from tfdist.launch.rendezvous.stores.store import StoreUnavailableError, run_key
+from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError, run_key
 from tfdist.rank_info import RankInfo
 
 MAX_BYTES = 16 << 20
-"""Largest field that is read; the addresses of the largest cluster fit."""
+"""Largest field that is read, in bytes; the addresses of the largest cluster fit."""
 
 
-def open_store(rank_info: RankInfo, is_host: bool, lifetime_seconds: float) -> "FileStore":
-    """See `tfdist.launch.rendezvous.stores.store`. A folder belongs to nobody, and files do not expire."""
-    del is_host, lifetime_seconds
-    assert rank_info.store is not None and rank_info.store.path is not None
-    return FileStore(rank_info, rank_info.store.path)
+class FolderStore:
+    """The tables of one run: files `tfdist-RUN/TABLE/FIELD` in the shared folder."""
 
-
-class FileStore:
-    """The tables of one run: `tfdist-RUN/TABLE/FIELD` in the shared folder."""
-
-    def __init__(self, rank_info: RankInfo, path: str) -> None:
-        self._shared = Path(path)
+    def __init__(self, rank_info: RankInfo) -> None:
+        assert rank_info.store is not None and rank_info.store.path is not None
+        self._shared = Path(rank_info.store.path)
         self._folder = self._shared / f"tfdist-{run_key(rank_info)}"
-        self._me = secrets.token_hex(8)
+        self._suffix = secrets.token_hex(8)
 
     def put(self, table: str, field: str, text: str) -> None:
         """Sets one field."""
-        if not self._shared.is_dir():  # Not made here: a folder that is not mounted yet would be made on the wrong disk.
-            raise StoreUnavailableError(f"the folder {self._shared} is not there")
+        if not self._shared.is_dir():  # Not created here: before it is mounted, this would create it on the wrong disk.
+            raise StoreUnavailableError(f"the folder {self._shared} does not exist")
         folder = self._folder / table
-        temporary = folder / f".{field}-{self._me}"
+        temporary = folder / f".{field}-{self._suffix}"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(folder / field)
-        except FileNotFoundError as cause:  # Somebody clears the run just now.
-            raise StoreUnavailableError(f"the folder {folder} has just been taken away") from cause
+        except FileNotFoundError as cause:  # Another process clears the run at this moment.
+            raise StoreUnavailableError(f"the folder {folder} was removed") from cause
         except OSError as cause:
             raise StoreUnavailableError(f"{folder} cannot be written: {cause.strerror}") from cause
 
     def get(self, table: str) -> dict[str, str]:
-        """All fields of a table."""
+        """Returns all fields of a table."""
         fields = {}
         try:
             for name in os.listdir(self._folder / table):
                 if not name.startswith("."):
                     fields[name] = self._read(self._folder / table / name)
         except FileNotFoundError:
-            pass  # Nobody has put anything, or it was taken away meanwhile.
+            pass  # The table is empty, or was removed meanwhile.
         except OSError as cause:
             raise StoreUnavailableError(f"{self._folder / table} cannot be read: {cause.strerror}") from cause
         return {name: text for name, text in fields.items() if text}
 
     def remove(self, table: str, field: str) -> None:
-        """Takes a field away, if it is there."""
+        """Removes a field, if it exists."""
         try:
             (self._folder / table / field).unlink(missing_ok=True)
         except OSError as cause:
             raise StoreUnavailableError(f"{self._folder / table} cannot be written: {cause.strerror}") from cause
 
     def clear(self) -> None:
-        """Takes everything of this run away."""
+        """Removes all tables of the run."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def my_host(self) -> str:
-        """This machine's address on the way to other machines, else its name."""
+    def own_host(self) -> str:
+        """Returns this machine's address towards other machines, else its name."""
         return _outward_address() or socket.gethostname()
 
     def close(self) -> None:
-        """Leaves an empty folder to nobody."""
+        """Removes the folders of the run that are empty."""
         for folder in (*(self._folder / name for name in _names(self._folder)), self._folder):
             try:
                 folder.rmdir()
             except OSError:
-                pass  # Others still have something in it.
+                pass  # Another process still uses it.
 
     def _read(self, path: Path) -> str:
         try:
@@ -100,10 +93,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def _outward_address() -> str | None:
-    """The source address of this machine's default route. Connecting a UDP socket sends nothing."""
+    """Returns the source address of this machine's default route. Connecting a UDP socket sends no packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that nobody has.
+            probe.connect(("192.0.2.1", 9))  # RFC 5737: an address that no machine has.
             return str(probe.getsockname()[0])
         except OSError:
             return None

@@ -1,47 +1,48 @@
-"""The store in a Redis server, as Caffe2's `redis_host` and `redis_port`. Needs the extra `redis`.
+"""`RedisStore`: a store in a Redis server, as Caffe2's `redis_host` and `redis_port` name it. Needs the extra `redis`.
 
-A table is a hash, `tfdist:RUN:TABLE`; it expires, so that a run that died leaves nothing for long.
+A table is a hash, `tfdist:RUN:TABLE`. It expires, so that the entries of a dead run disappear.
 """
 
 import socket
 from typing import Any
 
 from tfdist.errors import ClusterError
-from tfdist.launch.rendezvous.stores.store import CALL_SECONDS, StoreUnavailableError, host_towards, run_key
+from tfdist.launch.rendezvous.stores.interface import CALL_SECONDS, StoreUnavailableError, host_towards, run_key
 from tfdist.rank_info import RankInfo
 
 
-def open_store(rank_info: RankInfo, is_host: bool, lifetime_seconds: float) -> "RedisStore":
-    """See `tfdist.launch.rendezvous.stores.store`. Raises ClusterError where the client library is missing."""
-    del is_host
-    try:
-        import redis
-    except ImportError:
-        raise rank_info.source.error(
-            "the ranks meet in a Redis store, and its client library is not installed; pip install 'tfdist[redis]'"
-        ) from None
-    return RedisStore(rank_info, redis, lifetime_seconds)
-
-
 class RedisStore:
-    """The tables of one run, in the server that `membership.store` names."""
+    """The tables of one run, in the server that `rank_info.store` names."""
 
-    def __init__(self, rank_info: RankInfo, redis: Any, lifetime_seconds: float) -> None:
+    def __init__(self, rank_info: RankInfo, lifetime_seconds: float) -> None:
+        """Prepares the connection.
+
+        Raises:
+            ClusterError: when the client library is missing.
+        """
+        try:
+            import redis
+        except ImportError:
+            raise rank_info.source.error(
+                "the ranks exchange addresses in a Redis store, whose client library is not installed; "
+                "pip install 'tfdist[redis]'"
+            ) from None
         store = rank_info.store
         assert store is not None and store.host is not None
-        self._membership = rank_info
-        self._redis = redis
+        self._source = rank_info.source
+        self._password = store.password
+        self._errors: Any = redis.exceptions
         self._host, self._port = store.host, store.port or 6379
-        self._seconds = int(lifetime_seconds) + 1
+        self._lifetime_seconds = int(lifetime_seconds) + 1
         self._prefix = f"tfdist:{run_key(rank_info)}"
         self._tables: set[str] = set()
-        self._client = redis.Redis(
+        self._client: Any = redis.Redis(
             host=self._host,
             port=self._port,
-            password=store.password,
+            password=self._password,
             socket_timeout=CALL_SECONDS,
             socket_connect_timeout=CALL_SECONDS,
-            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # The rendezvous tries again itself.
+            retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # The rendezvous repeats calls.
             decode_responses=True,
             encoding_errors="replace",
         )
@@ -52,26 +53,26 @@ class RedisStore:
         def run() -> None:
             with self._client.pipeline(transaction=True) as pipeline:
                 pipeline.hset(self._key(table), field, text)
-                pipeline.expire(self._key(table), self._seconds)
+                pipeline.expire(self._key(table), self._lifetime_seconds)
                 pipeline.execute()
 
         self._call(run)
 
     def get(self, table: str) -> dict[str, str]:
-        """All fields of a table."""
+        """Returns all fields of a table."""
         fields: dict[str, str] = self._call(lambda: self._client.hgetall(self._key(table)))
         return fields
 
     def remove(self, table: str, field: str) -> None:
-        """Takes a field away, if it is there."""
+        """Removes a field, if it exists."""
         self._call(lambda: self._client.hdel(self._key(table), field))
 
     def clear(self) -> None:
-        """Takes everything of this run away."""
+        """Removes all tables of the run."""
         self._call(lambda: self._client.delete(*map(self._key, sorted(self._tables))))
 
-    def my_host(self) -> str:
-        """The address from which this process reaches the server."""
+    def own_host(self) -> str:
+        """Returns the address from which this process reaches the server."""
         try:
             with socket.create_connection((self._host, self._port), CALL_SECONDS) as connected:
                 return host_towards(connected, self._host)
@@ -79,7 +80,7 @@ class RedisStore:
             raise self._unavailable(cause) from cause
 
     def close(self) -> None:
-        """Ends the connections."""
+        """Closes the connections."""
         self._client.close()
 
     def _key(self, table: str) -> str:
@@ -87,30 +88,22 @@ class RedisStore:
         return f"{self._prefix}:{table}"
 
     def _call(self, run: Any) -> Any:
-        errors = self._redis.exceptions
+        errors = self._errors
         try:
             return run()
         except (errors.AuthenticationError, errors.NoPermissionError):
-            raise self._refused("wants another password, or one at all" if self._has_password else "wants a password") from None
+            problem = "refuses this password" if self._password is not None else "wants a password"
+            raise self._refusal(f"{problem}; give it as redis_password or in TFDIST_REDIS_PASSWORD") from None
         except (errors.ConnectionError, errors.TimeoutError) as cause:
-            # A server that is still loading its data says so with a ConnectionError, too.
+            # Also raised by a server that still loads its data.
             raise self._unavailable(cause) from None
         except errors.ResponseError as cause:
-            raise self._refused(f"answers {self._without_password(cause)}") from None
+            raise self._refusal(f"answers {self._without_password(cause)}") from None
         except errors.RedisError as cause:
             raise self._unavailable(cause) from None
 
-    @property
-    def _has_password(self) -> bool:
-        assert self._membership.store is not None
-        return self._membership.store.password is not None
-
-    def _refused(self, why: str) -> ClusterError:
-        return self._membership.source.error(
-            f"the Redis server at {self._host}:{self._port} {why}; give it as redis_password or in TFDIST_REDIS_PASSWORD"
-            if "password" in why
-            else f"the Redis server at {self._host}:{self._port} {why}"
-        )
+    def _refusal(self, why: str) -> ClusterError:
+        return self._source.error(f"the Redis server at {self._host}:{self._port} {why}")
 
     def _unavailable(self, cause: Exception) -> StoreUnavailableError:
         return StoreUnavailableError(
@@ -118,6 +111,5 @@ class RedisStore:
         )
 
     def _without_password(self, cause: Exception) -> str:
-        assert self._membership.store is not None
-        text, password = str(cause)[:200], self._membership.store.password
-        return text.replace(password, "***") if password else text
+        text = str(cause)[:200]
+        return text.replace(self._password, "***") if self._password else text

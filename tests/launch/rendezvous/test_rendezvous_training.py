@@ -1,4 +1,4 @@
-"""Programs that nothing but PyTorch's or Paddle's variables describe train together: the ranks meet, then TensorFlow does."""
+"""Programs described by PyTorch's or Paddle's variables alone: the ranks exchange addresses, then train together."""
 
 import importlib.util
 
@@ -33,11 +33,11 @@ def test_two_processes_with_pytorchs_variables_train_together(start, script):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torchrun is not installed (pip install torch)")
-def test_ranks_that_a_real_torchrun_starts_anew_meet_again_and_train(start, script):
+def test_ranks_that_a_real_torchrun_restarts_meet_again_and_train(start, script):
     fails_once = """
     import os, sys, tfdist
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        assert tfdist.cross_size() == 1  # They meet.
+        assert tfdist.cross_size() == 1  # A rendezvous.
         sys.exit(tfdist.rank())
     """
     program = script(fails_once + TRAINS)
@@ -48,7 +48,7 @@ def test_ranks_that_a_real_torchrun_starts_anew_meet_again_and_train(start, scri
     assert ranks[0][1] == ranks[1][1]
 
 
-def test_trainers_without_addresses_train_with_the_pserver_where_they_met(start, script):
+def test_trainers_without_addresses_train_with_the_pserver_that_served_their_store(start, script):
     program = script(TRAINS)
     paddle = {"PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{free_port()}", "PADDLE_TRAINERS_NUM": "2", "POD_IP": "127.0.0.1"}
     port = paddle["PADDLE_PSERVERS_IP_PORT_LIST"].rpartition(":")[2]

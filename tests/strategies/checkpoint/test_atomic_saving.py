@@ -1,4 +1,4 @@
-"""Files are the chief's alone and whole, whenever the process is killed; a backup resumes where it was made."""
+"""Only the chief writes files, they are complete whenever the process is killed, and a backup resumes at its epoch."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def made():
 
 
 def without_tfdist(folder, code):
-    """Runs `code` with plain Keras, after MODEL; returns what it prints as JSON."""
+    """Runs MODEL and `code` with plain Keras; returns the JSON that it prints."""
     end = "\nassert not any(name.startswith('tfdist') for name in sys.modules)"
     got = subprocess.run([sys.executable, "-c", MODEL + code + end], cwd=folder, capture_output=True, text=True, timeout=200)
     assert got.returncode == 0, got.stderr
@@ -188,7 +188,7 @@ json.dump(out | {"prediction": model.predict(X, verbose=0).tolist()}, open("out.
     [
         # With one worker parameter_server trains as one process does, bit for bit.
         pytest.param(2, {"worker": [], "ps": []}, id="parameter_server"),
-        # Here the worker trains too; the backup of the chief is all that there is.
+        # Here the worker trains too, and restores the only backup, the chief's.
         pytest.param(0, {"worker": ["out.json"]}, id="multi_worker_mirrored"),
     ],
 )

@@ -1,7 +1,7 @@
 """Keras under mirrored and multi_worker_mirrored equals Keras in one process: all cases of programs/data_parallel.py.
 
-Three clusters, each started once: two tasks with one replica each; one task with three and two tasks with two each (a few cases).
-What of these test_contract.py has too is here without its table's tolerance for many steps.
+Three clusters, each started once: two tasks with one replica each; one task with three replicas and two tasks with two each (a
+few cases). test_contract.py has some of these cases too, with the tolerance of its table for many steps.
 """
 
 import json
@@ -15,6 +15,23 @@ from support_paths import PROGRAMS
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAM = str(PROGRAMS / "data_parallel.py")
+LOSSES = (  # tests/support/programs/losses.py
+    "a_loss_function_that_returns_a_mean",
+    "a_loss_function_that_returns_a_mean_with_steps_per_execution",
+    "a_loss_function_that_returns_a_sum",
+    "a_loss_class_that_returns_neither",
+    "a_loss_class_with_a_sum_inside",
+    "a_reduction_by_sum",
+    "no_reduction",
+    "a_mean_over_sample_weights",
+    "a_mean_over_what_a_mask_leaves",
+    "a_keras_loss_in_add_loss",
+    "regularizers_of_kernels_and_activities",
+    "an_own_compute_loss",
+    "an_own_train_step_at_a_lower_level",
+    "a_model_without_call",
+    "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
+)
 FEW = (
     "adam",
     "last_batch_smaller_than_the_number_of_replicas",
@@ -36,7 +53,7 @@ def ran(request, tmp_path_factory):
         f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
     )
     command = {
-        "mirrored": [PROGRAM, "3", *FEW],
+        "mirrored": [PROGRAM, "3", *FEW, *LOSSES],
         "multi_worker_mirrored": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM],
         "multi_worker_mirrored, two replicas each": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM, *FEW],
     }[request.param]
@@ -49,10 +66,10 @@ def ran(request, tmp_path_factory):
 
 @pytest.fixture
 def results(ran, request):
-    """What the tasks saw in the case that the test is named after, or that it is parametrized with."""
+    """The results of every task in the case with the name of the test, or of its parameter."""
     cluster, tasks, _ = ran
     name = request.node.callspec.params.get("name", request.node.originalname.removeprefix("test_"))
-    if cluster != "multi_worker_mirrored" and name not in FEW:
+    if name not in {"multi_worker_mirrored": (name,), "mirrored": (*FEW, *LOSSES)}.get(cluster, FEW):
         pytest.skip("runs on the other clusters")
     got = [task[name] for task in tasks]
     for result in got:
@@ -61,7 +78,7 @@ def results(ran, request):
 
 
 def equal(one, ours):
-    """Whether nested lists and dicts of numbers are equal but for rounding."""
+    """Returns whether nested lists and dicts of numbers are equal up to rounding."""
     if isinstance(one, dict):
         return one.keys() == ours.keys() and all(equal(one[key], ours[key]) for key in one)
     if isinstance(one, list):
@@ -89,6 +106,7 @@ COMPARED = (
     "own_train_step",
     "inputs_and_outputs_by_name",
     "many_small_variables",
+    *LOSSES,
 )
 
 
@@ -131,7 +149,7 @@ def test_callbacks_see_the_same_everywhere(results, ran):
 
 
 def test_sharding_that_the_user_has_set(results):
-    # Ten batches of 24. OFF: each of two tasks reads the whole dataset by itself, in batches of 12, and ten steps take half of it.
+    # Ten batches of 24. OFF: each of two tasks reads the whole dataset, in batches of 12, and ten steps take half of it.
     assert results == [{"OFF": [240.0], "DATA": [240.0], "distributed": [240.0]}] * len(results)
 
 

@@ -1,4 +1,4 @@
-"""What happens to tasks that train together when one of them is missing, fails, or is asked to end."""
+"""Data-parallel tasks if one of them is missing, fails, or gets a signal to end."""
 
 import json
 import os

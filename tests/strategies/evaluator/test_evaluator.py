@@ -90,7 +90,7 @@ def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster
     assert job.wait(200) == 0, job.output
     chief, evaluator = read_json("chief.json"), read_json("evaluator.json")
 
-    # It evaluated what the chief had, every epoch, and its program then went on with the chief's last weights.
+    # It evaluated every epoch of the chief. Its program then went on with the chief's last weights.
     assert evaluator["epochs"] == [0, 1, 2, 3, 4]
     assert set(evaluator["history"]) == {"val_loss", "val_mae"}
     for name, values in evaluator["history"].items():
@@ -99,7 +99,7 @@ def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster
     assert (evaluator["trained"], evaluator["tested"], evaluator["nice"]) == (0, 5, 10)
     assert (evaluator["chief"], evaluator["rank"], chief["chief"], chief["rank"]) == (False, None, True, 0)
 
-    # TensorBoard: beside the chief's runs, under the names of Keras.
+    # TensorBoard shows it beside the chief's runs, under the names of Keras.
     curves = scalars(tmp_path / "board" / "evaluator")
     for epoch, loss in enumerate(evaluator["history"]["val_loss"]):
         assert curves["epoch_loss", epoch] == pytest.approx(loss)
@@ -107,7 +107,7 @@ def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster
     assert sorted(step for tag, step in curves if tag == "evaluation_mae_vs_iterations") == steps
     assert steps[-1] == 5 * 5  # 72 examples in batches of 16
 
-    # The best model, in the evaluator's own folder; the chief's files are the chief's.
+    # The best model is in the evaluator's own folder; only the chief wrote the other files.
     import keras
 
     best = keras.models.load_model(tmp_path / "job" / "evaluator" / "best.keras")
@@ -141,18 +141,18 @@ def test_an_evaluator_that_is_killed_is_started_again_and_misses_none(start, pro
     wait_until(lambda: (tmp_path / "job/evaluator/state.json").exists() and len(state(tmp_path / "job")) == 2, job)
     os.kill(job.pid_of("evaluator:0"), signal.SIGKILL)
     assert job.wait(200) == 0, job.output
-    assert "evaluator:0 has ended early: it was killed by SIGKILL; the training goes on, and it is started again" in job.output
+    assert "evaluator:0 ended early: it was killed by SIGKILL; the training continues, and the task is restarted" in job.output
     assert [entry["epoch"] for entry in state(tmp_path / "job")] == [1, 2, 3, 4, 5]
     chief, evaluator = read_json("chief.json"), read_json("evaluator.json")
     assert evaluator["epochs"] == [0, 1, 2, 3, 4]
     assert evaluator["history"]["val_loss"] == pytest.approx(chief["history"]["val_loss"], rel=1e-5)
     assert evaluator["tested"] == 3
-    # Its ModelCheckpoint went on with the best value from before.
+    # Its ModelCheckpoint went on from the best value before the restart.
     best = json.loads((tmp_path / "job/evaluator/state.json").read_text())["best"]["1"]
     assert best["values"] == [min(evaluator["history"]["val_loss"])]
     summary = read_json("s.json")
     assert summary["tasks"][-1]["restarts"] == 1 and summary["exit_code"] == 0
-    assert "evaluator:0 finished, started again 1 time" in job.output
+    assert "evaluator:0 finished (1 restart)" in job.output
 
 
 def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, program, read_json):
@@ -163,8 +163,8 @@ def test_an_evaluator_that_always_fails_does_not_fail_the_training(start, progra
     """
     job = start("-m", "tfdist.launch", "--tier", "BASIC", "--evaluator", "--summary", "s.json", program(body=body))
     assert job.wait(200) == 0, job.output
-    assert "evaluator:0 has failed 4 times, at last it exited with 1; the training goes on without it" in job.output
-    assert "evaluator:0 did not finish; what it has evaluated is kept, started again 3 times" in job.output
+    assert "evaluator:0 failed 4 times, most recently because it exited with 1; the training continues without it" in job.output
+    assert "evaluator:0 did not finish; its evaluations so far are kept (3 restarts)" in job.output
     assert read_json("s.json")["tasks"][-1]["exit_code"] == 1
     assert job.output.count("AssertionError") == (job.folder / read_json("s.json")["tasks"][-1]["log"]).read_text().count("AssertionError") == 4  # fmt: skip
     assert job.left() == {}
@@ -203,7 +203,7 @@ def test_training_that_ended_while_the_evaluator_was_away_and_a_second_job_in_th
     assert read_json("evaluator.json")["history"]["val_loss"] == pytest.approx(last["history"]["val_loss"][3:], rel=1e-5)
     assert read_json("evaluator.json")["evaluate"] == pytest.approx(last["evaluate"], rel=1e-5)
 
-    # What is there is of a training that it has seen to the end: it waits for the next one.
+    # The files are from a training that it has evaluated to the end: it waits for the next one.
     (tmp_path / "evaluator.json").unlink()
     again = start(path, environment=evaluator)
     again.wait_for("absl::InitializeLog")
@@ -294,10 +294,10 @@ def test_without_a_folder_the_evaluator_says_what_is_missing_and_the_chief_train
     path = program(epochs=1, seconds=0)
     waiting = start(path, environment=evaluator)
     assert waiting.wait(100) == 1
-    assert "the chief and the evaluator meet in a folder, and none is named; give job_dir on both" in waiting.output
+    assert "the chief and the evaluator share a folder, and the description names none; set job_dir on both" in waiting.output
     job = start(path, environment=chief)
     assert job.wait(100) == 0, job.output
-    assert "the training goes on without its evaluator: TF_CONFIG: the chief and the evaluator meet in a folder" in job.output
+    assert "the training goes on without its evaluator: TF_CONFIG: the chief and the evaluator share a folder" in job.output
 
 
 def test_several_fits_early_stopping_and_unscoped_models_stay_in_step(start, program, tmp_path, read_json):
@@ -328,7 +328,7 @@ def test_several_fits_early_stopping_and_unscoped_models_stay_in_step(start, pro
     job = start("-m", "tfdist.launch", "--tier", "BASIC", "--evaluator", script_of(program, body))
     assert job.wait(200) == 0, job.output
     chief, evaluator = read_json("chief.json"), read_json("evaluator.json")
-    # Five checkpoints in all, as many as are kept: none is deleted, however late the evaluator is.
+    # Five checkpoints in all, the number that is kept: none is deleted, whatever the delay of the evaluator.
     assert len(chief["losses"]) == 3 and evaluator["losses"] == pytest.approx(chief["losses"], rel=1e-5)
     for name in ("first", "second", "weights"):
         assert evaluator[name] == chief[name], name

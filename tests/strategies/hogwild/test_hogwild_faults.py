@@ -108,15 +108,15 @@ def test_under_the_launcher_a_worker_is_started_again(start, script, small_clust
     pid = job.pid_of("worker:1")
     os.kill(pid, signal.SIGKILL if fate == "killed" else signal.SIGSTOP)
     if fate == "stopped":
-        job.wait_for(f"worker:1 was stopped by SIGSTOP; `kill -CONT {pid}` lets it go on")
-        job.wait_for("unless it goes on within 3 s, worker:1 is killed and started again")
-        job.wait_for("worker:1 has been stopped for 3 s; it is killed, so that nobody waits for it")
-    job.wait_for("worker:1 has ended early: it was killed by SIGKILL; the training goes on, and it is started again")
-    job.wait_for("2 training", after="started again")
+        job.wait_for(f"worker:1 was stopped by SIGSTOP; `kill -CONT {pid}` resumes it")
+        job.wait_for("worker:1 is killed and restarted unless it resumes within 3 s")
+        job.wait_for("worker:1 was stopped for 3 s; it is killed, because other tasks may wait for it")
+    job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")
+    job.wait_for("2 training", after="is restarted")
     assert job.pid_of("worker:1") != pid
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
-    assert "again     worker:1 was started again 1 time" in job.output
+    assert "restarts  worker:1: 1 restart" in job.output
     assert {task["task"]: task.get("restarts") for task in read_json("summary.json")["tasks"]}["worker:1"] == 1
     assert job.left() == {}
 
@@ -130,8 +130,8 @@ def test_a_worker_of_a_plain_program_is_started_again(start, script, small_clust
     forked = servers[1:]  # By the first, in the order of their tasks.
     assert len(forked) == 3
     os.kill(forked[1], signal.SIGKILL)
-    job.wait_for("worker:1 has ended early: it was killed by SIGKILL; the training goes on, and it is started again")
-    job.wait_for("2 training", after="started again")
+    job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")
+    job.wait_for("2 training", after="is restarted")
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
     assert job.left(within=5) == {}

@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 import tfdist.strategies
+from tfdist.strategies.private_api import patches
 from tfdist.strategies.private_api.checks import TRIED, UnsupportedVersionError, need, need_function, plain_function
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.patches import AddedMethod, PatchPoint
@@ -75,13 +76,22 @@ class TestPatches:
     def test_a_method_is_not_added_over_one_of_the_same_name(self, keras_module):
         AddedMethod(keras_module.Trainer, "predict", "a test").add(lambda trainer: "predicted")
         assert keras_module.Trainer().predict() == "predicted"
-        with pytest.raises(UnsupportedVersionError, match="a method fit of its own"):
+        with pytest.raises(UnsupportedVersionError, match="has its own method fit now"):
             AddedMethod(keras_module.Trainer, "fit", "a test")
 
     def test_nothing_else_replaces_attributes_of_tensorflow_or_keras(self):
         found = [f"{path.relative_to(ROOT)}:{line}" for path in ROOT.rglob("*.py") for line in assignments_to_foreign(path)]
         found = [place for place in found if not place.startswith("private_api/")]
         assert found == []
+
+    def test_every_entry_is_used_and_says_why(self):
+        entries = {name: entry for name, entry in vars(patches).items() if name.isupper()}
+        sources = "".join(path.read_text() for path in ROOT.rglob("*.py"))
+        assert len(entries) > 25
+        for name, entry in entries.items():
+            assert f"patches.{name}." in sources or f"patches.{name}[" in sources, name
+            for each in entry.values() if isinstance(entry, dict) else [entry]:
+                assert isinstance(each, PatchPoint | AddedMethod) and each.why.endswith(".")
 
     @pytest.mark.parametrize(
         "line", ["K.b.c = 1", "tf.f = 1", "setattr(T, 'f', 1)", "T.f, x = 1, 2", "setattr(K.Model, name, 1)", "T.f += 1"]

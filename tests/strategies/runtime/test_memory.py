@@ -1,4 +1,4 @@
-"""Memory that one step frees is there for the next, instead of going back to the kernel page by page."""
+"""The next step reuses the memory that a step frees, instead of getting it from the kernel page by page."""
 
 import ctypes
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="a C library without mallopt")
 
 BLOCKS = 10 * 3
-"""Of 4 MiB, that ten steps take: 30720 page faults if the kernel has to give each anew in pages of 4 KiB, 1 each at the least."""
+"""Blocks of 4 MiB that ten steps allocate: 30720 page faults if all come from the kernel in pages of 4 KiB, at least 1 each."""
 
 STEPS = """
 import ctypes, resource, sys

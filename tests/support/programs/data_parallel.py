@@ -11,6 +11,7 @@ import sys
 import traceback
 
 import keras
+import losses
 import numpy as np
 import tensorflow as tf
 
@@ -33,7 +34,7 @@ def case(function):
 
 
 def compared(function):
-    """A case that trains under the scope it is given, first none and then the strategy's."""
+    """Makes a case that trains twice: without a scope (first task only) and under the strategy's scope."""
 
     def run(strategy):
         results = {}
@@ -55,7 +56,7 @@ def regression(optimizer, **arguments):
 
 
 def all_of(model, batch_size, **arguments):
-    """Three epochs with validation, an evaluation and a prediction."""
+    """Trains three epochs with validation, evaluates and predicts; returns all results."""
     record = model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0, validation_data=(X[:61], Y[:61]), **arguments).history
     return {
         **record,
@@ -76,7 +77,7 @@ def trains_alike(name, optimizer, batch_size=32, **arguments):
 
 
 class Seen(keras.metrics.Metric):
-    """Sums over the examples seen: how many, their numbers, the squares of their numbers."""
+    """Sums over all examples: their count, their ids, the squares of their ids."""
 
     def __init__(self, name="seen", **kwargs):
         super().__init__(name=name, **kwargs)
@@ -125,6 +126,9 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
     results["random"] = [random.random(), float(np.random.rand()), float(tf.random.uniform(()))]
     return results
 
+
+for _function in losses.CASES:
+    compared(_function)
 
 trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9))
 trains_alike("adam", lambda: optimizers.Adam(0.01))

@@ -1,4 +1,4 @@
-"""Trains deterministically, in whatever cluster it runs, and writes history and predictions to the file it is given."""
+"""Trains deterministically on any cluster and writes history and predictions to the file named by its argument."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Runs the right side of the table of docs/from_horovod.md as one program: from_horovod.py PAGE RESULT_FOLDER."""
+"""Runs the right column of the table in docs/from_horovod.md as one program: from_horovod.py PAGE RESULT_FOLDER."""
 
 import json
 import re
@@ -9,10 +9,12 @@ ROW = re.compile(r"^\| `(?P<horovod>[^`]+)` \| (?:`(?P<tfdist>[^`]+)` )?\|$", re
 
 
 def lines(page):
-    """(Horovod, tfdist) of every row of the first table; None where the line is deleted."""
+    """Returns (Horovod, tfdist) of every row of the first table; tfdist is None where the line is deleted."""
     table = Path(page).read_text().partition("The command line")[0]
     rows = [match.groups() for match in ROW.finditer(table)]
-    assert len(rows) == sum(line.startswith("| ") for line in table.splitlines()) - 1, "a row is not in the form of the others"
+    assert len(rows) == sum(line.startswith("| ") for line in table.splitlines()) - 1, (
+        "a row does not have the form of the others"
+    )
     return rows
 
 

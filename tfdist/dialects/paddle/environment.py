@@ -70,15 +70,14 @@ def _with_servers(values: Values, name: str, port: int | None) -> Cluster | Rank
     if role not in ROLES:
         hint = "; heterogeneous trainers are not supported" if role.startswith("HETER") else nearest(role, ROLES)
         raise values.error("TRAINING_ROLE", f"{shown(role) if role else 'it is missing'}; expected {' or '.join(ROLES)}{hint}")
-    known = tuple(Task("ps", index, *where) for index, where in enumerate(servers))
     is_server = role == "PSERVER"
     me = RankInfo(
         size=size,
         rank=None if is_server else values.number("PADDLE_TRAINER_ID", most=size - 1),
         source=values.source,
         store=Store("tcp", *servers[0]),
-        known=known,
-        known_task=("ps", _server_index(values, name, servers, port)) if is_server else None,
+        servers=tuple(Task("ps", index, *where) for index, where in enumerate(servers)),
+        server_task=("ps", _server_index(values, name, servers, port)) if is_server else None,
         synchronous=is_synchronous(values, MODE_VARIABLE),
         host=values.text("POD_IP") or None,
     )

@@ -118,8 +118,8 @@ def _read(values: Values, is_server: bool, environ: Mapping[str, str]) -> Cluste
         store=Store("tcp", *servers[0]),
         slots=slots,
         gpus=gpus,
-        known=tuple(Task("ps", index, *where) for index, where in enumerate(servers)),
-        known_task=("ps", _server_index(values, servers, environ)) if is_server else None,
+        servers=tuple(Task("ps", index, *where) for index, where in enumerate(servers)),
+        server_task=("ps", _server_index(values, servers, environ)) if is_server else None,
         synchronous=is_synchronous(values, "mode"),
         host=environ.get("POD_IP") or None,
     )

@@ -1,0 +1,76 @@
+"""`FirstFailure`: finds the failure that caused the others, and thus why a job failed."""
+
+import time
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from tfdist.launch.events import Exited
+from tfdist.launch.job import Job
+from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
+
+SETTLE_SECONDS = 8.0
+"""A server that ends because of the chief may end this much earlier than the chief's process."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a job failed.
+
+    Attributes:
+        reason: a sentence.
+        exit_code: exit code of the launcher.
+        task: name of the task that caused it, or None.
+    """
+
+    reason: str
+    exit_code: int
+    task: str | None = None
+
+
+class FirstFailure:
+    """The failure that came first and does not follow from another."""
+
+    def __init__(self, job: Job, exits: Mapping[str, int]) -> None:
+        self._exits = exits
+        self._training = {task.name for task in job.training}
+        self._suspect: tuple[float, Failure] | None = None  # When it counts, and the failure.
+
+    def exited(self, event: Exited, servers: Set[str], no_task_served: bool) -> None:
+        """Judges the exit of a task.
+
+        Args:
+            event: the exit.
+            servers: names of the serving tasks that must run as long as the chief.
+            no_task_served: whether no serving task has listened.
+        """
+        is_training = event.task in self._training
+        if is_training and event.code == 0:
+            return
+        if event.code == 0 and all(self._exits.get(name) == 0 for name in servers) and not no_task_served:
+            if self._suspect and self._suspect[1].task in servers:
+                self._suspect = None  # The chief has ended all servers; its own process ends later.
+            return
+        now = time.monotonic()
+        if not is_training and event.code in (0, EXIT_CHIEF_FAILED):
+            # A server ends when the chief's program has ended, which is shortly before the chief's process ends.
+            reason = f"{event.task} ended by itself while the chief was still running"
+            self._suspect_from(now + SETTLE_SECONDS, Failure(reason, event.code or 1, event.task))
+        else:
+            finished = [name for name, code in self._exits.items() if code == 0 and name in self._training]
+            before = f"; {', '.join(finished)} had ended with 0 before" if finished else ""
+            reason = f"{event.task} failed first: {event.cause}{before}"
+            self._suspect_from(now, Failure(reason, event.code if event.code >= 0 else 128 - event.code, event.task))
+
+    def report(self, failure: Failure) -> None:
+        """Records a failure that precedes all others."""
+        self._suspect = (0.0, failure)
+
+    def get(self) -> Failure | None:
+        """Returns the first failure; None while there is none, or an earlier cause may still show up."""
+        if self._suspect is None or time.monotonic() < self._suspect[0]:
+            return None
+        return self._suspect[1]
+
+    def _suspect_from(self, when: float, failure: Failure) -> None:
+        if self._suspect is None or when < self._suspect[0]:
+            self._suspect = (when, failure)

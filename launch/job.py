@@ -1,0 +1,73 @@
+"""`Job`: what a backend runs. It holds a cluster with addresses, its strategy, a program, and a folder for logs."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tfdist.choice import Choice
+from tfdist.cluster import Cluster, Task
+from tfdist.strategies import replaceable_jobs, serving_jobs
+
+
+@dataclass(frozen=True)
+class Program:
+    """The program of a task: a script, a module, or a server alone.
+
+    Attributes:
+        script: path of the script, run as `python SCRIPT ARGS`; or None.
+        module: name of the module, run as `python -m MODULE ARGS`; or None. Without a script and a module the task only
+            serves, without a program of the user.
+        args: the arguments of script or module.
+    """
+
+    script: str | None = None
+    module: str | None = None
+    args: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cluster and the program that its tasks run.
+
+    Attributes:
+        cluster: the prepared cluster, with addresses.
+        choice: its strategy.
+        program: what every task runs.
+        log_dir: existing folder for the output of the tasks.
+    """
+
+    cluster: Cluster
+    choice: Choice
+    program: Program
+    log_dir: Path
+
+    @property
+    def serving(self) -> tuple[Task, ...]:
+        """The tasks that serve during the training instead of running the program to its end."""
+        jobs = serving_jobs(self.choice.strategy)
+        return tuple(task for task in self.cluster.training_tasks if task.job in jobs)
+
+    @property
+    def training(self) -> tuple[Task, ...]:
+        """The tasks that run the training program: the chief, or all workers."""
+        serving = self.serving
+        return tuple(task for task in self.cluster.training_tasks if task not in serving)
+
+    @property
+    def reporter(self) -> Task:
+        """The task whose steps and metrics are those of the job: the chief, else the first that trains."""
+        return self.training[0]
+
+    @property
+    def replaceable(self) -> tuple[Task, ...]:
+        """The tasks without which the others train on until they are restarted. Evaluators are not among them."""
+        jobs = replaceable_jobs(self.choice.strategy)
+        return tuple(task for task in self.cluster.training_tasks if task.job in jobs)
+
+    @property
+    def report(self) -> Path:
+        """The file in which the reporter writes steps and metrics, where the program calls `fit`."""
+        return self.log_dir / "report.json"
+
+    def log(self, task: Task) -> Path:
+        """Returns the path of the file that holds the output of `task`."""
+        return self.log_dir / task.log_name

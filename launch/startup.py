@@ -1,0 +1,77 @@
+"""`Startup`: waits until the tasks of a job have started, and fails after a timeout."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from tfdist.cluster import Task
+from tfdist.launch.failure import Failure
+from tfdist.launch.job import Job
+from tfdist.strategies.runtime.peers import LOG_SECONDS, is_listening, waiting_for
+
+CONNECT_SECONDS = 0.2
+"""Longest wait for the answer of one task; the launcher passes on no output meanwhile."""
+
+
+class Startup:
+    """The tasks that do not listen at their addresses yet.
+
+    A single task, and an evaluator, need not listen.
+    """
+
+    def __init__(self, job: Job, timeout: float, say: Callable[[str], None]) -> None:
+        """Begins to wait.
+
+        Args:
+            job: the job.
+            timeout: seconds for the import of TensorFlow, and again for all tasks to listen.
+            say: shows a line to the user.
+        """
+        tasks = job.cluster.training_tasks
+        self._missing: list[Task] = list(tasks) if len(tasks) > 1 else []
+        self._servers = {task.name for task in job.serving}
+        self._timeout = timeout
+        self._say = say
+        self._begin = time.monotonic()
+        self._ready_at: float | None = None
+        self._said_at = 0.0
+
+    def ready(self) -> None:
+        """Starts the time for the tasks: TensorFlow is imported."""
+        self._ready_at = self._said_at = time.monotonic()
+
+    def is_missing(self, name: str) -> bool:
+        """Returns whether the task `name` has not listened yet."""
+        return any(task.name == name for task in self._missing)
+
+    @property
+    def no_task_served(self) -> bool:
+        """Whether the job has serving tasks and none of them has listened."""
+        return bool(self._servers) and self._servers <= {task.name for task in self._missing}
+
+    def check(self, exits: Mapping[str, int]) -> Failure | None:
+        """Looks which tasks listen; returns a failure when some still do not after the timeout.
+
+        Args:
+            exits: exit code by task name.
+        """
+        now = time.monotonic()
+        if self._ready_at is None:
+            if now - self._begin <= self._timeout:
+                return None
+            return Failure(f"gave up: importing TensorFlow took more than {self._timeout:.0f} s (--start_timeout)", 1)
+        # A program that ends with 0 without ever listening needed no other task.
+        self._missing = [
+            task for task in self._missing if exits.get(task.name) != 0 and not is_listening(task, CONNECT_SECONDS)
+        ]
+        now = time.monotonic()
+        waited = now - self._ready_at
+        if self._missing and waited > self._timeout:
+            return Failure(
+                f"gave up after {waited:.0f} s (--start_timeout): {waiting_for(self._missing)} did not start; "
+                "does the program call tfdist.strategy on every task?",
+                1,
+            )
+        if self._missing and now - self._said_at > LOG_SECONDS:
+            self._said_at = now
+            self._say(f"waiting {waited:.0f} s for {waiting_for(self._missing)}")
+        return None

@@ -1,0 +1,112 @@
+"""What the chief has, and from where groups continue, after a collection. Blocks and groups are replaced by simple objects."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.hogwild import collector
+from tfdist.strategies.hogwild.collector import Collector
+from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.outer_optimizers import Average, Elastic, Nesterov
+
+GLOBAL = np.float32([10.0, 20.0])
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    monkeypatch.setattr("tfdist.strategies.runtime.chief_device.DEVICE", "/job:localhost/replica:0/task:0/device:CPU:0")
+
+
+class Block:
+    """A block of two values with the global parameters `GLOBAL`, and the groups 0 and 1 with progress."""
+
+    def __init__(self, kind=Kind.SYNCHRONIZED, optimizer=None, dtype=tf.float32, server_groups=1):
+        self.kind, self.optimizer, self.dtype = kind, optimizer or Average(), dtype
+        self.shards = [None] * server_groups
+        self.size, self.generation, self.published = 2, 0, 0
+        self.dirty, self.values = {0, 1}, None
+
+    def fetch(self, server_group):
+        return GLOBAL + (server_group or 0)
+
+    def set_values(self, values):
+        self.values = values
+
+    def publish(self):
+        self.published += 1
+
+
+def collected(block, server_group=None, **options):
+    """Collects the block from groups with the replicas [1, 1] and [2, 2]; returns the calls of the collector."""
+    calls = SimpleNamespace(lost=[], rounds=[])
+
+    def flush(block, group):
+        if group in options.get("failing", ()):
+            raise tf.errors.UnavailableError(None, None, "gone")
+        return tf.fill([2], tf.cast(group + 1, block.dtype))
+
+    Collector(flush, calls.lost.append, calls.rounds.append).collect([block], server_group)
+    assert block.dirty == set()
+    return calls
+
+
+def test_all_groups_continue_from_the_global_parameters():
+    block = Block()
+    collected(block)
+    np.testing.assert_array_equal(block.values, GLOBAL)
+    assert (block.generation, block.published) == (1, 0)
+
+
+def test_all_server_groups_get_the_mean_of_their_parameters():
+    block = Block(server_groups=3)
+    collected(block)
+    assert (block.generation, block.published) == (1, 1)
+
+
+def test_a_group_that_trained_alone_counts_in_full():
+    block = Block(server_groups=3)
+    collected(block, server_group=2)
+    np.testing.assert_array_equal(block.values, GLOBAL + 2)
+
+
+def test_elastic_groups_continue_from_the_mean_of_their_replicas():
+    block = Block(optimizer=Elastic(0.5))
+    collected(block)
+    np.testing.assert_array_equal(block.values, [1.5, 1.5])
+    assert block.published == 1
+
+
+def test_a_collection_completes_the_round():
+    block = Block(optimizer=Nesterov(2))
+    assert collected(block).rounds == [block]
+    assert collected(Block()).rounds == []
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [(tf.float32, 1.5), (tf.int64, 1)])
+def test_the_chief_has_the_mean_of_what_belongs_to_groups_or_the_first_groups_value(dtype, expected):
+    block = Block(Kind.OWN, dtype=dtype)
+    collected(block)
+    np.testing.assert_array_equal(block.values, [expected] * 2)
+    assert (block.generation, block.published) == (0, 0)
+
+
+def test_a_group_that_fails_is_left_out():
+    block = Block(Kind.OWN)
+    assert collected(block, failing=[0]).lost == [0]
+    np.testing.assert_array_equal(block.values, [2.0, 2.0])
+
+
+def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch):
+    monkeypatch.setattr(collector, "ANSWER_SECONDS", 0.1)
+    answer, lost = threading.Event(), []
+
+    def flush(block, group):
+        answer.wait(10)
+        return tf.zeros([2])
+
+    assert Collector(flush, lost.append, lambda block: None).ask(Block(Kind.OWN), [0]) == {}
+    assert lost == [0]
+    answer.set()

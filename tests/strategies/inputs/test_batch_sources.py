@@ -1,0 +1,84 @@
+"""All sources of batches count an epoch alike, lose no batch to `example`, and split batches evenly."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.inputs import worker_input
+from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset
+from tfdist.strategies.inputs.input_feed import FedDataset
+from tfdist.strategies.inputs.source import EmptyDatasetError
+
+BATCHES = 7
+
+
+def numbers(batches=BATCHES):
+    """A dataset whose batches are [0, 1], [2, 3], ... of unknown size."""
+    return tf.data.Dataset.range(2 * batches).batch(2)
+
+
+def worker_source(dataset):
+    source = worker_input.of_dataset(worker_input.dataset_of(lambda context: dataset.repeat(), 1))
+    source.steps_per_epoch = BATCHES
+    return source
+
+
+SOURCES = {
+    "shards": lambda dataset: ShardedDataset(dataset, Layout(1, range(1))),
+    "feed": FedDataset,
+    "workers": worker_source,
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_an_epoch_is_steps_per_epoch_batches_and_the_next_one_goes_on(name):
+    source = SOURCES[name](numbers())
+    source.steps_per_epoch = 3
+    iterator = iter(source)
+    assert [len(iterator.take(2)) for _ in range(3)] == [2, 1, 0]
+    iterator.begin_epoch_if_over()
+    assert [len(iterator.take(1)) for _ in range(2)] == [1, 1]
+    iterator.begin_epoch_if_over()  # Not over.
+    assert len(iterator.take(5)) == 1
+    assert iterator.owner is source
+
+
+@pytest.mark.parametrize("name", ["shards", "feed"])
+def test_without_steps_per_epoch_the_data_ends_the_epoch(name):
+    iterator = iter(SOURCES[name](numbers()))
+    assert [len(iterator.take(3)) for _ in range(4)] == [3, 3, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["shards", "feed"])
+def test_an_example_takes_no_batch_away(name):
+    values = tf.data.Dataset.from_generator(lambda: iter(np.ones((3, 2, 4), "float32")), output_types=tf.float32)
+    source = SOURCES[name](values)
+    assert source.example().shape == (2, 4)
+    assert len(iter(source).take(5)) == 3
+
+
+@pytest.mark.parametrize("name", ["shards", "feed"])
+def test_an_empty_dataset_says_so(name):
+    source = SOURCES[name](tf.data.Dataset.from_generator(lambda: iter(()), output_types=tf.float32))
+    with pytest.raises(EmptyDatasetError, match="the dataset has no batches"):
+        source.example()
+
+
+@pytest.mark.parametrize(("examples", "sizes"), [(10, [3, 3, 2, 2]), (3, [1, 1, 1, 0]), (8, [2, 2, 2, 2])])
+def test_shards_differ_by_one_example_at_most(examples, sizes):
+    layout = Layout(4, range(4))
+    element = layout.split((tf.range(examples), None, tf.constant(5)))
+    assert [shard[0].shape[0] for shard in element["shards"]] == sizes
+    assert tf.concat([shard[0] for shard in element["shards"]], 0).numpy().tolist() == list(range(examples))
+    assert [(shard[1], int(shard[2])) for shard in element["shards"]] == [(None, 5)] * 4
+    assert [float(share) for share in layout.shares(element["examples"])] == pytest.approx([n / examples for n in sizes])
+
+
+def test_a_task_gets_the_shards_of_its_own_replicas():
+    element = Layout(4, range(2, 4)).split(tf.range(10))
+    assert [shard.numpy().tolist() for shard in element["shards"]] == [[6, 7], [8, 9]]
+
+
+def test_data_without_examples_cannot_be_split():
+    with pytest.raises(ValueError, match="no tensor with a first dimension"):
+        Layout(2, range(2)).split(tf.constant(1.0))

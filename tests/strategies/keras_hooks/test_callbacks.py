@@ -1,0 +1,32 @@
+"""A callback of tfdist runs after the user's, in whatever form `fit` gets these."""
+
+import keras
+import pytest
+
+from tfdist.strategies.keras_hooks.callbacks import with_callback
+
+
+class Ours(keras.callbacks.Callback):
+    pass
+
+
+@pytest.mark.parametrize("form", [list, tuple])
+def test_several_callbacks(form):
+    user, ours = keras.callbacks.TerminateOnNaN(), Ours()
+    assert with_callback(ours, None, form([user])) == [user, ours]
+
+
+def test_one_callback_and_none():
+    user, ours = keras.callbacks.TerminateOnNaN(), Ours()
+    assert with_callback(ours, None, user) == [user, ours]
+    assert with_callback(ours, None, None) == [ours]
+
+
+def test_a_callback_list_stays_the_same_and_has_the_last_one_only():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    user, first, second = keras.callbacks.TerminateOnNaN(), Ours(), Ours()
+    callbacks = keras.callbacks.CallbackList([user], model=model, epochs=2)
+    assert with_callback(first, model, callbacks) is callbacks
+    assert with_callback(second, model, callbacks) is callbacks
+    assert callbacks.callbacks == [user, second]
+    assert second.model is model and second.params["epochs"] == 2

@@ -1,0 +1,244 @@
+"""Losses of every form, for programs that compare several replicas with one process: functions of the scope to train under."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+N = 62  # Neither divides by the batch size, nor a batch by three replicas.
+X = np.random.default_rng(0).normal(size=(N, 4)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, size=N).astype("float32")
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+def trained(scope, build, x=X, y=Y, rate=0.05, **compiled):
+    """Trains three epochs; returns history, evaluation and weights."""
+    fitted = {key: compiled.pop(key) for key in ("sample_weight",) if key in compiled}
+    with scope():
+        model = build()
+        model.compile(optimizer=keras.optimizers.SGD(rate), **compiled)
+    record = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0, **fitted).history
+    return {
+        **record,
+        "evaluate": model.evaluate(x, y, batch_size=16, verbose=0, **fitted),
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+    }
+
+
+def linear(kind=keras.Model, **arguments):
+    inputs = keras.Input((4,))
+    return kind(inputs, keras.layers.Dense(1, kernel_initializer="zeros", **arguments)(inputs))
+
+
+def mean_of_the_batch(y_true, y_pred):
+    return ops.mean(ops.square(y_true - y_pred))
+
+
+def sum_of_the_batch(y_true, y_pred):
+    return ops.sum(ops.square(y_true - y_pred))
+
+
+class LogSumExp(keras.losses.Loss):
+    """Neither a mean over examples nor a sum."""
+
+    def call(self, y_true, y_pred):
+        return ops.logsumexp(ops.square(y_true - y_pred))
+
+
+class SumInside(keras.losses.Loss):
+    def call(self, y_true, y_pred):
+        return 0.1 * keras.losses.MeanSquaredError(reduction="sum")(y_true, y_pred)
+
+
+class Endpoint(keras.layers.Layer):
+    """Keras' endpoint layer: takes the targets as an input and adds the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss_fn = keras.losses.MeanSquaredError()
+
+    def call(self, inputs):
+        y_pred, y_true = inputs
+        self.add_loss(self.loss_fn(y_true, y_pred))
+        return y_pred
+
+
+class OwnComputeLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return ops.mean(ops.square(y - y_pred))
+
+
+class LowerLevel(keras.Model):
+    """The train_step of Keras' guide, at a lower level: its own loss and its own tracker."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.tracker = keras.metrics.Mean(name="loss")
+        self.loss_fn = keras.losses.MeanSquaredError()
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.loss_fn(y, self(x, training=True))
+        self.optimizer.apply_gradients(
+            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+        )
+        self.tracker.update_state(loss)
+        return {"loss": self.tracker.result()}
+
+    def test_step(self, data):
+        x, y = data
+        self.tracker.update_state(self.loss_fn(y, self(x, training=False)))
+        return {"loss": self.tracker.result()}
+
+
+class GAN(keras.Model):
+    """Two models, two optimizers, a train_step and no call."""
+
+    def __init__(self, discriminator, generator):
+        super().__init__()
+        self.discriminator = discriminator
+        self.generator = generator
+        self.trackers = [keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")]
+
+    @property
+    def metrics(self):
+        return self.trackers
+
+    def compile(self):
+        super().compile()
+        self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)]
+        self.d_optimizer, self.g_optimizer = self.optimizers
+        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def train_step(self, real):
+        ones = tf.ones((tf.shape(real)[0], 1))
+        with tf.GradientTape() as tape:
+            both = tf.concat([self.generator(real[:, :2]), real], axis=0)
+            d_loss = self.loss_fn(tf.concat([ones, 0 * ones], axis=0), self.discriminator(both))
+        weights = self.discriminator.trainable_weights
+        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
+        with tf.GradientTape() as tape:
+            g_loss = self.loss_fn(0 * ones, self.discriminator(self.generator(real[:, :2])))
+        weights = self.generator.trainable_weights
+        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
+        for tracker, loss in zip(self.trackers, (d_loss, g_loss), strict=True):
+            tracker.update_state(loss)
+        return {tracker.name: tracker.result() for tracker in self.trackers}
+
+
+@case
+def a_loss_function_that_returns_a_mean(scope):
+    return trained(scope, linear, loss=mean_of_the_batch)
+
+
+@case
+def a_loss_function_that_returns_a_mean_with_steps_per_execution(scope):
+    return trained(scope, linear, loss=mean_of_the_batch, steps_per_execution=3)
+
+
+@case
+def a_loss_function_that_returns_a_sum(scope):
+    return trained(scope, linear, loss=sum_of_the_batch, rate=0.002)
+
+
+@case
+def a_loss_class_that_returns_neither(scope):
+    return trained(scope, linear, loss=LogSumExp())
+
+
+@case
+def a_loss_class_with_a_sum_inside(scope):
+    return trained(scope, linear, loss=SumInside())
+
+
+@case
+def a_reduction_by_sum(scope):
+    return trained(scope, linear, loss=keras.losses.MeanSquaredError(reduction="sum"), rate=0.002)
+
+
+@case
+def no_reduction(scope):
+    return trained(scope, linear, loss=keras.losses.MeanSquaredError(reduction=None), rate=0.002)
+
+
+@case
+def a_mean_over_sample_weights(scope):
+    loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    return trained(scope, linear, loss=loss, sample_weight=WEIGHTS)
+
+
+@case
+def a_mean_over_what_a_mask_leaves(scope):
+    x = np.random.default_rng(2).integers(0, 4, size=(N, 5))  # 0 is masked.
+
+    def build():
+        inputs = keras.Input((5,), dtype="int32")
+        embedded = keras.layers.Embedding(4, 3, mask_zero=True, embeddings_initializer="ones")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(embedded))
+
+    return trained(scope, build, x=x, y=x[:, :, None].astype("float32"), loss="mse")
+
+
+@case
+def a_keras_loss_in_add_loss(scope):
+    def build():
+        inputs, targets = keras.Input((4,)), keras.Input((1,))
+        y_pred = keras.layers.Dense(1, kernel_initializer="zeros")(inputs)
+        return keras.Model([inputs, targets], Endpoint()([y_pred, targets]))
+
+    return trained(scope, build, x=[X, Y], y=None)
+
+
+@case
+def regularizers_of_kernels_and_activities(scope):
+    return trained(scope, lambda: linear(kernel_regularizer="l2", activity_regularizer="l2"), loss="mse")
+
+
+@case
+def an_own_compute_loss(scope):
+    return trained(scope, lambda: linear(OwnComputeLoss))
+
+
+@case
+def an_own_train_step_at_a_lower_level(scope):
+    return trained(scope, lambda: linear(LowerLevel))
+
+
+@case
+def a_model_without_call(scope):
+    keras.utils.set_random_seed(1)
+    with scope():
+        discriminator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+        generator = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
+        model = GAN(discriminator, generator)
+        model.compile()
+    record = model.fit(tf.data.Dataset.from_tensor_slices(X).batch(16), epochs=3, verbose=0).history
+    return {**record, "weights": [w.ravel().tolist() for w in discriminator.get_weights() + generator.get_weights()]}
+
+
+@case
+def fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones(scope):
+    with scope():
+        inputs = keras.Input((1,), dtype="string")
+        numbers = keras.layers.StringLookup(vocabulary=["a", "b", "c"], num_oov_indices=0)(inputs)
+        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(ops.cast(numbers, "float32")))
+        model.compile("sgd", "mse")
+    x, y = tf.constant([["a"], ["b"], ["c"], ["a"]]), np.ones((4, 1), "float32")
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(3)  # The last batch has one example.
+    return {
+        **model.fit(dataset, epochs=2, verbose=0).history,
+        "evaluate": model.evaluate(dataset, verbose=0),
+        "predict": model.predict(x[:1], verbose=0).ravel().tolist(),
+        "weights": [w.ravel().tolist() for w in model.get_weights()],
+    }

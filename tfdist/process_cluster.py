@@ -1,0 +1,138 @@
+"""The cluster that this process belongs to: the program's description, merged with the environment of the process.
+
+The description says which tasks exist. The environment says which of them this process is and, where the description leaves
+hosts and ports open, where the tasks run. `resolve_cluster` merges both for `tfdist.strategy`; `current_cluster` returns the
+result to `tfdist.rank` and the other functions of `ranks.py`.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable
+
+from tfdist.choice import prepared
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import description, environment, from_environment, tf_config
+from tfdist.errors import ClusterError, Source
+from tfdist.rank_info import RankInfo
+
+Rendezvous = Callable[[RankInfo], Cluster]
+"""Returns the cluster of a job whose processes know their ranks but not each other's addresses."""
+
+_strategy_clusters: list[Cluster] = []  # At most one: the cluster of `tfdist.strategy` in this process.
+
+
+def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
+    """Returns the cluster that `cfg` and the environment describe together, with the task of this process.
+
+    The task is None in a plain program: no launcher started this process. Without any description the cluster is one chief.
+
+    Args:
+        cfg: a description, as `tfdist.read` takes it, or None for that of the environment.
+        rendezvous: called for ranks without addresses.
+
+    Raises:
+        ClusterError: for a bad description, or one that contradicts the environment.
+    """
+    launched = environment.find()
+    described = from_environment() if cfg is None else description(cfg)
+    if described is None:
+        return Cluster((Task("chief", 0),), source=Source("python", "no description"))
+    if isinstance(described, RankInfo):
+        return rendezvous(described if cfg is None else _with_launched_rank(described, launched))
+    if launched is None or described == launched:
+        return described
+    if isinstance(launched, RankInfo):
+        has_open_hosts = any(task.host is None for task in described.tasks)
+        launched = rendezvous(launched) if has_open_hosts and len(described.tasks) > 1 else launched.outline()
+    if launched.task is None:
+        return described
+    if launched.partial:
+        return dataclasses.replace(launched, job_dir=launched.job_dir or described.job_dir)
+    if launched.source.dialect == tf_config.NAME:
+        return _with_tf_config(described, launched)
+    return _with_launched_processes(described, launched)
+
+
+def current_cluster(rendezvous: Rendezvous = RankInfo.outline) -> Cluster:
+    """Returns the cluster given to `tfdist.strategy` in this process, else that of the environment, else a single task.
+
+    Args:
+        rendezvous: called for ranks without addresses; by default their hosts stay open.
+    """
+    return _strategy_clusters[0] if _strategy_clusters else resolve_cluster(None, rendezvous)
+
+
+def current_rank_info() -> RankInfo | None:
+    """Returns the rank info of the environment; None after `tfdist.strategy`, or where the environment gives addresses."""
+    launched = None if _strategy_clusters else from_environment()
+    return launched if isinstance(launched, RankInfo) else None
+
+
+def set_current_cluster(cluster: Cluster) -> None:
+    """Makes `cluster` the current cluster of this process."""
+    _strategy_clusters[:] = [cluster]
+
+
+def _with_launched_rank(described: RankInfo, launched: Cluster | RankInfo | None) -> RankInfo:
+    """Returns `described` with the rank that the launcher gives this process: a command line is the same in all processes."""
+    outline = launched.outline() if isinstance(launched, RankInfo) else launched
+    if outline is None or outline.task is None or outline.partial or outline.job("ps") or len(outline.training_tasks) == 1:
+        return described
+    if len(outline.training_tasks) != described.size:
+        raise _contradiction(described.source, f"{described.size} ranks", outline)
+    rank = [(task.job, task.index) for task in outline.training_tasks].index(outline.task)
+    if isinstance(launched, RankInfo):
+        return dataclasses.replace(described, rank=rank, local_rank=launched.local_rank, local_size=launched.local_size)
+    return dataclasses.replace(described, rank=rank)
+
+
+def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
+    """Returns `described` with the addresses and the task of TF_CONFIG, which names jobs itself."""
+    jobs = Counter(task.job for task in launched.training_tasks)
+    if jobs not in (Counter(task.job for task in cluster.training_tasks) for cluster in (prepared(described), described)):
+        raise _contradiction(described.source, described.describe(), launched)
+    if described.task is None:  # Otherwise it is TF_CONFIG itself, changed by flags.
+        described = dataclasses.replace(
+            described,
+            sync_period=described.sync_period if launched.sync_period == 1 else launched.sync_period,
+            synchronization=launched.synchronization if launched.synchronization.non_default() else described.synchronization,
+        )
+    devices = {task.name: (task.slots, task.gpus) for task in described.tasks}
+    tasks = []
+    for task in launched.tasks:
+        slots, gpus = devices.get(task.name, (task.slots, task.gpus))
+        tasks.append(dataclasses.replace(task, slots=slots, gpus=gpus))
+    return dataclasses.replace(
+        described,
+        tasks=tuple(tasks),
+        task=launched.task,
+        strategy=launched.strategy or described.strategy,
+        protocol=launched.protocol,
+        job_dir=described.job_dir or launched.job_dir,
+    )
+
+
+def _with_launched_processes(described: Cluster, launched: Cluster) -> Cluster:
+    """Returns `described` with its tasks assigned to the processes of a launcher that knows ranks but no jobs.
+
+    The processes become the chief, the workers, the ps and the evaluators, in this order. Open hosts and ports are those of the
+    process.
+    """
+    if len(launched.tasks) == 1:
+        return described  # A process on its own, in an interactive shell for instance, shares the tasks with no other.
+    assigned = next((c for c in (described, prepared(described)) if len(c.tasks) == len(launched.tasks)), None)
+    if assigned is None:
+        raise _contradiction(described.source, described.describe(), launched)
+    tasks, own_task = [], None
+    for task, process in zip(assigned.tasks, launched.tasks, strict=True):
+        tasks.append(task if task.host is not None else dataclasses.replace(task, host=process.host, port=process.port))
+        if (process.job, process.index) == launched.task:
+            own_task = (task.job, task.index)
+    return dataclasses.replace(assigned, tasks=tuple(tasks), task=own_task)
+
+
+def _contradiction(source: Source, described: str, launched: Cluster) -> ClusterError:
+    return source.error(
+        f"the program asks for {described}, but {launched.source.name} describes {launched.describe()}; "
+        f"run the program without {launched.source.name}, or describe the same cluster"
+    )
