@@ -76,7 +76,7 @@ def test_open_addresses_are_filled_in_gclouds_order() -> None:
     assert cluster.addressed() is cluster
 
 
-def test_given_ports_are_passed_over_whatever_the_case_of_the_host() -> None:
+def test_given_ports_are_skipped_and_hosts_ignore_case() -> None:
     tasks = (Task("worker", 0, "A"), Task("worker", 1, "a", 5000), Task("worker", 2, "a"), Task("worker", 3, "b"))
     assert [task.port for task in Cluster(tasks).addressed(5000).tasks] == [5001, 5000, 5002, 5000]
     with pytest.raises(ClusterError, match="worker:1 would get port 65536"):

@@ -54,7 +54,7 @@ CLUSTERS = {
     "a tier": read("STANDARD_1"),
     "workers with GPUs": Cluster(tuple(Task("worker", n, slots=2, gpus=2) for n in range(3))),
     "a TFJob": read(MNIST),
-    "hosts of its own": read({"worker": ["a:1", "b:1"], "ps": ["c:2"]}),
+    "other hosts": read({"worker": ["a:1", "b:1"], "ps": ["c:2"]}),
 }
 GROUPS = {
     "Sandblaster": read("cluster { nworkers_per_group: 3 nservers_per_group: 2 server_worker_separate: true }"),
@@ -176,7 +176,7 @@ def test_the_program_is_written_as_words_that_no_shell_sees() -> None:
 
 
 def test_what_is_left_out_is_told_in_comments() -> None:
-    text = write_tfjob.write(dataclasses.replace(CLUSTERS["hosts of its own"], job_dir="/tmp/a\nb: c"))
+    text = write_tfjob.write(dataclasses.replace(CLUSTERS["other hosts"], job_dir="/tmp/a\nb: c"))
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert comments == [
         "# Replace the image and the command by your own; the program is the same in every pod.",
