@@ -125,7 +125,7 @@ def test_equal_means_the_same_wherever_it_came_from() -> None:
     assert hash(one) == hash(Cluster(WORKERS))
 
 
-def test_a_missing_task_is_told_with_what_there_is() -> None:
+def test_the_error_about_a_missing_task_lists_the_tasks() -> None:
     with pytest.raises(ClusterError, match=r"there is no task ps:0; this cluster has 2 workers"):
         Cluster(WORKERS).tf_config("ps", 0)
 

@@ -175,7 +175,7 @@ def test_the_program_is_written_as_words_that_no_shell_sees() -> None:
     assert words["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py", "--name", "a b"]
 
 
-def test_what_is_left_out_is_told_in_comments() -> None:
+def test_comments_name_what_is_left_out() -> None:
     text = write_tfjob.write(dataclasses.replace(CLUSTERS["other hosts"], job_dir="/tmp/a\nb: c"))
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert comments == [
@@ -277,7 +277,7 @@ def test_pods_that_cannot_know_which_task_they_are_are_refused() -> None:
         read(pods_of("Deployment", ("worker", "$(INDEX)"), ("ps", 0), replicas=1))
 
 
-def test_more_than_linux_passes_in_a_variable_is_refused_or_told() -> None:
+def test_more_than_linux_passes_in_a_variable_is_refused_or_noted() -> None:
     large = Cluster(tuple(Task("worker", n) for n in range(10_000)))
     with pytest.raises(ClusterError, match=r"TF_CONFIG of 10000 tasks is \d+ bytes, and Linux passes at most 131061"):
         plain_objects.write(large)
