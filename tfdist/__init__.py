@@ -7,10 +7,11 @@
         model.compile(...)
     model.fit(...)
 
-`Cluster` is the value that every description becomes (`cluster`), `dialects` reads and writes descriptions, `choice` selects
-the strategy, `create_strategy` creates it, `flags`, `ranks` and `translate` are further ways in, `pictures` draws. Modules here
-import neither `tfdist.strategies` nor `tfdist.launch`, except `create_strategy` when a program calls `tfdist.strategy`. Import
-of this package, reading and translation do not import TensorFlow. Start with `cluster.py`.
+Every description becomes a `Cluster` (`cluster`). `dialects` reads and writes descriptions, `pictures` draws clusters, `choice`
+selects the strategy, and `create_strategy` creates it for the cluster of the process (`process_cluster`). `flags`, `ranks` and
+`translate` use these. Modules here import neither `tfdist.strategies` nor `tfdist.launch`, except `create_strategy` when a
+program calls `tfdist.strategy`. Importing this package, reading and translating do not import TensorFlow. Start with
+`cluster.py`.
 """
 
 from tfdist.cluster import Cluster as Cluster

@@ -76,7 +76,7 @@ def test_open_addresses_are_filled_in_gclouds_order() -> None:
     assert cluster.addressed() is cluster
 
 
-def test_given_ports_are_passed_over_whatever_the_case_of_the_host() -> None:
+def test_given_ports_are_skipped_and_hosts_ignore_case() -> None:
     tasks = (Task("worker", 0, "A"), Task("worker", 1, "a", 5000), Task("worker", 2, "a"), Task("worker", 3, "b"))
     assert [task.port for task in Cluster(tasks).addressed(5000).tasks] == [5001, 5000, 5002, 5000]
     with pytest.raises(ClusterError, match="worker:1 would get port 65536"):
@@ -125,7 +125,7 @@ def test_equal_means_the_same_wherever_it_came_from() -> None:
     assert hash(one) == hash(Cluster(WORKERS))
 
 
-def test_a_missing_task_is_told_with_what_there_is() -> None:
+def test_the_error_about_a_missing_task_lists_the_tasks() -> None:
     with pytest.raises(ClusterError, match=r"there is no task ps:0; this cluster has 2 workers"):
         Cluster(WORKERS).tf_config("ps", 0)
 

@@ -29,7 +29,7 @@ def test_work_grows_as_the_tasks_do(what: str) -> None:
     assert calls(MANY[what]) < 12 * calls(FEW[what])
 
 
-def test_only_plain_kubernetes_objects_cannot_say_so_many() -> None:
+def test_only_plain_kubernetes_objects_cannot_express_ten_thousand_tasks() -> None:
     # Linux passes no more than 128 KiB in one variable.
     assert FEW.keys() - MANY.keys() == set()
     assert {what.partition(":")[0] for what in FEW.keys() - languages.work(10_000).keys()} == {"kubernetes"}

@@ -36,7 +36,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_tf_config_of_every_task(capsys: pytest.CaptureFixture[str], job_conf: str) -> None:
     configs = json.loads(run(capsys, job_conf, "--to", "tf_config"))
-    # Hogwild's workers only serve: somebody has to run the user's program.
+    # Hogwild's workers only serve, so a chief runs the user's program.
     assert list(configs) == ["chief:0", *(f"worker:{n}" for n in range(3)), *(f"ps:{n}" for n in range(3))]
     assert configs["ps:1"]["task"] == {"type": "ps", "index": 1}
     clusters = {read(config) for config in configs.values()}

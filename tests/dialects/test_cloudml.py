@@ -107,7 +107,7 @@ def test_legacy_machine_types_and_their_gpus(name: str) -> None:
     expected *= 4 if "model_m" in name else 8 if "model_l" in name else 1
     chief, worker, server = cluster.tasks
     assert (chief.gpus, chief.slots) == (worker.gpus, worker.slots) == (expected, max(1, expected))
-    # A ps holds one shard, whatever its machine has.
+    # A ps holds one shard, also on a machine with GPUs.
     assert (server.gpus, server.slots) == (0, 1)
     assert cluster.worker_groups == (tuple(range(max(1, expected))),)
 

@@ -35,7 +35,7 @@ TF_CONFIG = '{"cluster": {"worker": ["a:1", "b:1"]}}'
         ('{"task": {"type": "worker", "index": 0}}', "tf_config"),
     ],
 )
-def test_the_dialect_is_told_by_the_words(text: str, dialect: str | None, tmp_path: Path) -> None:
+def test_the_words_identify_the_dialect(text: str, dialect: str | None, tmp_path: Path) -> None:
     # The name says nothing: the content decides.
     path = tmp_path / "cluster.txt"
     path.write_text(text, encoding="utf-8")

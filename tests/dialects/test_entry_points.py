@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from support_paths import CHECKOUT
 
-from tfdist.dialects.entry_points import GROUP, load
+from tfdist.dialects.entry_points import _RESERVED, GROUP, load
 from tfdist.dialects.registry import BUILT_IN
+from tfdist.translate import OTHER_OUTPUTS
 
 PAGE = (CHECKOUT / "docs" / "dialects" / "README.md").read_text()
 FILES = dict(re.findall(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
@@ -78,7 +79,7 @@ def test_its_errors_are_one_line_and_it_is_among_the_known_languages(packages: s
 
 
 BAD = """
-from tfdist.dialects import CommandReader, Dialect, EnvironmentReader, TextReader
+from tfdist.dialects import CommandReader, Dialect, EnvironmentReader, TextReader, Writer
 
 def fail(*arguments):
     raise KeyError("x")
@@ -92,6 +93,8 @@ spaced = dialect("a b")
 program = dialect("mine", command=CommandReader(("mpirun",), fail))
 words = dialect("listed", text=TextReader(fail, words=["a"]))
 wrong_part = dialect("swapped", text=CommandReader(("x",), fail))
+picture = dialect("svg", writer=Writer(fail))
+flag = dialect("flag", writer=Writer(fail, options={"to": "x"}))
 raises = dialect("raises", text=TextReader(fail, looks_like=fail, from_object=fail), environment=EnvironmentReader(fail, fail))
 """
 
@@ -103,6 +106,8 @@ FAULTS = {
     "bad:spaced": "its name is 'a b'; expected lower-case letters, digits and _",
     "bad:program": "the program mpirun belongs to the dialect horovod; choose another",
     "bad:words": "its words are a list; expected a frozenset",
+    "bad:picture": "the name svg is reserved; choose another",
+    "bad:flag": "the option to is reserved; choose another",
     "bad:wrong_part": "its text is a CommandReader; expected a TextReader",
 }
 
@@ -120,7 +125,7 @@ def test_a_bad_dialect_is_left_out_by_name_and_the_others_work(tmp_path: Path) -
     for arguments, code, expected in ((["job.conf", "--to", "tree"], 0, "2 workers"), ([], 2, "no cluster is described")):
         result = translate(packages, *arguments, cwd=tmp_path)
         assert result.returncode == code and expected in result.stdout + result.stderr
-        assert "entry point entry8 = bad:raises (bad) recognizes nothing: KeyError: 'x'\n" in result.stderr
+        assert "entry point entry10 = bad:raises (bad) recognizes nothing: KeyError: 'x'\n" in result.stderr
 
 
 def test_without_packages_there_are_the_built_in_dialects_whose_names_differ() -> None:
@@ -129,3 +134,4 @@ def test_without_packages_there_are_the_built_in_dialects_whose_names_differ() -
     assert len(set(names)) == len(names)
     programs = [program for dialect in BUILT_IN if dialect.command for program in dialect.command.programs]
     assert len(set(programs)) == len(programs)
+    assert OTHER_OUTPUTS.keys() == _RESERVED["name"]

@@ -54,7 +54,7 @@ CLUSTERS = {
     "a tier": read("STANDARD_1"),
     "workers with GPUs": Cluster(tuple(Task("worker", n, slots=2, gpus=2) for n in range(3))),
     "a TFJob": read(MNIST),
-    "hosts of its own": read({"worker": ["a:1", "b:1"], "ps": ["c:2"]}),
+    "other hosts": read({"worker": ["a:1", "b:1"], "ps": ["c:2"]}),
 }
 GROUPS = {
     "Sandblaster": read("cluster { nworkers_per_group: 3 nservers_per_group: 2 server_worker_separate: true }"),
@@ -175,8 +175,8 @@ def test_the_program_is_written_as_words_that_no_shell_sees() -> None:
     assert words["spec"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py", "--name", "a b"]
 
 
-def test_what_is_left_out_is_told_in_comments() -> None:
-    text = write_tfjob.write(dataclasses.replace(CLUSTERS["hosts of its own"], job_dir="/tmp/a\nb: c"))
+def test_comments_name_what_is_left_out() -> None:
+    text = write_tfjob.write(dataclasses.replace(CLUSTERS["other hosts"], job_dir="/tmp/a\nb: c"))
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert comments == [
         "# Replace the image and the command by your own; the program is the same in every pod.",
@@ -277,7 +277,7 @@ def test_pods_that_cannot_know_which_task_they_are_are_refused() -> None:
         read(pods_of("Deployment", ("worker", "$(INDEX)"), ("ps", 0), replicas=1))
 
 
-def test_more_than_linux_passes_in_a_variable_is_refused_or_told() -> None:
+def test_more_than_linux_passes_in_a_variable_is_refused_or_noted() -> None:
     large = Cluster(tuple(Task("worker", n) for n in range(10_000)))
     with pytest.raises(ClusterError, match=r"TF_CONFIG of 10000 tasks is \d+ bytes, and Linux passes at most 131061"):
         plain_objects.write(large)

@@ -1,6 +1,6 @@
-"""Whatever happens to a description on its way, reading it gives a Cluster, a RankInfo or one line of ClusterError.
+"""Reading a damaged description gives a Cluster, a RankInfo, or a ClusterError of one line.
 
-`TFDIST_MUTATIONS` sets how many damaged descriptions are read of each dialect in each form.
+`TFDIST_MUTATIONS` sets the number of damaged descriptions of each dialect in each form.
 """
 
 import json
@@ -95,7 +95,7 @@ def test_a_damaged_description_is_read_or_refused_in_one_line(form: str, dialect
 
 
 def check_outputs(cluster: Cluster, seed: int) -> None:
-    """Whatever was read can be printed in every dialect and picture, or is refused in one line."""
+    """Every output prints what was read, or refuses it in one line."""
     for output in outputs().values():
         try:
             assert isinstance(output(cluster), str)

@@ -77,7 +77,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read().source.name == "TF_CONFIG"
     with pytest.raises(ClusterError, match="TF_CONFIG: --worker_count: this option changes a CloudML description"):
         read(overrides={"worker_count": 3})
-    # A tier on the command line is a description of its own.
+    # A tier on the command line is a complete description.
     assert read(overrides={"tier": "basic"}).describe() == "1 chief"
 
 

@@ -128,7 +128,7 @@ def test_what_is_written_reads_back(source):
     assert tfdist.read(slurm.write(cluster)) == cluster
 
 
-def test_a_batch_script_of_somebody_else():
+def test_a_batch_script_that_tfdist_did_not_write():
     head = "#!/bin/bash -l\n#SBATCH -J x\n"
     assert tfdist.read(head + "#SBATCH --ntasks=8 --time=1:00\nsrun python train.py\n").describe() == "8 workers"
     assert (

@@ -90,7 +90,7 @@ _MUTATORS = (_flip_bytes, _cut, *map(_on_tokens, (_delete, _duplicate, _swap, _i
 
 
 def damaged(text: str, rng: random.Random) -> bytes:
-    """A text that has been damaged one to three times."""
+    """Returns a text that is damaged one to three times."""
     content = text.encode()
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         content = rng.choice(_MUTATORS)(content, rng) or b" "
@@ -98,7 +98,7 @@ def damaged(text: str, rng: random.Random) -> bytes:
 
 
 def damaged_variables(variables: Mapping[str, str], rng: random.Random) -> dict[str, str]:
-    """Variables of which some are missing or damaged, as far as an environment can hold what becomes of them."""
+    """Returns the variables, of which some are missing or damaged, as an environment can hold them."""
     environ = dict(variables)
     for name in rng.sample(sorted(environ), min(len(environ), rng.choice((1, 1, 2)))):
         if rng.random() < 0.2:

@@ -208,7 +208,7 @@ VERTEX_HOST = "cmle-training-workerpool{}-1d969d3ba6-{}:2222"
 
 
 def snake(value: Any) -> Any:
-    """The same in the spelling of the Python client."""
+    """Returns the value with the keys of the Python client, in snake case."""
     if isinstance(value, dict):
         return {"".join(f"_{c.lower()}" if c.isupper() else c for c in key): snake(entry) for key, entry in value.items()}
     return [snake(entry) for entry in value] if isinstance(value, list) else value

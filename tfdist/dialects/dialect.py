@@ -84,7 +84,7 @@ class EnvironmentReader:
 
     Attributes:
         recognizes: returns the name of the variable that identifies the environment, or None. Must not raise.
-        parse: reads the variables; called only if `recognizes` returns a name. A Cluster has `task` set.
+        parse: reads the variables; called only if `recognizes` returns a name or `is_blank` is true. A Cluster has `task` set.
         allocates: whether this system allocates machines. Everything that runs on them inherits its variables, so another
             launcher's variables do not contradict them and win over them.
         names_jobs: whether it gives each process a job, so a description in the program must have the same jobs. Default: it

@@ -19,6 +19,12 @@ GROUP = "tfdist.dialects"
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _PARTS = {"text": TextReader, "command": CommandReader, "environment": EnvironmentReader, "writer": Writer}
 
+_RESERVED = {
+    "name": {"cluster_spec", "mermaid", "svg", "tree"},  # Outputs of `tfdist.translate` that are no dialect.
+    "override": {"job_dir"},  # Every dialect takes it.
+    "option": {"to", "hostfile", "task", "help", "h"},  # Flags of `tfdist.translate`.
+}
+
 _log = logging.getLogger("tfdist")
 
 _Arguments = ParamSpec("_Arguments")
@@ -60,6 +66,10 @@ def _fault(dialect: object, others: Sequence[Dialect]) -> str | None:
             return f"its {name} is a {type(part).__name__}; expected a {kind.__name__}"
     if dialect.text is not None and not isinstance(dialect.text.words, frozenset):
         return f"its words are a {type(dialect.text.words).__name__}; expected a frozenset"
+    options = set(dialect.writer.options if dialect.writer else ())
+    for what, names in {**_names(dialect), "option": options}.items():
+        if reserved := names & _RESERVED.get(what, set()):
+            return f"the {what} {min(reserved)} is reserved; choose another"
     for what, names in _names(dialect).items():
         for other in others:
             if taken := names & _names(other)[what]:
