@@ -1,8 +1,11 @@
 """Executions: calls of functions on worker groups, from the moment when they are scheduled until the chief has their results.
 
-Every wait ends: with a result, with the error of a function, or because no worker group answers.
+Every execution has an owner, such as the epoch for which it was scheduled, and only its owner takes its result: a `predict`
+inside a callback of `fit` waits for its own. Every wait ends: with a result, with the error of a function, or because no worker
+group answers.
 """
 
+import enum
 import logging
 import queue
 import statistics
@@ -43,25 +46,32 @@ class WorkersGoneError(RuntimeError):
     """In every worker group some worker has stopped answering while executions were in flight."""
 
 
-class Execution:
-    """One call of a function on a worker group. It is queued, then in a group's hands, then done.
+class State(enum.Enum):
+    """The states of an execution."""
 
-    A backup can queue it again while a group that does not answer still has it, so `is_queued` and `is_done` are independent.
+    QUEUED = "waits for a group"
+    RUNNING = "a group runs it"
+    FINISHED = "the chief has its result"
+    CANCELLED = "no group starts it any more, and nobody gets its result"
+
+
+class Execution:
+    """One call of a function on a worker group.
 
     Attributes:
         function: the function.
+        owner: the object that takes the result from `wait_for_any`; None if only the execution itself holds it.
+        state: its state. A backup queues it again while a group that does not answer still runs it.
         started: the times at which groups have started it, by the number of the group; `time.monotonic`, in seconds.
-        is_queued: whether it waits for a group.
-        is_done: whether the chief has taken its result.
         group: the number of the group that has finished it; -1 before.
         result: what the function returned, on the chief; None before.
     """
 
-    def __init__(self, function: Callable[[int], Any]) -> None:
+    def __init__(self, function: Callable[[int], Any], owner: Any = None) -> None:
         self.function = function
+        self.owner = owner
+        self.state = State.QUEUED
         self.started: dict[int, float] = {}
-        self.is_queued = True
-        self.is_done = False
         self.group = -1
         self.result: Any = None
 
@@ -81,6 +91,8 @@ class Executions:
         # Results as (execution, number of the group, result); None when a function has raised.
         self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
         self._in_flight: set[Execution] = set()
+        self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
+        self._error: Exception | None = None  # Raised in the watcher's thread, for the next wait.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
         self._watcher: threading.Thread | None = None
         self.give_up: Callable[[int], None] | None = None
@@ -91,14 +103,23 @@ class Executions:
     def __len__(self) -> int:
         return len(self._in_flight)
 
-    def schedule(self, function: Callable[[int], Any]) -> Execution:
+    def pending(self, owner: Any) -> int:
+        """Returns how many executions of `owner` are in flight, or finished and not taken yet."""
+        return sum(execution.owner is owner for execution in self._in_flight) + len(self._finished.get(owner, ()))
+
+    def schedule(self, function: Callable[[int], Any], owner: Any = None) -> Execution:
         """Makes the next free group call `function`; another group if that one is lost.
 
         Args:
             function: takes the number of the group and returns nested tensors. Called in the thread of the group.
+            owner: hashable; see `Execution`.
         """
-        execution = Execution(function)
-        self._schedule(execution)
+        execution = Execution(function, owner)
+        try:
+            self._schedule(execution)
+        except Exception:
+            self.cancel()
+            raise
         self._in_flight.add(execution)
         if self.give_up is not None and self._watcher is None:
             # In a thread: calls to a worker that is stopped block the chief's main thread.
@@ -108,40 +129,50 @@ class Executions:
 
     def _schedule(self, execution: Execution) -> None:
         events, durations = self._events, self._durations
-        execution.is_queued = True
+        execution.state = State.QUEUED
 
         def run() -> None:
-            if execution.is_done:
-                return  # A lost group had started it, and a backup has finished it.
+            if execution.state in (State.FINISHED, State.CANCELLED):
+                return  # By a backup, or by an error while it was queued.
             group = dispatch_context().worker_index
             started = time.monotonic()
-            execution.started[group], execution.is_queued = started, False
+            execution.started[group], execution.state = started, State.RUNNING
             try:
                 # Copied to the chief, where the result stays if the worker is gone.
                 result = tf.nest.map_structure(chief_device.fetched, execution.function(group), expand_composites=True)
             except BaseException:
-                execution.is_queued = True
+                if execution.state is State.RUNNING:
+                    execution.state = State.QUEUED
                 events.put(None)  # The coordinator decides whether this is an error, or a lost worker and it schedules again.
                 raise
             durations.append(time.monotonic() - started)
             events.put((execution, group, result))
 
-        try:
-            # The public `schedule` takes TensorFlow functions only. This one runs Python in the thread of a group.
-            self._coordinator._cluster.schedule(run, args=(), kwargs={})
-        except Exception:
-            self.drop()
-            raise
+        # The public `schedule` takes TensorFlow functions only. This one runs Python in the thread of a group.
+        self._coordinator._cluster.schedule(run, args=(), kwargs={})
 
-    def wait_for_any(self) -> Execution | None:
-        """Waits until one more execution is done and returns it. Returns None if none is in flight.
+    def wait_for_any(self, owner: Any) -> Execution | None:
+        """Waits until one more execution of `owner` has finished and returns it. Returns None if none is pending.
 
         Raises:
             WorkersGoneError: if no worker group has been complete for `WORKERS_GONE_SECONDS`.
             Exception: what a function raised on a worker.
         """
+        self._wait_until(lambda: owner in self._finished or not self.pending(owner))
+        finished = self._finished.get(owner)
+        if not finished:
+            return None
+        execution = finished.popleft()
+        if not finished:
+            del self._finished[owner]
+        return execution
+
+    def _wait_until(self, is_over: Callable[[], bool]) -> None:
+        """Gives finished executions to their owners until `is_over`, or until nothing is in flight."""
+        if self._error is not None:
+            self._raise_error()
         last_alive = time.monotonic()
-        while self._in_flight:
+        while self._in_flight and not is_over():
             try:
                 event = self._events.get(timeout=POLL_SECONDS)
             except queue.Empty:
@@ -149,17 +180,17 @@ class Executions:
                 event = None
             if event is None:
                 self._raise_error()
-            elif event[0] in self._in_flight:  # Else it was dropped, or another group has finished it before.
+            elif event[0] in self._in_flight:  # Else it was cancelled, or another group has finished it before.
                 execution, execution.group, execution.result = event[0], *event[1:]
                 self._in_flight.remove(execution)
-                execution.is_done = True
-                return execution
-        return None
+                execution.state = State.FINISHED
+                if execution.owner is not None:
+                    self._finished.setdefault(execution.owner, deque()).append(execution)
 
     def back_up(self) -> None:
         """Schedules again what groups do not answer for, if no execution waits for a group."""
         in_flight = list(self._in_flight)
-        if self.give_up is None or any(execution.is_queued for execution in in_flight):
+        if self.give_up is None or any(execution.state is State.QUEUED for execution in in_flight):
             return
         median = statistics.median(list(self._durations) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
         latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * median)
@@ -168,54 +199,46 @@ class Executions:
                 for group in list(execution.started):
                     _log.warning("worker group %d does not answer; others do its steps until it does", group)
                     self.give_up(group)
-                self._schedule(execution)
+                try:
+                    self._schedule(execution)
+                except Exception as error:  # The coordinator's, which it raises only once.
+                    self._error = error
+                    self._events.put(None)
+                    return
 
     def result_of(self, execution: Execution) -> Any:
         """Waits for `execution` and returns its result. Raises as `wait_for_any` does."""
-        while not execution.is_done:
-            if self.wait_for_any() is None:
-                raise RuntimeError("a step was dropped after the error of another")
+        self._wait_until(lambda: execution.state is State.FINISHED)
+        if execution.state is not State.FINISHED:
+            raise RuntimeError("a step was cancelled after the error of another")
         return execution.result
 
-    def finish(self) -> None:
-        """Waits for all executions. Raises as `wait_for_any` does."""
-        while self.wait_for_any() is not None:
-            pass
+    def wait_until_idle(self) -> None:
+        """Waits until nothing is in flight. The results stay with their owners. Raises as `wait_for_any` does."""
+        self._wait_until(lambda: False)
 
-    def wait_for_all(self) -> None:
-        """Waits until the groups have finished all executions, and leaves them in flight: `wait_for_any` returns them later.
-
-        Raises as `wait_for_any` does.
-        """
-        for execution in list(iter(self.wait_for_any, None)):
-            execution.is_done = False
-            self._in_flight.add(execution)
-            self._events.put((execution, execution.group, execution.result))
-
-    def settle(self) -> None:
-        """Waits for all executions that an interrupted `fit` has left in flight, and drops their errors."""
-        try:
-            self.finish()
-        except WorkersGoneError:
-            raise
-        except Exception:
-            _log.warning("a step of the training before this one failed", exc_info=True)
-
-    def drop(self) -> None:
-        """Forgets all executions and the coordinator's error, after an error: another `fit` starts clean."""
+    def cancel(self) -> None:
+        """Cancels all executions and forgets the coordinator's error, after an error: another `fit` starts clean."""
+        for execution in self._in_flight:
+            execution.state = State.CANCELLED
         self._in_flight.clear()
+        self._finished.clear()
         try:
             self._coordinator.done()
         except Exception:  # The error that the caller raises.
             _log.debug("dropped with the first error", exc_info=True)
 
     def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            self.cancel()
+            raise error
         # A function that fails wakes this thread a moment before the coordinator knows. Ask again, now and after a poll.
         for _ in range(20):
             try:
                 self._coordinator.done()
             except Exception:
-                self.drop()
+                self.cancel()
                 raise
             if not self._events.empty():
                 return
@@ -228,7 +251,7 @@ class Executions:
         if any(gone.isdisjoint(group.tasks) for group in self._coordinator.strategy.worker_groups):
             return now
         if now - last_alive > WORKERS_GONE_SECONDS:
-            self._in_flight.clear()
+            self.cancel()
             raise WorkersGoneError(
                 f"no worker group has been complete for {WORKERS_GONE_SECONDS:.0f} s, there is no answer from "
                 f"{waiting_for(task for task in self._workers if task.index in gone)}; training cannot go on without one"

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from tfdist.strategies.coordinator.executions import Executions
+from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
@@ -15,18 +15,42 @@ from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 class TrainingLoop(Protocol):
     """What Keras calls as `train_function` or `test_function`."""
 
-    @property
-    def logs(self) -> Logs:
-        """The logs of the last execution; None before the first."""
-
     def __call__(self, iterator: Any) -> Logs:
         """Returns the logs after the next `steps_per_execution` steps. Raises StopIteration at the end of the epoch."""
 
-    def begin(self) -> None:
-        """Waits for the executions in flight and discards their results, because metrics start from zero."""
+    def reset(self, error: Exception | None) -> None:
+        """Prepares for metrics that start from zero. Nothing is in flight.
+
+        An epoch that is not over, because a callback evaluates within it, goes on later with its own sums.
+
+        Args:
+            error: what a step raised while the strategy waited for it; for the epoch that is not over.
+        """
 
     def finish(self) -> Logs:
-        """Waits for the executions in flight at the end of an epoch and returns its logs."""
+        """Waits for the executions of an epoch at its end and returns its logs."""
+
+
+class OpenEpochs:
+    """The training loops in the middle of an epoch, the innermost last: a callback of `fit` may call `evaluate`."""
+
+    def __init__(self) -> None:
+        self._loops: list[TrainingLoop] = []
+
+    def enter(self, loop: TrainingLoop) -> None:
+        """Notes that `loop` makes a step. Epochs that began within its epoch are over."""
+        if loop in self._loops:
+            del self._loops[self._loops.index(loop) + 1 :]
+        else:
+            self._loops.append(loop)
+
+    def end(self, model: Any) -> TrainingLoop | None:
+        """Returns the loop of `model` whose epoch ends; None if it has made no step."""
+        for number in reversed(range(len(self._loops))):
+            if (loop := self._loops[number]) in (model.train_function, model.test_function):
+                del self._loops[number:]
+                return loop
+        return None
 
 
 class CoordinatorHooks(KerasHooks):
@@ -48,6 +72,7 @@ class CoordinatorHooks(KerasHooks):
         self._no_xla = no_xla
         self._executions: Executions = strategy.executions
         self._loops: weakref.WeakSet[TrainingLoop] = weakref.WeakSet()
+        self._open_epochs = OpenEpochs()
 
     def example_batch(self, source: BatchSource) -> Any:
         """See `KerasHooks`."""
@@ -63,19 +88,21 @@ class CoordinatorHooks(KerasHooks):
         Keras does so only if a step returns exactly the model's metrics. A user's own `train_step` may return others too, or
         nest them, and its last logs know what one worker has counted.
         """
-        for loop in self._loops:
-            if loop.logs is not None and loop in (model.train_function, model.test_function):
-                logs = loop.finish()
-                break
-        else:
-            self._executions.finish()
+        if logs and (loop := self._open_epochs.end(model)) is not None:
+            logs = loop.finish()
         return trainer.with_metrics(logs, model.get_metrics_result()) if logs else logs
 
     def reset_metrics(self) -> None:
         """See `KerasHooks`."""
-        self._executions.settle()
+        error = None
+        try:
+            self._executions.wait_until_idle()
+        except WorkersGoneError:
+            raise
+        except Exception as raised:
+            error = raised
         for loop in self._loops:
-            loop.begin()
+            loop.reset(error)
 
     # For subclasses.
 
@@ -99,7 +126,10 @@ class CoordinatorHooks(KerasHooks):
 
         def predict_one(batch: Any) -> Any:
             if not isinstance(batch, Batch):  # `predict_on_batch` passes the batch itself.
+                executions.wait_until_idle()
                 return executions.result_of(executions.schedule(prepare([as_tensors(batch)], None)))
+            if batch.result is None:  # The first: others are scheduled ahead. All progress so far counts.
+                executions.wait_until_idle()
             # Keras wants the outputs one by one and in order. Meanwhile the groups compute the next ones.
             for ahead in (batch, *batch.feed.peek(executions.limit)):
                 if ahead.result is None:

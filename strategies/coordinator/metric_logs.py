@@ -40,6 +40,8 @@ class MetricLogs:
         self._results_function: Any = None
         self._by_group: dict[int, Any] = {}  # The metrics of each group, float64 vectors.
         self._sum: Any = np.zeros([0])
+        self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
+        self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
 
     # In the function of a group.
@@ -92,14 +94,23 @@ class MetricLogs:
         """Forgets what the groups have returned: metrics start from zero."""
         self._by_group.clear()
         self._sum = np.zeros([self._size])
+        self._carried, self._restarts = None, False
         self.logs = None
+
+    def carry(self) -> None:
+        """Keeps the sums so far, because others use the metrics next: a callback evaluates in the middle of an epoch."""
+        self._carried, self._restarts = self._sum, True
+        self._by_group.clear()
 
     def begin_steps(self) -> None:
         """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
         if not self._by_group:
-            self._sum = np.zeros([self._size])
+            self._sum = np.zeros([self._size]) if self._carried is None else self._carried
             for variable in self._variables:
                 variable._value.known_sum = None
+                if self._restarts:
+                    variable.assign(tf.zeros(variable.shape, variable.dtype))
+            self._restarts = False
 
     def add(self, group: int, vector: Any) -> Any:
         """Adds what a group has returned.
@@ -124,7 +135,7 @@ class MetricLogs:
 
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
-        if self._by_group and self._variables:
+        if (self._by_group or self._carried is not None) and self._variables:
             sums = unflatten_array(self._sum, [tuple(variable.shape) for variable in self._variables])
             for variable, value in zip(self._variables, sums, strict=True):
                 variable._value.known_sum = tf.constant(value, variable._value.dtype)

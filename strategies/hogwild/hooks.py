@@ -42,7 +42,7 @@ class HogwildHooks(CoordinatorHooks):
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs)
         calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)
-        loop = TrainingLoop(self._strategy, model, calls, metric_logs, trains)
+        loop = TrainingLoop(self._strategy, model, calls, metric_logs, trains, self._open_epochs)
         self._loops.add(loop)
         return loop
 

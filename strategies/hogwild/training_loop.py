@@ -6,6 +6,7 @@ and Keras' callbacks see all of them.
 
 import functools
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.executions import Execution, Executions
 from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
+from tfdist.strategies.coordinator.hooks import OpenEpochs
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.schedules import steps_per_call
@@ -22,6 +24,8 @@ from tfdist.strategies.hogwild.step_counters import steps_of
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.input_feed import InputFeed
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInputIterator
+
+_log = logging.getLogger("tfdist")
 
 TURN_SECONDS = 10.0
 """If a step belongs to one group, the others leave it to that group for this long. After that any group may do it."""
@@ -39,9 +43,12 @@ class TrainingLoop:
         calls: the calls of the groups, which return the results of all steps.
         metric_logs: the logs of the steps.
         trains: whether the steps train the model.
+        open_epochs: the epochs of all loops of the strategy.
     """
 
-    def __init__(self, strategy: Any, model: Any, calls: GroupCalls, metric_logs: MetricLogs, trains: bool) -> None:
+    def __init__(
+        self, strategy: Any, model: Any, calls: GroupCalls, metric_logs: MetricLogs, trains: bool, open_epochs: OpenEpochs
+    ) -> None:
         self._strategy = strategy
         self._replicas = strategy.local_replicas
         self._executions: Executions = strategy.executions
@@ -54,11 +61,9 @@ class TrainingLoop:
         self._steps_done = 0  # Since the last entry of `_ready`.
         self._next_step: int | None = None  # Its number over all groups; None before the first.
         self._any_group = False  # Whether any group may do the step of `_one_batch`.
-
-    @property
-    def logs(self) -> Any:
-        """The logs of the last step that callbacks see; None before the first."""
-        return self._metric_logs.logs
+        self._open_epochs = open_epochs
+        self._epoch: Any = None  # The iterator of the epoch that is not over.
+        self._error: Exception | None = None  # Of a step of this epoch, for Keras' next call.
 
     def __call__(self, iterator: Any) -> Any:
         """Returns the logs after the next `steps_per_execution` steps. Schedules batches of `iterator` and waits if it has to.
@@ -67,52 +72,80 @@ class TrainingLoop:
             StopIteration: if the epoch is over and all its executions are done.
         """
         if not isinstance(iterator, InputFeed | WorkerInputIterator):  # A generator of one batch.
-            self.begin()
             return self._one_batch(as_tensors(next(iterator)))
-        if not self._ready and not len(self._executions):
+        self._open_epochs.enter(self)
+        if iterator is not self._epoch:
+            self._begin_epoch(iterator)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if not self._ready and not self._executions.pending(iterator):
             iterator.begin_epoch_if_over()
-            if self._trains:
+            if self._trains and not len(self._executions):
                 self._replicas.train_alone(False)
         steps = steps_per_call(iterator.owner.batches_per_epoch, len(self._strategy.worker_groups), self._period)
         while not self._ready:
-            while len(self._executions) < self._executions.limit:
+            while self._executions.pending(iterator) < self._executions.limit:
                 batches = iterator.take(steps)
                 if not batches:
                     break
-                self._schedule(batches, iterator.owner.element_spec)
-            execution = self._executions.wait_for_any()
+                self._schedule(batches, iterator.owner.element_spec, iterator)
+            execution = self._executions.wait_for_any(iterator)
             if execution is not None:
                 self._add(execution)
             elif self._steps_done:  # The last `steps_per_execution` of an epoch may be fewer.
                 self._steps_done = 0
-                self._ready.append(self.logs)
+                self._ready.append(self._metric_logs.logs)
             else:
                 raise StopIteration
         return self._ready.popleft()
 
-    def begin(self) -> None:
-        """Prepares for metrics that start from zero: waits for the executions in flight and discards their results."""
-        self._executions.settle()
-        self._metric_logs.reset()
+    def _begin_epoch(self, iterator: Any) -> None:
+        if self._epoch is not None:  # It was interrupted. Its last steps count, but not in the logs of this epoch.
+            self._executions.wait_until_idle()
+            self._end_epoch()
+            self._metric_logs.reset()
+        self._epoch = iterator
+
+    def _end_epoch(self) -> None:
+        if self._error is not None:
+            _log.warning("a step of the training before this one failed", exc_info=self._error)
+        self._add_finished()
         self._ready.clear()
         self._steps_done = 0
+        self._epoch, self._error = None, None
+
+    def _add_finished(self) -> None:
+        while (execution := self._executions.wait_for_any(self._epoch)) is not None:
+            self._add(execution)
+
+    def reset(self, error: Exception | None) -> None:
+        """See `coordinator.hooks.TrainingLoop`."""
         self._next_step = None
+        if self._epoch is None:
+            self._metric_logs.reset()
+            self._ready.clear()
+            self._steps_done = 0
+        else:
+            self._error = self._error or error
+            self._add_finished()
+            self._metric_logs.carry()
 
     def finish(self) -> Any:
-        """Waits for the executions in flight at the end of an epoch and returns its logs."""
-        while (execution := self._executions.wait_for_any()) is not None:
-            self._add(execution)
+        """See `coordinator.hooks.TrainingLoop`."""
+        self._add_finished()
         self._metric_logs.publish_sums()
-        self._ready.clear()
-        self._steps_done = 0
-        return self.logs
+        self._end_epoch()
+        return self._metric_logs.logs
 
     def _one_batch(self, batch: Any) -> Any:
         """Does `train_on_batch` and `test_on_batch`. One group trains while the others wait, as one process would train."""
+        self._executions.wait_until_idle()
+        self.reset(None)
         if not self._trains:
             execution = self._schedule([batch])
             self._executions.result_of(execution)
-            return self._add(execution)
+            return self._add(execution, for_epoch=False)
         self._replicas.train_alone(True)
         latest = time.monotonic() + TURN_SECONDS
         for number in itertools.count(1):
@@ -122,13 +155,13 @@ class TrainingLoop:
                 self._replicas.synchronize_groups()  # Another group goes on from what the first one has done.
             execution = self._schedule([batch])
             if self._executions.result_of(execution):
-                return self._add(execution)
+                return self._add(execution, for_epoch=False)
             if number % len(self._strategy.worker_groups) == 0:
                 time.sleep(PAUSE_SECONDS)
 
     # Scheduling.
 
-    def _schedule(self, batches: list[Any], element_spec: Any = None) -> Execution:
+    def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None) -> Execution:
         self._replicas.publish()
         if not self._trains:
             self._replicas.synchronize_groups()
@@ -141,7 +174,7 @@ class TrainingLoop:
                 return []
             return [call(group) for call in calls]
 
-        return self._executions.schedule(run)
+        return self._executions.schedule(run, owner)
 
     def _prepare(self, batches: list[Any], element_spec: Any) -> list[Callable[[int], Any]]:
         """Returns the calls that a group makes one after the other."""
@@ -173,13 +206,17 @@ class TrainingLoop:
 
     # Results.
 
-    def _add(self, execution: Execution) -> Any:
-        """Adds the results of an execution. Returns the logs after its last step; None if it has made no step."""
+    def _add(self, execution: Execution, for_epoch: bool = True) -> Any:
+        """Adds the results of an execution, and the logs of its steps to those of the epoch.
+
+        Returns:
+            The logs after its last step; None if it has made no step.
+        """
         rows = [row for stacked in execution.result for row in stacked.numpy()]
         logs = None
         for row in rows:
-            self._steps_done += 1
-            is_reported = self._steps_done >= self._model.steps_per_execution
+            self._steps_done += for_epoch
+            is_reported = for_epoch and self._steps_done >= self._model.steps_per_execution
             if is_reported or row is rows[-1]:  # A row holds the metrics of all steps of the group up to it.
                 logs = self._metric_logs.add(execution.group, row)
             if is_reported:

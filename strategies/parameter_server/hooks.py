@@ -41,7 +41,7 @@ class ParameterServerHooks(CoordinatorHooks):
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs, fused_reads_of(model))
         function = GroupFunction(self._strategy, StepProgram(group_step))
-        loop = TrainingLoop(model, function, metric_logs, self._executions)
+        loop = TrainingLoop(model, function, metric_logs, self._executions, self._open_epochs)
         self._loops.add(loop)
         return loop
 

@@ -1,6 +1,8 @@
 """The training loop of `parameter_server`: what Keras calls on the chief, and the steps that a worker group makes."""
 
 import contextlib
+import logging
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +12,14 @@ from tfdist.strategies.coordinator.executions import Execution, Executions
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.group_function import GroupFunction, GroupProgram, runs_of_equal_shapes
 from tfdist.strategies.coordinator.group_step import GroupStep, ReplicaBegin, StepScope
+from tfdist.strategies.coordinator.hooks import OpenEpochs
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.input_feed import InputFeed
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable
+
+_log = logging.getLogger("tfdist")
 
 
 class TrainingLoop:
@@ -25,18 +30,20 @@ class TrainingLoop:
         function: the function that makes steps and returns the vectors of `metric_logs`.
         metric_logs: the logs of the steps.
         executions: the executions of the strategy.
+        open_epochs: the epochs of all loops of the strategy.
     """
 
-    def __init__(self, model: Any, function: GroupFunction, metric_logs: MetricLogs, executions: Executions) -> None:
+    def __init__(
+        self, model: Any, function: GroupFunction, metric_logs: MetricLogs, executions: Executions, open_epochs: OpenEpochs
+    ) -> None:
         self._model = model
         self._function = function
         self._metric_logs = metric_logs
         self._executions = executions
-
-    @property
-    def logs(self) -> Any:
-        """The logs of the last execution; None before the first."""
-        return self._metric_logs.logs
+        self._open_epochs = open_epochs
+        self._epoch: Any = None  # The iterator of the epoch that is not over.
+        self._ready: deque[Any] = deque()  # Logs that Keras has not asked for yet.
+        self._error: Exception | None = None  # Of a step of this epoch, for Keras' next call.
 
     def __call__(self, iterator: Any) -> Any:
         """Schedules the next batches of `iterator`, waits for one execution and returns the logs over all that are done.
@@ -45,38 +52,71 @@ class TrainingLoop:
             StopIteration: if the epoch is over and all its executions are done.
         """
         if not isinstance(iterator, InputFeed):  # `train_on_batch` and `test_on_batch` pass a generator of one batch.
-            self.begin()
-            execution = self._schedule([as_tensors(next(iterator))])
-            self._executions.result_of(execution)
-            return self._add(execution)
-        if not len(self._executions):
+            return self._one_batch(as_tensors(next(iterator)))
+        self._open_epochs.enter(self)
+        if iterator is not self._epoch:
+            self._begin_epoch(iterator)
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if self._ready:
+            return self._ready.popleft()
+        if not self._executions.pending(iterator):
             iterator.begin_epoch_if_over()
-        while len(self._executions) < self._executions.limit:
+        while self._executions.pending(iterator) < self._executions.limit:
             batches = iterator.take(self._model.steps_per_execution)
             if not batches:
                 break
-            self._schedule(batches, iterator.owner.element_spec)
-        done = self._executions.wait_for_any()
-        if done is None:
+            self._schedule(batches, iterator.owner.element_spec, iterator)
+        execution = self._executions.wait_for_any(iterator)
+        if execution is None:
             raise StopIteration
-        return self._add(done)
+        return self._add(execution)
 
-    def begin(self) -> None:
-        """Prepares for metrics that start from zero: waits for the executions in flight and discards their results."""
-        self._executions.settle()
-        self._metric_logs.reset()
+    def _begin_epoch(self, iterator: Any) -> None:
+        if self._epoch is not None:  # It was interrupted. Its last steps are done and do not count here.
+            self._executions.wait_until_idle()
+            self._end_epoch()
+            self._metric_logs.reset()
+        self._epoch = iterator
+
+    def _end_epoch(self) -> None:
+        if self._error is not None:
+            _log.warning("a step of the training before this one failed", exc_info=self._error)
+        while self._executions.wait_for_any(self._epoch) is not None:
+            pass
+        self._ready.clear()
+        self._epoch, self._error = None, None
+
+    def _one_batch(self, batch: Any) -> Any:
+        self._executions.wait_until_idle()
+        self.reset(None)
+        execution = self._schedule([batch])
+        self._executions.result_of(execution)
+        return self._add(execution)
+
+    def reset(self, error: Exception | None) -> None:
+        """See `coordinator.hooks.TrainingLoop`."""
+        if self._epoch is None:
+            self._metric_logs.reset()
+            return
+        self._error = self._error or error
+        while (execution := self._executions.wait_for_any(self._epoch)) is not None:
+            self._ready.append(self._add(execution))
+        self._metric_logs.carry()
 
     def finish(self) -> Any:
-        """Waits for the executions in flight at the end of an epoch and returns its logs."""
-        while (execution := self._executions.wait_for_any()) is not None:
+        """See `coordinator.hooks.TrainingLoop`."""
+        while (execution := self._executions.wait_for_any(self._epoch)) is not None:
             self._add(execution)
         self._metric_logs.publish_sums()
-        return self.logs
+        self._end_epoch()
+        return self._metric_logs.logs
 
-    def _schedule(self, batches: list[Any], element_spec: Any = None) -> Execution:
+    def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None) -> Execution:
         calls = [self._function.prepare(run, element_spec) for run in runs_of_equal_shapes(batches)]
         self._metric_logs.begin_steps()
-        return self._executions.schedule(lambda group: [call(group) for call in calls][-1])
+        return self._executions.schedule(lambda group: [call(group) for call in calls][-1], owner)
 
     def _add(self, execution: Execution) -> Any:
         return self._metric_logs.add(execution.group, execution.result.numpy())

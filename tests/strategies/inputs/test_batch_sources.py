@@ -70,7 +70,7 @@ def test_shards_differ_by_one_example_at_most(examples, sizes):
     element = layout.split((tf.range(examples), None, tf.constant(5)))
     assert [int(count) for count in layout.counts(element["examples"])] == sizes
     rows = [shard[0].numpy().tolist() for shard in element["shards"]]
-    assert sum((row[:size] for row, size in zip(rows, sizes, strict=True)), []) == list(range(examples))
+    assert [n for row, size in zip(rows, sizes, strict=True) for n in row[:size]] == list(range(examples))
     # A replica without examples of its own computes the last one again.
     assert [row for row, size in zip(rows, sizes, strict=True) if not size] == [[examples - 1]] * sizes.count(0)
     assert [(shard[1], int(shard[2])) for shard in element["shards"]] == [(None, 5)] * 4
