@@ -32,18 +32,25 @@ class GroupExtended(ParameterServerExtended):
         self._tfdist_common_devices = alike.pop() if len(alike) == 1 and len(groups[0].tasks) == 1 else None
         self._tfdist_groups = len(groups)
         self._tfdist_tracing: tuple[str, ...] | None = None
+        self.group_devices: tuple[str, ...] = ()  # Of the group whose function is traced.
         super().__init__(strategy, resolver, None)
 
     # Replicas.
 
     @contextlib.contextmanager
-    def tracing(self, devices: Sequence[str]) -> Iterator[None]:
-        """Makes these devices the replicas while a function of a worker group is traced."""
-        outer, self._tfdist_tracing = self._tfdist_tracing, tuple(devices)
+    def tracing(self, devices: Sequence[str], group_devices: Sequence[str] | None = None) -> Iterator[None]:
+        """Makes these devices the replicas while a function of a worker group is traced.
+
+        Args:
+            devices: the devices.
+            group_devices: all devices of the group, if the function uses only some of them for its steps.
+        """
+        outer = self._tfdist_tracing, self.group_devices
+        self._tfdist_tracing, self.group_devices = tuple(devices), tuple(group_devices or devices)
         try:
             yield
         finally:
-            self._tfdist_tracing = outer
+            self._tfdist_tracing, self.group_devices = outer
 
     @property
     def worker_devices(self) -> tuple[str, ...]:

@@ -103,10 +103,10 @@ class GroupFunction:
         width = len(group.devices) if examples is None or examples >= len(group.devices) else 1
         devices = group.traced_devices[:width]
         variant = self._program.variant_of(group, variant)
-        with tracing_lock, tf.device(group.devices[0]), self._strategy.extended.tracing(devices):
+        with tracing_lock, tf.device(group.devices[0]), self._strategy.extended.tracing(devices, group.traced_devices):
             if packed:
-                return self._trace_packed(variant, devices, data, shapes, stacked)
-            key = (variant, devices, stacked)
+                return self._trace_packed((variant, group.traced_devices), devices, data, shapes, stacked)
+            key = (variant, group.traced_devices, devices, stacked)
             if key not in self._functions:
                 self._functions[key] = tf.function(
                     lambda batch, *arguments: self._program.run(variant, devices, batch, stacked, *arguments),
@@ -115,11 +115,22 @@ class GroupFunction:
                 )
             return self._functions[key].get_concrete_function(data, *self._program.arguments)
 
-    def _trace_packed(self, variant: Any, devices: tuple[str, ...], data: Any, shapes: list[Any], stacked: bool) -> Any:
-        """Returns the function for batches that arrive as bytes: one function if they differ in some dimensions only."""
+    def _trace_packed(
+        self, group: tuple[Any, tuple[str, ...]], devices: tuple[str, ...], data: Any, shapes: list[Any], stacked: bool
+    ) -> Any:
+        """Returns the function for batches that arrive as bytes: one function if they differ in some dimensions only.
+
+        Args:
+            group: the variant for the group, and all of its devices.
+            devices: the devices that compute the batch.
+            data: the first batch, or several stacked.
+            shapes: the shapes to trace for.
+            stacked: whether `data` holds several batches.
+        """
+        variant, _ = group
         flat = tf.nest.flatten(data)
         structure = str(tf.nest.map_structure(lambda _: 0, data))
-        key = (variant, devices, stacked, tuple((v.dtype, v.shape.rank) for v in flat), structure)
+        key = (group, devices, stacked, tuple((v.dtype, v.shape.rank) for v in flat), structure)
         traced, function = self._packed.get(key, (shapes, None))
         general = [a.most_specific_compatible_shape(b) for a, b in zip(traced, shapes, strict=True)]
         if function is None or any(str(a) != str(b) for a, b in zip(traced, general, strict=True)):

@@ -24,8 +24,13 @@ def no_scope() -> Iterator[ReplicaBegin]:
 class StepOutputs(Protocol):
     """What a group's function returns of the outputs of its steps. All methods are called while the function is traced."""
 
-    def of_replica(self, outputs: Any) -> Any:
-        """Returns what one replica keeps of the outputs of a step; a float64 vector if the function makes several steps."""
+    def of_replica(self, outputs: Any, rows: Any) -> Any:
+        """Returns what one replica keeps of the outputs of a step; a float64 vector if the function makes several steps.
+
+        Args:
+            outputs: the outputs of the step.
+            rows: how many of its examples count, int32 scalar; None for all.
+        """
 
     def after_steps(self) -> Any:
         """Returns what one replica adds after the last step, nested tensors."""
@@ -43,9 +48,9 @@ class StepOutputs(Protocol):
 class PredictionOutputs:
     """`StepOutputs` of `predict_step`: the outputs of all replicas, concatenated."""
 
-    def of_replica(self, outputs: Any) -> Any:
+    def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`."""
-        return outputs
+        return outputs if rows is None else tf.nest.map_structure(lambda v: v[:rows] if v.shape.rank else v, outputs)
 
     def after_steps(self) -> Any:
         """See `StepOutputs`."""
@@ -72,6 +77,7 @@ class GroupStep:
         self, strategy: Any, model: Any, step: Callable[..., Any], outputs: StepOutputs, scope: StepScope = no_scope
     ) -> None:
         self._strategy = strategy
+        self._model = model
         self._step = model._autoconvert_optionals(step)
         self._outputs = outputs
         self._scope = scope
@@ -79,11 +85,14 @@ class GroupStep:
     def run(self, devices: Sequence[str], batch: Any) -> tuple[list[Any], list[Any]]:
         """Makes a step. Returns what each replica keeps of its outputs, and the replicas' shares of the examples."""
         shares: list[Any] = [tf.constant(1.0)]
+        counts: list[Any] | None = None
         if len(devices) > 1:
             layout = Layout(len(devices), range(len(devices)))
-            element = layout.split(batch)
+            whole, element = batch, layout.split(batch)
             batch = per_replica(element["shards"])
             shares = layout.shares(element["examples"])
+            if not any(isinstance(value, tf.Tensor) and value.shape.rank for value in tf.nest.flatten(whole)):
+                counts = layout.counts(element["examples"])  # Of sparse batches only the function knows the size.
         with self._scope() as begin_replica:
 
             def on_replica(shard: Any) -> Any:
@@ -91,13 +100,28 @@ class GroupStep:
                 share = shares[index] if len(devices) > 1 else None
                 begin_replica(devices[index])
                 with replica_context.entered(replica_context.Replica(self._strategy, index, share)):
-                    return self._outputs.of_replica(self._step(shard))
+                    if counts is None:
+                        return self._outputs.of_replica(self._step(shard), None)
+                    return self._outputs.of_replica(self._step_that_may_not_count(shard, share), counts[index])
 
             return self._by_replica(devices, self._strategy.run(on_replica, args=(batch,))), shares
 
+    def _step_that_may_not_count(self, shard: Any, share: Any) -> Any:
+        """Makes a step of a replica that repeats another one's example if it has none: its metrics then stay as they were."""
+        metrics = [v for v in self._model.metrics_variables if v.synchronization == "on_read"]
+        before = [(v, tf.identity(v.value)) for v in metrics]
+        outputs = self._step(shard)
+        for variable, value in before:
+            variable.value.assign(tf.where(share > 0, variable.value, value))
+        return outputs
+
     def result(self, devices: Sequence[str], outputs: list[Any], shares: list[Any]) -> Any:
         """Returns the result of the function after its last step, of which `run` returned `outputs` and `shares`."""
-        after = self._by_replica(devices, self._strategy.run(self._outputs.after_steps))
+        del devices
+        extended = self._strategy.extended
+        # All replicas of the group: each has its own metrics, also if the last batch was too small for all of them.
+        with extended.tracing(extended.group_devices):
+            after = self._by_replica(extended.group_devices, self._strategy.run(self._outputs.after_steps))
         return self._outputs.of_group(outputs, after, shares)
 
     def _by_replica(self, devices: Sequence[str], outputs: Any) -> list[Any]:

@@ -1,5 +1,6 @@
 """What Keras' loop asks of `parameter_server` and `hogwild` alike: the chief runs the loop, worker groups run the steps."""
 
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -10,6 +11,8 @@ from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
+
+_log = logging.getLogger("tfdist")
 
 
 class TrainingLoop(Protocol):
@@ -61,7 +64,7 @@ class CoordinatorHooks(KerasHooks):
     Args:
         strategy: the strategy.
         name: its name, for messages.
-        no_xla: why `jit_compile=True` cannot work under it.
+        no_xla: why `jit_compile=True` has no effect under it.
     """
 
     shows_progress = True
@@ -114,7 +117,7 @@ class CoordinatorHooks(KerasHooks):
                 "Leave run_eagerly away, or debug in one process (--tier BASIC)."
             )
         if model.jit_compile is True:
-            raise ValueError(f"jit_compile=True cannot work under {self._name}: {self._no_xla}. Leave jit_compile at 'auto'.")
+            _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self._name, self._no_xla)
 
     def _predict_function(self, prepare: Callable[..., Callable[[int], Any]]) -> Callable[[list[Any]], Any]:
         """Returns Keras' `predict_function`.

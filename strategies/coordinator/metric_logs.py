@@ -46,8 +46,9 @@ class MetricLogs:
 
     # In the function of a group.
 
-    def of_replica(self, outputs: Any) -> Any:
+    def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which travel anyway."""
+        del rows
         self._variables = self._variables_to_send()
         self._size = sum(variable.shape.num_elements() for variable in self._variables)
         outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}

@@ -107,7 +107,6 @@ class Row:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-NO_XLA = "jit_compile=True cannot work under {}: {}. Leave jit_compile at 'auto'."
 NOT_EAGER = (
     "run_eagerly=True cannot work under {}: a worker runs compiled functions only. "
     "Leave run_eagerly away, or debug in one process (--tier BASIC)."
@@ -171,11 +170,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("ema", "`use_ema`, `ema_overwrite_frequency`", near=0.15),
         Row("gradient_accumulation", "`gradient_accumulation_steps`", near=0.15),
         Row("mixed_precision", "mixed precision", near=0.15, replicas=0.02),
-        Row(
-            "jit_compile", "`jit_compile=True`", near=0.15,
-            refused=_refused(NO_XLA.format("parameter_server", "XLA has no access to variables of another task"),
-                             NO_XLA.format("hogwild", "XLA cannot compile a step that finds its variables by their names")),
-        ),
+        Row("jit_compile", "`jit_compile=True` (parameter_server and hogwild train without XLA, with a warning)", near=0.15),
         Row(
             "run_eagerly", "`run_eagerly=True`", near=0.15,
             refused=_refused(NOT_EAGER.format("parameter_server"), NOT_EAGER.format("hogwild")),

@@ -31,6 +31,7 @@ LOSSES = (  # tests/support/programs/losses.py
     "an_own_train_step_at_a_lower_level",
     "a_model_without_call",
     "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
+    "ragged_batches_of_fewer_examples_than_replicas",
 )
 FEW = (
     "adam",

@@ -143,3 +143,18 @@ def test_files_saved_with_two_ps_load_with_three_with_one_and_without_a_cluster(
         assert got["shards"] == max(1, servers)
         assert got["steps"] == [8, 8]
         assert max(got["differences"].values()) < 1e-6, got
+
+
+def test_losses_of_every_form_equal_one_process(tmp_path):
+    """All cases of support/programs/losses.py in one synchronous group of two workers."""
+    program = [sys.executable, str(PROGRAMS / "group_losses.py")]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    cases = [json.loads(line.removeprefix("CASE ")) for line in done.stdout.splitlines() if line.startswith("CASE ")]
+    assert len(cases) == 16
+    for name, one, group in cases:
+        assert one.keys() == group.keys()
+        for key in one:
+            flat, ours = ([np.ravel(part) for part in each[key]] if key == "weights" else [each[key]] for each in (one, group))
+            for expected, value in zip(flat, ours, strict=True):
+                np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-5, err_msg=f"{name}: {key}")

@@ -242,3 +242,43 @@ def fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones(scope):
         "predict": model.predict(x[:1], verbose=0).ravel().tolist(),
         "weights": [w.ravel().tolist() for w in model.get_weights()],
     }
+
+
+@case
+def ragged_batches_of_fewer_examples_than_replicas(scope):
+    values = tf.ragged.constant([[1.0], [2.0, 3.0], [4.0], [5.0, 1.0]])
+    dataset = tf.data.Dataset.from_tensor_slices(values).batch(3)  # The last batch has one example, and no dense tensor.
+
+    class Mean(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+            self.tracker = keras.metrics.Mean(name="mean")
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def build(self, shape):
+            self.dense.build((None, 1))
+
+        def call(self, x):
+            return self.dense(tf.reduce_mean(x, axis=1)[:, None])
+
+        def train_step(self, x):
+            with tf.GradientTape() as tape:
+                y_pred = self(x)
+                loss = tf.reduce_mean(tf.square(y_pred))
+            self.optimizer.apply_gradients(
+                zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
+            )
+            self.tracker.update_state(y_pred)
+            return {"mean": self.tracker.result()}
+
+    with scope():
+        model = Mean()
+        model.build(None)
+        model.compile("sgd")
+    record = model.fit(dataset, epochs=2, verbose=0).history
+    predicted = model.predict(dataset, verbose=0).ravel().tolist()
+    return {**record, "predict": predicted, "weights": [w.ravel().tolist() for w in model.get_weights()]}
