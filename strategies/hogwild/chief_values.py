@@ -14,6 +14,7 @@ class ChiefValues:
         blocks: all blocks. Others add to the list.
         collect: collects blocks from the groups, see `Collector.collect`.
         in_flight: returns the number of executions in flight.
+        wait_until_idle: waits until no execution is in flight.
     """
 
     def __init__(
@@ -21,10 +22,12 @@ class ChiefValues:
         blocks: list[ParameterBlock],
         collect: Callable[[Sequence[ParameterBlock]], None],
         in_flight: Callable[[], int],
+        wait_until_idle: Callable[[], None],
     ) -> None:
         self._blocks = blocks
         self._collect = collect
         self._in_flight = in_flight
+        self._wait_until_idle = wait_until_idle
         self._executions_done = 0
         self._fetched: dict[ParameterBlock, int] = {}  # Executions that were done when the block was last fetched.
 
@@ -52,14 +55,24 @@ class ChiefValues:
         yield
         variable.restored = {}
         if variable.block is not None:
-            variable.block.changed = True
+            variable.block.assigned[id(variable)] = variable
             variable.version = variable.block.version
 
     def publish(self) -> None:
-        """Gives what the chief has assigned to the ps. Call it before executions are scheduled."""
+        """Gives what the chief has assigned to the ps. Call it before executions are scheduled.
+
+        Groups pull the whole block, so all groups flush their progress first.
+        """
         for block in self._blocks:
-            if block.changed:
-                block.publish()
+            if not block.changed:
+                continue
+            self._wait_until_idle()  # Executions that wait for a group make progress, too.
+            if block.dirty:
+                assigned = [(variable, variable.value_on_chief()) for variable in block.assigned.values()]
+                self._collect([block])
+                for variable, value in assigned:
+                    block.cut(block.values, variable)[...] = value
+            block.publish()
 
     def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
         """Adds the updates of an execution to the counters on the chief."""

@@ -66,12 +66,14 @@ class Collector:
             self._complete_round(block)
         if block.optimizer.pushes_parameters and answers:
             # An elastic push moves the replica only a part of the way. The mean of the replicas has all progress.
-            block.set_values(_merged(list(answers.values()), None, block.dtype))
+            block.set_values(_projected(block, _merged(list(answers.values()), None, block.dtype)))
             block.publish()
             return
-        block.set_values(block.fetch(server_group))
+        values = block.fetch(server_group)
+        projected = _projected(block, values)
+        block.set_values(projected)
         block.generation += 1
-        if len(block.shards) > 1:
+        if len(block.shards) > 1 or projected is not values:
             block.publish()  # Groups of all server groups continue from, and evaluate, the same parameters.
 
     def ask(self, block: ParameterBlock, groups: Sequence[int]) -> dict[int, Any]:
@@ -95,6 +97,22 @@ class Collector:
             if thread.is_alive():
                 self._mark_lost(group)
         return dict(answers)
+
+
+def _projected(block: ParameterBlock, values: Any) -> Any:
+    """Returns the values with Keras' constraints applied; `values` itself if that changes nothing.
+
+    A group applies them to its local replica. What several groups push need not satisfy them.
+    """
+    projected = values
+    for variable in block.variables:
+        if variable.keras_constraint is not None:
+            before = block.cut(projected, variable)
+            after = np.asarray(variable.keras_constraint(before))
+            if not np.array_equal(before, after):
+                projected = projected.copy() if projected is values else projected
+                block.cut(projected, variable)[...] = after
+    return projected
 
 
 def _merged(vectors: list[Any], first: Any, dtype: tf.DType) -> Any:

@@ -116,7 +116,7 @@ class ParameterBlock:
         values: the vector when the chief last fetched it; None before.
         rates: the outer learning rate and the outer momentum.
         dirty: groups with progress that the shards do not have.
-        changed: whether the chief has assigned variables and the shards do not have the new values yet.
+        assigned: variables that the chief has assigned and whose values the shards do not have yet, by id.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ParameterBlock:
         self.values: Any = None
         self.rates = (1.0, 0.0)
         self.dirty: set[int] = set()
-        self.changed = False
+        self.assigned: dict[int, LocalVariable] = {}
         for variable in variables:
             variable.block = self
 
@@ -178,13 +178,18 @@ class ParameterBlock:
         for variable in self.variables:
             variable.version = self.version
         self.generation += 1
-        self.changed = False
+        self.assigned.clear()
         self.dirty.clear()
 
     def _value(self, variable: LocalVariable) -> Any:
         if variable.version == self.version or self.values is None:
             return variable.value_on_chief()
         return self.cut(self.values, variable)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the chief has assigned variables and the shards do not have the new values yet."""
+        return bool(self.assigned)
 
     def cut(self, vector: Any, variable: LocalVariable) -> Any:
         """Returns a view of the values of `variable` in a numpy vector of the whole block, in the shape of the variable."""

@@ -170,7 +170,12 @@ class GroupCalls:
         """Puts the model's weights into the global parameters. Frozen weights have blocks that are never synchronized."""
         if self._steps.blocks or not self._model.built:
             return
-        weights = {id(v): v for v in (unwrapped(weight._value) for weight in self._model.weights)}
+        weights = {}
+        for weight in self._model.weights:
+            variable = unwrapped(weight._value)
+            weights[id(variable)] = variable
+            if isinstance(variable, LocalVariable):
+                variable.keras_constraint = weight.constraint
         floating = [v for v in weights.values() if isinstance(v, LocalVariable) and v.dtype.is_floating]
         trained = {id(unwrapped(weight._value)) for weight in self._model.trainable_weights}
         active = [v for v in floating if id(v) in trained or not v.trainable]

@@ -42,6 +42,7 @@ class LocalReplicas:
         outer_optimizer: changes the global parameters when groups push.
         weights: the weights of pushes.
         in_flight: returns the number of executions in flight.
+        wait_until_idle: waits until no execution is in flight.
     """
 
     def __init__(self, strategy: Any, coordinator: Any) -> None:
@@ -50,6 +51,7 @@ class LocalReplicas:
         self.outer_optimizer = OUTER_OPTIMIZERS[options.outer](options, len(groups))
         self.weights = PushWeights(len(groups), options.weights == "examples")
         self.in_flight: Callable[[], int] = lambda: 0
+        self.wait_until_idle: Callable[[], None] = lambda: None
         self._registry = BlockRegistry(self._make_block)
         self._groups = LiveGroups(groups, strategy.shares_replicas, coordinator)
         self._functions = SynchronizationFunctions(strategy)
@@ -58,7 +60,7 @@ class LocalReplicas:
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # Generation and start of each local replica.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
-        self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight())
+        self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight(), lambda: self.wait_until_idle())
 
     # Variables.
 

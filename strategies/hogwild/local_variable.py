@@ -86,6 +86,7 @@ class LocalVariable(VariableBase):
         self._in_graph_mode = False
         self._cached_value = None
         self._constraint = None
+        self.keras_constraint: Callable[[Any], Any] | None = None
 
     # In a function that a group runs.
 
@@ -162,7 +163,8 @@ class LocalVariable(VariableBase):
 
     def on_chief(self) -> Any:
         """Returns the chief's variable with the current value."""
-        self._strategy_of.local_replicas.refresh_chief(self)
+        with tf.init_scope():  # `export` reads variables while it traces a function.
+            self._strategy_of.local_replicas.refresh_chief(self)
         return self._counted()
 
     def set_on_chief(self, value: Any) -> None:

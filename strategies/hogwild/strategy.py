@@ -58,6 +58,7 @@ class Hogwild(CoordinatorStrategy):
         self.shares_replicas = cluster.share_memory and len(set(tasks)) < len(tasks)
         self.local_replicas = LocalReplicas(self, self._cluster_coordinator)
         self.local_replicas.in_flight = self.executions.__len__
+        self.local_replicas.wait_until_idle = self.executions.wait_until_idle
         self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
         self.executions.give_up = self.local_replicas.mark_lost
         self.executions.limit = IN_FLIGHT_PER_GROUP * len(self.worker_groups)

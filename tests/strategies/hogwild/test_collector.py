@@ -23,6 +23,8 @@ def no_cluster(monkeypatch):
 class Block:
     """A block of two values with the global parameters `GLOBAL`, and the groups 0 and 1 with progress."""
 
+    variables = ()
+
     def __init__(self, kind=Kind.SYNCHRONIZED, optimizer=None, dtype=tf.float32, server_groups=1):
         self.kind, self.optimizer, self.dtype = kind, optimizer or Average(), dtype
         self.shards = [None] * server_groups
