@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
+from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
 from tfdist.strategies.private_api import in_stateless_scope, patches
@@ -50,7 +51,7 @@ def begin_averages(optimizer: Any) -> None:
     Keras does so in the first step, in which `iterations` is 0. Of several groups none may see that value.
     """
     owner: Any
-    for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+    for owner in with_inner(optimizer):
         if getattr(owner, "use_ema", False) and owner.built and int(owner.iterations.numpy()) == 0:
             for variable, average in zip(owner._trainable_variables, owner._model_variables_moving_average, strict=True):
                 if average is not None:

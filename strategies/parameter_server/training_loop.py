@@ -16,6 +16,7 @@ from tfdist.strategies.coordinator.hooks import OpenEpochs
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.input_feed import InputFeed
+from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable
 
@@ -164,7 +165,7 @@ def _read_by_each_step(model: Any) -> list[Any]:
     """Returns the ps' variables that every step reads: the model's, and the optimizer's scalars (learning rate, iterations)."""
     candidates = [*model.variables]
     optimizer = getattr(model, "optimizer", None)
-    for owner in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+    for owner in with_inner(optimizer):
         candidates += [variable for variable in getattr(owner, "variables", []) if variable.shape.rank == 0]
     found = {id(v): v for v in (unwrapped(getattr(c, "_value", None)) for c in candidates)}
     return [variable for variable in found.values() if isinstance(variable, ServerVariable)]
