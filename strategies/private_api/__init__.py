@@ -33,7 +33,7 @@ keras_loss_module: Any = need("keras.src.losses", "loss")
 # Keras' variable on TensorFlow, and whether a call to it is only recorded.
 KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
 in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
-# Metrics are computed on values that are not those of their variables: coordinator/training_loop.py sums over groups first.
+# Metrics are computed on values that are not those of their variables: coordinator/metric_logs.py sums over groups first.
 StatelessScope: Any = keras.StatelessScope
 
 # Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel. Everything that saves calls these.
@@ -80,7 +80,7 @@ register_tensor_conversion: Any = need(
     "tensorflow.python.framework.tensor_conversion_registry", "register_tensor_conversion_function"
 )
 
-# How gradient tapes learn of a read whose value comes from elsewhere (parameter_server/tensor_fusion.py), as TensorFlow's own
+# How gradient tapes learn of a read whose value comes from elsewhere (parameter_server/fused_reads.py), as TensorFlow's own
 # cached reads do it, and how loops and conditions differ from functions.
 record_operation: Any = need("tensorflow.python.eager.record", "record_operation")
 stop_recording: Any = need("tensorflow.python.eager.record", "stop_recording")
