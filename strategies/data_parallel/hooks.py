@@ -58,7 +58,7 @@ class DataParallelHooks(KerasHooks):
 
     def _shards_and_rows(self, batch: Any) -> tuple[Any, Any]:
         """Returns the shards of a batch, and how many examples of each count."""
-        if is_distributed(batch):
+        if is_distributed(batch) and not isinstance(batch, SplitBatch):
             return batch, self._strategy.run(examples_of, args=(batch,))
         element = batch.element if isinstance(batch, SplitBatch) else self.layout.split(as_tensors(batch))
         return per_replica(element["shards"]), per_replica(self.layout.counts(element["examples"]))

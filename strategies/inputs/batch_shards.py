@@ -98,15 +98,22 @@ def _rows(value: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
     return tf.sparse.slice(value, first, tf.concat([[tf.cast(end - begin, tf.int64)], shape[1:]], axis=0))
 
 
-class SplitBatch:
-    """A batch that is cut into shards, as Keras passes it to the predict function.
+class SplitBatch(tuple[Any, ...]):
+    """A batch that is cut into shards, as values per replica: the tuple that Keras passes to the predict function.
 
     Attributes:
         element: what `Layout.split` returned.
     """
 
-    def __init__(self, element: dict[str, Any]) -> None:
-        self.element = element
+    element: dict[str, Any]
+
+    @classmethod
+    def of(cls, element: dict[str, Any]) -> "SplitBatch":
+        """Returns the batch of an element."""
+        values = per_replica(element["shards"])
+        batch = cls(values if isinstance(values, tuple) else (values,))
+        batch.element = element
+        return batch
 
 
 class ShardedDataset(BatchSource):
@@ -156,7 +163,7 @@ class ShardedIterator(BatchIterator):
         return bool(self._peeked)
 
     def __next__(self) -> "SplitBatch":
-        return SplitBatch(self._next_element())
+        return SplitBatch.of(self._next_element())
 
     def peek(self) -> Any:
         """Returns the next element and leaves it the next.
