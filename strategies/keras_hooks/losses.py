@@ -94,7 +94,7 @@ def _relative_weight(replica: Replica, weight: Any, dtype: Any) -> Any:
             "jit_compile=True: XLA cannot add up masks and weights over the replicas; the loss is the mean of their means",
         )
         return tf.ones([], dtype)
-    own = tf.reduce_sum(tf.cast(weight, tf.float32))
+    own = tf.where(replica.share > 0, tf.reduce_sum(tf.cast(weight, tf.float32)), 0.0)
     whole = all_reduce_sum([own])[0]
     return tf.cast(tf.math.divide_no_nan(own, whole * replica.share), dtype)
 
@@ -118,7 +118,7 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
         return value
     if replica.looping:
         raise replica_context.NotInLoopError
-    y_true, y_pred = _whole_batch(y_true, loss.dtype), _whole_batch(y_pred, loss.dtype)
+    y_true, y_pred = (_whole_batch(nested, loss.dtype, replica) for nested in (y_true, y_pred))
     replica.has_whole_batch = True
     try:
         whole = original(loss, y_true, y_pred, sample_weight)
@@ -129,16 +129,16 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     return scaled + tf.stop_gradient(whole - scaled)
 
 
-def _whole_batch(nested: Any, dtype: Any) -> Any:
+def _whole_batch(nested: Any, dtype: Any, replica: Replica) -> Any:
     """Returns the tensors of all replicas, concatenated; gradients flow to this replica's examples only."""
     context = tf.distribute.get_replica_context()
     number = context.replica_id_in_sync_group
     replicas = context.num_replicas_in_sync
 
     def gather(value: Any) -> Any:
-        value = tf.cast(value, dtype)
-        rows = tf.cast(tf.shape(value)[0], tf.float32)
-        counts = tf.cast(all_reduce_sum([tf.one_hot(number, replicas) * rows])[0], tf.int32)
+        rows = tf.where(replica.share > 0, tf.shape(value)[0], 0)  # A replica without examples repeats one.
+        value = tf.cast(value[:rows], dtype)
+        counts = tf.cast(all_reduce_sum([tf.one_hot(number, replicas) * tf.cast(rows, tf.float32)])[0], tf.int32)
         before, after = tf.reduce_sum(counts[:number]), tf.reduce_sum(counts[number + 1 :])
         rest = [[0, 0]] * (value.shape.rank - 1)
         padded = tf.pad(value, [[before, after], *rest])
