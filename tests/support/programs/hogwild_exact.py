@@ -435,7 +435,11 @@ def short_epochs(strategy):
     schedule = strategy.executions.schedule
     with unittest.mock.patch.object(strategy.executions, "schedule", side_effect=schedule) as scheduled:
         model.evaluate(ones, ones, batch_size=2, verbose=0)
-    return {"examples": called, "evaluations": scheduled.call_count, "weights": [weight.tolist() for weight in model.get_weights()]}
+    return {
+        "examples": called,
+        "evaluations": scheduled.call_count,
+        "weights": [weight.tolist() for weight in model.get_weights()],
+    }
 
 
 def alone_and_late(strategy):
