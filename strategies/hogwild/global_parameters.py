@@ -168,6 +168,7 @@ class ParameterBlock:
 
     def publish(self) -> None:
         """Assigns the values that the variables have on the chief to the shards. Groups pull them before their next call."""
+        current = [variable for variable in self.variables if variable.version == self.version or self.values is None]
         self.values = np.concatenate([self._value(variable).reshape(-1) for variable in self.variables])
         for shards in self.shards:
             begin = 0
@@ -175,7 +176,7 @@ class ParameterBlock:
                 shard.parameters.assign(tf.constant(self.values[begin : begin + size]))
                 begin += size
         self.version += 1
-        for variable in self.variables:
+        for variable in current:  # The chief's others get their values when they are next read.
             variable.version = self.version
         self.generation += 1
         self.assigned.clear()
