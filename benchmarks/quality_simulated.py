@@ -132,6 +132,7 @@ def train(
     waits=False,
     fragments=1,
     spread=True,
+    inner="sgd",
     steps=STEPS,
 ):
     """Returns the validation and test accuracy of the global parameters, in percent.
@@ -141,6 +142,7 @@ def train(
         delay: updates after which a group pulls the reply; None for a period with overlap, 0 without.
         spread: whether groups synchronize evenly spread over the period. Otherwise all synchronize at the same step.
         waits: whether groups wait for each other at the end of each round. Not with spread or overlap.
+        inner: "sgd" with momentum, or "adam".
     """
     data = mnist1d()
     x, y = data["train"]
@@ -161,7 +163,7 @@ def train(
     baseline = net.vectors.copy()
     in_flight = [None] * groups
     turns = [0] * groups
-    velocity = np.zeros_like(net.vectors)
+    velocity, squares = np.zeros_like(net.vectors), np.zeros_like(net.vectors)
     each = period // fragments
     delay = (each if overlap else 0) if delay is None else delay
     order, used = generator.permutation(len(y)), 0
@@ -202,6 +204,12 @@ def train(
             shards[0].last_rounds = [shards[0].rounds] * groups
         net.differentiate(x[rows], y[rows])
         now = rate * 0.5 * (1 + np.cos(np.pi * step / steps))
+        if inner == "adam":  # Keras' values: 0.9, 0.999, 1e-7.
+            velocity += np.float32(0.1) * (net.gradients - velocity)
+            squares += np.float32(0.001) * (net.gradients**2 - squares)
+            now *= np.sqrt(1 - 0.999 ** (step + 1)) / (1 - 0.9 ** (step + 1))
+            net.vectors -= np.float32(now) * velocity / (np.sqrt(squares) + np.float32(1e-7))
+            continue
         velocity *= MOMENTUM
         velocity -= np.float32(now) * net.gradients
         net.vectors += velocity
