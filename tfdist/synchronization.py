@@ -30,7 +30,9 @@ class OuterOptions:
     Attributes:
         options: the fields of `Synchronization` that only some outer optimizers accept, and this one does.
         rates: default outer learning rate and outer momentum.
-        rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means `rates`.
+        rates_of_few: the same with fewer than `MANY_GROUPS` worker groups; None means `rates`.
+        rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
+        overlaps: whether groups continue while a synchronization is in flight, unless the options say otherwise.
         pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
         weighs_groups: whether it multiplies what a group pushes by the weight of the group.
         allows_adaptive: whether groups may have different periods.
@@ -38,18 +40,25 @@ class OuterOptions:
 
     options: tuple[str, ...] = ()
     rates: tuple[float, float] = (1.0, 0.0)
+    rates_of_few: tuple[float, float] | None = None
     rates_with_adam: tuple[float, float] | None = None
+    overlaps: bool = True
     pushes_parameters: bool = False
     weighs_groups: bool = True
     allows_adaptive: bool = True
 
 
+MANY_GROUPS = 8
+"""From this number of worker groups on, their average has so little noise that the outer optimizer may make larger steps."""
+
 _RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
 
 OUTER_OPTIMIZERS = {
     "average": OuterOptions(("outer_learning_rate",)),
-    "nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.6), rates_with_adam=(0.7, 0.9)),
-    "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_with_adam=(0.7, 0.9)),
+    "nesterov": OuterOptions(
+        _RATE_AND_MOMENTUM, rates=(1.0, 0.5), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8), overlaps=False
+    ),
+    "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8)),
     "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
     "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
 }
@@ -130,9 +139,9 @@ class Synchronization:
             1. All groups then synchronize about equally often (DyLU, arXiv 2401.09135). Default False.
         weights: the weight of a push. Default "groups": 1 / number of live groups. "examples": the share of the group in the
             examples that went into the last pushes of all live groups.
-        overlap: whether a group continues its updates while a synchronization is in flight. Default True. With False the group
-            waits for the reply; with "nesterov" it also waits until the round is complete, for at most four times the duration
-            of its last period.
+        overlap: whether a group continues its updates while a synchronization is in flight. With False the group waits for the
+            reply; with "nesterov" it also waits until the round is complete, for at most four times the duration of its last
+            period. Default None: False with "nesterov", whose rounds lose 1 to 3 points of accuracy with overlap, else True.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
@@ -147,7 +156,7 @@ class Synchronization:
     fragments: int = 1
     adaptive: bool = False
     weights: str = "groups"
-    overlap: bool = True
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -159,28 +168,35 @@ class Synchronization:
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
-    def outer_rates(self, inner_optimizer: str) -> tuple[float, float]:
+    @property
+    def overlaps(self) -> bool:
+        """Whether a group continues its updates while a synchronization is in flight: `overlap`, or its default if None."""
+        return OUTER_OPTIMIZERS[self.outer].overlaps if self.overlap is None else self.overlap
+
+    def outer_rates(self, inner_optimizer: str, groups: int) -> tuple[float, float]:
         """Returns the outer learning rate and the outer momentum.
 
         Each is the value of its option, or the default of the outer optimizer if the option is None. The defaults depend on
-        the inner optimizer, which trains the local replicas:
+        the inner optimizer, which trains the local replicas, and on the number of worker groups:
 
-        | outer | Adam, AdamW, Adamax, Nadam | all others |
-        |---|---|---|
-        | "nesterov" | 0.7 and 0.9 | 1.0 and 0.6 |
-        | "delayed_nesterov" | 0.7 and 0.9 | 1.0 and 0.3 |
-        | "average" | 1.0 and 0.0 | 1.0 and 0.0 |
+        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more | all others, fewer |
+        |---|---|---|---|
+        | "nesterov" | 0.7 and 0.8 | 1.0 and 0.5 | 0.5 and 0.5 |
+        | "delayed_nesterov" | 0.7 and 0.8 | 1.0 and 0.3 | 0.5 and 0.5 |
+        | "average" | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 |
 
-        0.7 and 0.9 are DiLoCo's, found with AdamW. With SGD and momentum they are unstable at short periods (65 % accuracy
-        instead of 85 % at a period of 4 with "nesterov") and "delayed_nesterov" collapses. The other values are accurate and
-        stable with SGD and momentum at periods of 16 and 64; see benchmarks/quality.md.
+        An outer step of rate r and momentum b moves r / (1 - b) times as far as the groups did. SGD with momentum moves far by
+        itself: DiLoCo's 0.7 and 0.9 (7 times), found with AdamW, ruin it, and so do 2.5 times with two groups. The values
+        lose nothing against "average" at periods of 16; see benchmarks/quality_simulated.md.
 
         Args:
             inner_optimizer: name of the class of the Keras optimizer, in upper or lower case: "AdamW", "SGD". For a
                 LossScaleOptimizer, the name of its inner optimizer.
+            groups: number of worker groups.
         """
         outer = OUTER_OPTIMIZERS[self.outer]
-        rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or outer.rates
+        of_number = outer.rates_of_few if groups < MANY_GROUPS else None
+        rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or of_number or outer.rates
         return (
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
             momentum if self.outer_momentum is None else self.outer_momentum,
@@ -250,7 +266,8 @@ def problem(name: str, value: object) -> str | None:
     if name == "fragments":
         is_valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_FRAGMENTS
         return None if is_valid else f"{shown} is not right; expected a whole number from 1 to {_MAX_FRAGMENTS}"
-    return None if isinstance(value, bool) else f"{shown} is not right; expected true or false"
+    is_valid = isinstance(value, bool) or value is DEFAULTS[name]
+    return None if is_valid else f"{shown} is not right; expected true or false"
 
 
 def _outer_faults(options: Synchronization) -> list[_Fault]:

@@ -76,7 +76,7 @@ class GroupCalls:
         self._steps = InnerSteps(strategy, model, step, self.counters, stacks_results)
         self._function = GroupFunction(strategy, self._steps)
         self._blocks: dict[ParameterBlock, None] = {}  # All that the functions use.
-        self._rates = strategy.synchronization.outer_rates(name_of(getattr(model, "optimizer", None)))
+        self._rates = strategy.synchronization.outer_rates(name_of(getattr(model, "optimizer", None)), groups)
 
     def prepare(self, batches: list[Any], element_spec: Any = None, period: int | None = None) -> Callable[..., Any]:
         """Returns the call that makes a step on each batch: it takes the number of the group, then that of the first step.
@@ -90,7 +90,7 @@ class GroupCalls:
         data = batches[0].data if isinstance(batches[0], WorkerBatch) else None
         options = self._strategy.synchronization
         period = period or self._strategy.steps_per_synchronization
-        overlaps = self._trains and is_due(len(batches), len(batches), period) and options.overlap
+        overlaps = self._trains and is_due(len(batches), len(batches), period) and options.overlaps
         turns: list[tuple[int, ...]] = [()]
         if overlaps:
             every = range(len(self._steps.blocks))

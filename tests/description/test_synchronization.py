@@ -85,21 +85,30 @@ def test_non_default_returns_the_options_that_differ_from_their_defaults():
 
 
 @pytest.mark.parametrize(
-    ("options", "inner", "rates"),
+    ("options", "inner", "groups", "rates"),
     [
-        ({}, "AdamW", (1.0, 0.0)),
-        ({"outer_learning_rate": 0.5}, "SGD", (0.5, 0.0)),
-        ({"outer": "nesterov"}, "AdamW", (0.7, 0.9)),
-        ({"outer": "nesterov"}, "adam", (0.7, 0.9)),
-        ({"outer": "nesterov"}, "SGD", (1.0, 0.6)),
-        ({"outer": "delayed_nesterov"}, "Nadam", (0.7, 0.9)),
-        ({"outer": "delayed_nesterov"}, "RMSprop", (1.0, 0.3)),
-        ({"outer": "delayed_nesterov", "outer_momentum": 0.0}, "AdamW", (0.7, 0.0)),
-        ({"outer": "nesterov", "outer_learning_rate": 0.4}, "AdamW", (0.4, 0.9)),
+        ({}, "AdamW", 2, (1.0, 0.0)),
+        ({"outer_learning_rate": 0.5}, "SGD", 8, (0.5, 0.0)),
+        ({"outer": "nesterov"}, "AdamW", 2, (0.7, 0.8)),
+        ({"outer": "nesterov"}, "adam", 16, (0.7, 0.8)),
+        ({"outer": "nesterov"}, "SGD", 2, (0.5, 0.5)),
+        ({"outer": "nesterov"}, "SGD", 7, (0.5, 0.5)),
+        ({"outer": "nesterov"}, "SGD", 8, (1.0, 0.5)),
+        ({"outer": "delayed_nesterov"}, "Nadam", 8, (0.7, 0.8)),
+        ({"outer": "delayed_nesterov"}, "RMSprop", 8, (1.0, 0.3)),
+        ({"outer": "delayed_nesterov"}, "RMSprop", 4, (0.5, 0.5)),
+        ({"outer": "delayed_nesterov", "outer_momentum": 0.0}, "AdamW", 4, (0.7, 0.0)),
+        ({"outer": "nesterov", "outer_learning_rate": 0.4}, "AdamW", 4, (0.4, 0.8)),
     ],
 )
-def test_outer_rates_default_by_outer_and_inner_optimizer(options, inner, rates):
-    assert Synchronization(**options).outer_rates(inner) == rates
+def test_outer_rates_default_by_outer_optimizer_inner_optimizer_and_number_of_groups(options, inner, groups, rates):
+    assert Synchronization(**options).outer_rates(inner, groups) == rates
+
+
+@pytest.mark.parametrize(("outer", "overlaps"), [("average", True), ("nesterov", False), ("delayed_nesterov", True)])
+def test_overlap_defaults_by_outer_optimizer(outer, overlaps):
+    assert Synchronization(outer=outer).overlaps is overlaps
+    assert Synchronization(outer=outer, overlap=not overlaps).overlaps is not overlaps
 
 
 def test_the_default_elastic_rate_is_divided_by_the_number_of_groups():
@@ -225,7 +234,9 @@ def test_each_flag_overrides_its_option_of_the_description(tmp_path):
     )
     cluster = from_flags("--cluster", str(path), *arguments)
     assert cluster.sync_period == 12
-    assert cluster.synchronization == Synchronization("delayed_nesterov", outer_momentum=0.4, fragments=2, weights="examples")
+    assert cluster.synchronization == Synchronization(
+        "delayed_nesterov", outer_momentum=0.4, fragments=2, weights="examples", overlap=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ _synchronizations = st.builds(
     compression=st.none() | st.sampled_from(COMPRESSIONS),
     fragments=st.integers(1, 8),
     adaptive=st.booleans(),
-    overlap=st.booleans(),
+    overlap=st.none() | st.booleans(),
 )
 
 

@@ -54,7 +54,7 @@ class Case:
             self.variables = [tf.Variable(np.float32(value)) for value in values]
         self.replicas.register(self.variables, Kind.SYNCHRONIZED, options.get("fragments", 1))
         self.blocks = list(self.replicas.blocks)
-        self.rates = strategy.synchronization.outer_rates("SGD")
+        self.rates = strategy.synchronization.outer_rates("SGD", len(strategy.worker_groups))
         for block in self.blocks:
             block.rates = self.rates
         self.functions = {}
