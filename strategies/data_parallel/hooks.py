@@ -10,6 +10,7 @@ from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distr
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
+from tfdist.strategies.keras_hooks.build_scope import check_weights
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
@@ -34,6 +35,7 @@ class DataParallelHooks(KerasHooks):
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
         """See `KerasHooks`."""
         check_optimizer(model, self._strategy)
+        check_weights(model, self._strategy)
         return TrainingLoop(self._strategy, self.layout, model, step)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:

@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchSource
+from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
 from tfdist.strategies.private_api import patches
 
@@ -30,6 +31,7 @@ def install() -> None:
     patches.EPOCH_ITERATOR.patch(_init_epoch_iterator)
     patches.SYMBOLIC_BUILD.patch(_symbolic_build)
     patches.CALLBACK_LIST.patch(_init_callback_list)
+    build_scope.install()
 
 
 def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:

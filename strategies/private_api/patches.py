@@ -129,6 +129,11 @@ CALLBACK_LIST = PatchPoint(
     "Only one of the tasks that train writes files and shows a progress bar.",
 )
 
+# keras_hooks/build_scope.py
+OPEN_NAME_SCOPE = PatchPoint(
+    keras.Layer, "_open_name_scope", "self", "A model that is built outside of the scope creates its variables inside."
+)
+
 # keras_hooks/optimizer.py: replicas add up their gradients once, before all other parts of an update.
 APPLY = {
     owner: PatchPoint(

@@ -19,6 +19,7 @@ strategy = tfdist.strategy()
 for name in (
     "data",
     "models",
+    "losses",
     "compile",
     "callbacks",
     "files",

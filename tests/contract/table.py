@@ -159,7 +159,17 @@ GROUPS: dict[str, list[Row]] = {
         Row("synchronized_batch_normalization", "BatchNormalization(synchronized=True)", near=0.15),
         Row("dropout", "Dropout (each replica draws its own)", near=0.15, replicas=0.15),
         Row("recurrent", "recurrent layers", near=0.15),
+        Row("model_without_call", "a model without `call`: a GAN with its own `train_step` and two optimizers", near=0.15),
+        Row("fewer_examples_than_replicas", "a batch with fewer examples than there are replicas", near=0.15),
+        Row("constraints", "constraints of weights", near=0.15),
+        Row("assignments_in_every_batch", "a callback that assigns a weight in every batch"),
+    ],
+    "Losses, compared in losses and weights": [
         Row("added_losses", "`add_loss`, regularizers", near=0.15),
+        Row("loss_of_one_number", "a loss function that returns one number for a batch", near=0.15),
+        Row("own_compute_loss", "own `compute_loss`", near=0.15),
+        Row("loss_in_a_layer", "a Keras loss in a layer's `add_loss`", near=0.15),
+        Row("train_step_from_scratch", "a Keras loss in an own `train_step`, without `compute_loss`", near=0.15),
     ],
     "compile": [
         Row("optimizers", "every stock optimizer", near=0.15),

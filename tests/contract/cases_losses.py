@@ -1,0 +1,187 @@
+"""Losses and models of every form: what a step computes must not depend on how many replicas compute it."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from contract.common import NUMBERED, RATE, Seen, X, Y, case, compiled, fit, loss_without_number, once, trained, two_layers
+
+BATCH = 50
+
+
+def mean_of_all(y_true, y_pred):
+    """A loss that returns one number for the batch."""
+    return ops.mean(ops.square(y_true - y_pred))
+
+
+def sgd():
+    return keras.optimizers.SGD(RATE)
+
+
+def weights_of(model):
+    return [np.asarray(value).tolist() for value in model.get_weights()]
+
+
+def with_weights(model, history):
+    """Returns the result of a case whose weights are compared as its history is."""
+    result = trained(model, history)
+    sizes = {f"weights of {weight.path}": [float(ops.norm(weight))] for weight in model.trainable_weights}
+    return result | {"near": result["near"] | sizes}
+
+
+@case("loss_of_one_number")
+def loss_of_one_number(strategy):
+    model = compiled(strategy, two_layers, sgd, mean_of_all)
+    return with_weights(model, fit(model, X, Y, batch_size=BATCH, epochs=2))
+
+
+@case("own_compute_loss")
+def own_compute_loss(strategy):
+    class Model(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return ops.mean(ops.square(y - y_pred)) + 0.1 * ops.mean(ops.abs(y_pred))
+
+    def build():
+        return Model([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+
+    model = compiled(strategy, build, sgd, None)
+    return with_weights(model, fit(model, X, Y, batch_size=BATCH, epochs=2))
+
+
+@case("loss_in_a_layer")
+def loss_in_a_layer(strategy):
+    class Endpoint(keras.layers.Layer):  # Keras' example of an endpoint layer, with another loss.
+        def __init__(self):
+            super().__init__()
+            self.loss = keras.losses.MeanSquaredError()
+
+        def call(self, targets, outputs):
+            self.add_loss(self.loss(targets, outputs))
+            return outputs
+
+    def build():
+        inputs, targets = keras.Input((4,), name="inputs"), keras.Input((1,), name="targets")
+        outputs = keras.layers.Dense(1)(keras.layers.Dense(8, activation="tanh")(inputs))
+        return keras.Model({"inputs": inputs, "targets": targets}, Endpoint()(targets, outputs))
+
+    model = compiled(strategy, build, sgd, None)
+    return with_weights(model, fit(model, {"inputs": X, "targets": Y}, batch_size=BATCH, epochs=2))
+
+
+@case("train_step_from_scratch")
+def train_step_from_scratch(strategy):
+    class Model(keras.Model):  # After Keras' guide, "Going lower-level".
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+            self.tracker = keras.metrics.Mean(name="loss")
+            self.loss_of = keras.losses.MeanSquaredError()
+
+        def call(self, x):
+            return self.layer(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.loss_of(y, self(x, training=True))
+            variables = self.trainable_variables
+            self.optimizer.apply(tape.gradient(loss, variables), variables)
+            self.tracker.update_state(loss)
+            return {"loss": self.tracker.result()}
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+    model = compiled(strategy, Model, sgd, None)
+    model(X[:1])
+    history = fit(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH), epochs=2)
+    return with_weights(model, history)
+
+
+@case("model_without_call")
+def model_without_call(strategy):
+    class GAN(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.generator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            self.discriminator = keras.Sequential([keras.Input((1,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+            self.discriminator_loss = keras.metrics.Mean(name="discriminator_loss")
+            self.generator_loss = keras.metrics.Mean(name="generator_loss")
+
+        def compile(self):
+            super().compile()
+            self.discriminator_optimizer, self.generator_optimizer = sgd(), sgd()
+            self.loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+
+        @property
+        def metrics(self):
+            return [self.discriminator_loss, self.generator_loss]
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                real, fake = self.discriminator(y), self.discriminator(self.generator(x))
+                loss = self.loss_of(ops.ones_like(real), real) + self.loss_of(ops.zeros_like(fake), fake)
+            variables = self.discriminator.trainable_variables
+            self.discriminator_optimizer.apply(tape.gradient(loss, variables), variables)
+            self.discriminator_loss.update_state(loss)
+            with tf.GradientTape() as tape:
+                fake = self.discriminator(self.generator(x))
+                loss = self.loss_of(ops.ones_like(fake), fake)
+            variables = self.generator.trainable_variables
+            self.generator_optimizer.apply(tape.gradient(loss, variables), variables)
+            self.generator_loss.update_state(loss)
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    with strategy.scope():
+        keras.utils.set_random_seed(3)
+        model = GAN()
+        model.compile()
+    history = model.fit(X, Y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0).history
+    steps = int(model.generator_optimizer.iterations.numpy())
+    return {"exact": {"names": sorted(history), "steps": steps}, "near": history}
+
+
+@case("fewer_examples_than_replicas")
+def fewer_examples_than_replicas(strategy):
+    model = compiled(strategy, two_layers, sgd, loss_without_number, [Seen])
+    dataset = tf.data.Dataset.from_tensor_slices((X, NUMBERED)).batch(83)  # 83, 83, 83, 1.
+    result = once(model, fit(model, dataset, epochs=2), 2)
+    one = model.predict(X[:1], verbose=0)
+    return result | {"exact": result["exact"] | {"predicted": list(one.shape)}}
+
+
+@case("constraints")
+def constraints(strategy):
+    def build():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+
+    model = compiled(strategy, build, lambda: keras.optimizers.SGD(10 * RATE), "mse")
+    history = fit(model, X, Y, batch_size=BATCH, epochs=4)
+    kernel = model.get_weights()[0]
+    assert kernel.min() >= 0, kernel
+    return trained(model, history)
+
+
+@case("assignments_in_every_batch")
+def assignments_in_every_batch(strategy):
+    class Anneal(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            self.model.layers[-1].share.assign(min(1.0, 0.5 + 0.1 * batch))
+
+    class Shared(keras.layers.Layer):
+        def build(self, shape):
+            self.share = self.add_weight(shape=(), initializer="ones", trainable=False, name="share")
+
+        def call(self, x):
+            return x * (0.5 + 0.5 * self.share)
+
+    def build():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), Shared()])
+
+    model = compiled(strategy, build, lambda: keras.optimizers.SGD(10 * RATE), "mse")
+    history = fit(model, X, Y, batch_size=10, epochs=3, callbacks=[Anneal()])
+    assert history["loss"][-1] < 0.6 * history["loss"][0], history
+    return {"exact": {"names": sorted(history)}, "near": {}}
