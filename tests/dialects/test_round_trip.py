@@ -22,9 +22,9 @@ def without_addresses(cluster: Cluster) -> Cluster:
 
 
 def without_ports(cluster: Cluster) -> Cluster:
-    """Horovod's: hosts without ports, localhost where nothing is said, and no word on what computes a slot."""
+    """Horovod's: hosts without ports, localhost where nothing is said, no folder, and no word on what computes a slot."""
     tasks = tuple(dataclasses.replace(task, host=task.host or "localhost", port=None, gpus=0) for task in cluster.tasks)
-    return dataclasses.replace(cluster, tasks=tasks, separate_servers=True)
+    return dataclasses.replace(cluster, tasks=tasks, separate_servers=True, job_dir=None)
 
 
 LEFT_OUT: dict[str, Callable[[Cluster], Cluster]] = {
@@ -72,6 +72,9 @@ def test_what_is_written_reads_back_as_the_same_cluster(dialect: str, tmp_path: 
         count["written"] += 1
         for entry in read_back:
             assert LEFT_OUT[dialect](entry) == LEFT_OUT[dialect](cluster)
+            if entry.job_dir != cluster.job_dir:  # Nothing is left out without a word.
+                said = [*writers()[dialect].notes(cluster), *writers()[dialect].write(cluster).splitlines()]
+                assert any(json.dumps(cluster.job_dir) in line for line in said)
 
     for drawn, examples in ((usual_clusters(), 120), (clusters(), 40)):
         settings(max_examples=examples, deadline=None, derandomize=True, database=None)(given(drawn)(check))()
