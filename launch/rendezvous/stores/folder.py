@@ -125,11 +125,14 @@ class FolderStore:
             descriptor = os.open(name, os.O_RDONLY | _NO_LINK, dir_fd=folder)
         except OSError:  # It was removed meanwhile, or is a link.
             return ""
-        with open(descriptor, "rb") as file:
+        try:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.fstat(folder).st_uid:
                 return ""
-            return file.read(MAX_BYTES).decode("utf-8", "replace")
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(MAX_BYTES).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
 
     @contextlib.contextmanager
     def _opened(self, table: str, *, create: bool = False) -> Iterator[int]:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from tfdist.errors import ClusterError
 from tfdist.launch.rendezvous.stores.bounded import BoundedCalls
 from tfdist.launch.rendezvous.stores.interface import CALL_SECONDS, StoreUnavailableError, host_towards, run_key
-from tfdist.messages import without_secrets
+from tfdist.messages import printable, without_secrets
 from tfdist.rank_info import RankInfo
 
 
@@ -122,4 +122,4 @@ class RedisStore:
         text = str(cause)
         for secret in {self._password, repr(self._password)[1:-1], quote(self._password)} if self._password else ():
             text = text.replace(secret, "***")
-        return without_secrets(text)[:200]
+        return printable(without_secrets(text))[:200]

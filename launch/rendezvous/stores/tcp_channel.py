@@ -7,6 +7,7 @@ from typing import Any
 
 from tfdist.launch.rendezvous.stores.authentication import NONCE_CHARACTERS, SECRET_VARIABLE, Seal, is_proof, nonce, proof
 from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError
+from tfdist.messages import printable
 
 MAX_ANSWER = 64 << 20
 """Longest answer that is read, in bytes: the addresses of the largest cluster fit several times."""
@@ -49,7 +50,7 @@ class Channel:
         answer = _object(text) if text is not None else {}
         table = answer.get("table")
         if not isinstance(table, dict):
-            raise StoreUnavailableError(str(answer.get("error", _FOREIGN))[:200])
+            raise StoreUnavailableError(printable(str(answer.get("error", _FOREIGN))[:200]))
         return {field: text for field, text in table.items() if isinstance(text, str)}
 
     def close(self) -> None:
