@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist.cluster import Cluster, Task, valid_host
-from tfdist.dialects import read
+from tfdist.dialects import environment, read
 from tfdist.dialects.registry import writers
 from tfdist.dialects.singa.text_proto import entries
 from tfdist.errors import ClusterError, Source
@@ -254,6 +255,10 @@ def test_hosts_and_zones_that_people_have_are_valid() -> None:
         ("train.py --redis_password hunter2 --x 1", "train.py --redis_password *** --x 1"),
         ("--redis_password=hunter2", "--redis_password=***"),
         ("redis_password: 'hunter2' is not", "redis_password: *** is not"),
+        ('{"redis_password": "hunter2", "x": 1}', '{"redis_password": ***, "x": 1}'),
+        ("'{\\'token\\': \\'hunter2\\', 1}'", "'{\\'token\\': ***, 1}'"),
+        ("A=\\hunter2\\", "A=***"),
+        ("--api-key hunter2", "--api-key ***"),
         ("'redis://:hunter2@h:1/0' is neither", "'redis://***@h:1/0' is neither"),
         ("'redis://me:hunter2... is neither", "'redis://***@ is neither"),
     ],
@@ -261,6 +266,13 @@ def test_hosts_and_zones_that_people_have_are_valid() -> None:
 def test_messages_show_no_secrets(text: str, shown: str) -> None:
     assert without_secrets(text) == shown
     assert without_secrets(shown) == shown
+
+
+def test_a_hostile_message_takes_no_time() -> None:
+    begin = time.monotonic()
+    for part in ("a-", 'a=\\"', "://", "token: ", "a=b ", "-x ", "'", "A=", "A='\\", "http://a:b"):
+        without_secrets(part * 3000 + "\\")
+    assert time.monotonic() - begin < 5  # It takes milliseconds.
 
 
 def test_messages_keep_what_is_no_secret() -> None:
@@ -289,6 +301,13 @@ def test_messages_keep_what_is_no_secret() -> None:
 def test_errors_about_commands_show_no_secrets(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["translate", command, "--to", "tf_config"]) == 2
     assert "hunter2" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64, f"{'x' * 64}.example.com", "::1%\n", "a\x1b[31m"])
+def test_a_host_that_no_resolver_takes_is_an_error_of_its_variable(host: str) -> None:
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    with pytest.raises(ClusterError, match=r"^MASTER_ADDR: .* is neither a host name nor an address$"):
+        environment.find({**variables, "MASTER_ADDR": host})
 
 
 def test_bad_flags_are_printable(capsys: pytest.CaptureFixture[str]) -> None:
