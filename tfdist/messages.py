@@ -8,6 +8,7 @@ _URL = re.compile(r"(://)([^\s'\"]*)")
 _COLON = re.compile(r"\\?[\"']?\s{0,3}:\s{0,3}(?=\\?[\"'])")
 _PORT = re.compile(r"[0-9]{1,5}(?![^/?,;)\]])", re.ASCII)
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
+_PLACEHOLDER = re.compile(r"""[`'"({\[]*(?:\.\.\.)[`'")}\]]*[.,;:]?""")
 _BLANK = re.compile(r"\s*")
 
 _SECRETS = ("password", "passwd", "passphrase", "secret", "token")
@@ -43,6 +44,8 @@ def without_secrets(text: str) -> str:
         quote = text[match.start() - 1 : match.start()]
         is_around_name = text.startswith((quote, f"\\{quote}"), end)
         last = _value_end(text, value, "" if is_around_name else quote)
+        if _PLACEHOLDER.fullmatch(text, value, last):
+            continue
         parts += text[done:value], "***" if last > value else ""
         done = last
         if is_before_program:

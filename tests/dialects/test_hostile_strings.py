@@ -3,9 +3,11 @@
 import json
 import re
 import shlex
+import subprocess
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +141,15 @@ def same_structure(to: str, make: Callable[[str], str], least_written: int = 30)
 def test_a_hostile_job_directory_stays_a_value(to: str) -> None:
     make = workers if to in ("singa", "horovod") else lambda job_dir: cluster(job_dir=job_dir, machine_type="n1-standard-4")
     same_structure(to, lambda hostile: outputs()[to](make(hostile)))
+
+
+def test_a_shell_runs_no_string_of_a_batch_script(tmp_path: Path) -> None:
+    for hostile in (*HOSTILE, f"'; touch {tmp_path}/evil; '", f"$(touch {tmp_path}/evil)", f"'\"`touch {tmp_path}/evil`"):
+        script = writers()["slurm"].write(cluster(job_dir=hostile))
+        stub = 'srun() { printf %s "$TFDIST_CLUSTER"; }\n'
+        run = subprocess.run(["bash", "-c", stub + script], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert json.loads(run.stdout)["tfdist"]["job_dir"] == hostile and not run.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("to", SHAPES)
@@ -281,6 +292,7 @@ def test_messages_keep_what_is_no_secret() -> None:
         "http://host:8080/x is not tcp://a:1, b",
         "refuses this password; give it as redis_password or in TFDIST_REDIS_PASSWORD",
         "--redis_password: everybody on the machine can read a command line",
+        "give TF_CONFIG='{...}' or NAME=... without the quotes",
         "tokens: expected a list; author: it is missing; --rdzv-conf=is_host=true",
     ):
         assert without_secrets(text) == text

@@ -24,7 +24,7 @@ from tfdist.launch.rendezvous.stores.tables import FullError, Limits, Tables
 MAX_WARNINGS = 3
 """Most warnings about connections that were refused."""
 
-_BAD_INPUT = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_BAD_INPUT = (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, asyncio.TimeoutError)
 
 _log = logging.getLogger("tfdist")
 

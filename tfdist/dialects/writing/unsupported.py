@@ -51,15 +51,11 @@ def check_read(cluster: Cluster, dialect: str, text: str, parse: Callable[[Docum
         again = parse(load(Document("written", text), Source(dialect, "written")))
     except ClusterError as error:
         raise cannot(cluster, dialect, f"this cluster ({str(error).partition(': ')[2]})") from None
+    open_tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
+    expected = dataclasses.replace(cluster, tasks=open_tasks)
     for entry in dataclasses.fields(Cluster):
-        before, after = getattr(without_addresses(cluster), entry.name), getattr(again, entry.name)
-        if entry.compare and before != after:
-            raise cannot(cluster, dialect, f"{entry.name} {shown(before)}")
-
-
-def without_addresses(cluster: Cluster) -> Cluster:
-    """Returns the cluster with open hosts and ports."""
-    return dataclasses.replace(cluster, tasks=tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks))
+        if entry.compare and getattr(expected, entry.name) != getattr(again, entry.name):
+            raise cannot(cluster, dialect, f"{entry.name} {shown(getattr(expected, entry.name))}")
 
 
 def job_dir_note(cluster: Cluster, dialect: str) -> list[str]:
