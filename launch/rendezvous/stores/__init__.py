@@ -20,7 +20,7 @@ def open_store(rank_info: RankInfo, *, serve: bool, lifetime_seconds: float, tim
         rank_info: rank info with a store.
         serve: whether this process serves the store, where a process of the job has to (`tcp`).
         lifetime_seconds: time after which a store that outlives the job (`redis`) may forget the entries of the run.
-        timeout_seconds: the limit of the rendezvous, after which no call waits for a file system any more.
+        timeout_seconds: the limit of the rendezvous, after which no call waits for long.
 
     Raises:
         ClusterError: when the client library of the store is missing, and for a secret that is too short.
@@ -28,9 +28,9 @@ def open_store(rank_info: RankInfo, *, serve: bool, lifetime_seconds: float, tim
     assert rank_info.store is not None
     match rank_info.store.kind:
         case "tcp":
-            return TcpStore(rank_info, serve=serve)
+            return TcpStore(rank_info, timeout_seconds, serve=serve)
         case "file":
             return FolderStore(rank_info, timeout_seconds)
         case "redis":
-            return RedisStore(rank_info, lifetime_seconds)
+            return RedisStore(rank_info, lifetime_seconds, timeout_seconds)
     raise AssertionError(rank_info.store.kind)

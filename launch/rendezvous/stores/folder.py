@@ -12,7 +12,6 @@ import os
 import secrets
 import socket
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,7 +28,6 @@ MAX_FIELDS = 400_000
 
 _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | _NO_LINK
-_LEAST_SECONDS = 0.5
 
 
 class FolderStore:
@@ -40,14 +38,13 @@ class FolderStore:
         timeout_seconds: the limit of the rendezvous. No call waits much longer for the file system.
     """
 
-    def __init__(self, rank_info: RankInfo, timeout_seconds: float = CALL_SECONDS) -> None:
+    def __init__(self, rank_info: RankInfo, timeout_seconds: float) -> None:
         assert rank_info.store is not None and rank_info.store.path is not None
         self._shared = Path(rank_info.store.path)
         self._folder = self._shared / f"tfdist-{os.geteuid()}-{run_key(rank_info)}"
         self._source = rank_info.source
         self._suffix = secrets.token_hex(8)
-        self._deadline = time.monotonic() + timeout_seconds
-        self._calls = BoundedCalls(f"the file system of {self._shared}")
+        self._calls = BoundedCalls(f"the file system of {self._shared}", timeout_seconds)
 
     def put(self, table: str, field: str, text: str) -> None:
         """Sets one field."""
@@ -93,8 +90,7 @@ class FolderStore:
             except OSError as cause:
                 raise StoreUnavailableError(f"{self._folder} cannot be used: {cause.strerror or cause}") from cause
 
-        left = self._deadline - time.monotonic()
-        self._calls.run(run, min(CALL_SECONDS, max(_LEAST_SECONDS, left)))
+        self._calls.run(run, CALL_SECONDS)
 
     def _put(self, table: str, field: str, text: bytes) -> None:
         if not self._shared.is_dir():  # Not created here: before it is mounted, this would create it on the wrong disk.

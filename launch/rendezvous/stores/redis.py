@@ -17,7 +17,7 @@ from tfdist.rank_info import RankInfo
 class RedisStore:
     """The tables of one run, in the server that `rank_info.store` names."""
 
-    def __init__(self, rank_info: RankInfo, lifetime_seconds: float) -> None:
+    def __init__(self, rank_info: RankInfo, lifetime_seconds: float, timeout_seconds: float) -> None:
         """Prepares the connection.
 
         Raises:
@@ -39,7 +39,7 @@ class RedisStore:
         self._lifetime_seconds = int(lifetime_seconds) + 1
         self._prefix = f"tfdist:{run_key(rank_info)}"
         self._tables: set[str] = set()
-        self._calls = BoundedCalls(f"the Redis server at {self._host}:{self._port}, or the name server,")
+        self._calls = BoundedCalls(f"the Redis server at {self._host}:{self._port}, or the name server,", timeout_seconds)
         self._client: Any = redis.Redis(
             host=self._host,
             port=self._port,

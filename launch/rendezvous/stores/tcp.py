@@ -23,7 +23,7 @@ _log = logging.getLogger("tfdist")
 class TcpStore:
     """The tables of one run, in this process (`serve`) or in another."""
 
-    def __init__(self, rank_info: RankInfo, *, serve: bool) -> None:
+    def __init__(self, rank_info: RankInfo, timeout_seconds: float, *, serve: bool) -> None:
         """Prepares the connection. Raises ClusterError for a secret that is too short."""
         store = rank_info.store
         assert store is not None and store.host is not None and store.port is not None
@@ -33,7 +33,7 @@ class TcpStore:
         self._has_secret = bool(secret)
         self._key = run_secret(rank_info, secret)
         self._limits = Limits.of(rank_info.size + len(rank_info.servers))
-        self._names = BoundedCalls(f"the name server, asked for {self._host},")
+        self._names = BoundedCalls(f"the name server, asked for {self._host},", timeout_seconds)
         self._must_serve = serve
         self._server: TcpServer | None = None
         self._channel: Channel | None = None
@@ -116,7 +116,7 @@ class TcpStore:
         for port in self._ports:
             for address in addresses:
                 try:
-                    self._channel = Channel((address, port), self._key, PROBE_SECONDS)
+                    self._channel = Channel((address, port), self._key, self._names.limit(PROBE_SECONDS))
                     return
                 except OSError as cause:
                     causes.append(f"port {port}: {cause.strerror or cause}")
@@ -135,7 +135,7 @@ class TcpStore:
     def _ask(self, request: dict[str, str]) -> dict[str, str]:
         assert self._channel is not None
         try:
-            return self._channel.ask(request, CALL_SECONDS)
+            return self._channel.ask(request, self._names.limit(CALL_SECONDS))
         except (OSError, StoreUnavailableError) as cause:
             self._disconnect()
             why = (cause.strerror or cause) if isinstance(cause, OSError) else cause

@@ -305,7 +305,7 @@ def claims(connected):
 def test_an_impostor_of_the_store_gets_no_address(behave, message, monkeypatch):
     monkeypatch.setattr(tcp, "PROBE_SECONDS", 0.4)
     with impostor(behave) as port:
-        store = TcpStore(info(port), serve=False)
+        store = TcpStore(info(port), 10, serve=False)
         begin = time.monotonic()
         with pytest.raises(StoreUnavailableError, match=message):
             store.put("members", "a", "10.0.0.1:2222")
@@ -317,9 +317,9 @@ def test_processes_with_one_secret_meet_and_others_are_refused(monkeypatch):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    leader, member = TcpStore(info(port), serve=True), TcpStore(info(port), serve=False)
+    leader, member = TcpStore(info(port), 10, serve=True), TcpStore(info(port), 10, serve=False)
     monkeypatch.delenv(SECRET_VARIABLE)
-    without = TcpStore(info(port), serve=False)
+    without = TcpStore(info(port), 10, serve=False)
     with contextlib.closing(leader), contextlib.closing(member), contextlib.closing(without):
         leader.put("leaders", "a", "x")
         assert member.get("leaders") == {"a": "x"} and member.own_host() == "127.0.0.1"
@@ -334,7 +334,7 @@ def test_processes_with_one_secret_meet_and_others_are_refused(monkeypatch):
 def test_a_short_secret_is_an_error_that_does_not_show_it(monkeypatch):
     monkeypatch.setenv(SECRET_VARIABLE, "hunter2")
     with pytest.raises(ClusterError, match="it has 7 characters; give all processes the same random 16 or more") as caught:
-        TcpStore(info(), serve=True)
+        TcpStore(info(), 10, serve=True)
     assert "hunter2" not in str(caught.value)
 
 
@@ -347,7 +347,7 @@ def test_a_store_that_listens_on_all_interfaces_says_so(monkeypatch, caplog):
     for secret, hint in ((None, f"; set {SECRET_VARIABLE} if others can reach this machine"), (SECRET, "")):
         monkeypatch.setenv(SECRET_VARIABLE, secret) if secret else monkeypatch.delenv(SECRET_VARIABLE, raising=False)
         caplog.clear()
-        store = TcpStore(info(port, host="192.0.2.1"), serve=True)
+        store = TcpStore(info(port, host="192.0.2.1"), 10, serve=True)
         with contextlib.closing(store), caplog.at_level(logging.WARNING):
             store.put("leaders", "a", "x")
         expected = f"the rendezvous listens on all interfaces, port {port}, because 192.0.2.1 is no address of this machine"

@@ -165,7 +165,7 @@ def test_a_file_system_that_hangs_does_not_block_beyond_the_timeout(tmp_path, mo
 
 
 def test_bounded_calls_return_results_and_errors():
-    calls = BoundedCalls("it")
+    calls = BoundedCalls("it", 10)
     assert calls.run(lambda: 1, 5) == 1
     with pytest.raises(KeyError):
         calls.run(lambda: {}["x"], 5)
