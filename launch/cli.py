@@ -33,6 +33,7 @@ from tfdist.launch.backends.local.processes import LocalProcesses
 from tfdist.launch.job import Job, Program
 from tfdist.launch.output import Terminal, last_lines
 from tfdist.launch.supervisor import Outcome, Supervisor
+from tfdist.messages import printable, without_secrets
 from tfdist.rank_info import RankInfo
 from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
 
@@ -60,7 +61,7 @@ def main() -> NoReturn:
         sys.stdout.flush()
         sys.exit(code)
     except (ClusterError, flags.Error, UsageError) as error:
-        print(f"tfdist: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"tfdist: {printable(without_secrets(' '.join(str(error).split())))}", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # `--dry_run | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

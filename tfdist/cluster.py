@@ -7,6 +7,7 @@ TensorFlow gets it as `tf.train.ClusterSpec(cluster.cluster_spec())` and as
 
 import dataclasses
 import ipaddress
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -319,17 +320,28 @@ def _check_task(task: Task, source: Source) -> None:
     if task.port is not None and not 1 <= task.port <= 65535:
         raise source.error(f"the port {task.port} of {task.name} is outside 1 to 65535")
     if task.host is not None and not valid_host(task.host):
-        raise source.error(f"{task.host!r} of {task.name} is neither a host name nor an address")
+        raise source.error(f"{task.host[:300]!r} of {task.name} is neither a host name nor an address")
+    if task.machine_type is not None and not task.machine_type.isprintable():
+        raise source.error(f"the machine type {task.machine_type[:60]!r} of {task.name} has characters that cannot be printed")
     if task.slots < 1 or not 0 <= task.gpus <= task.slots:
         raise source.error(f"{task.name} has {task.slots} slots and {task.gpus} GPUs; slots are at least 1, GPUs at most slots")
 
 
+_LABELS = re.compile(r"(?![-.])[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?", re.ASCII)
+_ZONE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,31}", re.ASCII)
+
+
 def valid_host(host: str) -> bool:
-    """Returns whether `host` can be a host name (letters, digits, `-`, `_`, `.`) or an IPv4 or IPv6 address."""
+    """Returns whether `host` can be a host name, or an IPv4 or IPv6 address.
+
+    A name has labels of 1 to 63 letters, digits, `-` and `_` between dots, 253 characters in all. The zone of an IPv6 address
+    (`fe80::1%eth0`) is the name of a network interface: up to 32 letters, digits, `-`, `_` and `.`.
+    """
     if ":" in host:
+        address, percent, zone = host.partition("%")
         try:
-            ipaddress.IPv6Address(host.partition("%")[0])
+            ipaddress.IPv6Address(address)
         except ValueError:
             return False
-        return True
-    return 0 < len(host) <= 253 and host[0] not in "-." and all(c.isascii() and (c.isalnum() or c in "-_.") for c in host)
+        return not percent or _ZONE.fullmatch(zone) is not None
+    return len(host) <= 253 and _LABELS.fullmatch(host) is not None

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from tfdist.messages import printable, without_secrets
+
 
 class ClusterError(ValueError):
     """A cluster description that cannot be used.
@@ -19,18 +21,23 @@ class Source:
 
     Attributes:
         dialect: name of its dialect, or of the form in which it was given (`flags`, `dict`, `python`, ...).
-        name: the file, variable or flag that contains it.
+        name: the file, variable, flag or command line that contains it, as messages show it: printable and without secrets.
     """
 
     dialect: str
     name: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", printable(without_secrets(self.name)))
+
     def error(self, message: str, *, field: str = "", line: int | None = None) -> ClusterError:
-        """Returns (does not raise) a `ClusterError` whose message starts with this source, the line and the field."""
+        """Returns (does not raise) a `ClusterError` whose message starts with this source, the line and the field.
+
+        What the message quotes is made printable, and secrets in it become `***`.
+        """
         where = self.name if line is None else f"{self.name}:{line}"
-        # Control characters in quoted text would break the line, and could control the terminal.
         text = ": ".join(part for part in (where, field, message) if part)
-        return ClusterError("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+        return ClusterError(printable(without_secrets(text)))
 
 
 def nearest(name: object, known: Iterable[str], *, otherwise: str = "") -> str:

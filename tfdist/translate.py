@@ -18,6 +18,7 @@ from tfdist.dialects import read
 from tfdist.dialects.dialect import Writer
 from tfdist.dialects.registry import dialects, writers
 from tfdist.errors import ClusterError, Source, nearest
+from tfdist.messages import printable, without_secrets
 
 DEFAULT_OUTPUT = "tf_config"
 
@@ -32,7 +33,8 @@ Slurm step, ...).
 {flags}
 
 If the strategy needs a chief and the description has none, tf_config and cluster_spec add one beside worker 0.
-A bad description gives one line on standard error and exit status 2.
+A bad description gives one line on standard error and exit status 2. What DIALECT cannot hold and the training does not
+depend on (the folder of the job, ...) gives a note there, and exit status 0.
 """
 
 OTHER_OUTPUTS = {
@@ -54,7 +56,15 @@ def options() -> dict[str, str]:
     return {name: text for writer in writers().values() for name, text in writer.options.items()}
 
 
-def translate(file: str | None, to: str, *, hostfile: str | None = None, task: str | None = None, **given: str | None) -> str:
+def translate(
+    file: str | None,
+    to: str,
+    *,
+    hostfile: str | None = None,
+    task: str | None = None,
+    note: Callable[[str], object] = lambda text: None,
+    **given: str | None,
+) -> str:
     """Returns the description in `file` in the dialect `to`.
 
     Args:
@@ -62,6 +72,7 @@ def translate(file: str | None, to: str, *, hostfile: str | None = None, task: s
         to: one of `outputs()`.
         hostfile: path of the hosts of a SINGA cluster, one per line.
         task: the task whose description is returned, `job:index`. Default: that of all tasks.
+        note: called with a sentence for each thing that `to` leaves out and the training does not depend on.
         **given: some of `options()`; None means absent.
 
     Raises:
@@ -83,7 +94,10 @@ def translate(file: str | None, to: str, *, hostfile: str | None = None, task: s
     cluster = read(source, hostfile=hostfile)
     if task is not None and writer is not None and writer.write_task is not None:
         return writer.write_task(prepared(cluster) if writer.as_run else cluster, *_task(task))
-    return known[to](cluster, **given)
+    text = known[to](cluster, **given)
+    for left_out in writer.notes(cluster) if writer is not None else ():
+        note(left_out)
+    return text
 
 
 def main(argv: Sequence[str]) -> int:
@@ -96,6 +110,7 @@ def main(argv: Sequence[str]) -> int:
     for name, text in options().items():
         flags.DEFINE_string(name, None, text, flag_values=values)
     flags.DEFINE_boolean("help", False, "print this help", short_name="h", flag_values=values)
+    notes: list[str] = []
     try:
         files = values(list(argv))[1:]
         if values["help"].value:
@@ -108,11 +123,14 @@ def main(argv: Sequence[str]) -> int:
             str(values["to"].value),
             hostfile=values["hostfile"].value,
             task=values["task"].value,
+            note=notes.append,
             **{name: values[name].value for name in options()},
         )
     except (ClusterError, flags.Error) as error:
-        print("translate:", " ".join(str(error).split()), file=sys.stderr)
+        print("translate:", printable(without_secrets(" ".join(str(error).split()))), file=sys.stderr)
         return 2
+    for note in notes:
+        print("translate: note:", printable(note), file=sys.stderr)
     try:
         print(text.rstrip("\n"), flush=True)
     except BrokenPipeError:

@@ -1,14 +1,14 @@
 """`Leader`: the process in the rendezvous that collects the answers of all others and publishes the verdict."""
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
+from tfdist.launch.rendezvous.clock import SYSTEM_CLOCK, Clock
 from tfdist.launch.rendezvous.member_info import MemberInfo, TaskId, all_tasks, cluster_of, enumeration, name_of
-from tfdist.launch.rendezvous.participant import MAX_LEADERS, POLL_SECONDS, REPEAT_SECONDS, Participant
+from tfdist.launch.rendezvous.participant import POLL_SECONDS, REPEAT_SECONDS, Participant, members_in
 from tfdist.launch.rendezvous.stores.interface import LOOPBACK, OpenStore, StoreUnavailableError
 from tfdist.rank_info import RankInfo
 
@@ -27,8 +27,8 @@ class Leader(Participant):
 
     tables = ("leaders", "verdicts", "read")
 
-    def __init__(self, rank_info: RankInfo, store: OpenStore, timeout_seconds: float) -> None:
-        super().__init__(rank_info, store, timeout_seconds)
+    def __init__(self, rank_info: RankInfo, store: OpenStore, timeout_seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(rank_info, store, timeout_seconds, clock)
         self._missing: tuple[TaskId, ...] = ()
         self._ever_present: set[TaskId] = set()
 
@@ -37,10 +37,10 @@ class Leader(Participant):
         complete_since: float | None = None
         written_at = float("-inf")
         count = 0
-        while complete_since is None or time.monotonic() - complete_since < SETTLE_SECONDS:
-            if time.monotonic() - written_at >= REPEAT_SECONDS:
+        while complete_since is None or self.clock.now() - complete_since < SETTLE_SECONDS:
+            if self.clock.now() - written_at >= REPEAT_SECONDS:
                 self.retry(self._write)
-                written_at = time.monotonic()
+                written_at = self.clock.now()
             members = self.retry(self._answering_members)
             self._check([*members.values()])
             if len(members) != count:
@@ -50,7 +50,7 @@ class Leader(Participant):
             self._ever_present |= present
             self._missing = tuple(task for task in all_tasks(self.rank_info) if task not in present)
             if not self._missing and complete_since is None:
-                complete_since = time.monotonic()
+                complete_since = self.clock.now()
             self.wait(enumeration(map(name_of, self._missing)))
         cluster = cluster_of(self.rank_info, members.values())
         self._publish({"roster": {nonce: member.text() for nonce, member in members.items()}}, set(members))
@@ -71,11 +71,12 @@ class Leader(Participant):
         """Returns the processes that answer this leader by nonce, with itself. Other live leaders answer, too."""
         for verdict in self.read_table("verdicts").values():
             self.raise_error_of(verdict)
-        leaders = self.read_members("leaders")
-        new = set(sorted(set(leaders) - {self.nonce})[:MAX_LEADERS]) - self.leaders
-        if new:
-            self.leaders |= new
+        entries = self.store.get("leaders")
+        others = self.live_leaders({nonce: text for nonce, text in entries.items() if nonce != self.nonce})
+        if others != self.leaders:
+            self.leaders = others
             self._write()
+        leaders = members_in(entries)
         members = {**self.read_members("members"), **leaders}
         answering = {nonce: member for nonce, member in members.items() if self.nonce in member.leaders}
         return {self.nonce: self.member_info(), **answering}
@@ -97,12 +98,12 @@ class Leader(Participant):
             verdict: the roster, or an error for all processes that are present or come soon.
             roster: nonces of the roster; empty for an error. Processes that are not in a roster get an error.
         """
-        begin = time.monotonic()
+        begin = self.clock.now()
         others = set(all_tasks(self.rank_info)) - {self.rank_info.task}
         came: dict[str, TaskId] = {}  # Includes processes that have read the verdict and left.
         pause = POLL_SECONDS[0]
         recipients: list[str] | None = None
-        while time.monotonic() - begin < READ_SECONDS:
+        while self.clock.now() - begin < READ_SECONDS:
             try:
                 present = self._answering_tasks()
                 came |= present
@@ -111,13 +112,13 @@ class Leader(Participant):
                     late = {"error": "another process of the same rank came first; give every process a different rank"}
                     self.put("verdicts", {**(late if roster else {}), **verdict, "to": outside_roster})
                     recipients = outside_roster
-                lingers = "error" in verdict and time.monotonic() - begin < LINGER_SECONDS
+                lingers = "error" in verdict and self.clock.now() - begin < LINGER_SECONDS
                 all_came = others <= set(came.values()) or not lingers
                 if (roster or set(present)) - {self.nonce} <= set(self.store.get("read")) and all_came:
                     break
             except (StoreUnavailableError, ClusterError):
                 pass  # The store may answer again in time.
-            time.sleep(pause)
+            self.clock.sleep(pause)
             pause = min(pause * 1.5, POLL_SECONDS[1])
         self.try_once(self.store.clear)
 

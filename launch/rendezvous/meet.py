@@ -2,7 +2,7 @@
 
 One process leads: the first of `RankInfo.servers`, or else rank 0. The store holds four tables:
 
-* `leaders`: a leader writes its member info under a random name, its nonce.
+* `leaders`: a leader writes its member info under a random name, its nonce, every few seconds with another `beat`.
 * `members`: every other process writes its member info, with the nonces of the leaders that it has read. Entries of an earlier
   run name no leader of this run, and are ignored.
 * `verdicts`: when every process has answered, the leader writes the roster. It may write an error instead. A process accepts
@@ -42,5 +42,6 @@ def meet(rank_info: RankInfo, timeout_seconds: float = 300.0) -> Cluster:
             "hosts, for example tfdist.strategy('horovodrun -np 4 -H a:2,b:2') or --cluster hostfile"
         )
     is_leader = rank_info.task == leader_task(rank_info)
-    store = open_store(rank_info, serve=is_leader, lifetime_seconds=timeout_seconds + READ_SECONDS)
+    lifetime = timeout_seconds + READ_SECONDS
+    store = open_store(rank_info, serve=is_leader, lifetime_seconds=lifetime, timeout_seconds=timeout_seconds)
     return (Leader if is_leader else Member)(rank_info, store, timeout_seconds).run()

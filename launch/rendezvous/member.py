@@ -1,13 +1,12 @@
 """`Member`: a process in the rendezvous that does not lead. It answers leaders until one of them publishes a verdict."""
 
-import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
 from tfdist.launch.rendezvous.member_info import MemberInfo, all_tasks, cluster_of, leader_task, name_of
-from tfdist.launch.rendezvous.participant import MAX_LEADERS, REPEAT_SECONDS, Participant
+from tfdist.launch.rendezvous.participant import REPEAT_SECONDS, Participant
 from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError
 
 GRACE_SECONDS = 2.0
@@ -23,13 +22,13 @@ class Member(Participant):
         has_grace = False
         missing = f"{name_of(leader_task(self.rank_info))} and the processes that it waits for"
         while True:
-            leaders = set(sorted(self.retry(lambda: self.store.get("leaders")))[:MAX_LEADERS])
-            if leaders != self.leaders or time.monotonic() - written_at >= REPEAT_SECONDS:
+            leaders = self.live_leaders(self.retry(lambda: self.store.get("leaders")))
+            if leaders != self.leaders or self.clock.now() - written_at >= REPEAT_SECONDS:
                 if leaders != self.leaders:
                     self.poll_fast()
                 self.leaders = leaders
                 self.retry(lambda: self.store.put("members", self.nonce, self.member_info().text()))
-                written_at = time.monotonic()
+                written_at = self.clock.now()
             for verdict in self.retry(lambda: self.read_table("verdicts")).values():
                 cluster = self._cluster_in(verdict)
                 if cluster is not None:

@@ -20,6 +20,7 @@ class MemberInfo:
     Attributes:
         job: as in `Task`, and so are index, host, port, slots and gpus.
         size: number of ranks, according to this process.
+        beat: a number that grows with every entry that the process writes.
         leaders: nonces of the leaders that the process has read.
     """
 
@@ -30,6 +31,7 @@ class MemberInfo:
     port: int
     slots: int
     gpus: int
+    beat: int = 0
     leaders: tuple[str, ...] = ()
 
     @classmethod

@@ -4,13 +4,13 @@ import json
 import logging
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
 from tfdist.launch.backends.local.ports import HeldPorts
+from tfdist.launch.rendezvous.clock import SYSTEM_CLOCK, Clock
 from tfdist.launch.rendezvous.member_info import MemberInfo, TaskId, enumeration, name_of, read_object, read_texts
 from tfdist.launch.rendezvous.stores.interface import OpenStore, StoreUnavailableError
 from tfdist.rank_info import RankInfo
@@ -23,7 +23,7 @@ POLL_SECONDS = (0.05, 0.25)
 """Shortest and longest pause between two reads of the store. The pause grows while nothing changes."""
 
 MAX_LEADERS = 32
-"""Most leaders that a process answers. More of them can only come from dead runs with the same run id."""
+"""Most leaders that a process answers: those whose entries changed last. The others are left from dead runs with the run id."""
 
 _log = logging.getLogger("tfdist")
 Result = TypeVar("Result")
@@ -35,11 +35,12 @@ class Participant:
     tables: tuple[str, ...] = ("members",)
     """The tables in which this process writes."""
 
-    def __init__(self, rank_info: RankInfo, store: OpenStore, timeout_seconds: float) -> None:
+    def __init__(self, rank_info: RankInfo, store: OpenStore, timeout_seconds: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self.rank_info = rank_info
         self.store = store
         self.timeout = timeout_seconds
-        self.start = time.monotonic()
+        self.clock = clock
+        self.start = clock.now()
         self.deadline = self.start + timeout_seconds
         self.nonce = secrets.token_hex(8)
         self.leaders: set[str] = set()  # Nonces of the leaders that this process answers.
@@ -47,6 +48,8 @@ class Participant:
         self._last_message = self.start
         self._pause = POLL_SECONDS[0]
         self._address: tuple[str, int] | None = None
+        self._beat = 0
+        self._changes: dict[str, tuple[str, float]] = {}  # Leaders' entries, and when each was first read.
 
     def run(self) -> Cluster:
         """Takes part in the rendezvous; returns the cluster."""
@@ -68,10 +71,11 @@ class Participant:
         raise NotImplementedError
 
     def member_info(self) -> MemberInfo:
-        """Returns the member info of this process."""
+        """Returns the member info of this process, each time with another beat."""
         assert self._address is not None
+        self._beat += 1
         me, (host, port) = self.rank_info, self._address
-        return MemberInfo(*me.task, me.size, host, port, me.slots, me.gpus, tuple(sorted(self.leaders)))
+        return MemberInfo(*me.task, me.size, host, port, me.slots, me.gpus, self._beat, tuple(sorted(self.leaders)))
 
     # Calls of the store.
 
@@ -99,8 +103,18 @@ class Participant:
 
     def read_members(self, table: str) -> dict[str, MemberInfo]:
         """Returns a table of member infos by nonce."""
-        entries = ((nonce, MemberInfo.read(text)) for nonce, text in self.store.get(table).items())
-        return {nonce: entry for nonce, entry in entries if entry is not None}
+        return members_in(self.store.get(table))
+
+    def live_leaders(self, entries: Mapping[str, str]) -> set[str]:
+        """Returns the nonces of at most `MAX_LEADERS` leaders: those of a dead run do not change their entries any more."""
+        now = self.clock.now()
+        before = self._changes
+        self._changes = {
+            nonce: before[nonce] if nonce in before and before[nonce][0] == text else (text, now)
+            for nonce, text in entries.items()
+        }
+        last_first = sorted(entries, key=lambda nonce: (-self._changes[nonce][1], nonce))
+        return set(last_first[:MAX_LEADERS])
 
     def put(self, table: str, value: Mapping[str, Any]) -> None:
         """Writes the entry of this process into a table."""
@@ -114,7 +128,7 @@ class Participant:
         Args:
             missing: the processes or the store that are waited for; logged every ten seconds.
         """
-        now = time.monotonic()
+        now = self.clock.now()
         if now >= self.deadline:
             if self.store_error is not None:
                 raise self._store_timeout()
@@ -122,7 +136,7 @@ class Participant:
         if missing and now - self._last_message >= LOG_SECONDS:
             self._last_message = now
             _log.warning("waiting %.0f s for %s", now - self.start, missing)
-        time.sleep(min(self._pause, max(0.0, self.deadline - now)))
+        self.clock.sleep(min(self._pause, max(0.0, self.deadline - now)))
         # In a larger job more processes read the store.
         self._pause = min(self._pause * 1.5, POLL_SECONDS[1] + self.rank_info.size / 1000)
 
@@ -176,3 +190,9 @@ class Participant:
         os.environ["TF_GRPC_REUSE_PORT"] = "1"
         assert task.port is not None
         return host, task.port
+
+
+def members_in(entries: Mapping[str, str]) -> dict[str, MemberInfo]:
+    """Returns the member infos of a table by nonce, without entries that tfdist did not write."""
+    read = ((nonce, MemberInfo.read(text)) for nonce, text in entries.items())
+    return {nonce: entry for nonce, entry in read if entry is not None}

@@ -76,6 +76,20 @@ def test_a_command_line_and_standard_input_of_one(capsys: pytest.CaptureFixture[
     assert command("-", "--to", "horovod", text=line).stdout == "a slots=2\nb slots=1\n"
 
 
+def test_a_note_names_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    singa = 'cluster { nworkers_per_group: 2 workspace: "out\\033[31m" }'
+    assert main(["translate", singa, "--to", "horovod"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "localhost slots=2\n"
+    assert err == 'translate: note: Horovod has no job directory: give your program "out\\u001b[31m" itself.\n'
+    addresses = '{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}}'
+    for to, title in (("slurm", "Slurm"), ("cloudml", "CloudML"), ("vertex", "Vertex AI")):
+        assert main(["translate", addresses, "--to", to]) == 0
+        assert f"note: {title} chooses the machines and ports: the host a of chief:0 is not" in capsys.readouterr().err
+    assert main(["translate", "horovodrun -np 2 -H a:2", "--to", "horovod"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_the_program_of_the_containers(capsys: pytest.CaptureFixture[str]) -> None:
     program = ("--image", "gcr.io/p/i", "--command", "python train.py --name 'a b'")
     for to in ("kubernetes", "tfjob", "vertex"):

@@ -1,6 +1,7 @@
 """CloudML's scale tiers and config.yaml: what each becomes, everything that is refused, and the way back."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -304,7 +305,7 @@ def test_accelerators_are_written() -> None:
     accelerator = {"acceleratorConfig": {"count": "2", "type": "NVIDIA_TESLA_T4"}}
     cluster = read(custom(workerType="n1-standard-8", workerCount=2, workerConfig=accelerator))
     assert read(write.write(cluster)) == cluster
-    assert 'count: "2"' in write.write(cluster)
+    assert "count: '2'" in write.write(cluster)
 
 
 def test_a_tier_is_written_by_its_name() -> None:
@@ -316,6 +317,12 @@ def test_a_tier_is_written_by_its_name() -> None:
 CHIEF = Task("chief", 0)
 
 
+def vertex(machine: str, accelerator: str | None, count: int = 1) -> Callable[[], Cluster]:
+    """A cluster that Vertex AI describes."""
+    more = {"acceleratorType": accelerator, "acceleratorCount": count} if accelerator else {}
+    return lambda: read({"workerPoolSpecs": [{"machineSpec": {"machineType": machine, **more}, "replicaCount": 1}]})
+
+
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
@@ -325,9 +332,15 @@ CHIEF = Task("chief", 0)
         (Cluster((CHIEF, Task("worker", 0), Task("worker", 1, slots=2))), "worker tasks on different machines"),
         (Cluster((CHIEF, Task("worker", 0, slots=2))), "2 replicas on a machine with 0 GPUs"),
         (Cluster((Task("chief", 0, slots=2, gpus=2),)), "GPUs of chief tasks whose machine type is open"),
+        (vertex("g2-standard-8", "NVIDIA_L4"), "the machine g2-standard-8+1xNVIDIA_L4 of chief:0; translate to vertex"),
+        (vertex("a3-highgpu-8g", "NVIDIA_H100_80GB", 8), "the machine a3-highgpu-8g+8xNVIDIA_H100_80GB of chief:0"),
+        (vertex("ct5lp-hightpu-4t", None), "the machine ct5lp-hightpu-4t of chief:0"),
+        (vertex("n1-standard-8", "TPU_V2", 8), "this cluster (training"),
+        (vertex("n1-standard-8\n  workerCount: 9", None), "cannot be printed"),
+        (vertex("n1-standard-8: {}", None), "the machine 'n1-standard-8: {}' of chief:0"),
     ],
 )
-def test_what_cloudml_cannot_say_is_refused(cluster: Cluster, message: str) -> None:
+def test_what_cloudml_cannot_say_is_refused(cluster: Cluster | Callable[[], Cluster], message: str) -> None:
     with pytest.raises(ClusterError) as caught:
-        write.write(cluster)
+        write.write(cluster if isinstance(cluster, Cluster) else cluster())
     assert message in str(caught.value)

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_strategies import clusters, usual_clusters
+from cluster_strategies import GOOGLE_MACHINES, HOSTILE_JOB_DIRS, clusters, usual_clusters
 from hypothesis import given, settings
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import read
+from tfdist.dialects.cloudml.write import DEFAULT_MACHINE
 from tfdist.dialects.registry import writers
 from tfdist.dialects.singa.write import write_hostfile
 from tfdist.errors import ClusterError
@@ -22,9 +23,9 @@ def without_addresses(cluster: Cluster) -> Cluster:
 
 
 def without_ports(cluster: Cluster) -> Cluster:
-    """Horovod's: hosts without ports, localhost where nothing is said, and no word on what computes a slot."""
+    """Horovod's: hosts without ports, localhost where nothing is said, no folder, and no word on what computes a slot."""
     tasks = tuple(dataclasses.replace(task, host=task.host or "localhost", port=None, gpus=0) for task in cluster.tasks)
-    return dataclasses.replace(cluster, tasks=tasks, separate_servers=True)
+    return dataclasses.replace(cluster, tasks=tasks, separate_servers=True, job_dir=None)
 
 
 LEFT_OUT: dict[str, Callable[[Cluster], Cluster]] = {
@@ -72,8 +73,16 @@ def test_what_is_written_reads_back_as_the_same_cluster(dialect: str, tmp_path: 
         count["written"] += 1
         for entry in read_back:
             assert LEFT_OUT[dialect](entry) == LEFT_OUT[dialect](cluster)
+            if dialect == "cloudml":
+                machines = [task.machine_type or DEFAULT_MACHINE for task in cluster.tasks]
+                assert [task.machine_type for task in entry.tasks] == machines
+            if entry.job_dir != cluster.job_dir:  # Nothing is left out without a word.
+                said = [*writers()[dialect].notes(cluster), *writers()[dialect].write(cluster).splitlines()]
+                assert any(json.dumps(cluster.job_dir) in line for line in said)
 
-    for drawn, examples in ((usual_clusters(), 120), (clusters(), 40)):
+    google = usual_clusters(GOOGLE_MACHINES, HOSTILE_JOB_DIRS)
+    count_google = 60 if dialect in ("cloudml", "vertex") else 10
+    for drawn, examples in ((usual_clusters(), 120), (clusters(), 40), (google, count_google)):
         settings(max_examples=examples, deadline=None, derandomize=True, database=None)(given(drawn)(check))()
     # Of what people have, a good part: a writer that refuses everything would have passed.
     assert count["written"] >= 10 and (count["refused"] or dialect == "tf_config"), count

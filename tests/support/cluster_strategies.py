@@ -1,5 +1,7 @@
 """Hypothesis strategies of clusters: of every kind, and of the usual kinds."""
 
+from collections.abc import Mapping, Sequence
+
 from hypothesis import strategies as st
 
 from tfdist.cluster import JOBS, Cluster, Task
@@ -66,13 +68,32 @@ def clusters(draw: st.DrawFn) -> Cluster:
     )
 
 
+Machines = Mapping[tuple[int, int], Sequence[str | None]]
+
 NAMES = ("node1", "node2.example.com", "10.0.0.1", "10.0.0.2", "::1", "fe80::1%eth0", "Node1-b")
 MACHINES = {(1, 0): (None, "n1-standard-4"), (2, 0): (None,), (1, 1): ("n1-standard-8+1xNVIDIA_TESLA_T4",), (4, 4): (None,)}
 """Slots and GPUs, and machines of Google's clouds that have them."""
 
 
+GOOGLE_MACHINES = {
+    (1, 0): (None, "n1-standard-4", "standard", "cloud_tpu", "cloud_tpu+8xTPU_V2", "ct5lp-hightpu-4t", "n2-custom-4-8"),
+    (1, 1): (
+        "n1-standard-8+1xNVIDIA_TESLA_T4",
+        "g2-standard-8+1xNVIDIA_L4",
+        "standard_gpu",
+        "+1xNVIDIA_TESLA_T4",
+        "a2-highgpu-1g",
+    ),
+    (4, 4): (None, "complex_model_m_gpu", "n1-standard-16+4xNVIDIA_TESLA_V100", "n1-standard-4"),
+}
+"""Machines of which CloudML, Vertex AI, both or none has words."""
+
+JOB_DIRS = (None, None, "gs://bucket/out", 'a "b" \\ ü # $(X)')
+HOSTILE_JOB_DIRS = (None, "a\n---\nb: \x85\u2028\x00", "\ud800", "'$(x) `y`")
+
+
 @st.composite
-def usual_clusters(draw: st.DrawFn) -> Cluster:
+def usual_clusters(draw: st.DrawFn, machines: Machines = MACHINES, job_dirs: Sequence[str | None] = JOB_DIRS) -> Cluster:
     """Clusters such as people have: tasks of a job alike, groups of one size. Each dialect can say many of them."""
     style = draw(st.sampled_from(["workers", "chief", "jobs", "groups"]))
     groups = draw(st.sampled_from([(1, 1), (2, 1), (4, 2), (3, 3)])) if style == "groups" else None
@@ -91,8 +112,8 @@ def usual_clusters(draw: st.DrawFn) -> Cluster:
     first, port = draw(st.integers(0, len(NAMES) - 1)), draw(st.none() | st.integers(1024, 40_000))
     tasks: list[Task] = []
     for job in JOBS:
-        slots, gpus = (1, 0) if job == "ps" or groups else draw(st.sampled_from([(1, 0), (1, 0), (1, 0), *MACHINES]))
-        machine = draw(st.sampled_from(MACHINES[slots, gpus]))
+        slots, gpus = (1, 0) if job == "ps" or groups else draw(st.sampled_from([(1, 0), (1, 0), (1, 0), *machines]))
+        machine = draw(st.sampled_from(machines[slots, gpus]))
         for index in range(counts[job]):
             host = None
             if where == "a host each":
@@ -101,7 +122,7 @@ def usual_clusters(draw: st.DrawFn) -> Cluster:
                 host = NAMES[(first + len(tasks) // 3) % len(NAMES)]
             number = port + len(tasks) if port and host else None
             tasks.append(Task(job, index, host, number, slots, gpus, machine))
-    fields = {"job_dir": draw(st.sampled_from([None, None, "gs://bucket/out", 'a "b" \\ ü # $(X)']))}
+    fields = {"job_dir": draw(st.sampled_from(job_dirs))}
     if groups:
         fields |= {
             "worker_groups": _runs(groups[0], per_group),

@@ -5,7 +5,7 @@ lines, `EnvironmentReader` the variables of a process, and `Writer` writes a clu
 and never the name of a dialect.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Concatenate
 
@@ -111,6 +111,8 @@ class Writer:
         help: one line for `tfdist.translate --help`. Default: the dialect's example.
         as_run: whether `write` takes the cluster as its strategy runs it, with the chief that the strategy adds.
         write_task: takes a Cluster, a job and an index; returns the text for this one task (`--task`).
+        notes: takes the Cluster; returns a sentence for each thing that the text leaves out. `tfdist.translate` prints them on
+            standard error. What the training depends on is not left out: `write` raises ClusterError.
     """
 
     write: Callable[Concatenate[Cluster, ...], str]
@@ -118,6 +120,7 @@ class Writer:
     help: str = ""
     as_run: bool = False
     write_task: Callable[[Cluster, str, int], str] | None = None
+    notes: Callable[[Cluster], Iterable[str]] = lambda cluster: ()
 
 
 @dataclass(frozen=True, eq=False)

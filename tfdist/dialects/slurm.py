@@ -17,7 +17,7 @@ from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Docum
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.tf_config.config import parse as parse_tf_config
-from tfdist.dialects.writing.unsupported import check_whole
+from tfdist.dialects.writing.unsupported import address_notes, check_whole
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 
@@ -259,5 +259,5 @@ DIALECT = Dialect(
     example="a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)",
     text=TextReader(parse, looks_like=looks_like),
     environment=EnvironmentReader(recognizes, from_environ, allocates=True),
-    writer=Writer(write),
+    writer=Writer(write, notes=lambda cluster: address_notes(cluster, "Slurm")),
 )

@@ -1,8 +1,10 @@
-"""`Canvas`: the shapes of an SVG drawing (rectangles, text and arrows on white). Every text is escaped."""
+"""`Canvas`: the shapes of an SVG drawing (rectangles, text and arrows on white). Every text is escaped, and printable."""
 
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
+
+from tfdist.messages import printable
 
 Element = ET.Element
 
@@ -22,8 +24,8 @@ class Canvas:
 
     def __init__(self, title: str, description: str) -> None:
         self.root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "font-family": "sans-serif"})
-        ET.SubElement(self.root, "title").text = title
-        ET.SubElement(self.root, "desc").text = description
+        ET.SubElement(self.root, "title").text = printable(title)
+        ET.SubElement(self.root, "desc").text = printable(description)
         self._define_arrow()
         self.paper = ET.SubElement(self.root, "rect", fill="#ffffff")
         self.right = self.bottom = 0.0
@@ -41,7 +43,7 @@ class Canvas:
     def group(self, tooltip: str, inside: Element | None = None) -> Element:
         """Adds and returns a group of elements, which shows `tooltip` under the pointer."""
         element = ET.SubElement(self.root if inside is None else inside, "g")
-        ET.SubElement(element, "title").text = tooltip
+        ET.SubElement(element, "title").text = printable(tooltip)
         return element
 
     def rectangle(
@@ -79,7 +81,7 @@ class Canvas:
             look["text-anchor"] = "middle"
         if bold:
             look["font-weight"] = "bold"
-        ET.SubElement(self.root if inside is None else inside, "text", look).text = text
+        ET.SubElement(self.root if inside is None else inside, "text", look).text = printable(text)
         width = len(text) * size * (BOLD if bold else LETTER)
         self._reach(x + (width / 2 if middle else width), y)
 

@@ -2,10 +2,13 @@
 
 import itertools
 import json
+import re
 
 from tfdist.cluster import Cluster
+from tfdist.messages import printable
 from tfdist.pictures.picture import Cell, Group, picture
 
+_SPECIAL = re.compile(r"[\"#&<>`*\\$]")
 _COLORS = {"chief": "#d8ead2", "worker": "#dbe8f8", "ps": "#fbe5cf", "evaluator": "#e6dcf2"}
 
 
@@ -63,11 +66,11 @@ class _Chart:
     def _node(self, cell: Cell) -> str:
         name = f"t{self.nodes}"
         self.nodes += 1
-        text = f"{cell.name}<br/>{cell.detail}" if cell.detail else cell.name
-        self.lines.append(f"  {name}[{_label(text)}]:::{cell.job}")
+        label = _label(cell.name, cell.detail) if cell.detail else _label(cell.name)
+        self.lines.append(f"  {name}[{label}]:::{cell.job}")
         return name
 
 
-def _label(text: str) -> str:
-    """Returns text in quotes. Quotes and `#`, which begins an entity, become Mermaid's entities: `#quot;`, `#35;`."""
-    return '"' + text.replace("#", "#35;").replace('"', "#quot;") + '"'
+def _label(*lines: str) -> str:
+    """Returns lines of text in quotes. Characters that HTML or Markdown reads become Mermaid's entities, `#35;`."""
+    return '"' + "<br/>".join(_SPECIAL.sub(lambda match: f"#{ord(match[0])};", printable(line)) for line in lines) + '"'

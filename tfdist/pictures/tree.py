@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from tfdist.cluster import Cluster, Groups, Task
+from tfdist.messages import printable
 from tfdist.pictures.picture import MOST_ALIKE, MOST_TASKS, Block, Group, detail, list_of, owners, picture, shortened
 
 Branch = tuple[str, "Sequence[Branch]"]
@@ -20,7 +21,7 @@ def write(cluster: Cluster) -> str:
         for block in shown.blocks:
             branches += _block(block)
         branches += [_group(group) for group in (shown.evaluators,) if group]
-    return "\n".join((shown.title, shown.caption, *_lines(branches, ""))) + "\n"
+    return "\n".join((printable(shown.title), printable(shown.caption), *_lines(branches, ""))) + "\n"
 
 
 def _block(block: Block) -> list[Branch]:
@@ -75,5 +76,5 @@ def _numbers(tasks: tuple[Task, ...], groups: Groups) -> dict[Task, list[int]]:
 def _lines(branches: Sequence[Branch], indent: str) -> Iterator[str]:
     for position, (text, inner) in enumerate(branches, 1):
         is_last = position == len(branches)
-        yield f"{indent}{'└── ' if is_last else '├── '}{text}"
+        yield f"{indent}{'└── ' if is_last else '├── '}{printable(text)}"
         yield from _lines(inner, indent + ("    " if is_last else "│   "))

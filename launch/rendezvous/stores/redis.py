@@ -5,16 +5,19 @@ A table is a hash, `tfdist:RUN:TABLE`. It expires, so that the entries of a dead
 
 import socket
 from typing import Any
+from urllib.parse import quote
 
 from tfdist.errors import ClusterError
+from tfdist.launch.rendezvous.stores.bounded import BoundedCalls
 from tfdist.launch.rendezvous.stores.interface import CALL_SECONDS, StoreUnavailableError, host_towards, run_key
+from tfdist.messages import printable, without_secrets
 from tfdist.rank_info import RankInfo
 
 
 class RedisStore:
     """The tables of one run, in the server that `rank_info.store` names."""
 
-    def __init__(self, rank_info: RankInfo, lifetime_seconds: float) -> None:
+    def __init__(self, rank_info: RankInfo, lifetime_seconds: float, timeout_seconds: float) -> None:
         """Prepares the connection.
 
         Raises:
@@ -36,6 +39,7 @@ class RedisStore:
         self._lifetime_seconds = int(lifetime_seconds) + 1
         self._prefix = f"tfdist:{run_key(rank_info)}"
         self._tables: set[str] = set()
+        self._calls = BoundedCalls(f"the Redis server at {self._host}:{self._port}, or the name server,", timeout_seconds)
         self._client: Any = redis.Redis(
             host=self._host,
             port=self._port,
@@ -73,10 +77,14 @@ class RedisStore:
 
     def own_host(self) -> str:
         """Returns the address from which this process reaches the server."""
-        try:
+
+        def connect() -> str:
             with socket.create_connection((self._host, self._port), CALL_SECONDS) as connected:
                 return host_towards(connected, self._host)
-        except OSError as cause:
+
+        try:
+            return self._calls.run(connect, 2 * CALL_SECONDS)
+        except (OSError, UnicodeError) as cause:
             raise self._unavailable(cause) from cause
 
     def close(self) -> None:
@@ -90,7 +98,7 @@ class RedisStore:
     def _call(self, run: Any) -> Any:
         errors = self._errors
         try:
-            return run()
+            return self._calls.run(run, 2 * CALL_SECONDS)  # The client's own limits do not include the look-up of the name.
         except (errors.AuthenticationError, errors.NoPermissionError):
             problem = "refuses this password" if self._password is not None else "wants a password"
             raise self._refusal(f"{problem}; give it as redis_password or in TFDIST_REDIS_PASSWORD") from None
@@ -111,5 +119,7 @@ class RedisStore:
         )
 
     def _without_password(self, cause: Exception) -> str:
-        text = str(cause)[:200]
-        return text.replace(self._password, "***") if self._password else text
+        text = str(cause)
+        for secret in {self._password, repr(self._password)[1:-1], quote(self._password)} if self._password else ():
+            text = text.replace(secret, "***")
+        return printable(without_secrets(text))[:200]

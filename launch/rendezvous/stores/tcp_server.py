@@ -1,8 +1,10 @@
 """`TcpServer`: serves the tables of one run to the other processes of the job, from a thread of this process.
 
-The protocol is tfdist's. A request is a line of JSON, `{"run": KEY, "do": "put", "table": .., "field": .., "text": ..}`, where
-`do` may also be `get`, `remove` or `clear`. The answer is a line of JSON, `{"run": KEY, "table": {..}}`; a request of another
-run gets the run key alone. Any other input closes the connection.
+The protocol is tfdist's; every message is a line. The server begins with `{"tfdist": 1, "nonce": ..}`. The client answers with
+its nonce and its proof (`authentication.py`), and the server with its own, or with `{"refused": true}`: it never tells the run
+id. Then the client sends requests, sealed lines of JSON, `{"do": "put", "table": .., "field": .., "text": ..}`, where `do` may
+also be `get` or `remove`. The answer is a sealed line, `{"table": {..}}` or `{"error": ".."}`. Any other input closes the
+connection. Only the process that serves clears the tables.
 """
 
 import asyncio
@@ -10,59 +12,50 @@ import contextlib
 import errno
 import ipaddress
 import json
+import logging
 import socket
 import threading
 from typing import Any
 
+from tfdist.launch.rendezvous.stores.authentication import NONCE_CHARACTERS, SECRET_VARIABLE, Seal, is_proof, nonce, proof
 from tfdist.launch.rendezvous.stores.interface import CALL_SECONDS, LOOPBACK
+from tfdist.launch.rendezvous.stores.tables import FullError, Limits, Tables
 
-MAX_REQUEST = 16 << 10
-"""Longest request, in bytes; a member info has a few hundred. The process that serves has no limit for its requests."""
+MAX_WARNINGS = 3
+"""Most warnings about connections that were refused."""
 
-MAX_FIELDS = 400_000
-"""Most fields in all tables together: a few for each task of the largest cluster that tfdist reads."""
+_BAD_INPUT = (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError, asyncio.TimeoutError)
 
-IDLE_SECONDS = 60.0
-"""Time after which a silent connection is closed; a rank sends a request at least every few seconds."""
+_log = logging.getLogger("tfdist")
 
 
 class TcpServer:
-    """The tables of one run, served until `close`."""
+    """The tables of one run, served until `close`.
 
-    def __init__(self, run: str, host: str, port: int) -> None:
-        """Starts the server.
+    Args:
+        key: the key of the run (`authentication.run_secret`).
+        address: where it listens, as `listening_address` returns it.
+        limits: the most that it holds for others.
 
-        Raises:
-            OSError: when this process cannot listen at `host` and `port`.
-        """
-        self._run = run
-        self._tables: dict[str, dict[str, str]] = {}
-        self._lock = threading.Lock()
-        listener = _listen(host, port)
+    Raises:
+        OSError: when this process cannot listen there.
+    """
+
+    def __init__(self, key: bytes, address: "tuple[socket.AddressFamily, Any]", limits: Limits) -> None:
+        self._key = key
+        self._limits = limits
+        self._warnings = 0
+        self.tables = Tables(limits)
+        self._strangers: dict[asyncio.Task[None], None] = {}  # In the order of their arrival, and so are members.
+        self._members: dict[asyncio.Task[None], None] = {}
+        listener = _listen(*address)
+        self.port = int(listener.getsockname()[1])
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._closing: asyncio.Event | None = None
         self._thread = threading.Thread(target=self._run_loop, args=(listener,), name="tfdist-store", daemon=True)
         self._thread.start()
         self._started.wait(CALL_SECONDS)
-
-    def answer(self, request: dict[str, str]) -> dict[str, str]:
-        """Does what a request asks for; returns the table of the answer. Raises KeyError or TypeError for a bad request."""
-        with self._lock:
-            action = request["do"]
-            if action == "clear":
-                self._tables.clear()
-                return {}
-            table = self._tables.get(request["table"], {})
-            if action == "get":
-                return dict(table)
-            if action == "remove":
-                table.pop(request["field"], None)
-                return {}
-            if action != "put" or sum(map(len, self._tables.values())) >= MAX_FIELDS:
-                raise KeyError(action)
-            self._tables.setdefault(request["table"], {})[request["field"]] = request["text"]
-            return {}
 
     def close(self) -> None:
         """Closes the server and every connection to it."""
@@ -77,69 +70,121 @@ class TcpServer:
 
     async def _serve(self, listener: socket.socket) -> None:
         self._closing = asyncio.Event()
-        connections: set[asyncio.Task[None]] = set()
-
-        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            connections.add(task)
-            try:
-                await self._converse(reader, writer)
-            except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError):
-                pass  # A port scanner, a browser, or a rank that died: its connection is closed without an answer.
-            except asyncio.CancelledError:
-                pass  # The server closes. (Python 3.11 logs a connection's task that ends as cancelled.)
-            finally:
-                connections.discard(task)
-                writer.transport.abort() if writer.is_closing() else writer.close()
-
-        server = await asyncio.start_server(connected, sock=listener, limit=MAX_REQUEST)
+        server = await asyncio.start_server(self._connected, sock=listener, limit=self._limits.request_bytes)
         self._started.set()
         await self._closing.wait()
         server.close()
+        connections = [*self._strangers, *self._members]
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await asyncio.wait_for(reader.readline(), IDLE_SECONDS):
-            request = json.loads(line)
-            if request["run"] != self._run:
-                answer: dict[str, Any] = {"run": self._run}
-            elif all(isinstance(value, str) for value in request.values()):
-                answer = {"run": self._run, "table": self.answer(request)}
-            else:
-                return
-            writer.write(json.dumps(answer).encode() + b"\n")
-            await asyncio.wait_for(writer.drain(), IDLE_SECONDS)
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        _admit(task, self._strangers, self._limits.strangers)
+        try:
+            seals = await asyncio.wait_for(self._prove(reader, writer), self._limits.proof_seconds)
+            if seals is not None:
+                del self._strangers[task]
+                _admit(task, self._members, self._limits.members)
+                await self._converse(reader, writer, *seals)
+            writer.close()
+        except _BAD_INPUT:
+            writer.transport.abort()  # A port scanner, a browser, or a rank that died.
+        except asyncio.CancelledError:
+            # The server closes, or others came. (Python 3.11 logs a connection's task that ends as cancelled.)
+            writer.transport.abort()
+        finally:
+            self._strangers.pop(task, None)
+            self._members.pop(task, None)
+
+    async def _prove(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Seal, Seal] | None:
+        """Returns the seals of the client's and the server's lines; None for a client of another run."""
+        mine = nonce()
+        writer.write(json.dumps({"tfdist": 1, "nonce": mine}).encode() + b"\n")
+        given = json.loads(await reader.readline())
+        theirs = given["nonce"]
+        if not isinstance(theirs, str) or len(theirs) != NONCE_CHARACTERS:
+            raise ValueError
+        if not is_proof(given["proof"], proof(self._key, "client", mine, theirs)):
+            writer.write(b'{"refused": true}\n')
+            self._warn(str(writer.get_extra_info("peername", "?")[0]))
+            return None
+        writer.write(json.dumps({"proof": proof(self._key, "server", mine, theirs)}).encode() + b"\n")
+        return Seal(self._key, "client", mine, theirs), Seal(self._key, "server", mine, theirs)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, client: Seal, server: Seal) -> None:
+        while line := await asyncio.wait_for(reader.readline(), self._limits.idle_seconds):
+            text = client.text(line)
+            if text is None:
+                raise ValueError
+            answer: dict[str, Any]
+            try:
+                answer = {"table": self._answer(json.loads(text))}
+            except FullError:
+                answer = {"error": "the store is full; another program may write into it"}
+            writer.write(server.line(json.dumps(answer).encode()))
+            await asyncio.wait_for(writer.drain(), self._limits.idle_seconds)
+
+    def _answer(self, request: dict[str, str]) -> dict[str, str]:
+        table = request["table"]
+        match request["do"]:
+            case "get":
+                return self.tables.get(table)
+            case "remove":
+                self.tables.remove(table, request["field"], is_own=False)
+            case "put" if isinstance(request["text"], str):
+                self.tables.put(table, request["field"], request["text"], is_own=False)
+            case _:
+                raise ValueError
+        return {}
+
+    def _warn(self, peer: str) -> None:
+        self._warnings += 1
+        if self._warnings <= MAX_WARNINGS:
+            _log.warning("the rendezvous refused a process at %s: its run id or %s is another", peer, SECRET_VARIABLE)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Returns a socket that listens at `host`; at all addresses where `host` is not an address of this machine."""
-    family, address = _address(host, port)
+def _admit(task: "asyncio.Task[None]", connections: "dict[asyncio.Task[None], None]", most: int) -> None:
+    """Adds a connection; closes the oldest one if there are too many. A stranger that floods the port locks nobody out."""
+    connections[task] = None
+    if len(connections) > most:
+        oldest = next(iter(connections))
+        del connections[oldest]
+        oldest.cancel()
+
+
+def listening_address(host: str, port: int) -> tuple[socket.AddressFamily, Any, str]:
+    """Returns where the store of `host` listens on this machine, and why if that is every address, else an empty text.
+
+    Raises:
+        OSError: when nothing knows the name `host`.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    is_name = not _is_address(host) and host.lower() not in LOOPBACK
+    if is_name and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+        return socket.AF_INET, ("", port), f"{host} is a loopback address on this machine only"
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((address[0], 0, *address[2:]))
+        except OSError as cause:
+            if cause.errno == errno.EADDRNOTAVAIL:
+                # Behind a Kubernetes service, or another address translation, no machine has the address that all use.
+                return family, ("", port), f"{host} is no address of this machine"
+    return family, address, ""
+
+
+def _listen(family: socket.AddressFamily, address: Any) -> socket.socket:
     listener = socket.socket(family)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as cause:
-            if cause.errno != errno.EADDRNOTAVAIL:
-                raise
-            # Behind a Kubernetes service, or another address translation, no machine has the address that all use.
-            listener.bind(("", port))
+        listener.bind(address)
         listener.listen(socket.SOMAXCONN)
     except BaseException:
         listener.close()
         raise
     return listener
-
-
-def _address(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    is_name = not _is_address(host) and host.lower() not in LOOPBACK
-    if is_name and ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        return socket.AF_INET, ("", port)  # The machine's own name: it means the loopback address on this machine only.
-    return family, address
 
 
 def _is_address(host: str) -> bool:

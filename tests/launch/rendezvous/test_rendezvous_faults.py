@@ -3,6 +3,7 @@
 import socket
 import sys
 import time
+from urllib.parse import quote
 
 import pytest
 from rendezvous_here import PASSWORD, free_port, is_listening, messages, met, needs_redis, wait_until
@@ -10,6 +11,7 @@ from rendezvous_here import PASSWORD, free_port, is_listening, messages, met, ne
 from tfdist import ClusterError
 from tfdist.errors import Source
 from tfdist.launch.rendezvous.meet import meet
+from tfdist.launch.rendezvous.stores.redis import RedisStore
 from tfdist.rank_info import RankInfo, Store
 
 pytestmark = pytest.mark.timeout(60)
@@ -116,6 +118,21 @@ def test_a_missing_or_wrong_password_is_an_immediate_error_that_never_shows_it(s
         assert "TFDIST_REDIS_PASSWORD" in message
         assert PASSWORD not in message and "another-Secret" not in message
     assert "another-Secret" not in repr(Store("redis", "h", 1, password="another-Secret"))
+
+
+@pytest.mark.parametrize("password", [PASSWORD, "p@ss/w:rd' \"\n", "hunter2" * 40])
+def test_no_message_has_a_part_of_the_password(password):
+    redis = pytest.importorskip("redis")
+    store = RedisStore(RankInfo(2, 0, Source("test", "t"), Store("redis", "h", 1, password=password)), 1, 1)
+    for text in (f"{'x' * 190}{password}", f"AUTH {password!r}", f"redis://:{password}@h", f"redis://:{quote(password)}@h"):
+
+        def fail(text=text):
+            raise redis.exceptions.ResponseError(text)
+
+        with pytest.raises(ClusterError) as caught:
+            store._call(fail)
+        assert password[:7] not in str(caught.value) and str(caught.value).isprintable()
+    store.close()
 
 
 @needs_redis

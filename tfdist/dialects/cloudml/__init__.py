@@ -8,6 +8,7 @@ from tfdist.dialects.cloudml import training_input, write
 from tfdist.dialects.cloudml.tiers import TIERS
 from tfdist.dialects.cloudml.tiers import tier_name as tier_name
 from tfdist.dialects.dialect import Dialect, Presets, TextReader, Writer
+from tfdist.dialects.writing.unsupported import address_notes
 
 DIALECT = Dialect(
     name=training_input.NAME,
@@ -21,5 +22,5 @@ DIALECT = Dialect(
         overrides={name: text for name, (_, text) in training_input.OVERRIDES.items()},
         standalone=frozenset({"tier"}),
     ),
-    writer=Writer(write.write),
+    writer=Writer(write.write, notes=lambda cluster: address_notes(cluster, "CloudML")),
 )

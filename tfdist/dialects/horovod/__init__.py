@@ -15,5 +15,5 @@ DIALECT = Dialect(
     text=TextReader(hosts.parse, looks_like=hosts.looks_like),
     command=CommandReader(command.PROGRAMS, command.parse_command),
     environment=EnvironmentReader(environment.recognizes, environment.from_environ),
-    writer=Writer(write.write),
+    writer=Writer(write.write, notes=write.notes),
 )

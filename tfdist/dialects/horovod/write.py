@@ -4,6 +4,7 @@ from itertools import groupby
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.parsing.document import shown
+from tfdist.dialects.writing.unsupported import job_dir_note
 
 
 def write(cluster: Cluster) -> str:
@@ -21,7 +22,7 @@ def write(cluster: Cluster) -> str:
     if cluster.partial or any(task.slots != 1 for task in cluster.tasks):
         raise cannot("Horovod has one process for each slot; describe a worker task for each, and all of them")
     same = Cluster(tuple(Task("worker", n) for n in range(len(cluster.tasks))))
-    for name in ("worker_groups", "sync_period", "share_memory", "job_dir", "strategy", "protocol"):
+    for name in ("worker_groups", "sync_period", "synchronization", "share_memory", "strategy", "protocol"):
         if getattr(cluster, name) != getattr(same, name):
             raise cannot(f"Horovod has no words for {name} {shown(getattr(cluster, name))}; translate to tf_config instead")
     hosts = [(host, len(list(tasks))) for host, tasks in groupby(task.host or "localhost" for task in cluster.tasks)]
@@ -31,3 +32,13 @@ def write(cluster: Cluster) -> str:
     if any(":" in name for name in names):
         raise cannot("Horovod's host file has no IPv6 addresses; use a name")
     return "".join(f"{host} slots={slots}\n" for host, slots in hosts)
+
+
+def notes(cluster: Cluster) -> list[str]:
+    """Returns what a host file leaves out. These are no comments in it: Horovod's own reader takes only hosts."""
+    lines = job_dir_note(cluster, "Horovod")
+    if any(task.port is not None for task in cluster.tasks):
+        lines.append("Horovod chooses the ports: those of the description are not carried over.")
+    if any(task.gpus for task in cluster.tasks):
+        lines.append("Horovod's host file does not say that a slot is a GPU.")
+    return lines

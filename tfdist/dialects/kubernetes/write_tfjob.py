@@ -7,7 +7,7 @@ from tfdist.cluster import Cluster
 from tfdist.dialects.kubernetes import write as writing
 from tfdist.dialects.kubernetes.training_jobs import TF_JOBS
 from tfdist.dialects.writing.containers import Program, dump, program
-from tfdist.dialects.writing.unsupported import cannot, check_usual
+from tfdist.dialects.writing.unsupported import cannot, check_usual, job_dir_note
 
 _WHAT = "TFJob"
 
@@ -33,8 +33,7 @@ def write(cluster: Cluster, **options: Any) -> str:
     hosts = {job: f"{given.name}-{kinds[job].lower()}-{{}}.{space}.svc" for job in jobs}
     addressed = writing.with_addresses(cluster, hosts)
     comments = writing.notes(cluster, addressed, given)
-    if cluster.job_dir is not None:
-        comments.append(f"TFJob has no job directory: give your program {json.dumps(cluster.job_dir)} itself.")
+    comments += job_dir_note(cluster, _WHAT)
     length = len(json.dumps(addressed.cluster_spec()))
     if length > writing.MAX_VARIABLE:
         comments.append(f"The pods will not start: TF_CONFIG is over {length} bytes, and Linux passes {writing.MAX_VARIABLE}.")

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.singa.job_conf import NAME, read_layout
 from tfdist.dialects.singa.text_proto import CLUSTER_FIELDS
 from tfdist.errors import ClusterError, Source
@@ -23,7 +24,7 @@ def write(cluster: Cluster) -> str:
     again = _read(text, hosts)
     for entry in dataclasses.fields(Cluster):
         if entry.compare and getattr(again, entry.name) != getattr(cluster, entry.name):
-            raise _cannot(cluster, _DIFFERENCES.get(entry.name, f"{entry.name} {getattr(cluster, entry.name)!r}"))
+            raise _cannot(cluster, _DIFFERENCES.get(entry.name, f"{entry.name} {shown(getattr(cluster, entry.name))}"))
     return text
 
 

@@ -8,6 +8,7 @@ from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writ
 from tfdist.dialects.vertex import cluster_spec, custom_job, write
 from tfdist.dialects.vertex.pools import NAME
 from tfdist.dialects.writing.containers import IMAGE_OPTIONS
+from tfdist.dialects.writing.unsupported import address_notes
 
 DIALECT = Dialect(
     name=NAME,
@@ -15,5 +16,5 @@ DIALECT = Dialect(
     example="Vertex AI's custom job (workerPoolSpecs: [{machineSpec: ..., replicaCount: 1}, ...]) or CLUSTER_SPEC",
     text=TextReader(custom_job.parse, words=custom_job.WORDS, is_mapping=True, looks_like=custom_job.looks_like),
     environment=EnvironmentReader(cluster_spec.recognizes, cluster_spec.from_environ, allocates=True),
-    writer=Writer(write.write, options=IMAGE_OPTIONS),
+    writer=Writer(write.write, options=IMAGE_OPTIONS, notes=lambda cluster: address_notes(cluster, "Vertex AI")),
 )

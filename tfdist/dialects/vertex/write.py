@@ -5,8 +5,10 @@ from typing import Any
 from tfdist.cluster import Cluster
 from tfdist.dialects.cloudml.machines import MACHINES
 from tfdist.dialects.cloudml.write import check, machine
+from tfdist.dialects.vertex.custom_job import parse
 from tfdist.dialects.vertex.pools import JOBS
 from tfdist.dialects.writing.containers import PLACEHOLDER_IMAGE, dump, placeholder_note, program
+from tfdist.dialects.writing.unsupported import check_read
 
 _WHAT = "Vertex AI"
 
@@ -37,7 +39,9 @@ def write(cluster: Cluster, **options: Any) -> str:
     job: dict[str, Any] = {"workerPoolSpecs": pools}
     if cluster.job_dir is not None:
         job["baseOutputDirectory"] = {"outputUriPrefix": cluster.job_dir}
-    return dump([job], placeholder_note(given, "on every machine"))
+    text = dump([job], placeholder_note(given, "on every machine"))
+    check_read(cluster, _WHAT, text, parse)
+    return text
 
 
 def _machine_spec(shown: str, gpus: int) -> dict[str, Any]:

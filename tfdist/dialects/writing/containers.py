@@ -2,11 +2,12 @@
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tfdist.errors import Source, nearest
+from tfdist.errors import ClusterError, Source, nearest
+from tfdist.messages import printable
 
 PLACEHOLDER_IMAGE = "registry.example.com/your-image:tag"
 PLACEHOLDER_COMMAND = ("python", "train.py")
@@ -63,6 +64,7 @@ def program(options: Mapping[str, Any]) -> Program:
             value = _words(value)
         if not value or not all(isinstance(part, str) for part in (value if option == "command" else (value,))):
             raise error(f"{value!r} is not right; expected text that is not empty")
+        _check_text(value if option == "command" else (value,), error)
         if option in ("name", "namespace") and not is_label(value):
             raise error(f"{value[:70]!r} is not a name that Kubernetes takes: at most 63 of a-z, 0-9 and -")
         values[option] = value
@@ -82,7 +84,7 @@ def placeholder_note(given: Program, where: str) -> list[str]:
 
 
 def dump(objects: Iterable[Mapping[str, Any]], comments: Iterable[str]) -> str:
-    """Returns YAML documents after comments. Every text is quoted as YAML needs it."""
+    """Returns YAML documents after comments, one line each. Every text is quoted as YAML needs it."""
     import yaml  # Not needed for TF_CONFIG, which every process reads.
 
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -95,7 +97,13 @@ def dump(objects: Iterable[Mapping[str, Any]], comments: Iterable[str]) -> str:
 
     Dumper.add_representer(str, quoted)
     text = "---\n".join(yaml.dump(entry, Dumper=Dumper, sort_keys=False, width=2**30) for entry in objects)
-    return "".join(f"# {line}\n" for line in comments) + text
+    return "".join(f"# {printable(line)}\n" for line in comments) + text
+
+
+def _check_text(words: Iterable[str], error: Callable[[str], ClusterError]) -> None:
+    for word in words:
+        if "\0" in word or word.encode(errors="replace").decode() != word:
+            raise error(f"{word[:60]!r} is no text: it has a NUL character, or one that is not Unicode")
 
 
 def _words(command: "str | Sequence[str]") -> tuple[str, ...]:

@@ -1,10 +1,18 @@
-"""What a dialect cannot express: the errors, worded alike in every dialect."""
+"""What a dialect cannot express, by one rule for all of them.
+
+What the training depends on (tasks, groups, synchronization, protocol, strategy) is never left out: the writer raises
+ClusterError. What it does not depend on (the job's folder, hosts and ports that the system chooses itself) is left out with a
+note: a comment in a manifest, or a line on standard error (`Writer.notes`).
+"""
 
 import dataclasses
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
 
 from tfdist.cluster import Cluster
-from tfdist.errors import ClusterError
+from tfdist.dialects.parsing.document import Document, shown
+from tfdist.dialects.parsing.load import load
+from tfdist.errors import ClusterError, Source
 
 
 def cannot(cluster: Cluster, dialect: str, what: str, instead: str = "tf_config") -> ClusterError:
@@ -28,3 +36,40 @@ def check_usual(cluster: Cluster, dialect: str, *, but: Iterable[str] = ("job_di
     for entry in dataclasses.fields(Cluster):
         if entry.compare and entry.name not in but and getattr(plain, entry.name) != getattr(cluster, entry.name):
             raise cannot(cluster, dialect, f"{entry.name} other than the usual", instead)
+
+
+def check_read(cluster: Cluster, dialect: str, text: str, parse: Callable[[Document], Cluster]) -> None:
+    """Raises ClusterError if the dialect's reader refuses what was written, or finds another cluster in it.
+
+    Args:
+        cluster: the cluster.
+        dialect: its title, for the message.
+        text: YAML that was written for it, without hosts and ports.
+        parse: the reader.
+    """
+    try:
+        again = parse(load(Document("written", text), Source(dialect, "written")))
+    except ClusterError as error:
+        raise cannot(cluster, dialect, f"this cluster ({str(error).partition(': ')[2]})") from None
+    open_tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
+    expected = dataclasses.replace(cluster, tasks=open_tasks)
+    for entry in dataclasses.fields(Cluster):
+        if entry.compare and getattr(expected, entry.name) != getattr(again, entry.name):
+            raise cannot(cluster, dialect, f"{entry.name} {shown(getattr(expected, entry.name))}")
+
+
+def job_dir_note(cluster: Cluster, dialect: str) -> list[str]:
+    """Returns the note about a folder of the job that is left out; empty if there is none."""
+    if cluster.job_dir is None:
+        return []
+    return [f"{dialect} has no job directory: give your program {json.dumps(cluster.job_dir)} itself."]
+
+
+def address_notes(cluster: Cluster, dialect: str) -> list[str]:
+    """Returns the note about hosts and ports that are left out, because the system chooses its own; empty if all are open."""
+    named = next((task for task in cluster.tasks if task.host is not None), None)
+    if named is None:
+        return []
+    return [
+        f"{dialect} chooses the machines and ports: the host {named.host} of {named.name} is not carried over, nor are others."
+    ]

@@ -1,0 +1,138 @@
+"""One process of a rendezvous with a store in memory and a clock that the test moves: no process, no socket, no waiting."""
+
+import json
+
+import pytest
+
+from tfdist.errors import Source
+from tfdist.launch.rendezvous import participant
+from tfdist.launch.rendezvous.clock import Clock
+from tfdist.launch.rendezvous.leader import Leader
+from tfdist.launch.rendezvous.member import Member
+from tfdist.launch.rendezvous.member_info import MemberInfo
+from tfdist.launch.rendezvous.participant import MAX_LEADERS
+from tfdist.launch.rendezvous.stores.interface import StoreUnavailableError
+from tfdist.rank_info import RankInfo, Store
+from tfdist.strategies.runtime.peers import StartTimeoutError
+
+
+class MemoryStore:
+    """A store in a dict."""
+
+    def __init__(self):
+        self.tables = {}
+        self.is_down = False
+
+    def put(self, table, field, text):
+        self._check()
+        self.tables.setdefault(table, {})[field] = text
+
+    def get(self, table):
+        self._check()
+        return dict(self.tables.get(table, {}))
+
+    def remove(self, table, field):
+        self._check()
+        self.tables.get(table, {}).pop(field, None)
+
+    def clear(self):
+        self.tables.clear()
+
+    def own_host(self):
+        return "10.0.0.1"
+
+    def close(self):
+        pass
+
+    def _check(self):
+        if self.is_down:
+            raise StoreUnavailableError("it is down")
+
+
+class Script:
+    """A clock. Each sleep moves it, and then lets the others act."""
+
+    def __init__(self, act=lambda seconds: None):
+        self.seconds = 0.0
+        self.act = act
+        self.clock = Clock(lambda: self.seconds, self.sleep)
+
+    def sleep(self, seconds):
+        assert seconds >= 0
+        self.seconds += max(seconds, 0.001)
+        self.act(self.seconds)
+
+
+@pytest.fixture
+def held_port(monkeypatch):
+    monkeypatch.setattr(participant.Participant, "_find_address", lambda self: (f"10.0.0.{self.rank_info.rank}", 2222))
+
+
+def info(rank, size=2):
+    return RankInfo(size, rank, Source("test", "the test"), Store("file", path="/nowhere"))
+
+
+def entry(rank, beat=1, leaders=(), size=2):
+    return MemberInfo("worker", rank, size, f"10.0.0.{rank}", 2222, 1, 0, beat, tuple(leaders)).text()
+
+
+def dead_leaders(store, count):
+    for number in range(count):  # Their names come first.
+        store.put("leaders", f"{number:016x}", entry(0))
+
+
+@pytest.mark.usefixtures("held_port")
+@pytest.mark.parametrize("dead", [0, MAX_LEADERS - 1, MAX_LEADERS, 500])
+def test_a_member_finds_the_live_leader_among_those_of_killed_starts(dead):
+    store = MemoryStore()
+    dead_leaders(store, dead)
+    mine = "f" * 16
+
+    def leader(seconds):
+        store.put("leaders", mine, entry(0, beat=int(seconds / 2)))
+        for nonce, text in store.get("members").items():
+            if mine in json.loads(text)["leaders"]:
+                store.put("verdicts", mine, json.dumps({"roster": {mine: entry(0), nonce: text}}))
+
+    script = Script(leader)
+    cluster = Member(info(1), store, 300, script.clock).run()
+    assert [task.host for task in cluster.tasks] == ["10.0.0.0", "10.0.0.1"]
+    assert script.seconds < 5
+
+
+@pytest.mark.usefixtures("held_port")
+def test_a_leader_meets_a_member_that_saw_many_killed_starts():
+    store = MemoryStore()
+    dead_leaders(store, 500)
+
+    def member(seconds):
+        live = [nonce for nonce in store.get("leaders") if int(nonce, 16) >= 500]
+        store.put("members", "e" * 16, entry(1, beat=int(seconds), leaders=live))
+        if store.get("verdicts"):
+            store.put("read", "e" * 16, "{}")
+
+    script = Script(member)
+    cluster = Leader(info(0), store, 300, script.clock).run()
+    assert len(cluster.tasks) == 2 and script.seconds < 5
+    assert not any(store.tables.values())
+
+
+@pytest.mark.usefixtures("held_port")
+@pytest.mark.parametrize("kind", [Leader, Member])
+@pytest.mark.parametrize("is_down", [False, True])
+def test_every_wait_ends_at_the_timeout(kind, is_down):
+    store = MemoryStore()
+    store.is_down = is_down
+    script = Script()
+    with pytest.raises(StartTimeoutError, match="it is down" if is_down else "did not come"):
+        kind(info(0 if kind is Leader else 1), store, 300, script.clock).run()
+    assert 300 <= script.seconds < 312  # The leader leaves its error in the store for some seconds.
+
+
+@pytest.mark.usefixtures("held_port")
+def test_the_entries_of_a_leader_show_that_it_is_alive():
+    store, seen = MemoryStore(), set()
+    script = Script(lambda seconds: seen.update(store.get("leaders").values()))
+    with pytest.raises(StartTimeoutError):
+        Leader(info(0), store, 20, script.clock).run()
+    assert len(seen) >= 8  # Every two seconds.
