@@ -164,7 +164,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("constraints", "constraints of weights", near=0.15),
         Row("assignments_in_every_batch", "a callback that assigns a weight in every batch"),
     ],
-    "Losses, compared in losses and weights": [
+    "Losses; synchronous strategies are compared in weights too": [
         Row("added_losses", "`add_loss`, regularizers", near=0.15),
         Row("loss_of_one_number", "a loss function that returns one number for a batch", near=0.15),
         Row("own_compute_loss", "own `compute_loss`", near=0.15),
@@ -278,9 +278,12 @@ def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
         row: the row of the cell.
         column: the column of the cell.
         got: the result of the case, as JSON: `exact` must be equal to that of one process and `near` must be within the
-            tolerance of the cell; `late` counts steps that were in flight when the case stopped training.
+            tolerance of the cell, and so must `weights` if the strategy is synchronous; `late` counts steps that were in
+            flight when the case stopped training.
         expected: the result in one process.
     """
+    if column.kind != ASYNCHRONOUS:
+        got, expected = _with_weights(got), _with_weights(expected)
     wrong = [
         f"{name}: {got['exact'].get(name)} is not {value}"
         for name, value in expected.get("exact", {}).items()
@@ -301,6 +304,12 @@ def different(row: Row, column: Column, got: Any, expected: Any) -> list[str]:
         if not 0 <= late <= column.late:
             wrong.append(f"{name}: {late} steps late, not at most {column.late}")
     return wrong
+
+
+def _with_weights(result: Any) -> Any:
+    weights = result.get("weights", {})
+    # In the order of the model: the names of layers are numbered in the order in which a program makes them.
+    return result | {"near": result.get("near", {}) | {f"weight {number}": w for number, w in enumerate(weights.values())}}
 
 
 def _lagging(got: Any, expected: Any, before: Any, relative: float) -> list[str]:
