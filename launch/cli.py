@@ -15,8 +15,6 @@ import dataclasses
 import importlib.util
 import os
 import sys
-import time
-from pathlib import Path
 from typing import NoReturn
 
 from absl import flags
@@ -31,6 +29,7 @@ from tfdist.launch import command_line, dry_run, summary
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
 from tfdist.launch.backends.local.processes import LocalProcesses
 from tfdist.launch.job import Job, Program
+from tfdist.launch.log_folder import LogFolder, LogFolderError
 from tfdist.launch.output import Terminal, last_lines
 from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.rank_info import RankInfo
@@ -160,12 +159,17 @@ def _check_program(program: Program) -> None:
 
 
 def _check_summary() -> None:
-    """Raises UsageError for a file that cannot be written, before hours of training instead of after them."""
+    """Raises UsageError for a file that cannot be written, before hours of training instead of after them.
+
+    Removes an earlier summary, which must not be taken for that of this job.
+    """
     if FLAGS.summary is None:
         return
     folder = os.path.dirname(FLAGS.summary) or "."
     if os.path.isdir(FLAGS.summary) or not os.access(FLAGS.summary if os.path.exists(FLAGS.summary) else folder, os.W_OK):
         raise UsageError(f"--summary {FLAGS.summary}: this file cannot be written; name a file in an existing folder")
+    if os.path.isfile(FLAGS.summary):
+        os.remove(FLAGS.summary)
 
 
 def _run_job(cluster: Cluster, choice: Choice, program: Program) -> int:
@@ -174,26 +178,25 @@ def _run_job(cluster: Cluster, choice: Choice, program: Program) -> int:
         print(f"tfdist: {note}", file=sys.stderr)
     ports = HeldPorts()
     cluster = ports.hold(cluster, {task.name for task in cluster.training_tasks})
-    job = Job(cluster, choice, program, _new_log_dir(FLAGS.log_dir))
-    if cluster.job("evaluator"):
-        _prepare_evaluation_folder(job)
     terminal = Terminal([task.name for task in cluster.tasks], verbose=FLAGS.verbose)
-    terminal.say(f"{cluster.describe()} on this machine; {choice.strategy}: {choice.rule}")
-    terminal.say(f"logs in {job.log_dir}")
-    processes = LocalProcesses(job, verbose=FLAGS.verbose)
-    outcome = Supervisor(job, processes, terminal, FLAGS.start_timeout).run()
-    ports.close()
-    return _report(job, outcome, terminal)
-
-
-def _new_log_dir(log_dir: str | None) -> Path:
-    """Creates and returns the folder for the output of the tasks: `log_dir`, or a new one below `tfdist_logs`."""
-    path = Path(log_dir or os.path.join("tfdist_logs", time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"))
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        folder = LogFolder(FLAGS.log_dir, terminal.say)
+    except LogFolderError as error:
         raise UsageError(f"--log_dir: {error}") from error
-    return path
+    job = Job(cluster, choice, program, folder.path, folder.report_dir)
+    try:
+        if cluster.job("evaluator"):
+            _prepare_evaluation_folder(job)
+        terminal.say(f"{cluster.describe()} on this machine; {choice.strategy}: {choice.rule}")
+        terminal.say(f"logs in {job.log_dir}")
+        removed = [folder.report_dir] if folder.report_dir != folder.path else []
+        processes = LocalProcesses(job, verbose=FLAGS.verbose, removed=removed, adopt=True)
+        outcome = Supervisor(job, processes, terminal, FLAGS.start_timeout).run()
+        ports.close()
+        return _report(job, outcome, terminal)
+    finally:
+        folder.close()
+        terminal.close()
 
 
 def _prepare_evaluation_folder(job: Job) -> None:
@@ -218,10 +221,10 @@ def _report(job: Job, outcome: Outcome, terminal: Terminal) -> int:
     lines = summary.lines(values)
     if outcome.failure is not None:
         lines = [outcome.failure.reason]
-        if outcome.failure.task is not None:
-            path = next(job.log(task) for task in job.cluster.tasks if task.name == outcome.failure.task)
-            if last := last_lines(path):
-                lines += [f"the last lines of {path}:", *(f"  {line}" for line in last)]
+        named = [job.log(task) for task in job.cluster.tasks if task.name == outcome.failure.task]
+        path = next(iter(named), outcome.failure.log)
+        if path is not None and (last := last_lines(path)):
+            lines += [f"the last lines of {path}:", *(f"  {line}" for line in last)]
     for line in lines:
         terminal.say(line)
     return outcome.failure.exit_code if outcome.failure else 0

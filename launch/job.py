@@ -33,12 +33,14 @@ class Job:
         choice: its strategy.
         program: what every task runs.
         log_dir: existing folder for the output of the tasks.
+        report_dir: existing folder for the report of steps and metrics; None for `log_dir`.
     """
 
     cluster: Cluster
     choice: Choice
     program: Program
     log_dir: Path
+    report_dir: Path | None = None
 
     @property
     def serving(self) -> tuple[Task, ...]:
@@ -66,7 +68,7 @@ class Job:
     @property
     def report(self) -> Path:
         """The file in which the reporter writes steps and metrics, where the program calls `fit`."""
-        return self.log_dir / "report.json"
+        return (self.report_dir or self.log_dir) / "report.json"
 
     def log(self, task: Task) -> Path:
         """Returns the path of the file that holds the output of `task`."""

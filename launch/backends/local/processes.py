@@ -5,30 +5,44 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
+from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
-from tfdist.launch.events import Event, Exited, Lost, Ready, Stopped
+from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.job import Job
+from tfdist.launch.output import last_lines
+
+SEND_SECONDS = 5.0
+"""How long a message to the fork server may wait for it to read."""
 
 
 class LocalProcesses:
     """The fork server and the tasks that it forks. They end with `close`, or with this process, even if it is killed."""
 
-    def __init__(self, job: Job, *, verbose: bool, remove_log_dir: bool = False) -> None:
+    def __init__(self, job: Job, *, verbose: bool, removed: Iterable[Path] = (), adopt: bool = False) -> None:
         """Starts the fork server, which imports TensorFlow while the caller continues.
 
         Args:
             job: the job whose tasks are started. The fork server writes its output to `fork_server.log` in `job.log_dir`.
             verbose: whether TensorFlow logs everything instead of errors only.
-            remove_log_dir: whether the fork server removes `job.log_dir` when it ends, even if this process is killed.
+            removed: folders that the fork server removes when it ends, even if this process is killed.
+            adopt: whether this process adopts, and `close` ends, what tasks leave behind if the fork server is killed. It then
+                starts no other processes.
         """
         self._job = job
+        self._spared: set[int] | None = None
+        if adopt:
+            become_subreaper()
+            self._spared = set(children())
         self.log = job.log_dir / "fork_server.log"
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
@@ -38,10 +52,9 @@ class LocalProcesses:
         else:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
         module = "tfdist.launch.backends.local.fork_server"
-        removed = [str(job.log_dir)] if remove_log_dir else []
-        with theirs, open(self.log, "wb") as output:
+        with theirs, _opened(self.log) as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *removed],
+                [sys.executable, "-m", module, str(theirs.fileno()), *map(str, removed)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -49,6 +62,8 @@ class LocalProcesses:
                 env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only.
             )
+        seconds, microseconds = divmod(int(SEND_SECONDS * 1e6), 1_000_000)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
 
     def fileno(self) -> int:
         """Returns the descriptor that becomes readable when `read` has an event."""
@@ -62,7 +77,9 @@ class LocalProcesses:
             data = b""
         message: dict[str, Any] = json.loads(data) if data else {"failed": self._cause_of_end()}
         if "exited" in message:
-            return Exited(message["exited"], message["code"], message["time"])
+            return Exited(message["exited"], message["code"], message["time"], message["note"])
+        if "not_started" in message:
+            return NotStarted(message["not_started"], 1, time.time(), message["reason"])
         if "stopped" in message:
             return Stopped(message["stopped"], message["pid"], message["signal"])
         return Ready() if "ready" in message else Lost(message["failed"])
@@ -74,6 +91,9 @@ class LocalProcesses:
             task: a task of `job.cluster`.
             output: the descriptor for its standard output and standard error. The caller closes its copy.
             environment: variables for this task in addition to those of `task_environment`.
+
+        Raises:
+            OSError: if the fork server cannot be asked. If it is gone, `read` returns Lost instead.
         """
         message = {
             "env": task_environment(self._job, task) | dict(environment or {}),
@@ -87,15 +107,17 @@ class LocalProcesses:
             file.seek(0)
             try:
                 socket.send_fds(self._socket, [json.dumps({"start": task.name}).encode()], [file.fileno(), output, output])
-            except OSError:
+            except (BrokenPipeError, ConnectionError):
                 pass  # The fork server is gone; `read` returns Lost.
+            except BlockingIOError as error:
+                raise OSError(f"the parent process of all tasks does not answer; was it stopped? See {self.log}") from error
 
     def signal(self, names: Iterable[str], number: int) -> None:
         """Sends a signal to the process groups of the tasks with these names (`job:index`)."""
         try:
             self._socket.sendall(json.dumps({"signal": int(number), "tasks": list(names)}).encode())
         except OSError:
-            pass  # The fork server is gone; `read` returns Lost.
+            pass  # The fork server is gone, or stopped; `close` ends the tasks then.
 
     def kill(self, task: Task) -> None:
         """Kills the processes of a task."""
@@ -109,13 +131,34 @@ class LocalProcesses:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)  # Its tasks die with it (PR_SET_PDEATHSIG).
             self._process.wait()
+        if self._spared is not None:
+            end_children(self._spared, self._reap)
+
+    def _reap(self) -> None:
+        for pid in children().keys() - (self._spared or set()):
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
 
     def _cause_of_end(self) -> str:
+        """Returns why the fork server ended without a word, as the second half of a sentence."""
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
-            return "it closed its socket"
-        return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+            ended = "it closed its socket"
+        else:
+            ended = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+        last = last_lines(self.log)[-1:]
+        return f"{ended} after its line {last[0].strip()!r}" if last else ended
+
+
+def _opened(log: Path) -> IO[bytes]:
+    """Opens the log of the fork server; where that is impossible (a full disk), its output is lost."""
+    try:
+        return open(log, "wb")
+    except OSError:
+        return open(os.devnull, "wb")
 
 
 def task_environment(job: Job, task: Task) -> dict[str, str]:
