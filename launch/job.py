@@ -34,6 +34,7 @@ class Job:
         program: what every task runs.
         log_dir: existing folder for the output of the tasks.
         report_dir: existing folder for the report of steps and metrics; None for `log_dir`.
+        gpus_per_task: number of GPUs for each task that computes; None to go by the description.
     """
 
     cluster: Cluster
@@ -41,6 +42,7 @@ class Job:
     program: Program
     log_dir: Path
     report_dir: Path | None = None
+    gpus_per_task: int | None = None
 
     @property
     def serving(self) -> tuple[Task, ...]:

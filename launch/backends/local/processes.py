@@ -17,6 +17,7 @@ from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
+from tfdist.launch.backends.local.resources import Resources
 from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.job import Job
 from tfdist.launch.output import last_lines
@@ -39,6 +40,7 @@ class LocalProcesses:
                 starts no other processes.
         """
         self._job = job
+        self._resources = Resources(job.cluster, job.choice.strategy, job.gpus_per_task)
         self._spared: set[int] | None = None
         if adopt:
             become_subreaper()
@@ -90,13 +92,13 @@ class LocalProcesses:
         Args:
             task: a task of `job.cluster`.
             output: the descriptor for its standard output and standard error. The caller closes its copy.
-            environment: variables for this task in addition to those of `task_environment`.
+            environment: variables for this task besides TF_CONFIG and those of `Resources`.
 
         Raises:
             OSError: if the fork server cannot be asked. If it is gone, `read` returns Lost instead.
         """
         message = {
-            "env": task_environment(self._job, task) | dict(environment or {}),
+            "env": self._resources.environment(task, os.environ) | self._description(task) | dict(environment or {}),
             "cwd": os.getcwd(),
             "program": dataclasses.asdict(self._job.program),
         }
@@ -134,6 +136,9 @@ class LocalProcesses:
         if self._spared is not None:
             end_children(self._spared, self._reap)
 
+    def _description(self, task: Task) -> dict[str, str]:
+        return {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(self._job.cluster.tf_config(task.job, task.index))}
+
     def _reap(self) -> None:
         for pid in children().keys() - (self._spared or set()):
             try:
@@ -159,26 +164,3 @@ def _opened(log: Path) -> IO[bytes]:
         return open(log, "wb")
     except OSError:
         return open(os.devnull, "wb")
-
-
-def task_environment(job: Job, task: Task) -> dict[str, str]:
-    """Returns the variables of a task beyond those of this process: TF_CONFIG, and its share of the cores.
-
-    On few cores, many TensorFlow processes with one thread per core each slow each other down. Variables that the user has set
-    stay as they are, except TF_CONFIG.
-    """
-    environment = {STARTED_VARIABLE: "1"}
-    cluster = job.cluster
-    if task.job == "evaluator":
-        # The evaluator must not slow the training down: it computes with one thread and leaves the GPUs' memory to the others.
-        environment |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-    else:
-        serving = job.serving
-        computing = [each for each in cluster.training_tasks if each.job == "worker" or not serving]
-        if len(cluster.training_tasks) > 1:
-            share = max(1, (os.cpu_count() or 1) // max(1, len(computing)))
-            environment |= {"TF_NUM_INTRAOP_THREADS": str(share), "TF_NUM_INTEROP_THREADS": str(max(2, share))}
-        if serving and task not in computing:
-            environment["CUDA_VISIBLE_DEVICES"] = "-1"  # A chief or ps would take the GPU memory that the workers need.
-    environment = {name: value for name, value in environment.items() if name not in os.environ}
-    return environment | {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}
