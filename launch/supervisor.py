@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfdist.cluster import Task
 from tfdist.launch.backends.local.processes import LocalProcesses
@@ -41,12 +42,14 @@ class Outcome:
         seconds: duration of the job, without its end.
         exits: exit code by task name, minus the number of the signal that ended the task, for all tasks.
         restarts: number of restarts by task name, for the tasks that may be restarted.
+        report: steps and metrics, as the reporter has written them (strategies/runtime/run_summary.py).
     """
 
     failure: Failure | None
     seconds: float
     exits: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -81,10 +84,11 @@ class Supervisor:
             failure = self._loop(self._verdict, limit=None)
             seconds = time.monotonic() - begin
             self._end_tasks(failure)
+            report = self._job.read_report()  # The fork server removes its folder.
         finally:
             self._tasks.close()
             restore_signals()
-        return Outcome(failure, seconds, self._tasks.exits, self._evaluators.counts | self._workers.counts)
+        return Outcome(failure, seconds, self._tasks.exits, self._evaluators.counts | self._workers.counts, report)
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""

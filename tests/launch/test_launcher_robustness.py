@@ -224,6 +224,26 @@ def test_a_log_folder_that_is_used_again_keeps_the_earlier_logs_and_reports_only
     assert (tmp_path / "logs" / "notes.txt").read_text() == "mine"
 
 
+def test_a_full_log_folder_is_said_and_loses_no_number_of_the_summary(quick, tmp_path, read_json):
+    (tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "small")]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can make a small file system")
+    try:
+        body = """
+            path = os.environ["TFDIST_REPORT"]
+            print("x" * 100_000)
+            pathlib.Path(path).write_text(json.dumps({"steps": 5, "examples": 10.0, "fit_seconds": 1.0, "metrics": {"loss": 2.0}}))
+        """
+        job = quick(body, "--log_dir", "small", "--summary", "summary.json")
+        assert job.wait() == 0
+        assert "chief-0.log: No space left on device; the output of chief:0 is not written there from here on" in job.output
+        assert (read_json("summary.json")["steps"], read_json("summary.json")["metrics"]) == (5, {"loss": 2.0})
+        assert quick(body, "--log_dir", "small").wait() == 0  # It is full at the start.
+    finally:
+        subprocess.run(["umount", str(tmp_path / "small")], check=True)
+
+
 @pytest.mark.parametrize("folder", ["/proc/self", "/dev/null", "/proc/self/no"])
 def test_a_log_folder_that_cannot_be_written_is_one_line_and_exit_code_2(quick, folder):
     job = quick("print('one')", "--log_dir", folder)
