@@ -27,7 +27,7 @@ from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError, nearest
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import command_line, dry_run, summary
-from tfdist.launch.backends.local.ports import HeldPorts, is_local
+from tfdist.launch.backends.local.ports import HeldPorts, is_local, names_this_machine
 from tfdist.launch.backends.local.processes import LocalProcesses
 from tfdist.launch.backends.local.resources import Resources
 from tfdist.launch.job import Job, Program
@@ -103,7 +103,8 @@ def _run(program: Program) -> int:
         cluster = with_gpus_per_task(cluster, choice.strategy, FLAGS.gpus_per_task)
         choice = choose(cluster)  # One task with several devices has another strategy.
     refusal = strategies.refusal(cluster, choice)
-    resources = Resources(cluster, choice.strategy, FLAGS.gpus_per_task)
+    here = (task for task in cluster.tasks if names_this_machine(task.host))
+    resources = Resources(here, choice.strategy, FLAGS.gpus_per_task)
     if FLAGS.dry_run:
         dry_run.explain(cluster.addressed(), choice, refusal, resources)
         return 0

@@ -52,25 +52,27 @@ def take_for_evaluation(cluster: Cluster) -> None:
 def _take(cluster: Cluster, task: Task, strategy: str) -> None:
     import tensorflow as tf
 
+    gpus = tf.config.list_physical_devices("GPU")
+    try:
+        if gpus and gpus == tf.config.get_visible_devices("GPU"):  # Otherwise the program has chosen.
+            _take_gpus(cluster, task, strategy, gpus)
+    except RuntimeError:
+        _log.warning(
+            "TensorFlow has started before tfdist.strategy was called, so %s takes GPUs that are meant for other tasks; "
+            "call tfdist.strategy first",
+            task.name,
+        )
     threads = own_threads(cluster, task, strategy, machine.cores(), machine.is_bound())
     setters = (
         (tf.config.threading.get_intra_op_parallelism_threads, tf.config.threading.set_intra_op_parallelism_threads),
         (tf.config.threading.get_inter_op_parallelism_threads, tf.config.threading.set_inter_op_parallelism_threads),
     )
-    gpus = tf.config.list_physical_devices("GPU")
-    try:
-        for name, (get, put) in zip(THREAD_VARIABLES, setters, strict=True):
-            if name in threads and name not in os.environ and not get():
+    for name, (get, put) in zip(THREAD_VARIABLES, setters, strict=True):
+        if name in threads and name not in os.environ and not get():
+            try:
                 put(int(threads[name]))
-        if gpus and gpus == tf.config.get_visible_devices("GPU"):  # Otherwise the program has chosen.
-            _take_gpus(cluster, task, strategy, gpus)
-    except RuntimeError:
-        if gpus:
-            _log.warning(
-                "TensorFlow has started before tfdist.strategy was called, so %s takes GPUs that are meant for other tasks; "
-                "call tfdist.strategy first",
-                task.name,
-            )
+            except RuntimeError:
+                pass  # TensorFlow has started its threads.
 
 
 def _take_gpus(cluster: Cluster, task: Task, strategy: str, gpus: list[object]) -> None:

@@ -101,7 +101,7 @@ class ForkServer:
 
     def _report(self, message: dict[str, Any]) -> None:
         try:
-            self._owner.sendall(json.dumps(message).encode()[:MESSAGE_BYTES])
+            self._owner.sendall(json.dumps(message).encode())
         except OSError:
             pass  # The owner is gone; the loop reads the end of its socket next.
 

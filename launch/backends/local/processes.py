@@ -17,6 +17,7 @@ from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
+from tfdist.launch.backends.local.ports import is_local
 from tfdist.launch.backends.local.resources import Resources
 from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.job import Job
@@ -40,7 +41,8 @@ class LocalProcesses:
                 starts no other processes.
         """
         self._job = job
-        self._resources = Resources(job.cluster, job.choice.strategy, job.gpus_per_task)
+        tasks = (task for task in job.cluster.tasks if is_local(task.host))
+        self._resources = Resources(tasks, job.choice.strategy, job.gpus_per_task)
         self._spared: set[int] | None = None
         if adopt:
             become_subreaper()

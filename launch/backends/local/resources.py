@@ -1,31 +1,30 @@
 """`Resources`: the GPUs and cores of this machine that each task gets, as environment variables."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from tfdist import machine
-from tfdist.cluster import Cluster, Task
+from tfdist.cluster import Task
 from tfdist.devices import Plan, computes, plan, threads, visible
-from tfdist.launch.backends.local.ports import is_local
 
 
 class Resources:
-    """What the tasks of a cluster get of this machine.
+    """What the tasks of this machine get of it.
 
     Attributes:
         plan: the GPUs of the tasks on this machine.
         cores: number of its cores that may be used.
     """
 
-    def __init__(self, cluster: Cluster, strategy: str, gpus_per_task: int | None = None) -> None:
+    def __init__(self, tasks: Iterable[Task], strategy: str, gpus_per_task: int | None = None) -> None:
         """Distributes the GPUs that this process sees now.
 
         Args:
-            cluster: the prepared cluster.
+            tasks: the tasks on this machine, of a prepared cluster.
             strategy: the name of its strategy.
             gpus_per_task: number of GPUs for each task that computes; None to go by the description.
         """
-        self._tasks = [task for task in cluster.tasks if is_local(task.host)]
+        self._tasks = list(tasks)
         self._strategy = strategy
         installed = machine.installed()
         gpus = visible(installed, os.environ)
