@@ -11,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 _OURS = re.compile(r"(chief|worker|ps|evaluator)-\d+\.log|fork_server\.log|report\.json(\.part)?")
+MEMORY = Path("/dev/shm")
+STALE_SECONDS = 60.0
+"""A folder of this age has been locked by its launcher, if that still runs."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -90,7 +94,24 @@ def _try_to_write(path: Path, say: Callable[[str], None]) -> None:
 
 
 def _folder_in_memory() -> Path | None:
+    """Returns a new folder, and removes those of launchers that were killed together with their fork server."""
     try:
-        return Path(tempfile.mkdtemp(prefix="tfdist-", dir="/dev/shm"))
-    except OSError:
+        for old in MEMORY.glob("tfdist-report-*"):
+            if old.owner() == Path("/proc/self").owner() and time.time() - old.stat().st_mtime > STALE_SECONDS:
+                _remove_unless_locked(old)
+        path = Path(tempfile.mkdtemp(prefix="tfdist-report-", dir=MEMORY))
+        fcntl.flock(os.open(path, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # Until this process ends.
+        return path
+    except (OSError, KeyError):  # KeyError: a user without a name.
         return None
+
+
+def _remove_unless_locked(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        pass  # Its launcher runs.
+    finally:
+        os.close(descriptor)

@@ -10,6 +10,8 @@ import pytest
 from conftest import processes_of
 from support_paths import PROGRAMS
 
+from tfdist.launch import log_folder
+
 pytestmark = pytest.mark.cluster
 
 QUICK = str(PROGRAMS / "quick_launcher.py")
@@ -242,6 +244,20 @@ def test_a_full_log_folder_is_said_and_loses_no_number_of_the_summary(quick, tmp
         assert quick(body, "--log_dir", "small").wait() == 0  # It is full at the start.
     finally:
         subprocess.run(["umount", str(tmp_path / "small")], check=True)
+
+
+def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_folder, "MEMORY", tmp_path)
+    live = log_folder.LogFolder(str(tmp_path / "one"), print)
+    (tmp_path / "tfdist-report-killed").mkdir()
+    for path in (live.report_dir, tmp_path / "tfdist-report-killed"):
+        os.utime(path, (1, 1))
+    other = log_folder.LogFolder(str(tmp_path / "two"), print)
+    left = set(tmp_path.glob("tfdist-report-*"))
+    live.close()
+    other.close()
+    assert left == {live.report_dir, other.report_dir}
+    assert not set(tmp_path.glob("tfdist-report-*"))
 
 
 @pytest.mark.parametrize("folder", ["/proc/self", "/dev/null", "/proc/self/no"])
