@@ -15,8 +15,6 @@ import dataclasses
 import importlib.util
 import os
 import sys
-import time
-from pathlib import Path
 from typing import NoReturn
 
 from absl import flags
@@ -25,12 +23,15 @@ from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
 from tfdist import strategies
 from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster
+from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError, nearest
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import command_line, dry_run, summary
-from tfdist.launch.backends.local.ports import HeldPorts, is_local
+from tfdist.launch.backends.local.ports import HeldPorts, is_local, names_this_machine
 from tfdist.launch.backends.local.processes import LocalProcesses
+from tfdist.launch.backends.local.resources import Resources
 from tfdist.launch.job import Job, Program
+from tfdist.launch.log_folder import LogFolder, LogFolderError
 from tfdist.launch.output import Terminal, last_lines
 from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.messages import printable, without_secrets
@@ -45,6 +46,12 @@ flags.DEFINE_bool("dry_run", False, "Print the tasks, their addresses and TF_CON
 flags.DEFINE_string("summary", None, "File for a summary of the job as JSON.")
 flags.declare_key_flag("log_dir")  # Defined by absl. Here: the folder for the output of the tasks.
 flags.DEFINE_bool("local", False, "Run every task on this machine, whatever hosts the description names.")
+flags.DEFINE_integer(
+    "gpus_per_task",
+    None,
+    "GPUs of this machine for each task that computes, 0 for none. Default: as the description says, else equal numbers.",
+    lower_bound=0,
+)
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
 flags.register_validator("start_timeout", lambda seconds: seconds > 0, "it counts seconds and is above 0")
 
@@ -93,16 +100,25 @@ def _run(program: Program) -> int:
         tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
         cluster = dataclasses.replace(cluster, tasks=tasks)
     cluster = prepared(cluster)
+    if FLAGS.gpus_per_task is not None:
+        cluster = with_gpus_per_task(cluster, choice.strategy, FLAGS.gpus_per_task)
+        choice = choose(cluster)  # One task with several devices has another strategy.
     refusal = strategies.refusal(cluster, choice)
+    here = (task for task in cluster.tasks if names_this_machine(task.host))
+    resources = Resources(here, choice.strategy, FLAGS.gpus_per_task)
     if FLAGS.dry_run:
-        dry_run.explain(cluster.addressed(), choice, refusal)
+        dry_run.explain(cluster.addressed(), choice, refusal, resources)
         return 0
     if refusal:
         raise cluster.source.error(f"{refusal} (--dry_run shows the translation)")
     _check_program(program)
     _check_hosts(cluster)
+    if (FLAGS.gpus_per_task or 0) > len(resources.plan.visible):
+        raise UsageError(
+            f"--gpus_per_task {FLAGS.gpus_per_task}: this process sees {len(resources.plan.visible)} GPUs on this machine"
+        )
     _check_summary()
-    return _run_job(cluster, choice, program)
+    return _run_job(cluster, choice, program, resources.plan.warnings())
 
 
 def _described_cluster(program: Program) -> Cluster:
@@ -161,40 +177,46 @@ def _check_program(program: Program) -> None:
 
 
 def _check_summary() -> None:
-    """Raises UsageError for a file that cannot be written, before hours of training instead of after them."""
+    """Raises UsageError for a file that cannot be written, before hours of training instead of after them.
+
+    Removes an earlier summary, which must not be taken for that of this job.
+    """
     if FLAGS.summary is None:
         return
     folder = os.path.dirname(FLAGS.summary) or "."
     if os.path.isdir(FLAGS.summary) or not os.access(FLAGS.summary if os.path.exists(FLAGS.summary) else folder, os.W_OK):
         raise UsageError(f"--summary {FLAGS.summary}: this file cannot be written; name a file in an existing folder")
+    if os.path.isfile(FLAGS.summary):
+        os.remove(FLAGS.summary)
 
 
-def _run_job(cluster: Cluster, choice: Choice, program: Program) -> int:
-    """Runs the job on this machine; returns the exit code."""
+def _run_job(cluster: Cluster, choice: Choice, program: Program, warnings: list[str]) -> int:
+    """Runs the job on this machine, after `warnings`; returns the exit code."""
     if note := strategies.tpu_note(cluster):
         print(f"tfdist: {note}", file=sys.stderr)
     ports = HeldPorts()
     cluster = ports.hold(cluster, {task.name for task in cluster.training_tasks})
-    job = Job(cluster, choice, program, _new_log_dir(FLAGS.log_dir))
-    if cluster.job("evaluator"):
-        _prepare_evaluation_folder(job)
     terminal = Terminal([task.name for task in cluster.tasks], verbose=FLAGS.verbose)
-    terminal.say(f"{cluster.describe()} on this machine; {choice.strategy}: {choice.rule}")
-    terminal.say(f"logs in {job.log_dir}")
-    processes = LocalProcesses(job, verbose=FLAGS.verbose)
-    outcome = Supervisor(job, processes, terminal, FLAGS.start_timeout).run()
-    ports.close()
-    return _report(job, outcome, terminal)
-
-
-def _new_log_dir(log_dir: str | None) -> Path:
-    """Creates and returns the folder for the output of the tasks: `log_dir`, or a new one below `tfdist_logs`."""
-    path = Path(log_dir or os.path.join("tfdist_logs", time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"))
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+        folder = LogFolder(FLAGS.log_dir, terminal.say)
+    except LogFolderError as error:
         raise UsageError(f"--log_dir: {error}") from error
-    return path
+    job = Job(cluster, choice, program, folder.path, folder.report_dir, FLAGS.gpus_per_task)
+    try:
+        if cluster.job("evaluator"):
+            _prepare_evaluation_folder(job)
+        terminal.say(f"{cluster.describe()} on this machine; {choice.strategy}: {choice.rule}")
+        terminal.say(f"logs in {job.log_dir}")
+        for warning in warnings:
+            terminal.say(warning)
+        removed = [folder.report_dir] if folder.report_dir != folder.path else []
+        processes = LocalProcesses(job, verbose=FLAGS.verbose, removed=removed, adopt=True)
+        outcome = Supervisor(job, processes, terminal, FLAGS.start_timeout).run()
+        ports.close()
+        return _report(job, outcome, terminal)
+    finally:
+        folder.close()
+        terminal.close()
 
 
 def _prepare_evaluation_folder(job: Job) -> None:
@@ -219,10 +241,10 @@ def _report(job: Job, outcome: Outcome, terminal: Terminal) -> int:
     lines = summary.lines(values)
     if outcome.failure is not None:
         lines = [outcome.failure.reason]
-        if outcome.failure.task is not None:
-            path = next(job.log(task) for task in job.cluster.tasks if task.name == outcome.failure.task)
-            if last := last_lines(path):
-                lines += [f"the last lines of {path}:", *(f"  {line}" for line in last)]
+        named = [job.log(task) for task in job.cluster.tasks if task.name == outcome.failure.task]
+        path = next(iter(named), outcome.failure.log)
+        if path is not None and (last := last_lines(path)):
+            lines += [f"the last lines of {path}:", *(f"  {line}" for line in last)]
     for line in lines:
         terminal.say(line)
     return outcome.failure.exit_code if outcome.failure else 0

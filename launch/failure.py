@@ -3,8 +3,9 @@
 import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from pathlib import Path
 
-from tfdist.launch.events import Exited
+from tfdist.launch.events import Exited, Stopped
 from tfdist.launch.job import Job
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
@@ -20,11 +21,13 @@ class Failure:
         reason: a sentence.
         exit_code: exit code of the launcher.
         task: name of the task that caused it, or None.
+        log: a file that tells more where no task caused it, or None.
     """
 
     reason: str
     exit_code: int
     task: str | None = None
+    log: Path | None = None
 
 
 class FirstFailure:
@@ -32,8 +35,16 @@ class FirstFailure:
 
     def __init__(self, job: Job, exits: Mapping[str, int]) -> None:
         self._exits = exits
+        self._stopped: dict[str, Stopped] = {}
         self._training = {task.name for task in job.training}
         self._suspect: tuple[float, Failure] | None = None  # When it counts, and the failure.
+
+    def stopped(self, event: Stopped) -> None:
+        """Notes that a signal stopped a task, or that it resumed: others may fail because it does not answer."""
+        if event.signal is None:
+            self._stopped.pop(event.task, None)
+        else:
+            self._stopped[event.task] = event
 
     def exited(self, event: Exited, servers: Set[str], no_task_served: bool) -> None:
         """Judges the exit of a task.
@@ -59,6 +70,10 @@ class FirstFailure:
             finished = [name for name, code in self._exits.items() if code == 0 and name in self._training]
             before = f"; {', '.join(finished)} had ended with 0 before" if finished else ""
             reason = f"{event.task} failed first: {event.cause}{before}"
+            silent = [each for each in self._stopped.values() if each.task != event.task]
+            if silent and event.code > 0:
+                names = ", ".join(f"{each.task} was stopped by {each.signal_name}" for each in silent)
+                reason = f"{names}, and {event.task} could not go on without it: {event.cause}{before}"
             self._suspect_from(now, Failure(reason, event.code if event.code >= 0 else 128 - event.code, event.task))
 
     def report(self, failure: Failure) -> None:

@@ -1,7 +1,9 @@
 """`Job`: what a backend runs. It holds a cluster with addresses, its strategy, a program, and a folder for logs."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster, Task
@@ -33,12 +35,16 @@ class Job:
         choice: its strategy.
         program: what every task runs.
         log_dir: existing folder for the output of the tasks.
+        report_dir: existing folder for the report of steps and metrics; None for `log_dir`.
+        gpus_per_task: number of GPUs for each task that computes; None to go by the description.
     """
 
     cluster: Cluster
     choice: Choice
     program: Program
     log_dir: Path
+    report_dir: Path | None = None
+    gpus_per_task: int | None = None
 
     @property
     def serving(self) -> tuple[Task, ...]:
@@ -66,7 +72,15 @@ class Job:
     @property
     def report(self) -> Path:
         """The file in which the reporter writes steps and metrics, where the program calls `fit`."""
-        return self.log_dir / "report.json"
+        return (self.report_dir or self.log_dir) / "report.json"
+
+    def read_report(self) -> dict[str, Any]:
+        """Returns what the reporter has written; an empty dict if it has written nothing."""
+        try:
+            report: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return report
 
     def log(self, task: Task) -> Path:
         """Returns the path of the file that holds the output of `task`."""

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import IO, TextIO
 
+from tfdist.launch.background_writer import BackgroundWriter
+
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _COLORS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
 _RESET, _CLEAR = "\x1b[0m", "\r\x1b[K"
@@ -20,6 +22,10 @@ _PROGRESS_SECONDS = 0.1
 
 MAX_LINE = 1 << 16
 """Longest unfinished line, in characters; a longer one is taken as finished."""
+
+READ_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20
+"""The most that a pipe holds without privileges (pipe(7), /proc/sys/fs/pipe-max-size)."""
 
 LAST_LINES = 20
 """Number of lines that `last_lines` returns."""
@@ -64,8 +70,18 @@ class Lines:
 class Terminal:
     """The standard output of the launcher, which all tasks share."""
 
-    def __init__(self, names: list[str], stream: TextIO | None = None, verbose: bool = False) -> None:
-        self._stream = stream or sys.stdout
+    def __init__(self, names: list[str], stream: TextIO | BackgroundWriter | None = None, verbose: bool = False) -> None:
+        """Prepares the output.
+
+        Args:
+            names: the names of the tasks.
+            stream: where to print; None for the standard output, without ever blocking.
+            verbose: whether to show the lines that TensorFlow prints at every start.
+        """
+        if stream is None:
+            sys.stdout.flush()
+            stream = BackgroundWriter(sys.stdout.fileno(), sys.stdout.encoding)
+        self._stream = stream
         self._width = max((len(name) for name in names), default=0)
         self._verbose = verbose
         self._progress_at = 0.0
@@ -80,30 +96,38 @@ class Terminal:
     def progress(self, task: str, text: str) -> None:
         """Shows the unfinished line of a task until something else is printed; only on a real terminal."""
         now = time.monotonic()
-        if self.is_tty and text.strip() and now - self._progress_at > _PROGRESS_SECONDS:
+        is_behind = isinstance(self._stream, BackgroundWriter) and not self._stream.is_idle
+        if self.is_tty and text.strip() and now - self._progress_at > _PROGRESS_SECONDS and not is_behind:
             self._progress_at = now
             self._shown = self._prefix(task) + text
             self._emit(_CLEAR + self._shown)
 
     def say(self, text: str) -> None:
         """Prints a line of the launcher."""
-        self._write(f"tfdist: {text}")
+        self._write(f"tfdist: {text}", important=True)
+
+    def wait_for_room(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds for a slow reader; returns whether to print on."""
+        return not isinstance(self._stream, BackgroundWriter) or self._stream.wait_for_room(timeout)
+
+    def close(self) -> None:
+        """Waits until everything is printed, unless the reader has stopped reading."""
+        if isinstance(self._stream, BackgroundWriter):
+            self._stream.close()
 
     def _prefix(self, task: str) -> str:
         name = f"{task:<{self._width}} | "
         return _COLORS.get(task.partition(":")[0], "") + name + _RESET if self.is_tty else name
 
-    def _write(self, text: str) -> None:
-        self._emit((_CLEAR if self._shown else "") + text + "\n")
+    def _write(self, text: str, important: bool = False) -> None:
+        self._emit((_CLEAR if self._shown else "") + text + "\n", important)
         self._shown = ""
 
-    def _emit(self, text: str) -> None:
-        try:
+    def _emit(self, text: str, important: bool = False) -> None:
+        if isinstance(self._stream, BackgroundWriter):
+            self._stream.write(text, important)
+        else:
             self._stream.write(text)
-            self._stream.flush()
-        except OSError:
-            # The reader is gone (`| head`), or the disk is full. The job and the log files continue.
-            self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 class TaskOutput:
@@ -123,9 +147,11 @@ class TaskOutput:
         self.path = path
         self._terminal = terminal
         self._lines = Lines()
-        self._file: IO[str] | None = open(  # noqa: SIM115
-            path, "a" if append else "w", encoding="utf-8", errors="replace", buffering=1
-        )
+        self._file: IO[str] | None = None
+        try:
+            self._file = open(path, "a" if append else "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+        except OSError as error:
+            self._say_not_written(error)
         if use_terminal:
             self._read_end, self.write_end = os.openpty()
             size = shutil.get_terminal_size()
@@ -145,7 +171,7 @@ class TaskOutput:
     def pump(self) -> bool:
         """Reads the output that there is; returns False when the task has closed its end."""
         try:
-            data = os.read(self._read_end, 1 << 16)
+            data = os.read(self._read_end, READ_BYTES)
         except BlockingIOError:
             return True
         except OSError:  # The other end of the pseudo-terminal is closed.
@@ -157,9 +183,13 @@ class TaskOutput:
         return bool(data)
 
     def close(self) -> None:
-        """Reads the rest of the output and closes the pipe and the file."""
-        while self.pump() and self._has_more():
-            pass
+        """Reads the rest of the output and closes the pipe and the file.
+
+        The rest is what the pipe can hold: a process that the task has left behind may write for ever.
+        """
+        for _ in range(PIPE_BYTES // READ_BYTES):
+            if not self.pump() or not self._has_more():
+                break
         for line in self._lines.feed(b"", final=True):
             self._add(line)
         os.close(self._read_end)
@@ -179,8 +209,11 @@ class TaskOutput:
         try:
             self._file.write(text)
         except OSError as error:
-            self._file = None  # A full disk does not end the training.
-            self._terminal.say(f"{self.path}: {error}; the rest of the output of {self.task} is not written")
+            self._say_not_written(error)
+
+    def _say_not_written(self, error: OSError) -> None:
+        self._file = None  # A full disk does not end the training.
+        self._terminal.say(f"{self.path}: {error.strerror}; the output of {self.task} is not written there from here on")
 
 
 def last_lines(path: Path) -> list[str]:

@@ -1,7 +1,6 @@
 """The summary of a job that has ended: as lines for the terminal, and as JSON for programs."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from tfdist.launch.job import Job
@@ -16,7 +15,7 @@ def make(job: Job, outcome: Outcome) -> dict[str, Any]:
         `examples_per_second` (None where the program did not call `fit`), `metrics` (those of the last `evaluate`, and those of
         the last `fit` that `evaluate` does not have), `history` (the last epoch of `fit`), `exit_code`, `failure`, `log_dir`.
     """
-    report = _read_report(job.report)
+    report = outcome.report
     seconds = report.get("fit_seconds", 0.0)
     return {
         "topology": job.cluster.describe(),
@@ -76,11 +75,3 @@ def write(summary: dict[str, Any], path: str) -> None:
     with open(path, "w", encoding="utf-8") as file:
         json.dump(summary, file, indent=2)
         file.write("\n")
-
-
-def _read_report(path: Path) -> dict[str, Any]:
-    try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return report

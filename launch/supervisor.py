@@ -7,10 +7,11 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from tfdist.cluster import Task
 from tfdist.launch.backends.local.processes import LocalProcesses
-from tfdist.launch.events import Event, Exited, Lost, Ready, Stopped
+from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.failure import Failure, FirstFailure
 from tfdist.launch.job import Job
 from tfdist.launch.output import Terminal
@@ -41,12 +42,14 @@ class Outcome:
         seconds: duration of the job, without its end.
         exits: exit code by task name, minus the number of the signal that ended the task, for all tasks.
         restarts: number of restarts by task name, for the tasks that may be restarted.
+        report: steps and metrics, as the reporter has written them (strategies/runtime/run_summary.py).
     """
 
     failure: Failure | None
     seconds: float
     exits: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
 
 
 class Supervisor:
@@ -81,10 +84,11 @@ class Supervisor:
             failure = self._loop(self._verdict, limit=None)
             seconds = time.monotonic() - begin
             self._end_tasks(failure)
+            report = self._job.read_report()  # The fork server removes its folder.
         finally:
             self._tasks.close()
             restore_signals()
-        return Outcome(failure, seconds, self._tasks.exits, self._evaluators.counts | self._workers.counts)
+        return Outcome(failure, seconds, self._tasks.exits, self._evaluators.counts | self._workers.counts, report)
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
@@ -123,24 +127,29 @@ class Supervisor:
                 self._say(event.message)
             self._evaluators.stopped(event)
             self._workers.stopped(event)
+            if event.task not in self._evaluators.names | self._workers.names:
+                self._first_failure.stopped(event)
         elif isinstance(event, Lost):
             self._evaluators.stop()
             self._workers.stop()
             for task in self._job.cluster.tasks:
                 self._tasks.exits.setdefault(task.name, -signal.SIGKILL)
-            reason = f"the parent process of all tasks is gone: {event.reason}; see {self._processes.log}"
-            self._first_failure.report(Failure(reason, 1))
+            reason = f"the parent process of all tasks is gone: {event.reason}"
+            self._first_failure.report(Failure(reason, 1, log=self._processes.log))
 
     def _handle_exit(self, event: Exited) -> None:
         """Plans the restart of a task that may be replaced; judges the exit of another."""
         if event.task in self._evaluators.names:
             self._evaluators.exited(event)
-        elif event.task in self._workers.names and event.code < 0 and not self._startup.is_missing(event.task):
-            # A worker that exits by itself would exit again, and so may one that never listened.
+        elif event.task in self._workers.names and self._may_be_restarted(event):
             self._workers.exited(event)
         else:
             given_up = self._workers.names - set(self._workers.running)
             self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
+
+    def _may_be_restarted(self, event: Exited) -> bool:
+        """Returns whether a worker may run longer next time: one that exits by itself, or never listened, may do it again."""
+        return (event.code < 0 or isinstance(event, NotStarted)) and not self._startup.is_missing(event.task)
 
     def _make_restarts(self, tasks: Iterable[Task]) -> Restarts:
         return Restarts(tasks, start=self._tasks.start, kill=self._processes.kill, say=self._say)

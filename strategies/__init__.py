@@ -68,10 +68,12 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         choice: the result of `tfdist.choice.choose`.
         start_timeout: seconds to wait for the other tasks.
     """
+    from tfdist.strategies import own_devices
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.runtime import run_summary
 
     quiet_tensorflow()
+    own_devices.take_for_training(cluster, choice.strategy)
     run_summary.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
@@ -81,11 +83,13 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
 
 def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.Strategy":
     """Creates the strategy of an evaluator task of `cluster`, under which `fit` evaluates."""
+    from tfdist.strategies import own_devices
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
 
     quiet_tensorflow()
     assert cluster.task is not None
+    own_devices.take_for_evaluation(cluster)
     strategy = create_evaluator_strategy(cluster, cluster.find(*cluster.task), start_timeout)
     atomic_saving.install(strategy)
     return strategy

@@ -80,8 +80,10 @@ def strategy(
     choice = choose(cluster)
     _check(cluster, choice)
     if cluster.task and cluster.task[0] in strategies.serving_jobs(choice.strategy) and not _is_chief_too(cluster):
+        from tfdist.strategies.own_devices import take_for_serving
         from tfdist.strategies.runtime.server import serve
 
+        take_for_serving(cluster, choice.strategy)
         serve(cluster.addressed(), cluster.find(*cluster.task), start_timeout)
     return _create(cluster, choice, start_timeout)
 

@@ -4,15 +4,18 @@ Groups are asynchronous of each other. The workers of a group are the replicas o
 one batch. They are devices of one task, or tasks.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
 from tfdist.strategies.private_api import CoordinatorWorker, use_own_executor
 from tfdist.strategies.private_api.overrides import overrides
+
+_log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -50,18 +53,29 @@ def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:
         devices: the names of all its devices, as in `tf.config.list_logical_devices`.
     """
     places = [(task, slot) for task in cluster.job("worker") for slot in range(task.slots)]
+    kinds = {task.name: _kind_of_device(task, devices) for task in cluster.job("worker")}
     groups = []
     for number, ranks in enumerate(cluster.worker_groups):
         full = []
         for rank in ranks:
             task, slot = places[rank]
             prefix = f"/job:worker/replica:0/task:{task.index}/device:"
-            has_gpu = task.gpus and f"{prefix}GPU:{slot}" in devices
-            full.append(f"{prefix}{'GPU' if has_gpu else 'CPU'}:{slot}")
+            full.append(f"{prefix}{kinds[task.name]}:{slot}")
         tasks = tuple(dict.fromkeys(places[rank][0].index for rank in ranks))
         traced = full if len(tasks) > 1 else [f"/{name.rpartition('/')[2]}" for name in full]
         groups.append(WorkerGroup(number, tuple(full), tuple(traced), tasks))
     return groups
+
+
+def _kind_of_device(task: Task, devices: set[str]) -> str:
+    """Returns `GPU` if the task has a GPU for each slot, else `CPU`; warns of GPUs that are missing or stay unused."""
+    gpus = sum(name.startswith(f"/job:worker/replica:0/task:{task.index}/device:GPU:") for name in devices)
+    if gpus > task.slots:
+        _log.warning("%s has %d slots and uses as many of its %d GPUs; describe %d slots", task.name, task.slots, gpus, gpus)
+    elif gpus < task.slots and (gpus or task.gpus):
+        wanted = task.gpus or task.slots
+        _log.warning("%s asks for %d GPUs, and TensorFlow finds %d there; it computes on the CPU", task.name, wanted, gpus)
+    return "GPU" if gpus >= task.slots else "CPU"
 
 
 def peers(cluster: Cluster) -> dict[int, set[int]]:

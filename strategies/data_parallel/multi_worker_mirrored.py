@@ -20,9 +20,12 @@ from tfdist.strategies.data_parallel.extended import DataParallelExtended
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import optimizer, trainer
-from tfdist.strategies.private_api import MultiWorkerMirroredExtended
+from tfdist.strategies.private_api import MultiWorkerMirroredExtended, publish, published
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime.peers import wait_for_each_other
+
+REFUSAL_SECONDS = 5.0
+"""How long the first task waits for the others to learn that their devices differ."""
 
 _log = logging.getLogger("tfdist")
 
@@ -51,14 +54,38 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
     wait_for_each_other(me, tasks, start_timeout, _log.warning)
     with _bounded(start_timeout):
         strategy = MultiWorkerMirrored(cluster, me)
+        _check_devices(strategy.devices, cluster, me, start_timeout)
         random_state.share(strategy)
     trainer.install()
     optimizer.install()
     return strategy
 
 
+def _check_devices(devices: list[str], cluster: Cluster, me: Task, timeout: float) -> None:
+    """Raises ClusterError if the tasks do not have the same devices: TensorFlow's collectives would wait for ever."""
+    names = [task.name for task in cluster.training_tasks]
+    publish(f"devices/{me.name}", f"{len(devices)} {devices[0].partition(':')[0]}")
+    found = {name: published(f"devices/{name}", timeout) for name in names}
+    if len(set(found.values())) > 1:
+        try:
+            publish(f"refused/{me.name}", "")
+            for name in names if me.name == names[0] else []:  # The first task serves the values: it ends last.
+                published(f"refused/{name}", REFUSAL_SECONDS)
+        except tf.errors.OpError:
+            pass  # A task has ended already.
+        listed = ", ".join(f"{name} {each}" for name, each in found.items())
+        raise cluster.source.error(
+            f"multi_worker_mirrored needs the same devices on every task, and they see {listed}; describe equally many slots "
+            "and GPUs for every task, or hide GPUs with CUDA_VISIBLE_DEVICES"
+        )
+
+
 class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
-    """`tf.distribute.MultiWorkerMirroredStrategy` with hooks for Keras."""
+    """`tf.distribute.MultiWorkerMirroredStrategy` with hooks for Keras.
+
+    Attributes:
+        devices: the devices of this task's replicas.
+    """
 
     def __init__(self, cluster: Cluster, me: Task) -> None:
         tasks = cluster.training_tasks
@@ -68,10 +95,12 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         # By default TensorFlow packs all gradients of one `all_reduce` into one collective. Measured with 160 small gradients
         # on two processes of one machine: 3.4 ms packed, 218 ms one by one (bytes_per_pack=1).
         options = tf.distribute.experimental.CommunicationOptions()
+        self.devices = local_devices(me)
         # As MultiWorkerMirroredStrategy.__init__, with this task's own devices.
-        tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, local_devices(me)))
-        first = tasks.index(me) * me.slots
-        layout = Layout(len(tasks) * me.slots, range(first, first + me.slots))
+        tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, self.devices))
+        count = len(self.devices)
+        first = tasks.index(me) * count
+        layout = Layout(len(tasks) * count, range(first, first + count))
         self.tfdist_hooks = DataParallelHooks(self, layout, is_chief=me is tasks[0])
 
 

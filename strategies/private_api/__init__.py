@@ -109,6 +109,23 @@ _context: Any = need("tensorflow.python.eager.context", "context")
 _new_executor: Any = need("tensorflow.python.eager.executor", "new_executor")
 
 
+def hidden_devices(kind: str) -> set[str]:
+    """Returns the names of the physical devices that the program has hidden with `tf.config.set_visible_devices`."""
+    context = _context()
+    found, seen = context.list_physical_devices(kind), context.get_visible_devices(kind)
+    return {device.name for device in found} - {device.name for device in seen}
+
+
+def publish(key: str, value: str) -> None:
+    """Gives `value` to all tasks of a MultiWorkerMirroredStrategy, by the service through which TensorFlow coordinates them."""
+    _context().set_config_key_value(f"tfdist/{key}", value)
+
+
+def published(key: str, seconds: float) -> str:
+    """Waits for the value that a task has published; raises `tf.errors.OpError` after `seconds`."""
+    return str(_context().get_config_key_value(f"tfdist/{key}", int(seconds * 1000)))
+
+
 def use_own_executor() -> Any:
     """Gives this thread an executor of TensorFlow's runtime; keep the returned object as long as the thread uses it.
 

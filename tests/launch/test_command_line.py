@@ -1,6 +1,7 @@
 """python -m tfdist.launch without a job: dry runs, help, and every kind of bad input."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,46 @@ def test_a_dry_run_shows_every_task_with_its_tf_config_and_the_rule(launch):
     assert "parameter_server" in got.stdout and "Downpour" in got.stdout
     assert got.stdout.count("TF_CONFIG='") == 8
     assert "ps:2      localhost:27185  (n1-standard-4)" in got.stdout
+
+
+@pytest.fixture
+def gpus(tmp_path):
+    """Returns variables with which a machine seems to have that many GPUs: an nvidia-smi that lists them."""
+
+    def make(number):
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        lines = "".join(f"GPU {index}: NVIDIA H100 (UUID: GPU-{index})\n" for index in range(number))
+        (tmp_path / "bin/nvidia-smi").write_text(f"#!/bin/sh\ncat <<END\n{lines}END\n")
+        (tmp_path / "bin/nvidia-smi").chmod(0o755)
+        return {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+
+    return make
+
+
+def seen(text):
+    """Returns the value of CUDA_VISIBLE_DEVICES for each task in a dry run; None for a task without one."""
+    tasks = [part.split("\n") for part in text.split("\n\n")[1:]]
+    values = [re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", "\n".join(lines)) for lines in tasks]
+    return {lines[0].split()[0]: value and value[1] for lines, value in zip(tasks, values, strict=True)}
+
+
+def test_a_dry_run_shows_the_gpus_of_each_task(launch, gpus):
+    tier = ("--tier", "STANDARD_1", "--dry_run")
+    others = dict.fromkeys(("chief:0", "ps:0", "ps:1", "ps:2"), "-1")
+    none = launch(*tier)
+    assert "machine   " in none.stdout and "no GPU to use here" in none.stdout
+    assert seen(none.stdout) == others | dict.fromkeys((f"worker:{n}" for n in range(4)), None)
+    two = launch(*tier, **gpus(2))
+    assert seen(two.stdout) == others | {"worker:0": "0", "worker:1": "1", "worker:2": "0", "worker:3": "1"}
+    assert "warning   worker:0, worker:1, worker:2, worker:3 share 2 GPUs" in two.stdout
+    assert two.stdout.count("TF_FORCE_GPU_ALLOW_GROWTH=true") == 4
+    eight = launch(*tier, **gpus(8), CUDA_VISIBLE_DEVICES="7,6,5,4,3")
+    assert "GPU 7, 6, 5, 4, 3 to use here" in eight.stdout
+    assert seen(eight.stdout) == others | {"worker:0": "7", "worker:1": "6", "worker:2": "5", "worker:3": "4"}
+    assert "warning   no task uses GPU 3; " in eight.stdout
+    more = launch(*tier, "--gpus_per_task", "2", **gpus(8))
+    assert seen(more.stdout) == others | {"worker:0": "0,1", "worker:1": "2,3", "worker:2": "4,5", "worker:3": "6,7"}
+    assert more.stdout.count("(2 slots, 2 GPU, ") == 4
 
 
 def test_a_dry_run_shows_hogwild_and_its_period(launch, tmp_path):
@@ -104,6 +145,8 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
         (["--tier", "BASIC", "--nodry_run=3"], "nodry_run"),
         (["--tier", "BASIC", "--summary", "no/such/folder/s.json"], "--summary no/such/folder/s.json"),
         (["--tier", "BASIC", "--start_timeout", "-1"], "start_timeout"),
+        (["--tier", "BASIC", "--gpus_per_task", "-1"], "gpus_per_task"),
+        (["--tier", "BASIC", "--gpus_per_task", "9"], "--gpus_per_task 9: this process sees 0 GPUs on this machine"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tmp_path, arguments, message):

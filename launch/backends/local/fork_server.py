@@ -10,11 +10,11 @@ owner closes the socket or dies, the fork server ends every task and itself, and
     owner -> server   {"start": NAME}   with three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
                                         standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
-    server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS}   {"failed": TEXT}
+    server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}   {"failed": TEXT}
+                      {"not_started": NAME, "reason": TEXT}
                       {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
 """
 
-import ctypes
 import gc
 import importlib
 import json
@@ -25,9 +25,12 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from tfdist.launch.backends.local import memory_kills
+from tfdist.launch.backends.local.descendants import become_subreaper, children, die_with_parent, end_children, kill_group
 from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.job import Program
 
@@ -43,12 +46,6 @@ MESSAGE_BYTES = 1 << 16
 GRACE_SECONDS = 2.0
 """How long tasks may take to end after SIGTERM, before SIGKILL."""
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
 
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
@@ -57,10 +54,13 @@ class ForkServer:
         self._owner = owner
         self._owner_pid = os.getppid()
         self._running: dict[int, str] = {}  # pid -> task name
+        self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
+        self._killed: set[int] = set()  # Processes that were killed for the owner.
+        self._memory_kills = memory_kills.count()
 
     def serve(self) -> Callable[[], None] | None:
         """Serves until the owner is gone, then returns None. Returns the program to run in a forked task."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Processes that a task leaves behind become children of this process.
+        become_subreaper()  # Processes that a task leaves behind become children of this process.
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
         os.set_blocking(read_end, False)
@@ -106,15 +106,25 @@ class ForkServer:
             pass  # The owner is gone; the loop reads the end of its socket next.
 
     def _start(self, message: dict[str, Any], descriptors: list[int]) -> Callable[[], None] | None:
+        name = message["start"]
+        self._end_rest_of(name)
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            if len(descriptors) < 3:  # The kernel passes on as many as this process may open.
+                raise OSError(f"only {len(descriptors)} of its 3 files could be opened (ulimit -n)")
+            pid = os.fork()
+        except OSError as error:
+            self._report({"not_started": name, "reason": str(error)})
+            pid = -1
         if pid:
-            self._running[pid] = message["start"]
+            if pid > 0:
+                self._running[pid] = name
+                self._groups[name] = pid
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
         os.setsid()
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
         signal.set_wakeup_fd(-1)
@@ -146,55 +156,50 @@ class ForkServer:
                 continue
             name = self._running.pop(pid, None)  # None: a process that a task left behind.
             if name is not None:
-                self._report({"exited": name, "code": os.waitstatus_to_exitcode(status), "time": time.time()})
+                code = os.waitstatus_to_exitcode(status)
+                note = self._why_killed(pid) if code == -signal.SIGKILL and pid not in self._killed else ""
+                self._report({"exited": name, "code": code, "time": time.time(), "note": note})
+
+    def _why_killed(self, pid: int) -> str:
+        before, self._memory_kills = self._memory_kills, memory_kills.count()
+        return memory_kills.explanation(pid, before, self._memory_kills, memory_kills.kernel_log())
+
+    def _end_rest_of(self, name: str) -> None:
+        """Kills what an earlier process of this task has left in its process group: it may hold its port or its GPUs."""
+        group = self._groups.pop(name, None)
+        if group is not None and group in children().values():
+            kill_group(group, signal.SIGKILL)
 
     def _signal(self, names: list[str], number: int) -> None:
         for pid, name in self._running.items():
             if name in names:
-                _kill_group(pid, number)
+                if number == signal.SIGKILL:
+                    self._killed.add(pid)
+                kill_group(pid, number)
 
     def _end_all(self) -> None:
         for pid in self._running:
-            _kill_group(pid, signal.SIGTERM)
+            kill_group(pid, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
             self._reap()
         for pid in self._running:
-            _kill_group(pid, signal.SIGKILL)
-        # The processes that the tasks left behind, also those in a session that they created.
-        deadline = time.monotonic() + GRACE_SECONDS
-        while (children := _children()) and time.monotonic() < deadline:
-            for pid in children:
-                _kill_group(pid, signal.SIGKILL)
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            time.sleep(0.02)
-            self._reap()
+            kill_group(pid, signal.SIGKILL)
+        # Also the processes that the tasks left behind, even in a session that they created.
+        end_children(spared=set(), reap=self._reap)
 
 
-def _kill_group(pid: int, number: int) -> None:
+def _fail(owner: socket.socket, error: Exception) -> NoReturn:
+    """Tells the owner why, and ends at once: the regular teardown of TensorFlow may take longer than the owner waits."""
+    traceback.print_exception(error)
+    text = f"{type(error).__name__}: {error}"[: MESSAGE_BYTES // 8]  # In JSON one character may take six.
     try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
-def _children() -> list[int]:
-    """Returns the ids of the processes whose parent is this one, zombies included."""
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
-                    parent = int(stat.read().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-            if parent == os.getpid():
-                found.append(int(entry))
-    return found
+        owner.sendall(json.dumps({"failed": text}).encode())
+    except OSError:
+        pass  # The owner is gone.
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def main() -> None:
@@ -204,11 +209,13 @@ def main() -> None:
         for name in PRELOAD:
             importlib.import_module(name)
     except Exception as error:  # Reports any error of an import: the owner must not wait in vain.
-        owner.sendall(json.dumps({"failed": f"{type(error).__name__}: {error}"}).encode()[:MESSAGE_BYTES])
-        sys.exit(1)
+        _fail(owner, error)
     gc.collect()
     gc.freeze()  # Garbage collections in the tasks then leave the shared pages alone.
-    program = ForkServer(owner).serve()
+    try:
+        program = ForkServer(owner).serve()
+    except Exception as error:
+        _fail(owner, error)
     if program is not None:
         program()
         return

@@ -7,13 +7,14 @@ import selectors
 import shutil
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
 from tfdist.launch.backends.local.processes import LocalProcesses
-from tfdist.launch.events import Event, Exited, Lost, Ready, Stopped
+from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.job import Job, Program
 from tfdist.launch.output import last_lines
 from tfdist.launch.restarts import Restarts
@@ -64,9 +65,9 @@ class _Servers:
         _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
         self._job = job
         self._ending = threading.Event()
-        self._processes = LocalProcesses(job, verbose=False, remove_log_dir=True)
+        self._processes = LocalProcesses(job, verbose=False, removed=[job.log_dir])
         replaceable = [task for task in tasks if task in job.replaceable]
-        self._restarts = Restarts(replaceable, start=self._start, kill=self._processes.kill, say=_log.warning)
+        self._restarts = Restarts(replaceable, start=self._restart, kill=self._processes.kill, say=_log.warning)
         self._logs = {task.name: job.log(task) for task in tasks}
         for task in tasks:
             self._start(task)
@@ -79,6 +80,12 @@ class _Servers:
     def _start(self, task: Task) -> None:
         with open(self._job.log(task), "ab") as log:
             self._processes.start(task, log.fileno())
+
+    def _restart(self, task: Task) -> None:
+        try:
+            self._start(task)
+        except OSError as error:
+            self._restarts.exited(NotStarted(task.name, 1, time.time(), str(error)))
 
     def _watch(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -100,7 +107,7 @@ class _Servers:
             if event.message:
                 _log.warning("%s", event.message)
             self._restarts.stopped(event)
-        elif event.task in self._restarts.names and event.code < 0:
+        elif event.task in self._restarts.names and (event.code < 0 or isinstance(event, NotStarted)):
             self._restarts.exited(event)
         elif event.code != 0:
             self._log_failure(event)

@@ -71,9 +71,14 @@ class HeldPorts:
         return int(held.getsockname()[1])
 
 
+def names_this_machine(host: str | None) -> bool:
+    """Returns whether `host` is None, a loopback name or the machine's name. Asks no name server, unlike `is_local`."""
+    return host is None or host.lower() in (*LOCAL_HOSTS, socket.gethostname().lower())
+
+
 def is_local(host: str | None) -> bool:
     """Returns whether `host` is this machine: None, a loopback name, the machine's name or one of its addresses."""
-    if host is None or host.lower() in (*LOCAL_HOSTS, socket.gethostname().lower()):
+    if names_this_machine(host):
         return True
     try:
         addresses = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)

@@ -5,30 +5,48 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
+from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
-from tfdist.launch.events import Event, Exited, Lost, Ready, Stopped
+from tfdist.launch.backends.local.ports import is_local
+from tfdist.launch.backends.local.resources import Resources
+from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.job import Job
+from tfdist.launch.output import last_lines
+
+SEND_SECONDS = 5.0
+"""How long a message to the fork server may wait for it to read."""
 
 
 class LocalProcesses:
     """The fork server and the tasks that it forks. They end with `close`, or with this process, even if it is killed."""
 
-    def __init__(self, job: Job, *, verbose: bool, remove_log_dir: bool = False) -> None:
+    def __init__(self, job: Job, *, verbose: bool, removed: Iterable[Path] = (), adopt: bool = False) -> None:
         """Starts the fork server, which imports TensorFlow while the caller continues.
 
         Args:
             job: the job whose tasks are started. The fork server writes its output to `fork_server.log` in `job.log_dir`.
             verbose: whether TensorFlow logs everything instead of errors only.
-            remove_log_dir: whether the fork server removes `job.log_dir` when it ends, even if this process is killed.
+            removed: folders that the fork server removes when it ends, even if this process is killed.
+            adopt: whether this process adopts, and `close` ends, what tasks leave behind if the fork server is killed. It then
+                starts no other processes.
         """
         self._job = job
+        tasks = (task for task in job.cluster.tasks if is_local(task.host))
+        self._resources = Resources(tasks, job.choice.strategy, job.gpus_per_task)
+        self._spared: set[int] | None = None
+        if adopt:
+            become_subreaper()
+            self._spared = set(children())
         self.log = job.log_dir / "fork_server.log"
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = dict(os.environ)
@@ -38,10 +56,9 @@ class LocalProcesses:
         else:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
         module = "tfdist.launch.backends.local.fork_server"
-        removed = [str(job.log_dir)] if remove_log_dir else []
-        with theirs, open(self.log, "wb") as output:
+        with theirs, _opened(self.log) as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *removed],
+                [sys.executable, "-m", module, str(theirs.fileno()), *map(str, removed)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -49,6 +66,8 @@ class LocalProcesses:
                 env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only.
             )
+        seconds, microseconds = divmod(int(SEND_SECONDS * 1e6), 1_000_000)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", seconds, microseconds))
 
     def fileno(self) -> int:
         """Returns the descriptor that becomes readable when `read` has an event."""
@@ -62,7 +81,9 @@ class LocalProcesses:
             data = b""
         message: dict[str, Any] = json.loads(data) if data else {"failed": self._cause_of_end()}
         if "exited" in message:
-            return Exited(message["exited"], message["code"], message["time"])
+            return Exited(message["exited"], message["code"], message["time"], message["note"])
+        if "not_started" in message:
+            return NotStarted(message["not_started"], 1, time.time(), message["reason"])
         if "stopped" in message:
             return Stopped(message["stopped"], message["pid"], message["signal"])
         return Ready() if "ready" in message else Lost(message["failed"])
@@ -73,10 +94,13 @@ class LocalProcesses:
         Args:
             task: a task of `job.cluster`.
             output: the descriptor for its standard output and standard error. The caller closes its copy.
-            environment: variables for this task in addition to those of `task_environment`.
+            environment: variables for this task besides TF_CONFIG and those of `Resources`.
+
+        Raises:
+            OSError: if the fork server cannot be asked. If it is gone, `read` returns Lost instead.
         """
         message = {
-            "env": task_environment(self._job, task) | dict(environment or {}),
+            "env": self._resources.environment(task, os.environ) | self._description(task) | dict(environment or {}),
             "cwd": os.getcwd(),
             "program": dataclasses.asdict(self._job.program),
         }
@@ -87,15 +111,17 @@ class LocalProcesses:
             file.seek(0)
             try:
                 socket.send_fds(self._socket, [json.dumps({"start": task.name}).encode()], [file.fileno(), output, output])
-            except OSError:
+            except (BrokenPipeError, ConnectionError):
                 pass  # The fork server is gone; `read` returns Lost.
+            except BlockingIOError as error:
+                raise OSError(f"the parent process of all tasks does not answer; was it stopped? See {self.log}") from error
 
     def signal(self, names: Iterable[str], number: int) -> None:
         """Sends a signal to the process groups of the tasks with these names (`job:index`)."""
         try:
             self._socket.sendall(json.dumps({"signal": int(number), "tasks": list(names)}).encode())
         except OSError:
-            pass  # The fork server is gone; `read` returns Lost.
+            pass  # The fork server is gone, or stopped; `close` ends the tasks then.
 
     def kill(self, task: Task) -> None:
         """Kills the processes of a task."""
@@ -109,33 +135,34 @@ class LocalProcesses:
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)  # Its tasks die with it (PR_SET_PDEATHSIG).
             self._process.wait()
+        if self._spared is not None:
+            end_children(self._spared, self._reap)
+
+    def _description(self, task: Task) -> dict[str, str]:
+        return {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(self._job.cluster.tf_config(task.job, task.index))}
+
+    def _reap(self) -> None:
+        for pid in children().keys() - (self._spared or set()):
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                pass
 
     def _cause_of_end(self) -> str:
+        """Returns why the fork server ended without a word, as the second half of a sentence."""
         try:
             code = self._process.wait(5.0)
         except subprocess.TimeoutExpired:
-            return "it closed its socket"
-        return f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+            ended = "it closed its socket"
+        else:
+            ended = f"it was killed by signal {-code}" if code < 0 else f"it exited with {code}"
+        last = last_lines(self.log)[-1:]
+        return f"{ended} after its line {last[0].strip()!r}" if last else ended
 
 
-def task_environment(job: Job, task: Task) -> dict[str, str]:
-    """Returns the variables of a task beyond those of this process: TF_CONFIG, and its share of the cores.
-
-    On few cores, many TensorFlow processes with one thread per core each slow each other down. Variables that the user has set
-    stay as they are, except TF_CONFIG.
-    """
-    environment = {STARTED_VARIABLE: "1"}
-    cluster = job.cluster
-    if task.job == "evaluator":
-        # The evaluator must not slow the training down: it computes with one thread and leaves the GPUs' memory to the others.
-        environment |= {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1"}
-    else:
-        serving = job.serving
-        computing = [each for each in cluster.training_tasks if each.job == "worker" or not serving]
-        if len(cluster.training_tasks) > 1:
-            share = max(1, (os.cpu_count() or 1) // max(1, len(computing)))
-            environment |= {"TF_NUM_INTRAOP_THREADS": str(share), "TF_NUM_INTEROP_THREADS": str(max(2, share))}
-        if serving and task not in computing:
-            environment["CUDA_VISIBLE_DEVICES"] = "-1"  # A chief or ps would take the GPU memory that the workers need.
-    environment = {name: value for name, value in environment.items() if name not in os.environ}
-    return environment | {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}
+def _opened(log: Path) -> IO[bytes]:
+    """Opens the log of the fork server; where that is impossible (a full disk), its output is lost."""
+    try:
+        return open(log, "wb")
+    except OSError:
+        return open(os.devnull, "wb")

@@ -88,3 +88,15 @@ def test_a_process_that_is_no_task_is_told_to_run_the_program_on_all(start, scri
     job = start(script("    import tfdist\n    tfdist.strategy('cluster { nworkers_per_group: 2 nworkers_per_procs: 1 }')"))
     assert job.wait() == 1
     assert "every task trains, and this process is none of 2 workers; run the program on every task" in job.output
+
+
+def test_tasks_that_see_different_devices_are_named_instead_of_waiting_for_each_other(launched):
+    job = launched(
+        "    import dataclasses, tfdist\n    from tfdist.strategies.data_parallel import multi_worker_mirrored as module\n"
+        "    devices = module.local_devices\n"
+        "    module.local_devices = lambda task: devices(dataclasses.replace(task, slots=me['index'] + 1))\n"
+        "    tfdist.strategy()"
+    )
+    assert job.wait() == 2
+    assert "needs the same devices on every task, and they see worker:0 1 CPU, worker:1 2 CPU; describe" in job.output
+    assert job.left() == {}

@@ -1,0 +1,72 @@
+"""Processes below this one: which there are, and how the ones that others have left behind are ended.
+
+A process whose parent ends becomes a child of the nearest subreaper above it (prctl(2), PR_SET_CHILD_SUBREAPER), which can then
+end it. The fork server is one for what tasks leave behind; the launcher is one in case the fork server itself is killed.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Set
+
+END_SECONDS = 2.0
+"""How long `end_children` tries: each round may set free the children of those that it kills."""
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+
+
+def become_subreaper() -> None:
+    """Makes this process the parent of processes below it that lose theirs."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Makes the kernel kill this process when its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def children() -> dict[int, int]:
+    """Returns the children of this process, zombies included: process id -> process group."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
+                    parent, group = (int(word) for word in stat.read().rpartition(")")[2].split()[1:3])
+            except (OSError, ValueError, IndexError):
+                continue
+            if parent == os.getpid():
+                found[int(entry)] = group
+    return found
+
+
+def end_children(spared: Set[int], reap: Callable[[], object]) -> None:
+    """Kills the children of this process, those that become its children thereby, and their process groups.
+
+    Args:
+        spared: process ids that are left alone.
+        reap: called after each round; waits for children that have ended.
+    """
+    deadline = time.monotonic() + END_SECONDS
+    while (left := children().keys() - spared) and time.monotonic() < deadline:
+        for pid in left:
+            kill_group(pid, signal.SIGKILL)  # It has one if it is its leader.
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.02)
+        reap()
+
+
+def kill_group(pid: int, number: int) -> None:
+    """Sends a signal to the process group of this number, if it exists."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass

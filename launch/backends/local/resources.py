@@ -1,0 +1,49 @@
+"""`Resources`: the GPUs and cores of this machine that each task gets, as environment variables."""
+
+import os
+from collections.abc import Iterable, Mapping
+
+from tfdist import machine
+from tfdist.cluster import Task
+from tfdist.devices import Plan, computes, plan, threads, visible
+
+
+class Resources:
+    """What the tasks of this machine get of it.
+
+    Attributes:
+        plan: the GPUs of the tasks on this machine.
+        cores: number of its cores that may be used.
+    """
+
+    def __init__(self, tasks: Iterable[Task], strategy: str, gpus_per_task: int | None = None) -> None:
+        """Distributes the GPUs that this process sees now.
+
+        Args:
+            tasks: the tasks on this machine, of a prepared cluster.
+            strategy: the name of its strategy.
+            gpus_per_task: number of GPUs for each task that computes; None to go by the description.
+        """
+        self._tasks = list(tasks)
+        self._strategy = strategy
+        installed = machine.installed()
+        gpus = visible(installed, os.environ)
+        self.plan: Plan = plan(self._tasks, strategy, gpus, gpus_per_task, installed.variable)
+        self.cores = machine.cores()
+
+    def has(self, task: Task) -> bool:
+        """Returns whether `task` runs on this machine."""
+        return any(task.name == each.name for each in self._tasks)
+
+    def environment(self, task: Task, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the variables of a task. Those of threads and memory that the user has set, in `environ`, stay."""
+        gpus = self.plan.environment(task)
+        if task.job == "evaluator":
+            found = threads(1, 1)  # It must not slow the training down.
+            found["TF_NUM_INTEROP_THREADS"] = "1"
+        elif sum(each.job != "evaluator" for each in self._tasks) > 1:
+            found = threads(self.cores, sum(computes(each, self._strategy) for each in self._tasks))
+        else:
+            found = {}
+        found |= gpus
+        return {name: value for name, value in found.items() if name == self.plan.variable or name not in environ}

@@ -1,0 +1,117 @@
+"""The folder for the output of the tasks: for one job at a time, and with what an earlier job wrote there out of the way."""
+
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_OURS = re.compile(r"(chief|worker|ps|evaluator)-\d+\.log|fork_server\.log|report\.json(\.part)?")
+MEMORY = Path("/dev/shm")
+STALE_SECONDS = 60.0
+"""A folder of this age has been locked by its launcher, if that still runs."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class LogFolderError(Exception):
+    """A folder that cannot hold the output of a job; the message is a sentence."""
+
+
+class LogFolder:
+    """The folder of one job.
+
+    Attributes:
+        path: the folder.
+        report_dir: a folder in memory for the chief's steps and metrics: a full disk does not lose them.
+    """
+
+    def __init__(self, log_dir: str | None, say: Callable[[str], None]) -> None:
+        """Creates the folder, and moves the files of an earlier job into a folder inside it.
+
+        Args:
+            log_dir: its path; None for a new one below `tfdist_logs`.
+            say: shows a line to the user.
+
+        Raises:
+            LogFolderError: if it cannot be written, or another launcher writes there now.
+        """
+        self.path = Path(log_dir or os.path.join("tfdist_logs", time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"))
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise LogFolderError(f"{error}; name a folder that can be written") from error
+        try:
+            self._lock_it()
+            _move_earlier(self.path, say)
+            _try_to_write(self.path, say)
+        except OSError as error:
+            os.close(self._lock)
+            raise LogFolderError(f"{self.path} cannot be written: {error.strerror}; name another folder") from error
+        self.report_dir = _folder_in_memory() or self.path
+
+    def close(self) -> None:
+        """Lets other launchers use the folder."""
+        if self.report_dir != self.path:
+            shutil.rmtree(self.report_dir, ignore_errors=True)
+        os.close(self._lock)
+
+    def _lock_it(self) -> None:
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._lock)
+            raise LogFolderError(f"another launcher writes to {self.path} now; name another folder") from error
+        except OSError:
+            pass  # Some network file systems lock nothing.
+
+
+def _move_earlier(path: Path, say: Callable[[str], None]) -> None:
+    files = [each for each in path.iterdir() if _OURS.fullmatch(each.name)]
+    if not files:
+        return
+    folder = Path(tempfile.mkdtemp(prefix=f"earlier-{time.strftime('%Y%m%d-%H%M%S')}-", dir=path))
+    folder.chmod(path.stat().st_mode & 0o777)
+    for file in files:
+        file.rename(folder / file.name)
+    say(f"the logs of an earlier job in {path} are in {folder} now")
+
+
+def _try_to_write(path: Path, say: Callable[[str], None]) -> None:
+    """Raises OSError for a folder that does not take files. A full disk does not end a job; it is said."""
+    try:
+        with tempfile.TemporaryFile(dir=path, buffering=0) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        say(f"{path}: {error.strerror}; the job runs, and its logs will be incomplete")
+
+
+def _folder_in_memory() -> Path | None:
+    """Returns a new folder, and removes those of launchers that were killed together with their fork server."""
+    try:
+        for old in MEMORY.glob("tfdist-report-*"):
+            if old.owner() == Path("/proc/self").owner() and time.time() - old.stat().st_mtime > STALE_SECONDS:
+                _remove_unless_locked(old)
+        path = Path(tempfile.mkdtemp(prefix="tfdist-report-", dir=MEMORY))
+        fcntl.flock(os.open(path, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # Until this process ends.
+        return path
+    except (OSError, KeyError):  # KeyError: a user without a name.
+        return None
+
+
+def _remove_unless_locked(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        pass  # Its launcher runs.
+    finally:
+        os.close(descriptor)

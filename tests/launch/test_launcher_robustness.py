@@ -1,0 +1,282 @@
+"""The launcher where its surroundings misbehave: readers, disks, left-over processes. Its tasks run without TensorFlow."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import processes_of
+from support_paths import PROGRAMS
+
+from tfdist.launch import log_folder
+
+pytestmark = pytest.mark.cluster
+
+QUICK = str(PROGRAMS / "quick_launcher.py")
+
+
+@pytest.fixture
+def quick(start, script):
+    """Starts the launcher for one task; `body` runs in it. Returns the job."""
+
+    def run(body, *flags, environment=None):
+        return start(QUICK, "--tier", "BASIC", *flags, script(body), environment=environment)
+
+    return run
+
+
+@pytest.fixture
+def piped(tmp_path):
+    """Starts the launcher for one task, with its output in a pipe of the test."""
+    started = []
+
+    def run(body):
+        (tmp_path / "program.py").write_text(body)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, QUICK, "--tier", "BASIC", "program.py"],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.stdout.close()
+        process.wait(10)
+
+
+MUCH = "import time\nfor n in range(40000): print('x' * 60, n)\nprint('last', flush=True)\nopen('printed', 'w')\n"
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def counted(output):
+    """Returns how many lines of MUCH are shown, and how many are said to be left out."""
+    lines = output.decode().splitlines()
+    shown = sum("xxxxx" in line or line == "chief:0 | last" for line in lines)
+    return shown, sum(int(line.split()[1]) for line in lines if "left out here" in line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_reader_that_stops_reading_stops_neither_the_job_nor_its_end(piped, tmp_path, number):
+    launcher = piped(MUCH + "time.sleep(600)")  # 2.6 MB, and a pipe holds 64 KB.
+    wait_for((tmp_path / "printed").exists)
+    launcher.send_signal(number)
+    assert launcher.wait(15) == 128 + number
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    assert log.read_text().splitlines()[-1] == "last"
+
+
+def test_what_a_stopped_reader_missed_is_counted_when_it_reads_again(piped, tmp_path):
+    launcher = piped(
+        MUCH + "time.sleep(1)\nwhile not __import__('os').path.exists('go'): time.sleep(0.05)\nprint('end', flush=True)"
+    )
+    wait_for((tmp_path / "printed").exists)
+    time.sleep(1.0)
+    os.set_blocking(launcher.stdout.fileno(), False)
+    begin = time.monotonic()
+    output = b""
+    while time.monotonic() - begin < 2:
+        output += launcher.stdout.read(1 << 16) or b""
+    (tmp_path / "go").touch()
+    os.set_blocking(launcher.stdout.fileno(), True)
+    output += launcher.stdout.read()
+    assert launcher.wait(10) == 0
+    shown, left_out = counted(output)
+    assert left_out and shown + left_out == 40001
+    assert b"chief:0 | end\n" in output and b"tfdist: done in" in output
+
+
+def test_a_slow_reader_gets_every_line(piped):
+    launcher = piped(MUCH)
+    lines, buffered = 0, b""
+    while data := os.read(launcher.stdout.fileno(), 1 << 15):
+        buffered += data
+        lines += data.count(b"chief:0 | x")
+        time.sleep(0.01)
+    assert launcher.wait(10) == 0
+    assert buffered.count(b"chief:0 | x") == 40000 and b"left out" not in buffered
+
+
+def test_a_non_blocking_output_does_not_silence_the_launcher(tmp_path):
+    (tmp_path / "program.py").write_text(MUCH)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)  # As a program does that shares the terminal.
+    launcher = subprocess.Popen(
+        [sys.executable, QUICK, "--tier", "BASIC", "program.py"], cwd=tmp_path, stdout=write_end, start_new_session=True
+    )
+    os.close(write_end)
+    wait_for((tmp_path / "printed").exists)
+    with open(read_end, "rb") as output:
+        text = output.read()
+    assert launcher.wait(10) == 0
+    shown, left_out = counted(text)
+    assert shown + left_out == 40001 and b"tfdist: done in" in text
+
+
+HOGWILD = "cluster { nworker_groups: 2 nserver_groups: 2 server_worker_separate: true sync_freq: 8 }"
+
+SERVES = """
+    import pathlib, signal, socket, subprocess, sys, time
+    name = f"{me['type']}-{me['index']}"
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
+    listener.listen()
+"""
+"""A task that listens, so that the launcher takes it for started."""
+
+
+def test_what_a_killed_worker_left_behind_cannot_block_the_launcher_and_ends_at_the_restart(start, script, tmp_path):
+    (tmp_path / "job.conf").write_text(HOGWILD)
+    body = (
+        SERVES
+        + """
+    if name == "worker-1" and not os.path.exists("babbler"):
+        babbler = subprocess.Popen(["sh", "-c", "trap '' PIPE; while :; do echo babble; done"])
+        pathlib.Path("babbler.new").write_text(str(babbler.pid))
+        os.rename("babbler.new", "babbler")
+    time.sleep(600)
+    """
+    )
+    job = start(QUICK, "--cluster", "job.conf", script(body))
+    wait_for((tmp_path / "babbler").exists)
+    time.sleep(1)  # Until the launcher has seen that all tasks listen.
+    first, babbler = job.pid_of("worker:1"), int((tmp_path / "babbler").read_text())
+    os.kill(first, signal.SIGKILL)
+    job.wait_for("the task is restarted")
+    wait_for(lambda: job.pid_of("worker:1") != first)
+    wait_for(lambda: babbler not in processes_of(job.mark))
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(15) == 130
+    assert job.left() == {}
+
+
+def test_what_tasks_left_behind_ends_although_the_fork_server_is_killed(quick):
+    job = quick("""
+        import subprocess, time
+        subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
+        print("started", flush=True)
+        time.sleep(600)
+    """)
+    job.wait_for("started")
+    os.kill(parent_of(job.pid_of("chief:0")), signal.SIGKILL)
+    assert job.wait(15) == 1
+    assert "the parent process of all tasks is gone: it was killed by signal 9" in job.output
+    assert job.left(within=1) == {}
+
+
+def parent_of(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+
+
+def test_a_stopped_task_is_named_when_another_fails_because_of_it(start, script, tmp_path):
+    body = (
+        SERVES
+        + """
+    if name == "worker-0":
+        while not os.path.exists("fail"): time.sleep(0.05)
+        sys.exit(1)
+    time.sleep(600)
+    """
+    )
+    job = start(QUICK, "--cluster", '{"worker": 2}', script(body))
+    wait_for((tmp_path / "pid-worker-1").exists)
+    time.sleep(1)
+    os.kill(job.pid_of("worker:1"), signal.SIGSTOP)
+    job.wait_for("worker:1 was stopped by SIGSTOP")
+    (tmp_path / "fail").touch()
+    assert job.wait(20) == 1
+    assert "worker:1 was stopped by SIGSTOP, and worker:0 could not go on without it: it exited with 1" in job.output
+    assert job.left() == {}
+
+
+def test_a_log_folder_that_is_used_again_keeps_the_earlier_logs_and_reports_only_this_job(quick, tmp_path, read_json):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "report.json").write_text(
+        '{"steps": 77, "examples": 7.0, "fit_seconds": 1.0, "metrics": {"loss": 7.0}}'
+    )
+    (tmp_path / "logs" / "notes.txt").write_text("mine")
+    flags = ("--log_dir", "logs", "--summary", "summary.json")
+    assert quick("print('one')", *flags).wait() == 0
+    assert (read_json("summary.json")["steps"], read_json("summary.json")["metrics"]) == (None, {})
+    second = quick("import time\nprint('two', flush=True)\ntime.sleep(600)", *flags)
+    second.wait_for("chief:0 | two")
+    assert not (tmp_path / "summary.json").exists()
+    third = quick("print('three')", *flags)
+    assert third.wait() == 2
+    assert third.output == "tfdist: --log_dir: another launcher writes to logs now; name another folder\n"
+    second.process.terminate()
+    assert second.wait(15) == 143
+    assert (tmp_path / "logs" / "chief-0.log").read_text() == "two\n"
+    (earlier,) = (tmp_path / "logs").glob("earlier-*/chief-0.log")
+    assert earlier.read_text() == "one\n" and f"are in {earlier.parent.relative_to(tmp_path)} now" in second.output
+    assert (tmp_path / "logs" / "notes.txt").read_text() == "mine"
+
+
+def test_a_full_log_folder_is_said_and_loses_no_number_of_the_summary(quick, tmp_path, read_json):
+    (tmp_path / "small").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path / "small")]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can make a small file system")
+    try:
+        body = """
+            path = os.environ["TFDIST_REPORT"]
+            print("x" * 100_000)
+            pathlib.Path(path).write_text(json.dumps({"steps": 5, "examples": 10.0, "fit_seconds": 1.0, "metrics": {"loss": 2.0}}))
+        """
+        job = quick(body, "--log_dir", "small", "--summary", "summary.json")
+        assert job.wait() == 0
+        assert "chief-0.log: No space left on device; the output of chief:0 is not written there from here on" in job.output
+        assert (read_json("summary.json")["steps"], read_json("summary.json")["metrics"]) == (5, {"loss": 2.0})
+        assert quick(body, "--log_dir", "small").wait() == 0  # It is full at the start.
+    finally:
+        subprocess.run(["umount", str(tmp_path / "small")], check=True)
+
+
+def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_folder, "MEMORY", tmp_path)
+    live = log_folder.LogFolder(str(tmp_path / "one"), print)
+    (tmp_path / "tfdist-report-killed").mkdir()
+    for path in (live.report_dir, tmp_path / "tfdist-report-killed"):
+        os.utime(path, (1, 1))
+    other = log_folder.LogFolder(str(tmp_path / "two"), print)
+    left = set(tmp_path.glob("tfdist-report-*"))
+    live.close()
+    other.close()
+    assert left == {live.report_dir, other.report_dir}
+    assert not set(tmp_path.glob("tfdist-report-*"))
+
+
+@pytest.mark.parametrize("folder", ["/proc/self", "/dev/null", "/proc/self/no"])
+def test_a_log_folder_that_cannot_be_written_is_one_line_and_exit_code_2(quick, folder):
+    job = quick("print('one')", "--log_dir", folder)
+    assert job.wait() == 2
+    assert job.output.startswith("tfdist: --log_dir: ") and job.output.count("\n") == 1, job.output
+
+
+def test_a_task_that_cannot_be_started_fails_the_job_with_the_reason(quick):
+    # The launcher needs one more file for the task than it may open.
+    job = quick("print('one')", environment={"TFDIST_TEST_FILES": "1"})
+    assert job.wait(30) == 1
+    assert "chief:0 failed first: it could not be started: [Errno 24] Too many open files" in job.output
+    assert job.left() == {}
+
+
+def test_the_fork_server_says_why_it_failed(quick):
+    job = quick("print('one')", environment={"TFDIST_TEST_FAULT": "1"})
+    assert job.wait(30) == 1
+    assert "the parent process of all tasks is gone: RuntimeError: a fault of this test" in job.output
+    assert job.left() == {}

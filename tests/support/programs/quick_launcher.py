@@ -1,0 +1,36 @@
+"""Runs the launcher with a fork server that does not import TensorFlow, for programs that do not need it.
+
+TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started. TFDIST_TEST_FAULT=1 makes the fork
+server fail.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+
+from tfdist.launch import cli
+from tfdist.launch.backends.local import processes
+
+FORK_SERVER = """
+import os, tfdist.launch.backends.local.fork_server as f
+def fault(self): raise RuntimeError("a fault of this test")
+if os.environ.get("TFDIST_TEST_FAULT"): f.ForkServer.serve = fault
+f.PRELOAD = ()
+f.main()
+"""
+
+
+class QuickPopen(subprocess.Popen):
+    def __init__(self, command, **options):
+        assert command[:2] == [sys.executable, "-m"]
+        super().__init__([sys.executable, "-c", FORK_SERVER, *command[3:]], **options)
+        if os.environ.get("TFDIST_TEST_FILES"):
+            free = max(int(name) for name in os.listdir("/proc/self/fd"))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+if __name__ == "__main__":
+    processes.subprocess = type(sys)("subprocess")
+    processes.subprocess.__dict__.update(vars(subprocess), Popen=QuickPopen)
+    cli.main()

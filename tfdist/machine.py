@@ -1,0 +1,116 @@
+"""What there is on this machine: GPUs and processor cores, found without TensorFlow, which takes seconds to import."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+NVIDIA_SMI_SECONDS = 10.0
+"""How long the answer of nvidia-smi may take: it starts the driver on a machine without its daemon."""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """The GPUs of this machine.
+
+    Attributes:
+        gpus: their ids, as the variable takes them: `0`, `1`, …; or MIG UUIDs.
+        variable: the environment variable that says which of them a process sees.
+    """
+
+    gpus: tuple[str, ...] = ()
+    variable: str = "CUDA_VISIBLE_DEVICES"
+
+
+@functools.cache
+def installed() -> Installed:
+    """Returns the GPUs of this machine."""
+    return find_gpus(Path("/"), _nvidia_smi)
+
+
+def find_gpus(root: Path, nvidia_smi: Callable[[], str | None]) -> Installed:
+    """Returns the GPUs that nvidia-smi lists, else those of NVIDIA's driver, else those of AMD's.
+
+    Args:
+        root: the folder that contains `proc` and `sys`.
+        nvidia_smi: returns the output of `nvidia-smi -L`, or None without the command.
+    """
+    listed = nvidia_smi()
+    if listed is not None and (gpus := _listed(listed)):
+        return Installed(gpus)
+    if number := len(_entries(root / "proc/driver/nvidia/gpus")):
+        return Installed(_numbered(number))
+    number = 0
+    for node in _entries(root / "sys/class/kfd/kfd/topology/nodes"):
+        try:
+            properties = (node / "properties").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            continue  # A GPU that this container may not use.
+        found = re.search(r"^simd_count (\d+)$", properties, re.MULTILINE)
+        number += found is not None and int(found[1]) > 0  # Processors are nodes, too, without SIMD units.
+    return Installed(_numbered(number), "HIP_VISIBLE_DEVICES") if number else Installed()
+
+
+def cores(root: Path = Path("/")) -> int:
+    """Returns the number of cores that this process may use: by its affinity, and by the quota of its control group."""
+    available = len(os.sched_getaffinity(0))
+    quota = _quota(root)
+    return max(1, min(available, int(quota))) if quota else available
+
+
+def is_bound() -> bool:
+    """Returns whether this process may use only some of the machine's cores, as a launcher may have decided for each task."""
+    return len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Returns the ids in the output of `nvidia-smi -L`: the number of each GPU, or the UUIDs of its parts (MIG)."""
+    ids: list[list[str]] = []
+    for line in text.splitlines():
+        if found := re.match(r"GPU (\d+):", line):
+            ids.append([found[1]])
+        elif ids and (found := re.match(r"\s+MIG .*UUID: (MIG-[^)\s]+)\)", line)):
+            ids[-1].append(found[1])
+    return tuple(entry for gpu, *parts in ids for entry in parts or [gpu])
+
+
+def _nvidia_smi() -> str | None:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    try:
+        return subprocess.run(
+            [command, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return None
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _numbered(number: int) -> tuple[str, ...]:
+    return tuple(str(index) for index in range(number))
+
+
+def _quota(root: Path) -> float | None:
+    """Returns the cores' worth of time that the control group may use, in version 2 and 1; None without a limit."""
+    for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
+        try:
+            words = (root / "sys/fs/cgroup" / name).read_text(encoding="ascii").split()
+            if name.startswith("cpu/"):
+                words += (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="ascii").split()
+            quota, period = (float(word) for word in words)
+        except (OSError, ValueError):  # `max`, without a limit, is no number.
+            continue
+        if quota > 0 and period > 0:
+            return quota / period
+    return None
