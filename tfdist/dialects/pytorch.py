@@ -79,7 +79,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
         rank=node * processes,
         source=source,
         store=Store("tcp", host, port),
-        run_id=values.text("rdzv_id", "none"),
+        run_id=values.texts.get("rdzv_id") or "none",  # Any text will do, if it is the same on all nodes.
         local_rank=0,
         local_size=processes,
         host=values.host("local_addr") or None,
@@ -179,6 +179,8 @@ DIALECT = Dialect(
     name=NAME,
     title="PyTorch",
     example="a command line of torchrun (torchrun --nnodes 2 --node-rank 0 --master-addr host train.py)",
-    command=CommandReader(("torchrun", "torch.distributed.run", "torch.distributed.launch"), parse_command),
+    command=CommandReader(
+        ("torchrun", "torch.distributed.run", "torch.distributed.launch"), parse_command, reads_variables=True
+    ),
     environment=EnvironmentReader(recognizes, from_environ),
 )

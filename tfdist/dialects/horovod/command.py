@@ -7,9 +7,11 @@ starts all slots for an `-np` below their number; here `-np` counts, as document
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
+from tfdist.dialects.parsing.command_line import check_variable
 from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
+from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
-from tfdist.errors import ClusterError, Source, nearest
+from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 
 PROGRAMS = ("horovodrun", "horovod.runner.launch", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
@@ -85,7 +87,8 @@ def _ranks(words: list[str], source: Source) -> list[str]:
         raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
     if hosts is None:
         if limit is None:
-            raise source.error("neither processes nor hosts are given; write -np 4, or -H a:2,b:2", field="-np")
+            fault = source.error("neither processes nor hosts are given; write -np 4, or -H a:2,b:2", field="-np")
+            raise UnstatedError(*fault.args)
         return ["localhost"] * limit
     return _placed(hosts, limit, options, source)
 
@@ -94,7 +97,10 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
     """Returns the launcher's own options by meaning, up to the user's program."""
     found: dict[str, str] = {}
     position = 1
-    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+    while position < len(words):
+        check_variable(words[position], source)
+        if not words[position].startswith("-") or words[position] in ("-", "--"):
+            break
         written, equals, value = words[position].partition("=")
         name = written.lstrip("-").replace("_", "-")
         position += 1
@@ -115,6 +121,10 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
         value = value if equals else words[position]
         if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
             raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
+        if meaning in _NAMES and has_variable(value):
+            raise source.error(
+                f"{shown(value)} has a shell variable, and variables are not expanded; write its value", field=written
+            )
         found[meaning] = value
         position += count
     if ":" in words[position:]:

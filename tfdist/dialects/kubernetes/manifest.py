@@ -26,13 +26,16 @@ WORDS = frozenset(
     }
 )
 
-_MARKS = (re.compile(r"^['\"]?apiVersion['\"]?[ ]*:", re.MULTILINE), re.compile(r"^['\"]?kind['\"]?[ ]*:", re.MULTILINE))
+MARKS = frozenset({"kind", "tfReplicaSpecs", "pytorchReplicaSpecs", "mpiReplicaSpecs"})
+"""Names by which an object without its `apiVersion` is known."""
+
+_FORM = (re.compile(r"^['\"]?apiVersion['\"]?[ ]*:", re.MULTILINE), re.compile(r"^['\"]?kind['\"]?[ ]*:", re.MULTILINE))
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     """Returns whether this is an object of Kubernetes: it has an `apiVersion` and a `kind`."""
     if isinstance(content, str):
-        return all(mark.search(content) for mark in _MARKS)
+        return all(mark.search(content) for mark in _FORM)
     return "apiVersion" in content and "kind" in content
 
 

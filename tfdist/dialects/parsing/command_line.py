@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
+from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source, nearest
 
@@ -38,6 +39,8 @@ def options(
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
+        if not is_program:
+            check_variable(word, source)
         if not word.startswith("-") or word in ("-", "--"):
             if is_program:
                 continue
@@ -60,6 +63,14 @@ def options(
             known = valued | switches
             raise source.error(f"there is no such option{nearest(name, sorted(known))}", field=shown(word, 40)[1:-1])
     return Values(source, found, "--")
+
+
+def check_variable(word: str, source: Source) -> None:
+    """Raises ClusterError for a shell variable in the place of an option or of the program: it may hold further options."""
+    if word.startswith(("$", "`")) and has_variable(word):
+        raise source.error(
+            f"{shown(word, 40)} is a shell variable among the options, and variables are not expanded; write its value"
+        )
 
 
 def _name(word: str, letters: Mapping[str, str]) -> str:

@@ -1,0 +1,208 @@
+"""Finds the launcher in a command line or a shell script.
+
+A launcher stands at the beginning of a command, or behind words that only change how it runs (`PREFIXES`: `time`, `env A=1`,
+`uv run`, `srun`). Scripts have other commands, which are skipped. A command line of the user's own program counts if its options
+describe a cluster (`CommandReader.options`), and assignments count if a launcher would set them (`TF_CONFIG='{...}'`).
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tfdist.dialects.parsing.document import check_text, is_json
+from tfdist.dialects.parsing.shell import ShellCommand, commands
+from tfdist.dialects.registry import command_readers, environment_readers, programs
+from tfdist.errors import Source
+
+MAX_WORDS = 10_000
+"""Words of a command line that are read: the launcher's options, not a shell's list of ten thousand files."""
+
+MAX_LAUNCHERS = 100
+"""Launchers of a script that are read and compared."""
+
+PREFIXES = frozenset(
+    "time exec nohup env sudo nice ionice numactl taskset stdbuf timeout setsid unbuffer catchsegv eval script uv poetry pipenv pdm "
+    "hatch rye pixi conda mamba micromamba singularity apptainer docker nvidia-docker podman shifter enroot nsys nvprof ncu dlprof "
+    "bash sh zsh srun".split()
+)
+"""Programs that start the program behind them."""
+
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
+_SHELL_OPTION = re.compile(r"-[a-z]*c", re.ASCII)
+_WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
+_SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
+_YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
+_VARIABLES = re.compile(r"\b[A-Z][A-Z_]+=")
+_ONLY_ASKS = frozenset({"--help", "-h", "--version", "-V", "--check-build"})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command that describes a cluster.
+
+    Attributes:
+        dialect: name of the dialect that reads it.
+        words: the command, from the name of the launcher on; empty if `variables` alone describe the cluster.
+        line: the number of its line.
+        variables: variables that are set for it.
+        outer: the `srun ...` that starts it, or None.
+    """
+
+    dialect: str
+    words: tuple[str, ...]
+    line: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+    outer: "Launch | None" = None
+
+
+def may_launch(text: str) -> bool:
+    """Returns whether a text mentions a launcher, an option that describes a cluster, or a variable. It is quick."""
+    names = {*programs(), *(name for reader in command_readers().values() for name in reader.options)}
+    return any(name in text for name in names) or _VARIABLES.search(text) is not None
+
+
+def is_script(text: str) -> bool:
+    """Returns whether a text can be a shell script or a command line: it is neither JSON nor YAML."""
+    return _SHEBANG.match(text) is not None or not (is_json(text) or _YAML_KEY.search(text))
+
+
+def launches(text: str, source: Source, has_lines: bool = True) -> list[Launch]:
+    """Returns the commands of a script that describe a cluster, in order; at most `MAX_LAUNCHERS`.
+
+    Args:
+        text: the script.
+        source: for messages.
+        has_lines: whether messages name the line.
+
+    Raises:
+        ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
+    """
+    found: list[Launch] = []
+    inherited: dict[str, str] = {}
+    hidden: tuple[str, int] | None = None
+    for command in commands(check_text(text, source), source):
+        variables = inherited | command.variables
+        if not command.words:
+            inherited = variables
+            hidden = hidden or _hidden(command)
+        elif (launch := _launch(command, variables, source, has_lines)) is not None:
+            found.append(launch)
+            if len(found) == MAX_LAUNCHERS:
+                break
+    if not found and hidden is not None:
+        name, line = hidden
+        raise source.error(f"{name} is put into a variable, and variables are not expanded; give the command itself", line=line if has_lines else None)
+    if not found and (name := _environment(inherited)) is not None:
+        return [Launch(name, (), 1, inherited)]
+    return found
+
+
+def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool) -> Launch | None:
+    words = command.words[:MAX_WORDS]
+    found = next(_found(words, source), None)
+    if found is None:
+        dialect = _by_options(words) or _environment(command.variables)
+        kept = words if _by_options(words) else ()
+        return Launch(dialect, kept, command.line, variables) if dialect else None
+    start, name, inner = found
+    if inner is not None:
+        return replace(inner, line=command.line, variables={**variables, **inner.variables})
+    dialect, rest = programs()[name], (name, *words[start:])
+    if len(rest) > 1 and rest[1] in _ONLY_ASKS:
+        return None
+    outer = None
+    if name != "srun" and "srun" in (before := words[: start - 1]):
+        outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
+    _check_single(rest, source, command.line if has_lines else None)
+    return Launch(dialect, rest, command.line, variables, outer)
+
+
+def _found(words: Sequence[str], source: Source) -> Iterator[tuple[int, str, Launch | None]]:
+    """Yields the position behind a launcher's name and the name, for each launcher that the words may start.
+
+    `srun` itself comes last: what it starts may be another launcher.
+    """
+    known = programs()
+    step: tuple[int, str, None] | None = None
+    for position, word in enumerate(words):
+        name = os.path.basename(match[1] if (match := _WHICH.fullmatch(word)) else word)
+        if name == "srun":
+            step = step or (position + 1, name, None)
+        elif name in known and (position == 0 or not words[position - 1].startswith("--")):
+            yield position + 1, name, None
+            return
+        elif position and words[position - 1] == "-m" and word in known:
+            yield position + 1, word, None
+            return
+        elif _PYTHON.fullmatch(name):
+            module = _module(words, position)
+            if module is not None and os.path.basename(words[module]) in known:
+                yield module + 1, os.path.basename(words[module]), None
+                return
+            break
+        elif _SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in ("bash", "sh", "zsh"):
+            for inner in launches(" ".join(words[position + 1 : position + 2]) or ":", source):
+                yield 0, "", inner
+                return
+        if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
+            break
+    if step is not None:
+        yield step
+
+
+def _module(words: Sequence[str], position: int) -> int | None:
+    """Returns the position of the module or file that `python` at `position` runs."""
+    for index in range(position + 1, len(words)):
+        if not words[index].startswith("-") or words[index - 1] == "-m":
+            return index
+    return None
+
+
+def _by_options(words: Sequence[str]) -> str | None:
+    """Returns the dialect whose options a program has, which no other program has."""
+    options = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[1:] if word.startswith("-")}
+    return next((name for name, reader in command_readers().items() if options & reader.options), None)
+
+
+def _environment(variables: Mapping[str, str]) -> str | None:
+    """Returns the dialect of launchers that would set these variables."""
+    readers = environment_readers().items()
+    return next((name for name, reader in readers if not reader.allocates and reader.recognizes(variables)), None)
+
+
+def _hidden(command: ShellCommand) -> tuple[str, int] | None:
+    """Returns the launcher in the value of a variable, `LAUNCH="torchrun ..."`, and the line."""
+    for value in command.variables.values():
+        words = value.split()[:MAX_WORDS]
+        if len(words) > 1 and (found := next(_found(words, Source("command", "")), None)) is not None and found[1] != "srun":
+            return found[1], command.line
+    return None
+
+
+def _check_single(words: Sequence[str], source: Source, line: int | None) -> None:
+    """Raises ClusterError for a launcher that starts another one on every task."""
+    starters = {name for name in ("torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch")}
+    for word in words[1:]:
+        if word.endswith(".py"):
+            return
+        if os.path.basename(word) in starters:
+            raise source.error(
+                f"{words[0]} starts {word} on every task, and each of these starts processes; give the command of one launcher",
+                line=line,
+            )
+
+
+def check_prefix(text: str, source: Source) -> None:
+    """Raises ClusterError for a launcher behind words that are not known, such as `ssh host torchrun ...`."""
+    known = programs()
+    for command in commands(text, source):
+        words = command.words[:MAX_WORDS]
+        for position, word in enumerate(words[1:-1], start=1):
+            follows = words[position + 1].startswith("-")
+            if follows and os.path.basename(word) in known and (word not in ("paddle", "srun")):
+                raise source.error(
+                    f"{words[0][:40]!r} starts {word} elsewhere, or does not start it; give the command from {word} on",
+                    line=command.line if "\n" in text.strip() else None,
+                )
+
