@@ -21,7 +21,7 @@ from tfdist.dialects.other_tools import reason_against
 from tfdist.dialects.parsing.document import Document, check_text, close, decode, is_json, read_bytes, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.registry import dialects, programs, text_readers
-from tfdist.errors import ClusterError, Source, nearest
+from tfdist.errors import ClusterError, Source
 
 MAX_UNKNOWN_WORDS = 500
 """Unknown words of a text that are compared with the words of a dialect. Long files of other kinds have thousands."""
@@ -158,7 +158,8 @@ def _unknown(source: Source, names: Iterable[str]) -> ClusterError:
     if reason := reason_against(given):
         return source.error(f"this is no cluster description: {reason}")
     found = f"it has {', '.join(shown(name, 30)[1:-1] for name in given[:6])}{', ...' if len(given) > 6 else ''}" if given else ""
-    hint = next((hint for hint in (nearest(name, known) for name in given[:50]) if hint), "")
+    meant = next((meant for meant in (close(name, known) for name in given[:50]) if meant), None)
+    hint = f"; did you mean {meant}?" if meant else ""
     return source.error(
         f"this is no cluster description that tfdist knows: {found or 'it names no jobs, hosts or numbers of processes'}, and "
         f"nothing of {titles}; docs/dialects/README.md shows what each looks like{hint}"

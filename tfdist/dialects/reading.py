@@ -135,7 +135,7 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
         found = read_launches(dataclasses.replace(inner, launches=others), len(described.tasks))
     except UnstatedError:
         return described  # mpirun asks the scheduler.
-    return found.outline() if isinstance(found, RankInfo) else found
+    return dataclasses.replace(found.outline() if isinstance(found, RankInfo) else found, task=None)
 
 
 def _job_dir(value: Any) -> str | None:

@@ -95,7 +95,8 @@ def _ranks(words: list[str], source: Source) -> list[str]:
 
 def _options(words: list[str], source: Source, alone: frozenset[str], values: dict[str, int]) -> dict[str, str]:
     """Returns the launcher's own options by meaning, up to the user's program."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = {"hydra": ""} if words[0] == "mpiexec.hydra" else {}
+    is_horovod = words[0].startswith("horovod")
     position = 1
     while position < len(words):
         check_variable(words[position], source)
@@ -121,6 +122,8 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
         value = value if equals else words[position]
         if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
             raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
+        if name in ("hosts", "ppn", "f") and not is_horovod:
+            found["hydra"] = ""  # MPICH's spelling.
         if meaning in _NAMES and has_variable(value):
             raise source.error(
                 f"{shown(value)} has a shell variable, and variables are not expanded; write its value", field=written
@@ -185,9 +188,14 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
         hosts = [(host, count) for host, _ in hosts]
     available = sum(slots for _, slots in hosts)
     size = available if limit is None else limit
-    if size > available and len(hosts) == 1:
-        hosts = [(hosts[0][0], size)] if "oversubscribe" in options else hosts
-        available = sum(slots for _, slots in hosts)
+    if size > available and "hydra" in options:
+        # Hydra goes round the hosts as often as needed.
+        turn = [host for host, slots in hosts for _ in range(slots)]
+        return [turn[rank % available] for rank in range(size)]
+    if size > available and "oversubscribe" in options:
+        more, rest = divmod(size - available, len(hosts))  # Open MPI shares the others out evenly, the first hosts first.
+        hosts = [(host, slots + more + (place < rest)) for place, (host, slots) in enumerate(hosts)]
+        available = size
     if size > available or not size or available > MAX_TASKS:
         raise source.error(f"{size} processes are asked for, but the hosts have {available} slots; give them more", field="-np")
     if head == "node":
