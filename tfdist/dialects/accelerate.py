@@ -2,8 +2,8 @@
 
 Sources of the rules: huggingface/accelerate 1.x `src/accelerate/commands/launch.py` and `commands/config/config_args.py`.
 
-`num_processes` counts the processes of all machines. All of them step together: process r is `worker:r`. On several machines they
-meet at `main_process_ip`.
+`num_processes` counts the processes of all machines. All of them step together: process r is `worker:r`. On several machines
+they meet at `main_process_ip`.
 """
 
 from collections.abc import Mapping
@@ -21,25 +21,30 @@ from tfdist.rank_info import RankInfo, Store
 NAME = "accelerate"
 
 _READ = names(
-    "compute_environment distributed_type num_processes num_machines machine_rank main_process_ip main_process_port use_cpu rdzv_backend"
+    "compute_environment distributed_type num_processes num_machines machine_rank main_process_ip main_process_port "
+    "use_cpu rdzv_backend"
 )
-WORDS = _READ | names("mixed_precision main_training_function downcast_bf16 same_network gpu_ids debug fsdp_config deepspeed_config")
+WORDS = _READ | names(
+    "mixed_precision main_training_function downcast_bf16 same_network gpu_ids debug fsdp_config deepspeed_config"
+)
 MARKS = names("compute_environment distributed_type main_process_ip main_training_function machine_rank")
 
 _VALUED = names(
-    "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode gpu_ids machine_rank "
-    "main_process_ip main_process_port tee log_dir role rdzv_backend rdzv_conf max_restarts monitor_interval vm env "
-    "main_training_function downcast_bf16 deepspeed_config_file zero_stage offload_optimizer_device offload_param_device "
-    "offload_optimizer_nvme_path offload_param_nvme_path gradient_accumulation_steps gradient_clipping zero3_init_flag "
-    "zero3_save_16bit_model deepspeed_hostfile deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher "
-    "deepspeed_moe_layer_cls_names mpirun_hostfile mpirun_ccl fp8_backend fp8_margin fp8_interval fp8_format fp8_amax_history_len "
+    "config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend dynamo_mode "
+    "gpu_ids machine_rank main_process_ip main_process_port tee log_dir role rdzv_backend rdzv_conf max_restarts "
+    "monitor_interval vm env main_training_function downcast_bf16 deepspeed_config_file zero_stage "
+    "offload_optimizer_device offload_param_device offload_optimizer_nvme_path offload_param_nvme_path "
+    "gradient_accumulation_steps gradient_clipping zero3_init_flag zero3_save_16bit_model deepspeed_hostfile "
+    "deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_multinode_launcher deepspeed_moe_layer_cls_names "
+    "mpirun_hostfile mpirun_ccl fp8_backend fp8_margin fp8_interval fp8_format fp8_amax_history_len "
     "fp8_amax_compute_algo fp8_override_linear_precision fp8_opt_level aws_access_key_id aws_secret_access_key"
 )
 _PREFIXES = ("fsdp_", "megatron_lm_", "parallelism_config_", "fp8_")
 _SWITCHES = names(
-    "quiet cpu multi_gpu tpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config use_mps_device use_xpu ipex same_network "
-    "module no_python debug tpu_cluster no_tpu_cluster tpu_use_sudo enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic "
-    "dynamo_use_regional_compilation fp8_use_autocast_during_eval fp8_enable_fsdp_float8_all_gather"
+    "quiet cpu multi_gpu tpu use_deepspeed use_fsdp use_megatron_lm use_parallelism_config use_mps_device use_xpu ipex "
+    "same_network module no_python debug tpu_cluster no_tpu_cluster tpu_use_sudo enable_cpu_affinity "
+    "dynamo_use_fullgraph dynamo_use_dynamic dynamo_use_regional_compilation fp8_use_autocast_during_eval "
+    "fp8_enable_fsdp_float8_all_gather"
 )
 
 _ONE, _GPUS, _CPUS = ("NO",), ("MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"), ("MULTI_CPU",)
@@ -107,7 +112,9 @@ def _read(values: Values) -> Cluster | RankInfo:
     kind = values.text("distributed_type", "NO").upper()
     kind = "NO" if kind == "FALSE" else kind  # `no` without quotes is YAML's false.
     if kind in _OTHERS:
-        raise values.error("distributed_type", f"{kind} uses devices that no strategy of tfdist uses; expected {', '.join(_GPUS)}")
+        raise values.error(
+            "distributed_type", f"{kind} uses devices that no strategy of tfdist uses; expected {', '.join(_GPUS)}"
+        )
     if kind not in (*_ONE, *_GPUS, *_CPUS):
         known = (*_ONE, *_GPUS, *_CPUS)
         raise values.error("distributed_type", f"{shown(kind)} is not one of {', '.join(known)}{nearest(kind, known)}")
@@ -115,9 +122,13 @@ def _read(values: Values) -> Cluster | RankInfo:
     size = values.number("num_processes", 1, least=1)
     check_count(values, "num_processes", size)
     if kind in _ONE and size > 1:
-        raise values.error("num_processes", f"it is {size}, and distributed_type NO has one process; choose MULTI_GPU or MULTI_CPU")
+        raise values.error(
+            "num_processes", f"it is {size}, and distributed_type NO has one process; choose MULTI_GPU or MULTI_CPU"
+        )
     if size % machines:
-        raise values.error("num_processes", f"{size} is no multiple of num_machines, {machines}; it counts those of all machines")
+        raise values.error(
+            "num_processes", f"{size} is no multiple of num_machines, {machines}; it counts those of all machines"
+        )
     gpus = int(kind in _GPUS and not values.flag("use_cpu"))
     if machines == 1:
         return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(size)), source=values.source)

@@ -29,14 +29,18 @@ _OF_RENDEZVOUS = names("kv_handler engine transport interface mpi_rendezvous exi
 
 
 def parse(document: Document) -> Cluster | RankInfo:
-    """Reads a mapping of flags, or a `rendezvous` dict. Other flags are ignored. Raises ClusterError for bad values."""
+    """Reads a mapping of flags, or a `rendezvous` dict. Beside `shard_id` other flags are ignored.
+
+    Raises:
+        ClusterError: for bad values, and for `num_shards` among the words of another tool.
+    """
     source = Source(NAME, document.name)
     texts = {}
     foreign = [key for key in document.mapping if isinstance(key, str) and key not in WORDS | _OF_RENDEZVOUS]
     if foreign and "shard_id" not in document.mapping and not any(close(key, WORDS) for key in foreign):
         raise source.error(
-            f"num_shards without shard_id, beside {shown(foreign[0], 30)}, is no description of Caffe2; the shards of a cluster "
-            "have num_shards and shard_id"
+            f"num_shards without shard_id, beside {shown(foreign[0], 30)}, is no description of Caffe2; a shard of a cluster has "
+            "both"
         )
     for key, value in document.mapping.items():
         if not isinstance(key, str) or (key not in WORDS and key not in _OF_RENDEZVOUS):

@@ -1,8 +1,9 @@
 """Finds the launcher in a command line or a shell script.
 
 A launcher stands at the beginning of a command, or behind words that only change how it runs (`PREFIXES`: `time`, `env A=1`,
-`uv run`, `srun`). Scripts have other commands, which are skipped. A command line of the user's own program counts if its options
-describe a cluster (`CommandReader.options`), and assignments count if a launcher would set them (`TF_CONFIG='{...}'`).
+`uv run`, `srun`). Scripts have other commands, which are skipped. A command line of the user's own program counts if its
+options describe a cluster (`CommandReader.options`), and assignments count if a launcher would set them
+(`TF_CONFIG='{...}'`).
 """
 
 import os
@@ -22,9 +23,49 @@ MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
 
 PREFIXES = frozenset(
-    "time exec nohup env sudo nice ionice numactl taskset stdbuf timeout setsid unbuffer catchsegv eval script uv poetry pipenv pdm "
-    "hatch rye pixi conda mamba micromamba singularity apptainer docker nvidia-docker podman shifter enroot nsys nvprof ncu dlprof "
-    "bash sh zsh srun".split()
+    [
+        "time",
+        "exec",
+        "nohup",
+        "env",
+        "sudo",
+        "nice",
+        "ionice",
+        "numactl",
+        "taskset",
+        "stdbuf",
+        "timeout",
+        "setsid",
+        "unbuffer",
+        "catchsegv",
+        "eval",
+        "script",
+        "uv",
+        "poetry",
+        "pipenv",
+        "pdm",
+        "hatch",
+        "rye",
+        "pixi",
+        "conda",
+        "mamba",
+        "micromamba",
+        "singularity",
+        "apptainer",
+        "docker",
+        "nvidia-docker",
+        "podman",
+        "shifter",
+        "enroot",
+        "nsys",
+        "nvprof",
+        "ncu",
+        "dlprof",
+        "bash",
+        "sh",
+        "zsh",
+        "srun",
+    ]
 )
 """Programs that start the program behind them."""
 
@@ -34,6 +75,7 @@ _WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
 _SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
 _YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
 _VARIABLES = re.compile(r"\b[A-Z][A-Z_]+=")
+_NAMED = re.compile(r"\$\{?(\w+)", re.ASCII)
 _ONLY_ASKS = frozenset({"--help", "-h", "--version", "-V", "--check-build"})
 
 
@@ -58,7 +100,8 @@ class Launch:
 
 def may_launch(text: str) -> bool:
     """Returns whether a text mentions a launcher, an option that describes a cluster, or a variable. It is quick."""
-    names = {*programs(), *(name for reader in command_readers().values() for name in reader.options)}
+    options = [name for reader in command_readers().values() for name in reader.options]
+    names = {*programs(), *options, *(name.replace("_", "-") for name in options)}
     return any(name in text for name in names) or _VARIABLES.search(text) is not None
 
 
@@ -79,20 +122,25 @@ def launches(text: str, source: Source, has_lines: bool = True) -> list[Launch]:
         ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
     """
     found: list[Launch] = []
-    inherited: dict[str, str] = {}
-    hidden: tuple[str, int] | None = None
+    inherited: Mapping[str, str] = {}
+    hidden: dict[str, _Hidden] = {}
+    used: _Hidden | None = None
     for command in commands(check_text(text, source), source):
-        variables = inherited | command.variables
+        variables = {**inherited, **command.variables}
+        used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
         if not command.words:
             inherited = variables
-            hidden = hidden or _hidden(command)
+            hidden |= _hidden(command)
+            used = used or next((entry for entry in hidden.values() if entry.has_options), None)
         elif (launch := _launch(command, variables, source, has_lines)) is not None:
             found.append(launch)
             if len(found) == MAX_LAUNCHERS:
                 break
-    if not found and hidden is not None:
-        name, line = hidden
-        raise source.error(f"{name} is put into a variable, and variables are not expanded; give the command itself", line=line if has_lines else None)
+    if used is not None and all(launch.words[:1] == ("srun",) for launch in found):
+        raise source.error(
+            f"{used.launcher} is put into a variable, and variables are not expanded; give the command itself",
+            line=used.line if has_lines else None,
+        )
     if not found and (name := _environment(inherited)) is not None:
         return [Launch(name, (), 1, inherited)]
     return found
@@ -129,7 +177,7 @@ def _found(words: Sequence[str], source: Source) -> Iterator[tuple[int, str, Lau
         name = os.path.basename(match[1] if (match := _WHICH.fullmatch(word)) else word)
         if name == "srun":
             step = step or (position + 1, name, None)
-        elif name in known and (position == 0 or not words[position - 1].startswith("--")):
+        elif name in known:
             yield position + 1, name, None
             return
         elif position and words[position - 1] == "-m" and word in known:
@@ -171,13 +219,24 @@ def _environment(variables: Mapping[str, str]) -> str | None:
     return next((name for name, reader in readers if not reader.allocates and reader.recognizes(variables)), None)
 
 
-def _hidden(command: ShellCommand) -> tuple[str, int] | None:
-    """Returns the launcher in the value of a variable, `LAUNCH="torchrun ..."`, and the line."""
-    for value in command.variables.values():
+@dataclass(frozen=True)
+class _Hidden:
+    """A launcher in the value of a variable, `LAUNCHER="torchrun ..."`."""
+
+    launcher: str
+    line: int
+    has_options: bool
+
+
+def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
+    """Returns the launchers in the values of variables, by the names of the variables."""
+    hidden: dict[str, _Hidden] = {}
+    for name, value in command.variables.items():
         words = value.split()[:MAX_WORDS]
-        if len(words) > 1 and (found := next(_found(words, Source("command", "")), None)) is not None and found[1] != "srun":
-            return found[1], command.line
-    return None
+        found = next(_found(words, Source("command", "")), None)
+        if found is not None and found[1] != "srun" and found[2] is None:
+            hidden[name] = _Hidden(found[1], command.line, len(words) > found[0])
+    return hidden
 
 
 def _check_single(words: Sequence[str], source: Source, line: int | None) -> None:
@@ -198,11 +257,12 @@ def check_prefix(text: str, source: Source) -> None:
     known = programs()
     for command in commands(text, source):
         words = command.words[:MAX_WORDS]
+        if not words or _PYTHON.fullmatch(os.path.basename(words[0])):
+            continue
         for position, word in enumerate(words[1:-1], start=1):
-            follows = words[position + 1].startswith("-")
+            follows = words[position + 1].startswith("-") and words[position + 1] not in _ONLY_ASKS
             if follows and os.path.basename(word) in known and (word not in ("paddle", "srun")):
                 raise source.error(
                     f"{words[0][:40]!r} starts {word} elsewhere, or does not start it; give the command from {word} on",
                     line=command.line if "\n" in text.strip() else None,
                 )
-

@@ -1,7 +1,7 @@
 """DeepSpeed: the command lines of its launcher, with their host file.
 
-Source of the rules: deepspeedai/DeepSpeed 0.17 `deepspeed/launcher/runner.py`. The host file is that of Open MPI. Every chosen GPU
-is one process, and all of them step together.
+Source of the rules: deepspeedai/DeepSpeed 0.17 `deepspeed/launcher/runner.py`. The host file is that of Open MPI. Every
+chosen GPU is one process, and all of them step together.
 """
 
 import os
@@ -21,13 +21,14 @@ NAME = "deepspeed"
 DEFAULT_HOSTFILE = "/job/hostfile"
 
 _VALUED = names(
-    "hostfile include exclude num_nodes min_elastic_nodes max_elastic_nodes num_gpus num_accelerators master_port master_addr node_rank "
-    "launcher launcher_args enable_each_rank_log autotuning bind_core_list ssh_port venv_script log_level"
+    "hostfile include exclude num_nodes min_elastic_nodes max_elastic_nodes num_gpus num_accelerators master_port "
+    "master_addr node_rank launcher launcher_args enable_each_rank_log autotuning bind_core_list ssh_port venv_script "
+    "log_level"
 )
 _SWITCHES = names(
     "module no_python no_local_rank no_ssh no_ssh_check force_multi save_pid elastic_training bind_cores_to_rank quiet help"
 )
-_NODE = re.compile(r"([\w.-]+)(?::([0-9]+(?:,[0-9]+)*))?", re.ASCII)
+_NODE = re.compile(r"([\w.-]+)(?::([0-9]{1,4}(?:,[0-9]{1,4})*))?", re.ASCII)
 
 Slots = dict[str, list[int]]
 """The numbers of the GPUs on each host."""
@@ -48,7 +49,14 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     values = options(words[1:], source, _VALUED, _SWITCHES, letters=letters)
     if values.flag("elastic_training"):
         raise values.error("elastic_training", "tfdist's clusters keep their size; give the number of nodes")
-    limit = next((values.number(name, least=1, most=MAX_GPUS_PER_TASK) for name in ("num_gpus", "num_accelerators") if values.text(name)), 0)
+    limit = next(
+        (
+            values.number(name, least=1, most=MAX_GPUS_PER_TASK)
+            for name in ("num_gpus", "num_accelerators")
+            if values.text(name)
+        ),
+        0,
+    )
     file = values.text("hostfile") or (DEFAULT_HOSTFILE if os.path.exists(DEFAULT_HOSTFILE) else "")
     hosts = _of_file(file, values) if file else _of_machine(values, limit, os.environ if environ is None else environ)
     hosts = _filtered(hosts, values)
@@ -67,7 +75,8 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
 def _of_file(name: str, values: Values) -> Slots:
     if not os.path.exists(name):
         raise values.error(
-            "hostfile", f"there is no file {shown(name, 200)}; DeepSpeed would train on this machine alone, so leave the option out for that"
+            "hostfile",
+            f"there is no file {shown(name, 200)}; DeepSpeed would then train on this machine alone: leave the option out for that",
         )
     file = Source(NAME, name[:250])
     return {host: list(range(count)) for host, count in merged(parse_hostfile(decode(read_bytes(name, file), file), file))}
@@ -76,10 +85,12 @@ def _of_file(name: str, values: Values) -> Slots:
 def _of_machine(values: Values, limit: int, environ: Mapping[str, str]) -> Slots:
     """Returns the GPUs of the one machine: as many as the options say, or CUDA_VISIBLE_DEVICES."""
     visible = [gpu for gpu in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu.strip().isdecimal()]
-    named = [int(gpu) for gpu in re.findall(r"[:,]([0-9]+)", values.text("include"))]
+    named = [int(gpu) for gpu in re.findall(r"[:,]([0-9]{1,4})\b", values.text("include"))]
     count = limit or len(named) or len(visible)
     if not count and values.number("num_nodes", 1) < 2:
-        raise values.error("num_gpus", "DeepSpeed takes all GPUs of the machine, and only the machine knows them; give their number")
+        raise values.error(
+            "num_gpus", "DeepSpeed takes all GPUs of the machine, and only the machine knows them; give their number"
+        )
     return {"localhost": named if named and not limit else list(range(count))}
 
 

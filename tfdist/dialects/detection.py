@@ -56,7 +56,8 @@ class Launched:
 
 
 def detect(source: object) -> "Detected | Launched":
-    """Returns the document of a path, text, dict or object and the dialect that reads it, or the commands that describe a cluster.
+    """Returns the document of a path, text, dict or object and the dialect that reads it, or the commands that describe a
+    cluster.
 
     Raises:
         ClusterError: for a file that cannot be read, and for a description in no known dialect.
@@ -87,7 +88,7 @@ def detect(source: object) -> "Detected | Launched":
     )
 
 
-def _from_file(path: "str | bytes") -> Detected:
+def _from_file(path: "str | bytes") -> "Detected | Launched":
     name = os.fsdecode(path)
     # A text without line breaks looks like a path; it may have any length.
     source = Source("file", name if len(name) <= 250 else f"{name[:250]}...")
@@ -157,7 +158,9 @@ def _unknown(source: Source, names: Iterable[str]) -> ClusterError:
     given = sorted(names)
     if reason := reason_against(given):
         return source.error(f"this is no cluster description: {reason}")
-    found = f"it has {', '.join(shown(name, 30)[1:-1] for name in given[:6])}{', ...' if len(given) > 6 else ''}" if given else ""
+    found = (
+        f"it has {', '.join(shown(name, 30)[1:-1] for name in given[:6])}{', ...' if len(given) > 6 else ''}" if given else ""
+    )
     meant = next((meant for meant in (close(name, known) for name in given[:50]) if meant), None)
     hint = f"; did you mean {meant}?" if meant else ""
     return source.error(

@@ -11,7 +11,6 @@ from typing import Any, Concatenate
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import Document
-from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 
 Described = Cluster | RankInfo

@@ -7,6 +7,7 @@ from tfdist.cluster import Cluster
 from tfdist.dialects.commands import Launch
 from tfdist.dialects.detection import Launched
 from tfdist.dialects.dialect import Described
+from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.registry import command_readers, environment_readers
 from tfdist.errors import ClusterError, Source, UnstatedError
 from tfdist.rank_info import RankInfo
@@ -24,13 +25,16 @@ def read_launches(launched: Launched, tasks: int = 1) -> Described:
     """
     described: list[Described] = []
     faults: list[ClusterError] = []
+    unstated: list[ClusterError] = []
     for launch in launched.launches:
         try:
             described.append(_read(launch, launched, tasks))
+        except UnstatedError as error:
+            unstated.append(error)  # It counts only if nothing else describes a cluster: `srun hostname`.
         except ClusterError as error:
             faults.append(error)
     if not described:
-        raise faults[0]
+        raise (*faults, *unstated)[0]
     if not faults and all(other == described[0] for other in described):
         return _without_task(described)
     lines = list(dict.fromkeys(launch.line for launch in launched.launches))
@@ -71,6 +75,9 @@ def _parse(launch: Launch, source: Source) -> Described:
 
 def _from_variables(launch: Launch, source: Source) -> Described:
     reader = environment_readers()[launch.dialect]
+    variable = reader.recognizes(launch.variables) or ""
+    values = Values(source, launch.variables, "")
+    values.check_expanded(variable, launch.variables.get(variable, ""))
     try:
         return reader.parse(launch.variables)
     except ClusterError as error:

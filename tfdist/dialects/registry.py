@@ -14,7 +14,7 @@ from tfdist.dialects import (
     sagemaker,
     singa,
     slurm,
-    tensorflow1,
+    tf1,
     tf_config,
     vertex,
 )
@@ -37,7 +37,7 @@ BUILT_IN: tuple[Dialect, ...] = (
     pytorch.DIALECT,
     accelerate.DIALECT,
     deepspeed.DIALECT,
-    tensorflow1.DIALECT,
+    tf1.DIALECT,
     caffe2.DIALECT,
     paddle.DIALECT,
     singa.DIALECT,

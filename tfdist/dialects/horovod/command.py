@@ -59,7 +59,7 @@ _MPI_WITH_VALUE = (
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
     "prefix genvlist envlist output-filename am tune timeout stdin bootstrap bootstrap-exec launcher iface outfile-pattern "
     "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
-    "host-arg configfile app rankfile rf bind"
+    "host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi"
 )
 _MPI_VALUES = dict.fromkeys(
     _MPI_WITH_VALUE.split(),
@@ -116,6 +116,8 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
                 f"found{nearest(name, [*alone, *values])}"
             )
         count = values[name] - bool(equals)
+        if name == "env" and count == 2 and "=" in "".join(words[position : position + 1]):
+            count = 1  # `--env A=1` is that of PALS, `-env A 1` that of hydra.
         if position + count > len(words):
             raise source.error("the value of this option is missing", field=written)
         meaning = _MEANINGS.get(name, name)
@@ -193,8 +195,8 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
         turn = [host for host, slots in hosts for _ in range(slots)]
         return [turn[rank % available] for rank in range(size)]
     if size > available and "oversubscribe" in options:
-        more, rest = divmod(size - available, len(hosts))  # Open MPI shares the others out evenly, the first hosts first.
-        hosts = [(host, slots + more + (place < rest)) for place, (host, slots) in enumerate(hosts)]
+        more, others = divmod(size - available, len(hosts))  # Open MPI shares the others out evenly, the first hosts first.
+        hosts = [(host, slots + more + (place < others)) for place, (host, slots) in enumerate(hosts)]
         available = size
     if size > available or not size or available > MAX_TASKS:
         raise source.error(f"{size} processes are asked for, but the hosts have {available} slots; give them more", field="-np")

@@ -1,10 +1,11 @@
 """Reads jobs that consist of named groups of pods: JobSet, and the Job of Volcano.
 
-Sources: kubernetes-sigs/jobset v0.8 `api/jobset/v1alpha2/jobset_types.go` (pods are `<jobset>-<group>-<job>-<pod>.<subdomain>`);
-volcano-sh/volcano v1.11 `docs/user-guide` and `pkg/controllers/job/plugins/svc` (pods are `<job>-<task>-<index>.<job>`).
+Sources: kubernetes-sigs/jobset v0.8 `api/jobset/v1alpha2/jobset_types.go` (pods are
+`<jobset>-<group>-<job>-<pod>.<subdomain>`); volcano-sh/volcano v1.11 `docs/user-guide` and `pkg/controllers/job/plugins/svc`
+(pods are `<job>-<task>-<index>.<job>`).
 
-The name of a group says which job of TensorFlow it is. A single group trains, whatever it is called. Where pods carry TF_CONFIG
-themselves, that counts (`plain_objects`).
+The name of a group says which job of TensorFlow it is. The only group of a JobSet trains, whatever it is called. A group that
+only runs mpirun has no rank.
 """
 
 import re
@@ -25,9 +26,13 @@ _JOBS = {
     "worker": "worker",
     "ps": "ps",
     "parameterserver": "ps",
+    "pserver": "ps",
+    "trainer": "worker",
+    "mpiworker": "worker",
+    "node": "worker",
     "evaluator": "evaluator",
 }
-_PLURAL = re.compile(r"(?:tf|tensorflow)?[-_]?(.*?)s?", re.ASCII)
+_NAME = re.compile(r"(?:(?:tf|tensorflow)[-_]?)?(ps|.*?)s?", re.ASCII)
 _LAUNCHERS = ("launcher", "mpimaster")
 _TPUS = ("google.com/tpu", "cloud-tpus.google.com/v3", "cloud-tpus.google.com/v2")
 _VOLCANO_PORT = 2222
@@ -41,7 +46,7 @@ def _jobset(job: Node) -> Cluster:
     groups = list(need(spec, "replicatedJobs").entries())
     domain = f"{subdomain.text() if subdomain else name}.{space}.svc"
     tasks: list[Task] = []
-    for group, role in _roles(groups, job):
+    for group, role in _roles(groups, job, is_mpi=False, single="worker"):
         template = group.get("template")
         inner = template.get("spec") if template else None
         number = (inner.get("parallelism") or inner.get("completions")) if inner else None
@@ -59,7 +64,10 @@ def _volcano(job: Node) -> Cluster:
     spec = need(job, "spec")
     name, space = object_name(job), namespace(job)
     tasks: list[Task] = []
-    for group, role in _roles(list(need(spec, "tasks").entries()), job):
+    plugins = spec.get("plugins")
+    used = plugins.mapping().keys() if plugins else set()
+    is_mpi = "pytorch" not in used and not used.isdisjoint({"ssh", "mpi"})
+    for group, role in _roles(list(need(spec, "tasks").entries()), job, is_mpi=is_mpi, single=None):
         pod = container(group.get("template"), None)
         width, label = _width(pod, role), group.child("name").value
         here = port(pod, "tfjob-port", _VOLCANO_PORT)
@@ -69,27 +77,32 @@ def _volcano(job: Node) -> Cluster:
     return _cluster(tasks, job, spec)
 
 
-def _roles(groups: list[Node], job: Node) -> list[tuple[Node, str]]:
+def _roles(groups: list[Node], job: Node, *, is_mpi: bool, single: str | None) -> list[tuple[Node, str]]:
     """Returns the groups that train, and the job of each.
 
+    Args:
+        groups: the groups of pods.
+        job: the whole object, for messages.
+        is_mpi: whether a master only starts the ranks of the others.
+        single: the job of the only group, if its name says nothing.
+
     Raises:
-        ClusterError: if a name says nothing about the job, and the group is not the only one.
+        ClusterError: if a name says nothing about the job.
     """
+    labels = [str(group.child("name").value or "").lower() for group in groups]
+    launchers = _LAUNCHERS if any(label in _LAUNCHERS for label in labels) else ("master",) if is_mpi else ()
     found: list[tuple[Node, str]] = []
-    labels = [str(group.child("name").value or "") for group in groups]
-    has_launcher = any(label.lower() in _LAUNCHERS for label in labels)
     for group, label in zip(groups, labels, strict=True):
-        plain = label.lower().replace("-", "").replace("_", "")
-        match = _PLURAL.fullmatch(plain)
-        role = _JOBS.get(plain) or _JOBS.get(match[1] if match else "")
-        if has_launcher and (label.lower() in _LAUNCHERS or plain == "master"):
+        if label in launchers:
             continue  # It runs mpirun and no rank.
-        if role is None and (has_launcher or plain == "mpiworker" or len(groups) == 1):
-            role = "worker"
+        match = _NAME.fullmatch(label)
+        role = _JOBS.get(match[1].replace("-", "").replace("_", "")) if match else None
+        role = role or (single if len(groups) == 1 else None)
         if role is None:
-            raise group.error(f"{shown(label)} is not the name of a job; call the groups {', '.join(dict.fromkeys(_JOBS.values()))}")
+            known = ", ".join(dict.fromkeys(_JOBS.values()))
+            raise group.error(f"{shown(label)} is not the name of a job that trains; they are {known}")
         found.append((group, role))
-    if not any(role == "ps" for _, role in found) and not any(role == "evaluator" for _, role in found):
+    if not any(role in ("ps", "evaluator") for _, role in found):
         # Without ps tasks a master is rank 0 of those that train, as in PyTorchJob.
         found = [(group, "worker") for group, _ in sorted(found, key=lambda each: each[1] != "chief")]
     if not found:

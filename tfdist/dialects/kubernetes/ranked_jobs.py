@@ -1,7 +1,8 @@
-"""Reads the jobs of Kubeflow whose replicas are the ranks of one group: PyTorchJob's relatives JAXJob, XGBoostJob and PaddleJob.
+"""Reads the jobs of Kubeflow whose replicas are the ranks of one group: PyTorchJob's relatives JAXJob, XGBoostJob and
+PaddleJob.
 
-Sources: kubeflow/training-operator v1.9 `pkg/apis/kubeflow.org/v1/{jax,xgboost,paddlepaddle}_types.go`; PaddleFlow/paddle-operator
-`api/v1/paddlejob_types.go`, an older PaddleJob with parameter servers.
+Sources: kubeflow/training-operator v1.9 `pkg/apis/kubeflow.org/v1/{jax,xgboost,paddlepaddle}_types.go`;
+PaddleFlow/paddle-operator `api/v1/paddlejob_types.go`, an older PaddleJob with parameter servers.
 """
 
 from collections.abc import Callable

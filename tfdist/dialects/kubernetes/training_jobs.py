@@ -70,7 +70,9 @@ def _first_tfjob(job: Node) -> Cluster:
         raise spec.error("the field replicaSpecs is missing")
     tasks: list[Task] = []
     for replicas in listed.entries():
-        replicas.check_near(("replicas", "template", "tfPort", "tf_port", "TfPort", "tfReplicaType", "tf_replica_type"), "a replica")
+        replicas.check_near(
+            ("replicas", "template", "tfPort", "tf_port", "TfPort", "tfReplicaType", "tf_replica_type"), "a replica"
+        )
         given = replicas.get("tfReplicaType", "tf_replica_type")
         kind = "MASTER" if given is None else given.text().upper()
         role = {"MASTER": "chief", "WORKER": "worker", "PS": "ps"}.get(kind)
@@ -115,7 +117,9 @@ def _pytorchjob(job: Node) -> Cluster:
 def _mpijob(job: Node) -> Cluster:
     if job.child("apiVersion").value == "kubeflow.org/v1alpha1":
         return _first_mpijob(job)
-    check_version(job, ("kubeflow.org/v2beta1", "kubeflow.org/v2", "kubeflow.org/v1", "kubeflow.org/v1alpha2", "kubeflow.org/v1alpha1"))
+    check_version(
+        job, ("kubeflow.org/v2beta1", "kubeflow.org/v2", "kubeflow.org/v1", "kubeflow.org/v1alpha2", "kubeflow.org/v1alpha1")
+    )
     spec = need(job, "spec")
     known = (
         "mpiReplicaSpecs",
@@ -169,7 +173,8 @@ def _first_mpijob(job: Node) -> Cluster:
     checked_total(spec, [], count, slots)
     hosts = [f"{name}-worker-{index}.{name}.{space}.svc" if name else None for index in range(count)]
     return Cluster(
-        tuple(Task("worker", index, host, None, slots, min(slots, width)) for index, host in enumerate(hosts)), source=job.source
+        tuple(Task("worker", index, host, None, slots, min(slots, width)) for index, host in enumerate(hosts)),
+        source=job.source,
     )
 
 

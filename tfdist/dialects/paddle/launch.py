@@ -23,8 +23,8 @@ _VALUED = names(
     "master legacy rank log_level log_overwrite sort_ip enable_gpu_log nnodes nproc_per_node log_dir run_mode job_id "
     "devices gpus npus xpus host ips start_port auto_parallel_config auto_cluster_config auto_tuner_json servers "
     "trainers trainer_num server_num gloo_port with_gloo max_restart elastic_level elastic_timeout mode workers "
-    "worker_num http_port heter_workers heter_worker_num heter_devices backend selected_gpus cluster_node_ips node_ip started_port "
-    "print_config"
+    "worker_num http_port heter_workers heter_worker_num heter_devices backend selected_gpus cluster_node_ips node_ip "
+    "started_port print_config"
 )
 _OLDER = {
     "workers": "trainers",

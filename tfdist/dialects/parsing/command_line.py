@@ -1,11 +1,14 @@
 """The options of a command line. Nothing is ever executed."""
 
+import re
 from collections.abc import Mapping
 
 from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
-from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source, nearest
+
+_ONLY_VARIABLE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\})|\$\((?!which |command -v ).*|`(?!which ).*", re.ASCII | re.DOTALL)
+"""A word that is nothing but a variable. `$DIR/train.py` is a program."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -67,7 +70,7 @@ def options(
 
 def check_variable(word: str, source: Source) -> None:
     """Raises ClusterError for a shell variable in the place of an option or of the program: it may hold further options."""
-    if word.startswith(("$", "`")) and has_variable(word):
+    if _ONLY_VARIABLE.fullmatch(word):
         raise source.error(
             f"{shown(word, 40)} is a shell variable among the options, and variables are not expanded; write its value"
         )

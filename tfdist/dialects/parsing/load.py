@@ -75,6 +75,8 @@ def _load_json(text: str, source: Source) -> dict[str, Any]:
         raise
     except json.JSONDecodeError as error:
         hint = "; is a comma or a quote missing here?" if "delimiter" in error.msg or "property name" in error.msg else ""
+        if text.lstrip().startswith(("{{", "{%")):
+            hint = "; a template, {{...}}, has to be filled in first"
         fault = source.error(f"this is not JSON (column {error.colno}): {error.msg}{hint}", line=error.lineno)
         raise _NotJsonError(*fault.args) from None
     except RecursionError:

@@ -170,4 +170,3 @@ def _after_heredoc(text: str, position: int, line: int, mark: str) -> tuple[int,
         if content == mark:
             break
     return position, line
-

@@ -1,7 +1,7 @@
 """The options of sbatch and srun: how many tasks they ask for, and how many GPUs each task has.
 
-Names and meanings are those of sbatch(1) and srun(1) of Slurm 22.05 and later. Both programs take any unique beginning of a name
-(getopt_long). The options of plug-ins are not known here and are passed over.
+Names and meanings are those of sbatch(1) and srun(1) of Slurm 22.05 and later. Both programs take any unique beginning of a
+name (getopt_long). The options of plug-ins are not known here and are passed over.
 """
 
 import re
@@ -14,31 +14,47 @@ from tfdist.dialects.parsing.values import Values
 from tfdist.errors import UnstatedError
 
 _VALUED = names(
-    "account acctg-freq array batch bb bbf bcast begin chdir cluster-constraint clusters comment constraint container container-id "
-    "container-env container-image container-mounts container-name container-save container-workdir core-spec cores-per-socket "
-    "cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution epilog error exclude export "
-    "export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket gpus-per-task gres gres-flags "
-    "het-group hint input job-name jobid kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu "
-    "mem-per-gpu mincpus mpi msg-timeout network nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node "
-    "ntasks-per-socket open-mode output partition power prefer priority profile prolog qos relative reservation signal "
-    "slurmd-debug sockets-per-node switches task-epilog task-prolog tasks-per-node thread-spec threads threads-per-core time "
-    "time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"
+    "account acctg-freq array batch bb bbf bcast begin chdir cluster-constraint clusters comment constraint container "
+    "container-id container-env container-image container-mounts container-name container-save container-workdir core- "
+    "spec cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution "
+    "epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per- "
+    "socket gpus-per-task gres gres-flags het-group hint input job-name jobid kill-on-invalid-dep licenses mail-type "
+    "mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi msg-timeout network nodefile nodelist nodes "
+    "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer "
+    "priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog task- "
+    "prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all- "
+    "nodes wckey wrap"
 )
 _SWITCHES = names(
-    "contiguous container-mount-home container-remap-root container-writable compress disable-status exact exclusive get-user-env "
-    "help hold ignore-pbs immediate interactive join kill-on-bad-exit label multi-prog nice no-allocate no-container-mount-home "
-    "no-kill no-requeue overcommit overlap oversubscribe parsable preserve-env propagate pty quiet quit-on-interrupt reboot requeue "
-    "resv-ports spread-job test-only unbuffered usage use-min-nodes verbose version wait whole"
+    "contiguous container-mount-home container-remap-root container-writable compress disable-status exact exclusive "
+    "get-user-env help hold ignore-pbs immediate interactive join kill-on-bad-exit label multi-prog nice no-allocate "
+    "no-container-mount-home no-kill no-requeue overcommit overlap oversubscribe parsable preserve-env propagate pty "
+    "quiet quit-on-interrupt reboot requeue resv-ports spread-job test-only unbuffered usage use-min-nodes verbose "
+    "version wait whole"
 )
-_LETTERS = dict(
-    zip(
-        "AabBCcDdeFGgiJLMmNnopqrStTwxWP",
-        "account array batch extra-node-info constraint cpus-per-task chdir dependency error nodefile gpus gid input job-name licenses "
-        "clusters distribution nodes ntasks output partition qos relative core-spec time threads nodelist exclude wait "
-        "dependency".split(),
-        strict=True,
-    )
-)
+_LETTERS = {
+    **{
+        "A": "account",
+        "a": "array",
+        "b": "batch",
+        "B": "extra-node-info",
+        "C": "constraint",
+        "c": "cpus-per-task",
+        "D": "chdir",
+    },
+    **{
+        "d": "dependency",
+        "e": "error",
+        "F": "nodefile",
+        "G": "gpus",
+        "g": "gid",
+        "i": "input",
+        "J": "job-name",
+        "L": "licenses",
+    },
+    **{"M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output", "P": "dependency", "p": "partition"},
+    **{"q": "qos", "r": "relative", "S": "core-spec", "T": "threads", "t": "time", "w": "nodelist", "x": "exclude"},
+}
 _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 
 _COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)

@@ -26,7 +26,9 @@ _SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
 _COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
 _EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
 _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
-_STARTERS = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"})
+_STARTERS = frozenset(
+    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
+)
 _OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
 
 

@@ -1,8 +1,8 @@
 """TensorFlow 1: `--ps_hosts --worker_hosts --job_name --task_index`, the flags of its distributed training programs.
 
 Sources of the names: tensorflow r1.15 `tools/dist_test/python/mnist_replica.py` and the page "Distributed TensorFlow" of r1.x;
-tensorflow/benchmarks `scripts/tf_cnn_benchmarks/benchmark_cnn.py`. Every program defined these flags itself, so the flags identify
-the command line, whatever the program is called. They may also be the keys of a file or dict.
+tensorflow/benchmarks `scripts/tf_cnn_benchmarks/benchmark_cnn.py`. Every program defined these flags itself, so the flags
+identify the command line, whatever the program is called. They may also be the keys of a file or dict.
 
 Workers are asynchronous unless a flag says that they step together (`--sync_replicas`).
 """
@@ -19,7 +19,7 @@ from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Docum
 from tfdist.dialects.parsing.values import Values, scalar_text
 from tfdist.errors import Source, nearest
 
-NAME = "tensorflow1"
+NAME = "tf1"
 
 _HOSTS = {
     "chief_hosts": "chief",
