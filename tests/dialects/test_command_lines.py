@@ -153,7 +153,7 @@ def test_a_brace_may_begin_a_python_dict_or_yaml(text: str) -> None:
 
 
 def test_what_is_neither_is_reported_as_json() -> None:
-    with pytest.raises(ClusterError, match="this is not JSON .*is a comma or a quote missing here"):
+    with pytest.raises(ClusterError, match=r"this is not JSON .*is a comma or a quote missing here"):
         tfdist.read('{"cluster": {"worker": ["a:1" "b:2"]}')
     with pytest.raises(ClusterError, match=r"a template, \{\{...\}\}, has to be filled in first"):
         tfdist.read("{{- if .Values.x }}\nkind: TFJob\n{{- end }}\n")

@@ -115,10 +115,10 @@ def test_a_command_line_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_bad_command_lines_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     Path("hosts").write_text("a slots=4\nb slots=2\n")
     for options, message in (
-        ("", "--num_gpus: DeepSpeed takes all GPUs of the machine, and only the machine knows them"),
+        ("", "--num_gpus: DeepSpeed takes all GPUs of the machine, and this one has none that tfdist knows"),
         ("--num_nodes 2 --num_gpus 8", "--num_nodes: 2 nodes are asked for, and 1 are named; name them with --hostfile"),
         ("--hostfile nope", "--hostfile: there is no file 'nope'"),
         ("--hostfile hosts --num_gpus 4", "4 GPUs are asked for, and b has 2 slots"),

@@ -39,8 +39,8 @@ def parse(document: Document) -> Cluster | RankInfo:
     foreign = [key for key in document.mapping if isinstance(key, str) and key not in WORDS | _OF_RENDEZVOUS]
     if foreign and "shard_id" not in document.mapping and not any(close(key, WORDS) for key in foreign):
         raise source.error(
-            f"num_shards without shard_id, beside {shown(foreign[0], 30)}, is no description of Caffe2; a shard of a cluster has "
-            "both"
+            f"num_shards without shard_id, beside {shown(foreign[0], 30)}, is no description of Caffe2; "
+            "a shard of a cluster has both"
         )
     for key, value in document.mapping.items():
         if not isinstance(key, str) or (key not in WORDS and key not in _OF_RENDEZVOUS):

@@ -5,6 +5,7 @@ Sources of the rules: Paddle `python/paddle/distributed/launch/context/args_envs
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from tfdist.dialects.paddle.addresses import addresses, is_synchronous
 from tfdist.dialects.parsing.addresses import launcher_address
 from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
 from tfdist.dialects.parsing.document import shown
+from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import ClusterError, Source
 from tfdist.rank_info import RankInfo, Store
@@ -107,7 +109,9 @@ def _servers(values: Values) -> Cluster:
 
 def _collective(values: Values) -> Cluster | RankInfo:
     devices = next((values.text(name) for name in _DEVICES if values.text(name)), "")
-    processes = values.number("nproc_per_node", len(devices.split(",")) if devices else 1, least=1)
+    on_machine = len(devices.split(",")) if devices else visible_gpus(os.environ) or 1  # Paddle takes all GPUs of a node.
+    processes = values.number("nproc_per_node", on_machine, least=1)
+    gpus = int(bool(values.text("gpus")))
     start_port = values.port("start_port", START_PORT)
     if values.text("ips"):
         hosts = [host.strip() for host in values.text("ips").split(",")]
@@ -115,11 +119,11 @@ def _collective(values: Values) -> Cluster | RankInfo:
         if start_port + processes > 65536:
             raise values.error("start_port", f"{start_port} leaves too few ports below 65536 for {processes} processes")
         where = [launcher_address(values, "ips", host, start_port + index) for host in hosts for index in range(processes)]
-        return Cluster(tuple(Task("worker", rank, *each) for rank, each in enumerate(where)), source=values.source)
+        return Cluster(tuple(Task("worker", rank, *each, gpus=gpus) for rank, each in enumerate(where)), source=values.source)
     count = nodes(values, "1")
     check_count(values, "nnodes", count * processes)
     if count == 1:
-        return Cluster(tuple(Task("worker", rank) for rank in range(processes)), source=values.source)
+        return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(processes)), source=values.source)
     master = values.text("master")
     if not master or "://" in master.removeprefix("http://"):
         raise values.error("master", f"{count} nodes need a place to meet; give host:port of the first node")
@@ -131,5 +135,6 @@ def _collective(values: Values) -> Cluster | RankInfo:
         run_id=values.text("job_id", "default"),
         local_rank=0,
         local_size=processes,
+        gpus=gpus,
         host=values.text("host") or None,
     )
