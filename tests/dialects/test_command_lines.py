@@ -143,6 +143,9 @@ def test_the_tasks_of_one_script_are_one_cluster() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        f"TF_CONFIG={json.dumps(TF_CONFIG)}\n",
+        f"os.environ['TF_CONFIG'] = json.dumps({TF_CONFIG})\n",
+        f"tf_config = {TF_CONFIG}",
         "{'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'worker', 'index': 1}}",  # Python prints a dict like this.
         "{'cluster': {'worker': ('a:1', 'b:2')}, 'task': {'type': 'worker', 'index': 1}, 'rpc_layer': None}  # mine",
         "{cluster: {worker: [a:1, b:2,]}, task: {type: worker, index: 1,},}",  # YAML, as gcloud takes it.

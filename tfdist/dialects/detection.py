@@ -27,6 +27,10 @@ MAX_UNKNOWN_WORDS = 500
 """Unknown words of a text that are compared with the words of a dialect. Long files of other kinds have thousands."""
 
 _TEXT_MARKS = ("\n", "{", ": ")
+_ASSIGNED = re.compile(
+    r"\s*(?:export\s+|ENV\s+)?[A-Za-z_][\w.]*(?:\[[\"']\w+[\"']\])?\s*=\s*(?:json\.dumps\(\s*)?(\{.*\})\s*\)?\s*;?\s*",
+    re.ASCII | re.DOTALL,
+)
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
 _BLOCK = re.compile(r"^[ \t]*[A-Za-z_]\w*[ \t]*[{<]", re.MULTILINE | re.ASCII)
 
@@ -67,6 +71,8 @@ def detect(source: object) -> "Detected | Launched":
         for name, reader in text_readers().items():
             if reader.presets and (preset := reader.presets.find(source)) is not None:
                 return Detected(name, reader, Document(source.strip(), mapping=reader.presets.content(preset)))
+        if (assigned := _assigned(source, "<text>")) is not None:
+            return assigned
         launched = None if os.path.lexists(source[:4096].strip()) else detect_launches(source, "<text>")
         if launched is not None and not _claiming(source, text_readers()):
             return launched
@@ -128,6 +134,8 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
     document = Document(name, check_text(text, source))
     if is_json(document.text):
         return _from_mapping(load(document, source), source)
+    if (assigned := _assigned(document.text, name)) is not None:
+        return assigned
     readers = text_readers()
     dialect = _claiming(document.text, readers)
     if dialect is None and (launched := detect_launches(document.text, name)) is not None:
@@ -142,6 +150,22 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
     if not readers[dialect].is_mapping:
         return Detected(dialect, readers[dialect], document)
     return _from_mapping(load(document, source), source)
+
+
+def _assigned(text: str, name: str) -> Detected | None:
+    """Returns the description in a text that is one assignment of an object, `TF_CONFIG = {...}`; None for other texts.
+
+    It is written so in Python, in environment files and in Dockerfiles, and by people who forget that a shell needs quotes.
+    """
+    match = _ASSIGNED.fullmatch(text) if "=" in text[:200] else None
+    if match is None:
+        return None
+    source = Source("text", name)
+    try:
+        document = load(Document(name, match[1]), source)
+    except ClusterError:
+        return None
+    return _from_mapping(document, source)
 
 
 def _from_mapping(document: Document, source: Source) -> Detected:
