@@ -8,9 +8,10 @@ options describe a cluster (`CommandReader.options`), and assignments count if a
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tfdist.dialects.parsing.command_line import names
 from tfdist.dialects.parsing.document import check_text, is_json
 from tfdist.dialects.parsing.shell import ShellCommand, commands
 from tfdist.dialects.registry import command_readers, environment_readers, programs
@@ -22,50 +23,10 @@ MAX_WORDS = 10_000
 MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
 
-PREFIXES = frozenset(
-    [
-        "time",
-        "exec",
-        "nohup",
-        "env",
-        "sudo",
-        "nice",
-        "ionice",
-        "numactl",
-        "taskset",
-        "stdbuf",
-        "timeout",
-        "setsid",
-        "unbuffer",
-        "catchsegv",
-        "eval",
-        "script",
-        "uv",
-        "poetry",
-        "pipenv",
-        "pdm",
-        "hatch",
-        "rye",
-        "pixi",
-        "conda",
-        "mamba",
-        "micromamba",
-        "singularity",
-        "apptainer",
-        "docker",
-        "nvidia-docker",
-        "podman",
-        "shifter",
-        "enroot",
-        "nsys",
-        "nvprof",
-        "ncu",
-        "dlprof",
-        "bash",
-        "sh",
-        "zsh",
-        "srun",
-    ]
+PREFIXES = names(
+    "time exec nohup env sudo nice ionice numactl taskset stdbuf timeout setsid unbuffer catchsegv eval script uv poetry "
+    "pipenv pdm hatch rye pixi conda mamba micromamba singularity apptainer docker nvidia-docker podman shifter enroot nsys "
+    "nvprof ncu dlprof bash sh zsh srun"
 )
 """Programs that start the program behind them."""
 
@@ -101,8 +62,8 @@ class Launch:
 def may_launch(text: str) -> bool:
     """Returns whether a text mentions a launcher, an option that describes a cluster, or a variable. It is quick."""
     options = [name for reader in command_readers().values() for name in reader.options]
-    names = {*programs(), *options, *(name.replace("_", "-") for name in options)}
-    return any(name in text for name in names) or _VARIABLES.search(text) is not None
+    marks = {*programs(), *options, *(name.replace("_", "-") for name in options)}
+    return any(mark in text for mark in marks) or _VARIABLES.search(text) is not None
 
 
 def is_script(text: str) -> bool:
@@ -148,7 +109,7 @@ def launches(text: str, source: Source, has_lines: bool = True) -> list[Launch]:
 
 def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool) -> Launch | None:
     words = command.words[:MAX_WORDS]
-    found = next(_found(words, source), None)
+    found = _found(words, source)
     if found is None:
         dialect = _by_options(words) or _environment(command.variables)
         kept = words if _by_options(words) else ()
@@ -166,10 +127,10 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     return Launch(dialect, rest, command.line, variables, outer)
 
 
-def _found(words: Sequence[str], source: Source) -> Iterator[tuple[int, str, Launch | None]]:
-    """Yields the position behind a launcher's name and the name, for each launcher that the words may start.
+def _found(words: Sequence[str], source: Source) -> "tuple[int, str, Launch | None] | None":
+    """Returns the position behind a launcher's name, and the name; or the launcher in the script of `bash -c`.
 
-    `srun` itself comes last: what it starts may be another launcher.
+    Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher.
     """
     known = programs()
     step: tuple[int, str, None] | None = None
@@ -178,25 +139,21 @@ def _found(words: Sequence[str], source: Source) -> Iterator[tuple[int, str, Lau
         if name == "srun":
             step = step or (position + 1, name, None)
         elif name in known:
-            yield position + 1, name, None
-            return
+            return position + 1, name, None
         elif position and words[position - 1] == "-m" and word in known:
-            yield position + 1, word, None
-            return
+            return position + 1, word, None
         elif _PYTHON.fullmatch(name):
             module = _module(words, position)
             if module is not None and os.path.basename(words[module]) in known:
-                yield module + 1, os.path.basename(words[module]), None
-                return
+                return module + 1, os.path.basename(words[module]), None
             break
         elif _SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in ("bash", "sh", "zsh"):
-            for inner in launches(" ".join(words[position + 1 : position + 2]) or ":", source):
-                yield 0, "", inner
-                return
+            script = "".join(words[position + 1 : position + 2])
+            if script.strip() and (inner := launches(script, source)):
+                return 0, "", inner[0]
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break
-    if step is not None:
-        yield step
+    return step
 
 
 def _module(words: Sequence[str], position: int) -> int | None:
@@ -233,7 +190,7 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
     hidden: dict[str, _Hidden] = {}
     for name, value in command.variables.items():
         words = value.split()[:MAX_WORDS]
-        found = next(_found(words, Source("command", "")), None)
+        found = _found(words, Source("command", ""))
         if found is not None and found[1] != "srun" and found[2] is None:
             hidden[name] = _Hidden(found[1], command.line, len(words) > found[0])
     return hidden
