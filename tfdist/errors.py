@@ -15,6 +15,10 @@ class ClusterError(ValueError):
     """
 
 
+class UnstatedError(ClusterError):
+    """A command line that leaves the number of processes to the system on which it runs."""
+
+
 @dataclass(frozen=True)
 class Source:
     """The source of a description.

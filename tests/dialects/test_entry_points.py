@@ -75,7 +75,7 @@ def test_its_errors_are_one_line_and_it_is_among_the_known_languages(packages: s
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "translate: machines.csv:3: '' is not a number of GPUs; expected host,gpus\n"
     (tmp_path / "machines.csv").write_text("gpus,host\n")
-    assert "; a table of machines (host,gpus)" in translate(packages, "machines.csv", cwd=tmp_path).stderr
+    assert ", machines.csv; docs/dialects" in translate(packages, "machines.csv", cwd=tmp_path).stderr
 
 
 BAD = """

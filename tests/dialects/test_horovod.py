@@ -42,6 +42,10 @@ def hosts(source):
         ("mpirun -N 1 -H a:8,b:8 x", "a b"),
         ("mpirun -pernode -H a:8,b:8 x", "a b"),
         ("mpiexec.hydra -n 3 -ppn 2 -hosts a,b -genv X 1 x", "a a b"),
+        ("mpiexec.hydra -n 5 -hosts a,b x", "a b a b a"),
+        ("mpiexec -n 4 -hosts a,b x", "a b a b"),
+        ("mpirun -np 5 --oversubscribe -H a,b x", "a a a b b"),
+        ("mpiexec -n 2 --depth=4 --cpu-bind depth --env A=1 x", "localhost localhost"),
         ("mpirun --allow-run-as-root -np 3 --oversubscribe -H a:1 --mca btl tcp,self -x PATH -bind-to none x", "a a a"),
         ("$ CUDA_VISIBLE_DEVICES=0,1 horovodrun -np 2 -H localhost:2 python train.py", "localhost localhost"),
         # Horovod's own page on mpirun.
@@ -69,7 +73,7 @@ def test_command_lines(command, expected):
         ("horovodrun python train.py", "-np: the number of processes is missing"),
         ("mpirun python train.py", "neither processes nor hosts are given"),
         ("horovodrun -np 5 -H a:2,b:2 x", "-np: 5 processes are asked for, but the hosts have 4 slots"),
-        ("mpirun -np 5 --oversubscribe -H a:2,b:2 x", "5 processes are asked for"),
+        ("mpirun -np 5 -H a:2,b:2 x", "5 processes are asked for"),
         ("horovodrun -np 2 -H a:b x", "-H: 'a:b' is not a host and its slots; expected a:2,b:2"),
         ("horovodrun -np 2 -H a:2,,b:2 x", "-H: '' is not a host"),
         ("horovodrun -np 2 -H a:0 x", "0 slots"),
@@ -122,7 +126,7 @@ def test_host_files(text, expected, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a slots=2\nb\n", ":2: the slots of 'b' are missing"),
+        ("a slots=2\nb c\n", ":2: 'c' is not allowed here"),
         ("a slots=2\nb slot=2\n", ":2: 'slot' is not known in a host file; did you mean slots"),
         ("a slots=two\n", ":1: 'two' is not a number of slots"),
         ("a slots=2 b\n", ":1: 'b' is not allowed here"),

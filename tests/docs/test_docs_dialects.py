@@ -49,8 +49,18 @@ def test_the_table_has_every_page_every_output_and_every_program() -> None:
     linked = set(re.findall(r"\]\((\w+\.md)\)", table))
     assert linked == {page.name for page in (DOCS / "dialects").glob("*.md")} - {"README.md"}
     assert set(re.findall(r"--to (\w+)", table)) == set(outputs())
-    assert command_readers().keys() == {"horovod", "pytorch", "caffe2", "paddle"}
+    assert command_readers().keys() == {"slurm", "horovod", "pytorch", "accelerate", "deepspeed", "tf1", "caffe2", "paddle"}
     assert all(
         f"`{program}`" in table
-        for program in ("horovodrun", "mpirun", "mpiexec", "torchrun", "resnet50_trainer.py", "fleetrun")
+        for program in (
+            "horovodrun",
+            "mpirun",
+            "mpiexec",
+            "torchrun",
+            "resnet50_trainer.py",
+            "fleetrun",
+            "srun",
+            "accelerate launch",
+            "deepspeed",
+        )
     )

@@ -330,3 +330,79 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], ...]] = {
         )
     ),
 }
+
+# Languages of one launcher each.
+
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+machine_rank: 1
+main_process_ip: 10.0.0.1
+main_process_port: 29501
+main_training_function: main
+mixed_precision: 'no'
+num_machines: 2
+num_processes: 8
+use_cpu: false
+"""
+
+TENSORFLOW_1 = '{"ps_hosts": "a:2222", "worker_hosts": ["b:2222", "c:2222"], "job_name": "worker", "task_index": 1}'
+
+TEXTS |= {"accelerate": (ACCELERATE, '{"distributed_type": "NO", "num_processes": 1}'), "tf1": (TENSORFLOW_1,)}
+
+COMMANDS |= {
+    "slurm": ("srun -N 2 --ntasks-per-node=4 --gpus-per-task a100:1 python train.py",),
+    "accelerate": (
+        "accelerate launch --multi_gpu --num_processes 4 --mixed_precision=fp16 train.py --epochs 3",
+        "accelerate launch --num_processes=4 --num_machines 2 --machine_rank 1 --main_process_ip h -m package.train",
+    ),
+    "deepspeed": (
+        "deepspeed --num_gpus=4 --master_port 29501 train.py --deepspeed_config ds.json",
+        "deepspeed --include localhost:0,2,3 train.py",
+    ),
+    "tf1": (
+        "python train.py --ps_hosts=a:2222,b:2222 --worker_hosts=c:2222,d:2222 --job_name=worker --task_index=1 --sync_replicas",
+    ),
+}
+
+JOB_SET = """apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+metadata: {name: mnist, namespace: ml}
+spec:
+  network: {subdomain: net}
+  replicatedJobs:
+  - name: workers
+    replicas: 2
+    template:
+      spec:
+        parallelism: 2
+        completions: 2
+        template: {spec: {containers: [{name: w, resources: {limits: {nvidia.com/gpu: 2}}}]}}
+  - name: ps
+    template: {spec: {template: {spec: {containers: [{name: p}]}}}}
+"""
+
+VOLCANO = """apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {name: mnist}
+spec:
+  minAvailable: 3
+  schedulerName: volcano
+  plugins: {env: [], svc: []}
+  tasks:
+  - replicas: 1
+    name: ps
+    template: {spec: {containers: [{name: tensorflow, ports: [{containerPort: 2223, name: tfjob-port}]}]}}
+  - replicas: 2
+    name: worker
+    template: {spec: {containers: [{name: tensorflow, resources: {limits: {nvidia.com/gpu: 1}}}]}}
+"""
+
+JAX_JOB = """apiVersion: kubeflow.org/v1
+kind: JAXJob
+metadata: {name: jax, namespace: ml}
+spec:
+  jaxReplicaSpecs:
+    Worker: {replicas: 2, template: {spec: {containers: [{name: jax, resources: {limits: {nvidia.com/gpu: 4}}}]}}}
+"""
+
+TEXTS["kubernetes"] += (JOB_SET, VOLCANO, JAX_JOB)

@@ -29,9 +29,19 @@ _OF_RENDEZVOUS = names("kv_handler engine transport interface mpi_rendezvous exi
 
 
 def parse(document: Document) -> Cluster | RankInfo:
-    """Reads a mapping of flags, or a `rendezvous` dict. Other flags are ignored. Raises ClusterError for bad values."""
+    """Reads a mapping of flags, or a `rendezvous` dict. Beside `shard_id` other flags are ignored.
+
+    Raises:
+        ClusterError: for bad values, and for `num_shards` among the words of another tool.
+    """
     source = Source(NAME, document.name)
     texts = {}
+    foreign = [key for key in document.mapping if isinstance(key, str) and key not in WORDS | _OF_RENDEZVOUS]
+    if foreign and "shard_id" not in document.mapping and not any(close(key, WORDS) for key in foreign):
+        raise source.error(
+            f"num_shards without shard_id, beside {shown(foreign[0], 30)}, is no description of Caffe2; "
+            "a shard of a cluster has both"
+        )
     for key, value in document.mapping.items():
         if not isinstance(key, str) or (key not in WORDS and key not in _OF_RENDEZVOUS):
             meant = close(key, WORDS) if isinstance(key, str) else None
@@ -102,7 +112,7 @@ DIALECT = Dialect(
     name=NAME,
     title="Caffe2",
     example="Caffe2's flags ({num_shards: 2, shard_id: 0, run_id: r1, file_store_path: /shared})",
-    text=TextReader(parse, words=WORDS, is_mapping=True),
+    text=TextReader(parse, words=WORDS, marks=names("num_shards shard_id"), is_mapping=True),
     command=CommandReader(
         ("resnet50_trainer.py", "caffe2.python.examples.resnet50_trainer", "imagenet_trainer.py"), parse_command
     ),

@@ -3,33 +3,34 @@
 The content decides, never the name of a file:
 
 1. a name that is a complete description (`Presets`), or a Python object that a dialect takes (`TextReader.from_object`),
-2. a command line, by the name of its program (`CommandReader.programs`),
-3. a text or mapping with the form of a dialect (`TextReader.looks_like`),
-4. a text or mapping with the words of a dialect (`TextReader.words`): the dialect to which most of them belong.
+2. a text or mapping with the form of a dialect (`TextReader.looks_like`),
+3. a command line or a script, by its launcher (`commands`),
+4. a text or mapping with the words of a dialect (`TextReader.words`), at least one of them a word that no other language has
+   (`TextReader.marks`): the dialect to which most of the words belong.
 """
 
 import os
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist.dialects.commands import Launch, check_prefix, is_script, launches, may_launch
 from tfdist.dialects.dialect import TextReader
+from tfdist.dialects.other_tools import reason_against
 from tfdist.dialects.parsing.document import Document, check_text, close, decode, is_json, read_bytes, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.registry import dialects, programs, text_readers
 from tfdist.errors import ClusterError, Source
 
-MAX_WORDS = 10_000
-"""Words of a command line that are read: the launcher's options, not a shell's list of ten thousand files."""
-
 MAX_UNKNOWN_WORDS = 500
 """Unknown words of a text that are compared with the words of a dialect. Long files of other kinds have thousands."""
 
 _TEXT_MARKS = ("\n", "{", ": ")
-_PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
+_ASSIGNED = re.compile(
+    r"\s*(?:export\s+|ENV\s+)?[A-Za-z_][\w.]*(?:\[[\"']\w+[\"']\])?\s*=\s*(?:json\.dumps\(\s*)?(\{.*\})\s*\)?\s*;?\s*",
+    re.ASCII | re.DOTALL,
+)
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
 _BLOCK = re.compile(r"^[ \t]*[A-Za-z_]\w*[ \t]*[{<]", re.MULTILINE | re.ASCII)
 
@@ -43,40 +44,24 @@ class Detected:
     document: Document
 
 
-def detect_command(source: object) -> tuple[list[str], Source] | None:
-    """Returns the words of a command line that a dialect reads, from the name of the program on; None for other sources.
+@dataclass(frozen=True)
+class Launched:
+    """The commands of a script or command line that describe a cluster.
 
-    A line may be continued as in a shell. The first of several commands is read.
-
-    Raises:
-        ClusterError: for a command line that cannot be split into words.
+    Attributes:
+        launches: the commands.
+        source: where they were given.
+        has_lines: whether the text has several lines, so that messages name them.
     """
-    if isinstance(source, bytes | bytearray):
-        source = decode(bytes(source), Source("text", "<text>"))
-    known = programs()
-    if not isinstance(source, str) or not any(name in source for name in known):
-        return None
-    origin = Source("command", shown(source, 40)[1:-1])
-    try:
-        words = shlex.split(check_text(source, origin).replace("\\\n", " "), comments=True)
-        fault = None
-    except ValueError as error:  # A quotation that does not end.
-        words, fault = source.split(), error
-    while words and (words[0] == "$" or _ASSIGNMENT.fullmatch(words[0])):  # A prompt, and variables before the program.
-        words.pop(0)
-    words = words[:MAX_WORDS]
-    if words and _PYTHON.fullmatch(os.path.basename(words[0])):
-        program = next((n for n, word in enumerate(words) if n and (not word.startswith("-") or words[n - 1] == "-m")), 0)
-        words = words[program:]
-    if not words or os.path.basename(words[0]) not in known or (len(words) == 1 and os.path.exists(words[0])):
-        return None
-    if fault is not None:
-        raise origin.error(f"this command line cannot be split into words: {str(fault).lower()}")
-    return [os.path.basename(words[0]), *words[1:]], origin
+
+    launches: list[Launch]
+    source: Source
+    has_lines: bool
 
 
-def detect(source: object) -> Detected:
-    """Returns the document of a path, text, dict or object, and the dialect that reads it.
+def detect(source: object) -> "Detected | Launched":
+    """Returns the document of a path, text, dict or object and the dialect that reads it, or the commands that describe a
+    cluster.
 
     Raises:
         ClusterError: for a file that cannot be read, and for a description in no known dialect.
@@ -86,6 +71,11 @@ def detect(source: object) -> Detected:
         for name, reader in text_readers().items():
             if reader.presets and (preset := reader.presets.find(source)) is not None:
                 return Detected(name, reader, Document(source.strip(), mapping=reader.presets.content(preset)))
+        if (assigned := _assigned(source, "<text>")) is not None:
+            return assigned
+        launched = None if os.path.lexists(source[:4096].strip()) else detect_launches(source, "<text>")
+        if launched is not None and not _claiming(source, text_readers()):
+            return launched
         if any(mark in source for mark in _TEXT_MARKS) or not source.strip():
             return _from_text(source, "<text>")
         return _from_file(source)
@@ -104,7 +94,7 @@ def detect(source: object) -> Detected:
     )
 
 
-def _from_file(path: "str | bytes") -> Detected:
+def _from_file(path: "str | bytes") -> "Detected | Launched":
     name = os.fsdecode(path)
     # A text without line breaks looks like a path; it may have any length.
     source = Source("file", name if len(name) <= 250 else f"{name[:250]}...")
@@ -112,6 +102,7 @@ def _from_file(path: "str | bytes") -> Detected:
         content = read_bytes(name, source)
     except ClusterError as error:
         if re.search(r"\S\s+-", name) and not os.path.lexists(name):
+            check_prefix(name, source)
             raise source.error(
                 f"this is neither a file nor a command line that tfdist reads; those of {', '.join(programs())} are"
             ) from None
@@ -124,32 +115,82 @@ def _from_file(path: "str | bytes") -> Detected:
     return _from_text(decode(content, source), name)
 
 
-def _from_text(text: str, name: str) -> Detected:
+def detect_launches(text: str, name: str) -> Launched | None:
+    """Returns the commands of a text that describe a cluster; None if it has none.
+
+    Raises:
+        ClusterError: for a command line that cannot be split into words.
+    """
+    if not may_launch(text) or not is_script(text):
+        return None
+    has_lines = name != "<text>" or "\n" in text.replace("\\\n", "").strip()
+    source = Source("command", name if has_lines else shown(text.strip(), 40)[1:-1])
+    found = launches(text, source, has_lines)
+    return Launched(found, source, has_lines) if found else None
+
+
+def _from_text(text: str, name: str) -> "Detected | Launched":
     source = Source("text", name)
     document = Document(name, check_text(text, source))
-    if not is_json(document.text):
-        readers = text_readers()
-        dialect = _claiming(document.text, readers) or _best(
-            _words_of_text(document.text), readers, has_blocks=_BLOCK.search(document.text) is not None
-        )
-        if dialect is None:
-            raise _unknown(source)
-        if not readers[dialect].is_mapping:
-            return Detected(dialect, readers[dialect], document)
+    if is_json(document.text):
+        return _from_mapping(load(document, source), source)
+    if (assigned := _assigned(document.text, name)) is not None:
+        return assigned
+    readers = text_readers()
+    dialect = _claiming(document.text, readers)
+    if dialect is None and (launched := detect_launches(document.text, name)) is not None:
+        return launched
+    if dialect is None:
+        has_blocks = _BLOCK.search(document.text) is not None
+        dialect = _best(_words_of_text(document.text), readers, has_blocks)
+    if dialect is None:
+        if is_script(document.text):
+            check_prefix(document.text, source)
+        raise _unknown(source, _words_of_text(document.text))
+    if not readers[dialect].is_mapping:
+        return Detected(dialect, readers[dialect], document)
     return _from_mapping(load(document, source), source)
+
+
+def _assigned(text: str, name: str) -> Detected | None:
+    """Returns the description in a text that is one assignment of an object, `TF_CONFIG = {...}`; None for other texts.
+
+    It is written so in Python, in environment files and in Dockerfiles, and by people who forget that a shell needs quotes.
+    """
+    match = _ASSIGNED.fullmatch(text) if "=" in text[:200] else None
+    if match is None:
+        return None
+    source = Source("text", name)
+    try:
+        document = load(Document(name, match[1]), source)
+    except ClusterError:
+        return None
+    return _from_mapping(document, source)
 
 
 def _from_mapping(document: Document, source: Source) -> Detected:
     readers = {name: reader for name, reader in text_readers().items() if reader.is_mapping}
     dialect = _claiming(document.mapping, readers) or _best(_words_of_mapping(document.mapping), readers)
     if dialect is None:
-        raise _unknown(source)
+        raise _unknown(source, [key for key in document.mapping if isinstance(key, str)])
     return Detected(dialect, readers[dialect], document)
 
 
-def _unknown(source: Source) -> ClusterError:
-    examples = "; ".join(dialect.example for dialect in dialects().values())
-    return source.error(f"this is no cluster description that tfdist knows; it reads {examples}")
+def _unknown(source: Source, names: Iterable[str]) -> ClusterError:
+    known = sorted({mark for reader in text_readers().values() for mark in reader.marks})
+    titles = ", ".join(dialect.title for dialect in dialects().values() if dialect.text or dialect.command)
+    given = sorted(names)
+    if reason := reason_against(given):
+        return source.error(f"this is no cluster description: {reason}")
+    found = (
+        f"it has {', '.join(shown(name, 30)[1:-1] for name in given[:6])}{', ...' if len(given) > 6 else ''}" if given else ""
+    )
+    meant = next((meant for meant in (close(name, known) for name in given[:50]) if meant), None)
+    hint = f"; did you mean {meant}?" if meant else ""
+    return source.error(
+        f"this is no cluster description that tfdist knows: {found or 'it names no jobs, hosts or numbers of processes'}, and "
+        f"nothing of {titles}; docs/dialects/README.md shows what each looks like{hint}"
+    )
 
 
 def _claiming(content: "str | Mapping[Any, Any]", readers: Mapping[str, TextReader]) -> str | None:
@@ -176,9 +217,11 @@ def _best(words: set[str], readers: Mapping[str, TextReader], has_blocks: bool =
     """
     scores: dict[str, tuple[int, bool]] = {}
     for name, reader in readers.items():
+        if reader.marks and not any(close(word, reader.marks, 0.85) for word in sorted(words)[:MAX_UNKNOWN_WORDS]):
+            continue
         is_foreign = has_blocks and reader.is_mapping
         unknown = [] if is_foreign else sorted(words - reader.words)[:MAX_UNKNOWN_WORDS]
         score = 2 * len(words & reader.words) + sum(close(word, reader.words) is not None for word in unknown)
         scores[name] = (score, not is_foreign)
-    best = max(scores, key=lambda name: scores[name])
-    return best if scores[best][0] else None
+    best = max(scores, key=lambda name: scores[name], default=None)
+    return best if best is not None and scores[best][0] else None

@@ -11,7 +11,6 @@ from typing import Any, Concatenate
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import Document
-from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
 
 Described = Cluster | RankInfo
@@ -43,6 +42,10 @@ class TextReader:
         parse: reads a document. Raises ClusterError for a bad one.
         words: names that occur in the language, by which a text is recognized (see `detection`). May be empty with
             `looks_like`.
+        marks: those of `words` that no other language has. A text without any of them is not in this language, whatever other
+            words it has. Default: all of `words`.
+        starts_launchers: returns whether a text is a script whose commands may start another launcher, which then describes the
+            cluster. Must not raise.
         is_mapping: whether `parse` reads the mapping of a JSON or YAML document. Default: it reads the text.
         looks_like: returns whether a text or a mapping has the form of this language. It is asked before words are counted, and
             suits texts without names (host files) and mappings that share their names with another language. Must not raise.
@@ -55,6 +58,8 @@ class TextReader:
 
     parse: Callable[[Document], Described]
     words: frozenset[str] = frozenset()
+    marks: frozenset[str] = frozenset()
+    starts_launchers: Callable[[str], bool] = lambda text: False
     is_mapping: bool = False
     looks_like: Callable[[str | Mapping[Any, Any]], bool] = lambda content: False
     from_object: Callable[[object], Mapping[str, Any] | None] = lambda value: None
@@ -72,10 +77,15 @@ class CommandReader:
         programs: names of the programs. For `python -m package.module` this is the module, for `python file.py` the file.
         parse: reads the words of a command line and its source. The first word is one of `programs`; the user's own program and
             its arguments come last and are ignored.
+        options: names of options, with `_` for `-`, that identify a command line of any program: those of programs that read
+            their cluster from their own command line.
+        reads_variables: whether `parse` takes a third argument, the variables of this process and those that the line sets.
     """
 
     programs: tuple[str, ...]
-    parse: Callable[[list[str], Source], Described]
+    parse: Callable[..., Described]
+    options: frozenset[str] = frozenset()
+    reads_variables: bool = False
 
 
 @dataclass(frozen=True, eq=False)

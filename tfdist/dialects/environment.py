@@ -8,7 +8,8 @@ Several of them may have set their variables. This is the order:
 3. Systems that allocate machines (`allocates`): Slurm and the clouds. Everything that runs on their machines inherits their
    variables, so these contradict nothing, and count only if no launcher runs inside.
 
-An environment of one process (`mpirun -np 1`, an interactive shell in a Slurm step) never counts against another.
+An environment of one process (`mpirun -np 1`, an interactive shell in a Slurm step) never counts against another. Where nothing
+else is described, it counts if its one task has several devices.
 docs/dialects/environment.md has the table.
 """
 
@@ -51,6 +52,11 @@ class Environment:
         return len(self.described.training_tasks)
 
     @property
+    def devices(self) -> int:
+        """Devices of the only task; 0 if there are several."""
+        return self.described.tasks[0].slots if isinstance(self.described, Cluster) and len(self.described.tasks) == 1 else 0
+
+    @property
     def rank(self) -> int | None:
         """The position of this process; None if there are servers, which each system counts differently."""
         if isinstance(self.described, RankInfo):
@@ -83,9 +89,10 @@ def find(environ: Mapping[str, str] | None = None) -> Described | None:
     if several:
         return several[0].described
     # A scheduler's variables are read last: a fault in them does not matter if a launcher runs inside.
-    # A step of one task is no cluster; it may be an interactive shell, in which the user starts anything.
-    machines = (entry for entry in _environments(environ, allocates=True) if entry.size > 1)
-    first = next(machines, next(iter(launchers), None))
+    # A step of one task is no cluster; it may be an interactive shell, in which the user starts anything. Its GPUs count.
+    machines = list(_environments(environ, allocates=True))
+    first = next((entry for entry in machines if entry.size > 1), next(iter(launchers), None))
+    first = first or next((entry for entry in machines if entry.devices > 1), None)
     return None if first is None else first.described
 
 

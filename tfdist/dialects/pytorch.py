@@ -15,6 +15,7 @@ from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader
 from tfdist.dialects.parsing.addresses import launcher_address
 from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
 from tfdist.dialects.parsing.document import shown
+from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo, Store
@@ -79,7 +80,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
         rank=node * processes,
         source=source,
         store=Store("tcp", host, port),
-        run_id=values.text("rdzv_id", "none"),
+        run_id=values.texts.get("rdzv_id") or "none",  # Any text will do, if it is the same on all nodes.
         local_rank=0,
         local_size=processes,
         host=values.host("local_addr") or None,
@@ -151,7 +152,7 @@ def _store(host: str, port: int, is_agents: bool) -> Store:
 
 def _processes(values: Values, environ: Mapping[str, str]) -> int:
     text = values.text("nproc_per_node", "1")
-    gpus = _gpus(environ) if text in ("gpu", "auto") else 0
+    gpus = visible_gpus(environ) if text in ("gpu", "auto") else 0
     if text == "gpu" and not gpus:
         raise values.error("nproc_per_node", "gpu asks for one process per GPU, and this machine has none")
     if gpus:
@@ -163,22 +164,12 @@ def _processes(values: Values, environ: Mapping[str, str]) -> int:
     return values.number("nproc_per_node", 1, least=1)
 
 
-def _gpus(environ: Mapping[str, str]) -> int:
-    """Returns the number of GPUs of this machine that the process may use, without a library."""
-    try:
-        installed = sum(name.startswith("nvidia") and name[6:].isdecimal() for name in os.listdir("/dev"))
-    except OSError:
-        installed = 0
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return installed
-    return min(installed, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
-
-
 DIALECT = Dialect(
     name=NAME,
     title="PyTorch",
     example="a command line of torchrun (torchrun --nnodes 2 --node-rank 0 --master-addr host train.py)",
-    command=CommandReader(("torchrun", "torch.distributed.run", "torch.distributed.launch"), parse_command),
+    command=CommandReader(
+        ("torchrun", "torch.distributed.run", "torch.distributed.launch"), parse_command, reads_variables=True
+    ),
     environment=EnvironmentReader(recognizes, from_environ),
 )

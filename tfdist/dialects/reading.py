@@ -7,10 +7,11 @@ from typing import Any
 
 from tfdist.cluster import Cluster
 from tfdist.dialects import environment, registry
-from tfdist.dialects.detection import Detected, detect, detect_command
+from tfdist.dialects.detection import Detected, detect, detect_launches
 from tfdist.dialects.dialect import Described
+from tfdist.dialects.launched import read_launches
 from tfdist.dialects.parsing.document import Document
-from tfdist.errors import ClusterError, Source, nearest
+from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 from tfdist.rank_info import RankInfo
 
 JOB_DIR = "job_dir"
@@ -38,7 +39,8 @@ def read(
             a dict: TF_CONFIG, a cluster specification, a CloudML Job or TrainingInput;
             a `tf.train.ClusterSpec` or a `ClusterResolver`;
             a `Cluster`, returned as it is;
-            a command line, `horovodrun -np 4 -H a:2,b:2 python train.py`; nothing of it is executed;
+            a command line, `horovodrun -np 4 -H a:2,b:2 python train.py`, or a shell script with one; nothing of it is
+            executed, and variables are not expanded;
             None: the environment of this process, TF_CONFIG for instance.
         hostfile: path of the hosts of a SINGA cluster, one per line.
         overrides: options that win over the description, by the names of their flags: `job_dir` for every dialect, and
@@ -109,15 +111,12 @@ def _described(source: object, hosts: str | None, options: Mapping[str, Any]) ->
         if hosts is not None or options:
             raise _does_not_take(source.source, hosts, options)
         return source
-    command = detect_command(source)
-    if command is None:
-        return _parse(detect(source), hosts, options)
-    words, origin = command
-    dialect = registry.programs()[words[0]]
-    origin = Source(dialect, origin.name)
+    detected = detect(source)
+    if isinstance(detected, Detected):
+        return _parse(detected, hosts, options)
     if hosts is not None or options:
-        raise _does_not_take(origin, hosts, options)
-    return registry.command_readers()[dialect].parse(words, origin)
+        raise _does_not_take(Source(detected.launches[0].dialect, detected.source.name), hosts, options)
+    return read_launches(detected)
 
 
 def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) -> Described:
@@ -126,7 +125,17 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
     bad_hosts = None if reader.takes_hostfile else hosts
     if bad_hosts is not None or refused:
         raise _does_not_take(Source(detected.dialect, document.name), bad_hosts, refused)
-    return reader.parse(dataclasses.replace(document, hostfile=hosts, overrides=options))
+    described = reader.parse(dataclasses.replace(document, hostfile=hosts, overrides=options))
+    if not reader.starts_launchers(document.text) or not isinstance(described, Cluster):
+        return described
+    inner = detect_launches(document.text, document.name)
+    if inner is None or not (others := [each for each in inner.launches if each.words and each.dialect != detected.dialect]):
+        return described
+    try:
+        found = read_launches(dataclasses.replace(inner, launches=others), len(described.tasks))
+    except UnstatedError:
+        return described  # mpirun asks the scheduler.
+    return dataclasses.replace(found.outline() if isinstance(found, RankInfo) else found, task=None)
 
 
 def _job_dir(value: Any) -> str | None:

@@ -3,8 +3,10 @@
 import functools
 
 from tfdist.dialects import (
+    accelerate,
     caffe2,
     cloudml,
+    deepspeed,
     horovod,
     kubernetes,
     paddle,
@@ -12,6 +14,7 @@ from tfdist.dialects import (
     sagemaker,
     singa,
     slurm,
+    tf1,
     tf_config,
     vertex,
 )
@@ -32,6 +35,9 @@ BUILT_IN: tuple[Dialect, ...] = (
     kubernetes.DIALECT,
     kubernetes.TFJOB,
     pytorch.DIALECT,
+    accelerate.DIALECT,
+    deepspeed.DIALECT,
+    tf1.DIALECT,
     caffe2.DIALECT,
     paddle.DIALECT,
     singa.DIALECT,

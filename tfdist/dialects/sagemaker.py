@@ -144,6 +144,12 @@ DIALECT = Dialect(
     name=NAME,
     title="SageMaker",
     example='SageMaker\'s resourceconfig.json ({"current_host": "algo-1", "hosts": ["algo-1", "algo-2"]})',
-    text=TextReader(parse, words=WORDS, is_mapping=True, looks_like=looks_like),
+    text=TextReader(
+        parse,
+        words=WORDS,
+        marks=frozenset({"current_host", "current_instance_type", "current_group_name", "network_interface_name"}),
+        is_mapping=True,
+        looks_like=looks_like,
+    ),
     environment=EnvironmentReader(recognizes, from_environ, allocates=True),
 )

@@ -17,6 +17,7 @@ DIALECT = Dialect(
     text=TextReader(
         training_input.parse,
         words=training_input.WORDS,
+        marks=training_input.MARKS,
         is_mapping=True,
         presets=Presets("scale tier", tuple(TIERS), tier_name, lambda name: {"scaleTier": name}),
         overrides={name: text for name, (_, text) in training_input.OVERRIDES.items()},

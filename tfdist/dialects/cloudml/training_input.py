@@ -17,6 +17,11 @@ from tfdist.errors import ClusterError, Source, nearest
 NAME = "cloudml"
 WORDS = frozenset(JOB_FIELDS | TRAINING_FIELDS | {snake(name) for name in JOB_FIELDS | TRAINING_FIELDS})
 
+_OWN = {"jobId", "trainingInput", "scaleTier", "packageUris", "pythonModule", "runtimeVersion", "useChiefInTfConfig"}
+_OWN |= {name for name in TRAINING_FIELDS if name.endswith(("Type", "Count", "Config"))}
+MARKS = frozenset(_OWN | {snake(name) for name in _OWN})
+"""Fields that no other language has. `args`, `region` and `labels` are everybody's."""
+
 REPLICAS = (("master", "chief"), ("worker", "worker"), ("parameterServer", "ps"), ("evaluator", "evaluator"))
 """CloudML's name of each kind of replica, and TensorFlow's name of its job."""
 
@@ -94,7 +99,7 @@ class _Training:
             custom = [field for field in self.values if field.endswith(("Type", "Count"))]
             if custom:
                 raise self._error(f"scaleTier is missing; {self.values[custom[0]].field} goes with CUSTOM", "scaleTier")
-            raise self._error(f"scaleTier is required; choose one of {tiers}", "scaleTier")
+            raise self._error(f"scaleTier is required; choose one of {tiers}, here or with --tier", "scaleTier")
         content = self.values["scaleTier"].content
         tier = tier_name(content)
         if tier is None:

@@ -7,9 +7,11 @@ starts all slots for an `-np` below their number; here `-np` counts, as document
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
+from tfdist.dialects.parsing.command_line import check_variable
 from tfdist.dialects.parsing.document import MAX_TASKS, decode, read_bytes, shown
+from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
-from tfdist.errors import ClusterError, Source, nearest
+from tfdist.errors import ClusterError, Source, UnstatedError, nearest
 
 PROGRAMS = ("horovodrun", "horovod.runner.launch", "mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
@@ -57,7 +59,7 @@ _MPI_WITH_VALUE = (
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
     "prefix genvlist envlist output-filename am tune timeout stdin bootstrap bootstrap-exec launcher iface outfile-pattern "
     "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
-    "host-arg configfile app rankfile rf bind"
+    "host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi"
 )
 _MPI_VALUES = dict.fromkeys(
     _MPI_WITH_VALUE.split(),
@@ -85,16 +87,21 @@ def _ranks(words: list[str], source: Source) -> list[str]:
         raise source.error("the number of processes is missing; horovodrun needs it, -np 4", field="-np")
     if hosts is None:
         if limit is None:
-            raise source.error("neither processes nor hosts are given; write -np 4, or -H a:2,b:2", field="-np")
+            fault = source.error("neither processes nor hosts are given; write -np 4, or -H a:2,b:2", field="-np")
+            raise UnstatedError(*fault.args)
         return ["localhost"] * limit
     return _placed(hosts, limit, options, source)
 
 
 def _options(words: list[str], source: Source, alone: frozenset[str], values: dict[str, int]) -> dict[str, str]:
     """Returns the launcher's own options by meaning, up to the user's program."""
-    found: dict[str, str] = {}
+    found: dict[str, str] = {"hydra": ""} if words[0] == "mpiexec.hydra" else {}
+    is_horovod = words[0].startswith("horovod")
     position = 1
-    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+    while position < len(words):
+        check_variable(words[position], source)
+        if not words[position].startswith("-") or words[position] in ("-", "--"):
+            break
         written, equals, value = words[position].partition("=")
         name = written.lstrip("-").replace("_", "-")
         position += 1
@@ -109,12 +116,20 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
                 f"found{nearest(name, [*alone, *values])}"
             )
         count = values[name] - bool(equals)
+        if name == "env" and count == 2 and "=" in "".join(words[position : position + 1]):
+            count = 1  # `--env A=1` is that of PALS, `-env A 1` that of hydra.
         if position + count > len(words):
             raise source.error("the value of this option is missing", field=written)
         meaning = _MEANINGS.get(name, name)
         value = value if equals else words[position]
         if meaning in _NAMES and found.get(meaning, value) != value:  # Others are repeated: -x A -x B, --mca X 1 --mca Y 2.
             raise source.error(f"this is given twice, as {shown(found[meaning])} and {shown(value)}", field=written)
+        if name in ("hosts", "ppn", "f") and not is_horovod:
+            found["hydra"] = ""  # MPICH's spelling.
+        if meaning in _NAMES and has_variable(value):
+            raise source.error(
+                f"{shown(value)} has a shell variable, and variables are not expanded; write its value", field=written
+            )
         found[meaning] = value
         position += count
     if ":" in words[position:]:
@@ -175,9 +190,14 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
         hosts = [(host, count) for host, _ in hosts]
     available = sum(slots for _, slots in hosts)
     size = available if limit is None else limit
-    if size > available and len(hosts) == 1:
-        hosts = [(hosts[0][0], size)] if "oversubscribe" in options else hosts
-        available = sum(slots for _, slots in hosts)
+    if size > available and "hydra" in options:
+        # Hydra goes round the hosts as often as needed.
+        turn = [host for host, slots in hosts for _ in range(slots)]
+        return [turn[rank % available] for rank in range(size)]
+    if size > available and "oversubscribe" in options:
+        more, others = divmod(size - available, len(hosts))  # Open MPI shares the others out evenly, the first hosts first.
+        hosts = [(host, slots + more + (place < others)) for place, (host, slots) in enumerate(hosts)]
+        available = size
     if size > available or not size or available > MAX_TASKS:
         raise source.error(f"{size} processes are asked for, but the hosts have {available} slots; give them more", field="-np")
     if head == "node":

@@ -12,6 +12,7 @@ from tfdist.rank_info import RankInfo, Store
 _SYSTEMS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 """Variables of rank, size, local rank and local size, in Horovod's order (horovod/common/gloo/gloo_context.cc)."""
@@ -48,7 +49,7 @@ def from_environ(environ: Mapping[str, str]) -> RankInfo:
     source = Source(NAME, rank_name)
     for name, other in ((rank_name, size_name), (size_name, rank_name)):
         if not environ.get(name, "").strip():
-            raise source.error(f"it is not set, but {other} is; a launcher sets both (Horovod, too, wants both)", field=name)
+            raise Source(NAME, name).error(f"it is not set, but {other} is; a launcher sets both (Horovod, too, wants both)")
     values = Values(source, environ)
     size = values.number(size_name, least=1)
     rank = values.number(rank_name, most=size - 1)

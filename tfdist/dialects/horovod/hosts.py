@@ -17,19 +17,29 @@ NAME = "horovod"
 Hosts = list[tuple[str, int]]
 """Hosts and the most ranks on each, in the order of the ranks."""
 
-_SLOTS_LINE = re.compile(r"[\w.@-]+[ \t]+[\w-]*slots?[ \t]*=", re.ASCII)
+_HOST_LINE = re.compile(r"[\w.@-]+(?::[0-9]+)?(?:[ \t]+[A-Za-z][\w-]*[ \t]*=[ \t]*\S*)*", re.ASCII)
+_SLOTS_LINE = re.compile(r"[\w.@-]+[ \t].*\b(?:[\w-]*slots?|cpus?|count)[ \t]*=", re.ASCII)
+_FIELD = re.compile(r"n?(?:workers?|servers?)_(?:per_|groups?).*|start_port|sync_freq|poll_time", re.ASCII)
 _COLON_LINE = re.compile(r"([\w.@-]+):([0-9]+)(?:[ \t].*)?", re.ASCII)
 _OPTION = re.compile(r"([A-Za-z][\w-]*)[ \t]*=[ \t]*(\S*)", re.ASCII)
 _HOST = re.compile(r"([^:]*)(?::([0-9]{1,9}))?", re.ASCII)
-_FILE_OPTIONS = ("slots", "max_slots", "max-slots", "binding", "user", "username", "port")
+_SLOTS = ("slots", "cpu", "cpus", "count")
+_FILE_OPTIONS = (*_SLOTS, "max_slots", "max-slots", "slots_max", "slots-max", "binding", "user", "username", "port")
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
-    """Returns whether the first line with content is one of a host file: `a slots=2` or `a:2`."""
-    if not isinstance(content, str):
+    """Returns whether the first line with slots, `a slots=2` or `a:2`, comes after nothing but hosts.
+
+    `nworker_groups:1` has this form, too, and is a field of SINGA.
+    """
+    if not isinstance(content, str) or content.startswith("#!"):
         return False
-    first = next((line for line in map(_without_comment, content.splitlines()) if line), "")
-    return bool(_SLOTS_LINE.match(first) or _COLON_LINE.fullmatch(first))
+    for line in map(_without_comment, content.splitlines()):
+        if line and (_SLOTS_LINE.match(line) or _COLON_LINE.fullmatch(line)):
+            return _FIELD.match(line) is None
+        if line and not _HOST_LINE.fullmatch(line):
+            return False
+    return False
 
 
 def parse(document: Document) -> Cluster:
@@ -104,13 +114,12 @@ def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
     for key, value in options:
         if key not in _FILE_OPTIONS:
             raise fault(f"{shown(key)} is not known in a host file{nearest(key, _FILE_OPTIONS)}")
-        if key == "slots":
+        if key in _SLOTS:
             slots = value
     host = name.rpartition("@")[2]
     if not valid_host(host):
         raise fault(f"{shown(name)} is neither a host name nor an address")
-    if slots is None:
-        raise fault(f"the slots of {shown(host)} are missing; write `{host} slots=2`")
+    slots = "1" if slots is None else slots  # Open MPI's hostfile(7): a node without slots is a machine with one.
     if not (slots.isascii() and slots.isdecimal() and len(slots) <= 9):
         raise fault(f"{shown(slots)} is not a number of slots")
     return host, int(slots)

@@ -13,7 +13,9 @@ DIALECT = Dialect(
     name=manifest.NAME,
     title="Kubernetes",
     example="a Kubernetes manifest (kind: TFJob, TrainJob, PyTorchJob or MPIJob, or Jobs that carry TF_CONFIG)",
-    text=TextReader(manifest.parse, words=manifest.WORDS, is_mapping=True, looks_like=manifest.looks_like),
+    text=TextReader(
+        manifest.parse, words=manifest.WORDS, marks=manifest.MARKS, is_mapping=True, looks_like=manifest.looks_like
+    ),
     writer=Writer(plain_objects.write, options=OPTIONS),
 )
 

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist.cluster import Cluster
+from tfdist.dialects.kubernetes import job_sets, ranked_jobs, training_jobs
 from tfdist.dialects.kubernetes.plain_objects import CARRIERS, carries_tf_config, read_objects
-from tfdist.dialects.kubernetes.training_jobs import FIRST_TF_VERSIONS, READERS
 from tfdist.dialects.parsing.document import Document, shown
 from tfdist.dialects.parsing.node import Node, root
 from tfdist.errors import nearest
 
 NAME = "kubernetes"
+READERS = {**training_jobs.READERS, **ranked_jobs.READERS, **job_sets.READERS}
+"""Kind of training job -> its reader."""
+
 WORDS = frozenset(
     {
         *("apiVersion", "kind", "metadata", "spec", "items", "status"),
@@ -26,13 +29,16 @@ WORDS = frozenset(
     }
 )
 
-_MARKS = (re.compile(r"^['\"]?apiVersion['\"]?[ ]*:", re.MULTILINE), re.compile(r"^['\"]?kind['\"]?[ ]*:", re.MULTILINE))
+MARKS = frozenset({"kind", "tfReplicaSpecs", "pytorchReplicaSpecs", "mpiReplicaSpecs", "jaxReplicaSpecs", "replicatedJobs"})
+"""Names by which an object without its `apiVersion` is known."""
+
+_FORM = (re.compile(r"^['\"]?apiVersion['\"]?[ ]*:", re.MULTILINE), re.compile(r"^['\"]?kind['\"]?[ ]*:", re.MULTILINE))
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     """Returns whether this is an object of Kubernetes: it has an `apiVersion` and a `kind`."""
     if isinstance(content, str):
-        return all(mark.search(content) for mark in _MARKS)
+        return all(mark.search(content) for mark in _FORM)
     return "apiVersion" in content and "kind" in content
 
 
@@ -72,7 +78,9 @@ def _kind(entry: Node) -> str:
     kind = entry.get("kind")
     if kind is None:
         raise entry.error("the object has no kind; expected one such as `kind: TFJob`")
-    is_first = kind.value == "TfJob" and entry.child("apiVersion").value in FIRST_TF_VERSIONS
+    is_first = kind.value == "TfJob" and entry.child("apiVersion").value in training_jobs.FIRST_TF_VERSIONS
+    if kind.value == "Job" and str(entry.child("apiVersion").value).startswith("batch.volcano.sh/"):
+        return job_sets.VOLCANO
     return "TFJob" if is_first else kind.text()
 
 

@@ -29,7 +29,7 @@ DIALECT = Dialect(
     name=legacy.NAME,
     title="Paddle",
     example="a command line of Paddle (paddle train --pservers=..., python -m paddle.distributed.launch ...)",
-    text=TextReader(legacy.parse, words=legacy.WORDS, is_mapping=True),
+    text=TextReader(legacy.parse, words=legacy.WORDS, marks=legacy.MARKS, is_mapping=True),
     command=CommandReader((*LEGACY_PROGRAMS, *LAUNCHERS), parse_command),
     environment=EnvironmentReader(environment.recognizes, environment.from_environ),
 )

@@ -4,13 +4,19 @@ Sources of the rules: Paddle `python/paddle/distributed/launch/context/args_envs
 `launch/controllers/ps.py` @ 12f70db6 (conditions of parameter server mode), and the options of 2.2 that were removed later.
 """
 
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.paddle.addresses import addresses, is_synchronous
 from tfdist.dialects.parsing.addresses import launcher_address
 from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
 from tfdist.dialects.parsing.document import shown
+from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
-from tfdist.errors import Source
+from tfdist.errors import ClusterError, Source
 from tfdist.rank_info import RankInfo, Store
 
 START_PORT = 6070
@@ -19,9 +25,21 @@ _VALUED = names(
     "master legacy rank log_level log_overwrite sort_ip enable_gpu_log nnodes nproc_per_node log_dir run_mode job_id "
     "devices gpus npus xpus host ips start_port auto_parallel_config auto_cluster_config auto_tuner_json servers "
     "trainers trainer_num server_num gloo_port with_gloo max_restart elastic_level elastic_timeout mode workers "
-    "worker_num http_port heter_workers heter_worker_num heter_devices backend"
+    "worker_num http_port heter_workers heter_worker_num heter_devices backend selected_gpus cluster_node_ips node_ip "
+    "started_port print_config"
 )
-_OF_2_2 = {"workers": "trainers", "worker_num": "trainer_num"}
+_OLDER = {
+    "workers": "trainers",
+    "worker_num": "trainer_num",
+    "selected_gpus": "gpus",
+    "cluster_node_ips": "ips",
+    "node_ip": "host",
+    "started_port": "start_port",
+}
+"""Options of 2.2 and 1.x, and what they are called now."""
+
+WORKER_PORT = 6170
+"""Port of the first worker whose address has none: `fleet/launch_utils.py` of 2.2 counts up from it."""
 _DEVICES = ("devices", "gpus", "npus", "xpus")
 
 
@@ -35,8 +53,9 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
         ClusterError: for an elastic `--nnodes 1:4`, for several nodes without `--master` and `--rank`, and for servers on
             several nodes without their addresses, which Paddle assigns only when it runs.
     """
-    given = options(words[1:], source, _VALUED, names("module"), letters={"m": "module"})
-    values = Values(source, {_OF_2_2.get(name, name): text for name, text in given.texts.items()}, "--")
+    switches = names("module use_paddlecloud log_overwrite")
+    given = options(words[1:], source, _VALUED - switches, switches, letters={"m": "module"})
+    values = _Renamed(source, {_OLDER.get(name, name): text for name, text in given.texts.items()}, "--", given.texts)
     for name in ("heter_workers", "heter_worker_num", "heter_devices"):
         if values.text(name) not in ("", "0"):
             raise values.error(name, "heterogeneous trainers are not supported; give servers and trainers alone")
@@ -48,10 +67,31 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     return _servers(values) if mode == "ps" else _collective(values)
 
 
+@dataclass(frozen=True)
+class _Renamed(Values):
+    """Options under their present names. Messages have the names that were given."""
+
+    given: Mapping[str, str] = field(default_factory=dict)
+
+    def error(self, name: str, message: str) -> ClusterError:
+        older = next((old for old, new in _OLDER.items() if new == name and old in self.given and name not in self.given), name)
+        return super().error(older, message)
+
+
+def _trainers(values: Values) -> list[tuple[str, int]]:
+    """Returns the addresses of `--trainers`. Those without ports get them in order, as in Paddle 2.2."""
+    parts = [part.strip() for part in values.text("trainers").split(",") if part.strip()]
+    if any(":" in part for part in parts):
+        return addresses(values, "trainers")
+    ports = range(WORKER_PORT, WORKER_PORT + len(parts))
+    numbered = ",".join(f"{part}:{port}" for part, port in zip(parts, ports, strict=True))
+    return addresses(dataclasses.replace(values, texts={**values.texts, "trainers": numbered}), "trainers")
+
+
 def _servers(values: Values) -> Cluster:
     if values.text("servers") and values.text("trainers"):
         servers: list[tuple[str | None, int | None]] = [*addresses(values, "servers")]
-        trainers: list[tuple[str | None, int | None]] = [*addresses(values, "trainers")]
+        trainers: list[tuple[str | None, int | None]] = [*_trainers(values)]
     else:
         count = nodes(values, "1")
         missing = next((name for name in ("servers", "trainers") if not values.text(name)), "servers")
@@ -69,7 +109,9 @@ def _servers(values: Values) -> Cluster:
 
 def _collective(values: Values) -> Cluster | RankInfo:
     devices = next((values.text(name) for name in _DEVICES if values.text(name)), "")
-    processes = values.number("nproc_per_node", len(devices.split(",")) if devices else 1, least=1)
+    on_machine = len(devices.split(",")) if devices else visible_gpus(os.environ) or 1  # Paddle takes all GPUs of a node.
+    processes = values.number("nproc_per_node", on_machine, least=1)
+    gpus = int(bool(values.text("gpus")))
     start_port = values.port("start_port", START_PORT)
     if values.text("ips"):
         hosts = [host.strip() for host in values.text("ips").split(",")]
@@ -77,11 +119,11 @@ def _collective(values: Values) -> Cluster | RankInfo:
         if start_port + processes > 65536:
             raise values.error("start_port", f"{start_port} leaves too few ports below 65536 for {processes} processes")
         where = [launcher_address(values, "ips", host, start_port + index) for host in hosts for index in range(processes)]
-        return Cluster(tuple(Task("worker", rank, *each) for rank, each in enumerate(where)), source=values.source)
+        return Cluster(tuple(Task("worker", rank, *each, gpus=gpus) for rank, each in enumerate(where)), source=values.source)
     count = nodes(values, "1")
     check_count(values, "nnodes", count * processes)
     if count == 1:
-        return Cluster(tuple(Task("worker", rank) for rank in range(processes)), source=values.source)
+        return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(processes)), source=values.source)
     master = values.text("master")
     if not master or "://" in master.removeprefix("http://"):
         raise values.error("master", f"{count} nodes need a place to meet; give host:port of the first node")
@@ -93,5 +135,6 @@ def _collective(values: Values) -> Cluster | RankInfo:
         run_id=values.text("job_id", "default"),
         local_rank=0,
         local_size=processes,
+        gpus=gpus,
         host=values.text("host") or None,
     )

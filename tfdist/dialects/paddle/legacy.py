@@ -29,6 +29,7 @@ _SWITCHES = names("use_gpu local is_local")
 _ALIASES = {"num_of_gradient_servers": "num_gradient_servers"}
 """The name of the flag in a much-read comparison of frameworks. Paddle itself does not know it."""
 
+MARKS = names("pservers num_gradient_servers num_of_gradient_servers trainer_id trainer_count ports_num ports_num_for_sparse")
 WORDS = (_VALUED | _SWITCHES | frozenset(_ALIASES)) - {"port", "mode"}
 
 

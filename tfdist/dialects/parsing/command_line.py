@@ -1,10 +1,14 @@
 """The options of a command line. Nothing is ever executed."""
 
+import re
 from collections.abc import Mapping
 
 from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source, nearest
+
+_ONLY_VARIABLE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\})|\$\((?!which |command -v ).*|`(?!which ).*", re.ASCII | re.DOTALL)
+"""A word that is nothing but a variable. `$DIR/train.py` is a program."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -38,6 +42,8 @@ def options(
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
+        if not is_program:
+            check_variable(word, source)
         if not word.startswith("-") or word in ("-", "--"):
             if is_program:
                 continue
@@ -60,6 +66,14 @@ def options(
             known = valued | switches
             raise source.error(f"there is no such option{nearest(name, sorted(known))}", field=shown(word, 40)[1:-1])
     return Values(source, found, "--")
+
+
+def check_variable(word: str, source: Source) -> None:
+    """Raises ClusterError for a shell variable in the place of an option or of the program: it may hold further options."""
+    if _ONLY_VARIABLE.fullmatch(word):
+        raise source.error(
+            f"{shown(word, 40)} is a shell variable among the options, and variables are not expanded; write its value"
+        )
 
 
 def _name(word: str, letters: Mapping[str, str]) -> str:

@@ -123,7 +123,7 @@ def read_bytes(path: "str | os.PathLike[str]", source: Source) -> bytes:
 def _nearest_file(path: str) -> str:
     folder, name = os.path.split(path)
     try:
-        match = close(name, os.listdir(folder or "."), 0.6)
+        match = close(name, os.listdir(folder or "."), 0.75)
     except OSError:
         return f"; the folder {folder} does not exist either" if folder else ""
     return f"; did you mean {os.path.join(folder, match)}?" if match else ""

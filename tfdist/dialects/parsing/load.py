@@ -1,28 +1,60 @@
-"""`load`: JSON and YAML into plain values, safely.
+"""`load`: JSON, YAML and dict literals of Python into plain values, safely.
 
 It refuses nesting and alias bombs, duplicate keys, tags that would build objects, and endless numbers.
 """
 
+import ast
 import json
 import math
 import re
+import warnings
 from typing import Any, NoReturn
 
-from tfdist.dialects.parsing.document import Document, Path, is_json, shown
+from tfdist.dialects.parsing.document import MAX_TEXT, Document, Path, is_json, shown
 from tfdist.errors import ClusterError, Source
 
 
 def load(document: Document, source: Source) -> Document:
-    """Returns the document with its text loaded into `mapping`, as JSON if it starts with `{`, else as YAML.
+    """Returns the document with its text loaded into `mapping`.
+
+    A text that starts with `{` is JSON; else a dict literal of Python, as programs print it; else YAML, as gcloud takes it.
 
     Raises:
         ClusterError: for a text that is neither, and for one that is not a mapping.
     """
-    if is_json(document.text):
-        return Document(document.name, mapping=_load_json(document.text, source))
     lines: dict[Path, int] = {}
-    mapping = _load_yaml(document.text, source, lines)
+    if is_json(document.text):
+        try:
+            return Document(document.name, mapping=_load_json(document.text, source))
+        except _NotJsonError as error:
+            mapping = _load_python(document.text)
+            if mapping is None and len(document.text) <= MAX_TEXT:
+                try:
+                    mapping = _load_yaml(document.text, source, lines)
+                except ClusterError:
+                    raise error from None  # What starts with a brace was meant as JSON.
+            if mapping is None:
+                raise
+    else:
+        mapping = _load_yaml(document.text, source, lines)
     return Document(document.name, mapping=mapping, lines=lines)
+
+
+class _NotJsonError(ClusterError):
+    """A text with the brace of JSON, which may be YAML or a Python dict."""
+
+
+def _load_python(text: str) -> dict[str, Any] | None:
+    """Returns the value of a dict literal of Python, or None. Only literals are read, nothing is computed."""
+    if len(text) > MAX_TEXT or re.search(r"[\"']", text) is None:
+        return None
+    try:
+        with warnings.catch_warnings():  # Invalid escapes in the text are no warnings to the user.
+            warnings.simplefilter("ignore")
+            value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and all(isinstance(key, str) for key in value) else None
 
 
 def _load_json(text: str, source: Source) -> dict[str, Any]:
@@ -43,7 +75,10 @@ def _load_json(text: str, source: Source) -> dict[str, Any]:
         raise
     except json.JSONDecodeError as error:
         hint = "; is a comma or a quote missing here?" if "delimiter" in error.msg or "property name" in error.msg else ""
-        raise source.error(f"this is not JSON (column {error.colno}): {error.msg}{hint}", line=error.lineno) from None
+        if text.lstrip().startswith(("{{", "{%")):
+            hint = "; a template, {{...}}, has to be filled in first"
+        fault = source.error(f"this is not JSON (column {error.colno}): {error.msg}{hint}", line=error.lineno)
+        raise _NotJsonError(*fault.args) from None
     except RecursionError:
         raise source.error("the JSON is nested too deeply; a description needs five levels at most") from None
     except ValueError:  # int() refuses thousands of digits.

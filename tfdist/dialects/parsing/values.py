@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster import valid_host
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
+from tfdist.dialects.parsing.shell import has_variable
 from tfdist.errors import ClusterError, Source
 
 _NUMBER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
@@ -35,7 +36,15 @@ class Values:
 
     def text(self, name: str, default: str = "") -> str:
         """Returns the text without surrounding blanks; `default` if it is empty or missing."""
-        return self.texts.get(name, "").strip() or default
+        text = self.texts.get(name, "").strip()
+        if text and self.prefix is not None:
+            self.check_expanded(name, text)
+        return text or default
+
+    def check_expanded(self, name: str, text: str) -> None:
+        """Raises ClusterError for a text with a shell variable. Variables of a process never have one."""
+        if has_variable(text):
+            raise self.error(name, f"{shown(text)} has a shell variable, and variables are not expanded; write its value")
 
     def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = MAX_TASKS) -> int:
         """Returns a whole number.

@@ -11,7 +11,7 @@ DIALECT = Dialect(
     name=job_conf.NAME,
     title="SINGA",
     example="SINGA job.conf (cluster { nworker_groups: 1 ... })",
-    text=TextReader(job_conf.parse, words=job_conf.WORDS, takes_hostfile=True),
+    text=TextReader(job_conf.parse, words=job_conf.WORDS, marks=job_conf.MARKS, takes_hostfile=True),
     writer=Writer(write.write),
     always_has_sync_period=True,  # `sync_freq` is 1 unless the file gives another.
 )

@@ -14,6 +14,7 @@ from tfdist.errors import Source, nearest
 
 NAME = "singa"
 WORDS = JOB_FIELDS | CLUSTER_FIELDS.keys()
+MARKS = frozenset({"cluster", "neuralnet", "train_one_batch", "train_steps", *CLUSTER_FIELDS} - {"workspace"})
 
 
 def parse(document: Document) -> Cluster:

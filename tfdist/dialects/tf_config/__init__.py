@@ -11,7 +11,14 @@ DIALECT = Dialect(
     name=config.NAME,
     title="TF_CONFIG",
     example='TF_CONFIG or a cluster specification ({"cluster": {"worker": ["host:port"]}, "task": ...})',
-    text=TextReader(config.parse, words=config.WORDS, is_mapping=True, from_object=config.from_object),
+    text=TextReader(
+        config.parse,
+        words=config.WORDS,
+        marks=config.MARKS,
+        is_mapping=True,
+        looks_like=config.looks_like,
+        from_object=config.from_object,
+    ),
     environment=EnvironmentReader(
         environment.recognizes, environment.from_environ, names_jobs=True, is_blank=environment.is_blank
     ),

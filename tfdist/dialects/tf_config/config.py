@@ -23,8 +23,18 @@ _KEYS = frozenset({"cluster", "sparseCluster", "task", "rpc_layer", "environment
 _OTHER_KEYS = frozenset({"session_master", "eval_session_master", "master", "model_dir", "service", "trial", "cloud"})
 WORDS = _KEYS | frozenset(_JOB_NAMES)
 
+MARKS = frozenset({"cluster", "sparseCluster", EXTENSION, *_JOB_NAMES})
+
 _INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
+
+
+def looks_like(content: "str | Mapping[Any, Any]") -> bool:
+    """Returns whether this is a mapping with the task of TF_CONFIG, which may be its only key."""
+    if isinstance(content, str):
+        return False
+    task = content.get("task")
+    return isinstance(task, Mapping) and task.get("type") in _JOB_NAMES and content.keys() <= _KEYS | _OTHER_KEYS
 
 
 def parse(document: Document) -> Cluster:
@@ -215,6 +225,9 @@ class _Reader:
         if not tasks and (task is None or task in (("chief", 0), ("worker", 0))):
             if self.is_bare:
                 raise self.error("the specification has no tasks; it needs at least a chief or a worker")
+            foreign = [key for key in self.config if key not in _KEYS | _OTHER_KEYS]
+            if task is None and foreign and not self.document.from_environment:
+                raise self.error(f"`cluster` is empty, and {shown(foreign[0], 30)} is no key of TF_CONFIG; is this TF_CONFIG?")
             return [Task(*(task or ("chief", 0)))]
         if task is not None and task not in [(entry.job, entry.index) for entry in tasks]:
             self._check_missing_task(tasks, *task)

@@ -14,7 +14,9 @@ DIALECT = Dialect(
     name=NAME,
     title="Vertex AI",
     example="Vertex AI's custom job (workerPoolSpecs: [{machineSpec: ..., replicaCount: 1}, ...]) or CLUSTER_SPEC",
-    text=TextReader(custom_job.parse, words=custom_job.WORDS, is_mapping=True, looks_like=custom_job.looks_like),
+    text=TextReader(
+        custom_job.parse, words=custom_job.WORDS, marks=custom_job.MARKS, is_mapping=True, looks_like=custom_job.looks_like
+    ),
     environment=EnvironmentReader(cluster_spec.recognizes, cluster_spec.from_environ, allocates=True),
     writer=Writer(write.write, options=IMAGE_OPTIONS, notes=lambda cluster: address_notes(cluster, "Vertex AI")),
 )

@@ -33,6 +33,15 @@ WORDS = frozenset(
     }
 )
 
+MARKS = frozenset(
+    {
+        *("workerPoolSpecs", "worker_pool_specs", "jobSpec", "job_spec", "trialJobSpec", "trial_job_spec", "machineSpec"),
+        *("machine_spec", "trainingTaskInputs", "training_task_inputs"),
+        *(f"{PREFIX}{position}" for position in range(len(JOBS))),
+    }
+)
+"""Names that no other language has."""
+
 _HOLDERS = ("jobSpec", "trialJobSpec", "trainingTaskInputs")
 
 

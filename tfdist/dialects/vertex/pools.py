@@ -65,7 +65,8 @@ def pools(specs: Node) -> dict[str, Pool]:
         ClusterError: for more than four pools, a first pool that is empty or not one machine, bad counts and accelerators.
     """
     found: dict[str, Pool] = {}
-    entries = list(specs.entries())
+    # Google's tools wrap the one value of a repeated field.
+    entries = [specs] if isinstance(specs.value, Mapping) and specs.value else list(specs.entries())
     for job, entry in zip(JOBS, entries, strict=False):
         pool = None if entry.value is None or not entry.mapping() else _pool(entry, job)
         if pool is not None and pool.count and not _is_reduction_server(entry):

@@ -12,16 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tfdist.cluster import EXTENSION, JOBS, Cluster, Task, valid_host
-from tfdist.dialects.dialect import Dialect, EnvironmentReader, TextReader, Writer
-from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, Document, shown
-from tfdist.dialects.parsing.load import load
+from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader, TextReader, Writer
+from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.values import Values
-from tfdist.dialects.tf_config.config import parse as parse_tf_config
+from tfdist.dialects.slurm.options import gpus_per_task, share
+from tfdist.dialects.slurm.script import NAME, looks_like, parse, parse_command, starts_launchers
 from tfdist.dialects.writing.unsupported import address_notes, check_whole
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo
-
-NAME = "slurm"
 
 BASE_PORT = 8888
 """First port of a step on each host: the default of TensorFlow's SlurmClusterResolver."""
@@ -64,7 +62,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
         )
     places = list(_places(counts, environ, source))
     ports = _ports(environ, max(counts), source)
-    slots, gpus = _gpus(values, "SLURM_GPUS_PER_TASK")
+    slots, gpus = _gpus(environ, counts, source)
     tasks = tuple(Task("worker", index, hosts[node], ports[local], slots, gpus) for index, (node, local) in enumerate(places))
     for name, here in zip(("SLURM_NODEID", "SLURM_LOCALID"), places[rank], strict=True):
         if name in environ and values.number(name) != here:
@@ -150,75 +148,19 @@ def _ports(environ: Mapping[str, str], most: int, source: Source) -> list[int]:
     return list(range(first, first + most))
 
 
-def _gpus(values: Values, name: str) -> tuple[int, int]:
-    """Returns slots and GPUs of each task by `--gpus-per-task`, `2` or `a100:2`. Without it a task has one slot and no GPU."""
-    number = values.text(name).rpartition(":")[2]
-    gpus = Values(values.source, {name: number}, values.prefix).number(name, 0, most=MAX_GPUS_PER_TASK)
-    return max(1, gpus), gpus
+def _gpus(environ: Mapping[str, str], counts: list[int], source: Source) -> tuple[int, int]:
+    """Returns slots and GPUs of each task: those of `--gpus-per-task`, else an equal share of the GPUs of a node.
 
-
-# Batch scripts.
-
-_SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
-_COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
-_EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
-_OPTIONS = {"-n": "ntasks", "-N": "nodes"}
-
-
-def looks_like(content: "str | Mapping[Any, Any]") -> bool:
-    """Returns whether this is a batch script."""
-    return isinstance(content, str) and content.startswith("#!") and _SBATCH.search(content) is not None
-
-
-def parse(document: Document) -> Cluster:
-    """Reads a batch script: the TFDIST_CLUSTER that it exports, else a worker for each task that it requests.
-
-    Raises:
-        ClusterError: for bad options, and for heterogeneous jobs.
+    Every task has to read the same cluster and knows only its own node. So GPUs of a node count only if all nodes have as many
+    tasks, and as many GPUs as far as the variables say. Without GPUs a task has one slot.
     """
-    source = Source(NAME, document.name)
-    exported = _EXPORT.search(document.text)
-    if exported is not None:
-        line = document.text.count("\n", 0, exported.start()) + 1
-        try:
-            value = "".join(shlex.split(exported[1])[:1])
-        except ValueError:
-            value = ""
-        if not value.lstrip().startswith("{"):
-            raise source.error("expected a JSON object in quotes", field="TFDIST_CLUSTER", line=line)
-        return parse_tf_config(load(Document(document.name, value), source))
-    wanted = _wanted(document.text, source)
-    values = Values(source, wanted, "--")
-    if "ntasks" in wanted:
-        count = values.number("ntasks", least=1)
-    else:
-        count = values.number("nodes", 1, least=1) * values.number("ntasks-per-node", 1, least=1)
-    if count > MAX_TASKS:
-        raise source.error(f"there would be {count} tasks, more than {MAX_TASKS}", field="ntasks-per-node")
-    slots, gpus = _gpus(values, "gpus-per-task")
-    return Cluster(tuple(Task("worker", index, slots=slots, gpus=gpus) for index in range(count)), source=source)
-
-
-def _wanted(text: str, source: Source) -> dict[str, str]:
-    """Returns the options of a batch script by their long names. Slurm ignores options after the first command."""
-    wanted: dict[str, str] = {}
-    command = _COMMAND.search(text)
-    for match in _SBATCH.finditer(text, 0, command.start() if command else len(text)):
-        line = text.count("\n", 0, match.start()) + 1
-        try:
-            words = shlex.split(match[1], comments=True)
-        except ValueError as error:
-            raise source.error(f"this line cannot be split into words: {str(error).lower()}", line=line) from None
-        if words[:1] == ["hetjob"]:
-            raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
-        for position, word in enumerate(words):
-            name, equals, value = word.partition("=")
-            if word[:2] in _OPTIONS and len(name) > 2:
-                name, equals, value = word[:2], "=", word[2:]  # -n8
-            name = _OPTIONS.get(name, name.removeprefix("--"))
-            if word.startswith("-"):
-                wanted[name] = value if equals else next(iter(words[position + 1 : position + 2]), "")
-    return wanted
+    values = Values(source, environ)
+    gpus = gpus_per_task(values, "SLURM_GPUS_PER_TASK")
+    if not gpus and len(set(counts)) == 1:
+        on_node = gpus_per_task(values, "SLURM_GPUS_PER_NODE") or gpus_per_task(values, "SLURM_GPUS_ON_NODE")
+        total = gpus_per_task(values, "SLURM_GPUS")
+        gpus = share(on_node, counts[0]) if not total or total == on_node * len(counts) else 0
+    return max(1, gpus), gpus
 
 
 def write(cluster: Cluster) -> str:
@@ -257,7 +199,8 @@ DIALECT = Dialect(
     name=NAME,
     title="Slurm",
     example="a Slurm batch script (#SBATCH --ntasks=8 ... srun python train.py)",
-    text=TextReader(parse, looks_like=looks_like),
+    text=TextReader(parse, looks_like=looks_like, starts_launchers=starts_launchers),
+    command=CommandReader(("srun",), parse_command),
     environment=EnvironmentReader(recognizes, from_environ, allocates=True),
     writer=Writer(write, notes=lambda cluster: address_notes(cluster, "Slurm")),
 )

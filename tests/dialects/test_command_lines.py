@@ -1,0 +1,162 @@
+"""The launcher in a command line or a script: what stands before it, variables, assignments, several commands."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import tfdist
+from tfdist.dialects import description
+from tfdist.dialects.parsing.shell import commands
+from tfdist.errors import ClusterError, Source
+from tfdist.rank_info import RankInfo
+
+TF_CONFIG = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
+
+
+def words(script: str) -> list[tuple[str, ...]]:
+    return [command.words for command in commands(script, Source("command", "x"))]
+
+
+def test_a_script_is_split_as_a_shell_does_it() -> None:
+    assert words('a \'b  c\' "d \\" e" f\\ g # h\ni#j k') == [("a", "b  c", 'd " e', "f g"), ("i#j", "k")]
+    assert words("cd x && a|b; c & d\\\n e") == [("cd", "x"), ("a",), ("b",), ("c",), ("d", "e")]
+    assert words("if [ -f x ]; then a; else b; fi") == [("[", "-f", "x", "]"), ("a",), ("b",), ()]
+    assert words("a > log 2>&1 <in b\nc <N> 2> d") == [("a", "b"), ("c", "<N>")]
+    assert words("cat <<EOF\ntorchrun 'x\nEOF\na") == [("cat",), ("a",)]
+    assert words('a $(b (c) "d") ${e:-f g} `h i`') == [("a", '$(b (c) "d")', "${e:-f g}", "`h i`")]
+    (command,) = commands("\n\nexport A=1 B='x y' C", Source("command", "x"))
+    assert command.variables == {"A": "1", "B": "x y"} and command.line == 3 and not command.words
+    with pytest.raises(ClusterError, match=r"x:2: .*no closing quotation"):
+        words("a\nb 'c")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "time ",
+        "exec ",
+        "nohup ",
+        "env A=1 B=2 ",
+        "A=1 B='2 3' ",
+        "uv run ",
+        "poetry run ",
+        "cd x && ",
+        "set -e; ",
+        "sudo -E ",
+        "stdbuf -oL ",
+        "timeout 10m ",
+        "numactl --cpunodebind=0 ",
+        "conda run -n env ",
+        "singularity exec --nv image.sif ",
+        "srun --export=ALL ",
+        "$ ",
+        "# one machine\n",
+        "if true; then ",
+        "/usr/bin/",
+        "bash -c 'source x; exec ",
+    ],
+)
+def test_words_before_the_launcher_do_not_matter(before: str) -> None:
+    after = "'" if before.startswith("bash") else ""
+    assert tfdist.read(f"{before}torchrun --nproc-per-node 3 train.py{after}").describe() == "3 workers"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("torchrun $ARGS train.py", "'$ARGS' is a shell variable among the options, and variables are not expanded"),
+        ("torchrun --nproc_per_node=8 $EXTRA --nnodes=2 train.py", "'$EXTRA' is a shell variable among the options"),
+        ('torchrun "${ARGS[@]}" train.py', "'${ARGS[@]}' is a shell variable"),
+        ("torchrun --nnodes=$N train.py", "--nnodes: '$N' has a shell variable, and variables are not expanded; write its"),
+        ("mpirun -np 8 $OPTS -H a:4,b:4 python x", "'$OPTS' is a shell variable among the options"),
+        ("mpiexec --allow-run-as-root ${BIND} -np 8 python x", "'${BIND}' is a shell variable"),
+        ("mpirun -np $N python x", "-np: '$N' has a shell variable"),
+        ("horovodrun -np 4 -H $HOSTS python x", "-H: '$HOSTS' has a shell variable"),
+        ("mpirun -np 4 --hostfile ${FILE} python x", "--hostfile: '${FILE}' has a shell variable"),
+        ("accelerate launch --num_processes=$((A * 2)) x.py", "--num_processes: '$((A * 2))' has a shell variable"),
+        ("deepspeed --num_gpus=`nproc` x.py", "--num_gpus: '`nproc`' has a shell variable"),
+        ("fleetrun --gpus $GPUS x.py", "--gpus: '$GPUS' has a shell variable"),
+        ("python x.py --ps_hosts=$PS --worker_hosts=a:1", "--ps_hosts: '$PS' has a shell variable"),
+        ("srun -n $N python x.py", "--ntasks: '$N' has a shell variable"),
+        ("TF_CONFIG='{\"cluster\": '$C'}' python x.py", "TF_CONFIG: '{\"cluster\": $C}' has a shell variable"),
+        ("L='torchrun --nnodes 2'\n$L x.py", "<text>:1: torchrun is put into a variable, and variables are not expanded"),
+        ("export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
+        ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),
+        ("mpirun -np 2 torchrun --nproc-per-node 2 x.py", "mpirun starts torchrun on every task, and each of these starts"),
+        (
+            "srun -n 4 torchrun --nproc-per-node 2 x.py",
+            "srun starts torchrun on each of 4 tasks, and its own options describe one",
+        ),
+        ("srun python x.py", "the number of tasks is missing; write srun --ntasks=4"),
+        ("torchrun 'x", "this cannot be split into words: no closing quotation"),
+    ],
+)
+def test_what_cannot_be_known_is_refused_with_the_reason(line: str, message: str) -> None:
+    with pytest.raises(ClusterError) as caught:
+        tfdist.read(line)
+    assert message in str(caught.value)
+
+
+def test_variables_that_do_not_concern_the_cluster_are_passed_over() -> None:
+    for line in (
+        "torchrun --standalone --nproc_per_node=2 --rdzv_id=$ID --log_dir $LOGS $HOME/train.py $ARGS",
+        "mpirun -np 2 -x PATH=$PATH -mca btl $BTL python train.py $ARGS",
+        "accelerate launch --num_processes 2 --mixed_precision=$MP train.py $ARGS",
+    ):
+        assert tfdist.read(line).describe() == "2 workers"
+
+
+def test_a_script_has_one_launcher_that_counts(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/bin/bash\npip install x\n\nhorovodrun --check-build\nhorovodrun -np 4 \\\n  python train.py\n")
+    assert tfdist.read(script).describe() == "4 workers"
+    script.write_text("#!/bin/sh\nmpirun -np 4 python a.py\nmpirun -np 4 python b.py\n")
+    assert tfdist.read(str(script)).describe() == "4 workers"
+    script.write_text("#!/bin/sh\nmpirun -np 4 python a.py\nmpirun -np 8 python b.py\n")
+    with pytest.raises(ClusterError, match=r"run.sh: the commands in lines 2, 3 describe different clusters; give only one"):
+        tfdist.read(script)
+    script.write_text("#!/bin/sh\n\ntorchrun --nproc-per-node=x a.py\n")
+    with pytest.raises(ClusterError, match=r"run.sh:3: --nproc_per_node: 'x' is not right"):
+        tfdist.read(script)
+    node = "torchrun --nnodes 2 --node-rank {} --master-addr a x.py\n"
+    with pytest.raises(ClusterError, match="lines 1, 2 start different nodes of one job"):
+        description(node.format(0) + node.format(1))
+    with pytest.raises(ClusterError, match=r"lines 1, 2 start several jobs, and one of them cannot be read \(-np: '\$N'"):
+        tfdist.read("mpirun -np 2 x\nmpirun -np $N x\n")
+
+
+@pytest.mark.parametrize("form", ["TF_CONFIG='{}' python train.py", "export TF_CONFIG='{}'", "TF_CONFIG='{}'\npython train.py"])
+def test_an_assignment_of_a_launchers_variable_is_read(form: str) -> None:
+    cluster = tfdist.read(form.replace("{}", json.dumps(TF_CONFIG)))
+    assert cluster == tfdist.read(TF_CONFIG) and cluster.task == ("worker", 1)
+
+
+def test_the_tasks_of_one_script_are_one_cluster() -> None:
+    lines = [f"TF_CONFIG='{json.dumps(TF_CONFIG | {'task': {'type': 'worker', 'index': n}})}' python x.py &" for n in range(2)]
+    cluster = tfdist.read("\n".join(lines))
+    assert cluster == tfdist.read(TF_CONFIG) and cluster.task is None
+    ranks = description("RANK=1 WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=3 python x.py")
+    assert isinstance(ranks, RankInfo) and (ranks.rank, ranks.size) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"TF_CONFIG={json.dumps(TF_CONFIG)}\n",
+        f"os.environ['TF_CONFIG'] = json.dumps({TF_CONFIG})\n",
+        f"tf_config = {TF_CONFIG}",
+        "{'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'worker', 'index': 1}}",  # Python prints a dict like this.
+        "{'cluster': {'worker': ('a:1', 'b:2')}, 'task': {'type': 'worker', 'index': 1}, 'rpc_layer': None}  # mine",
+        "{cluster: {worker: [a:1, b:2,]}, task: {type: worker, index: 1,},}",  # YAML, as gcloud takes it.
+    ],
+)
+def test_a_brace_may_begin_a_python_dict_or_yaml(text: str) -> None:
+    assert tfdist.read(text) == tfdist.read(TF_CONFIG)
+
+
+def test_what_is_neither_is_reported_as_json() -> None:
+    with pytest.raises(ClusterError, match=r"this is not JSON .*is a comma or a quote missing here"):
+        tfdist.read('{"cluster": {"worker": ["a:1" "b:2"]}')
+    with pytest.raises(ClusterError, match=r"a template, \{\{...\}\}, has to be filled in first"):
+        tfdist.read("{{- if .Values.x }}\nkind: TFJob\n{{- end }}\n")

@@ -1,0 +1,86 @@
+"""Jobs of Kubernetes that are named groups of pods or the ranks of one group: JobSet, Volcano, JAXJob, XGBoostJob, PaddleJob."""
+
+import pytest
+from samples import JAX_JOB, JOB_SET, VOLCANO
+
+import tfdist
+from tfdist.errors import ClusterError
+
+
+def hosts(text: str, job: str = "worker") -> list[str]:
+    return [f"{task.host}:{task.port}" for task in tfdist.read(text).job(job)]
+
+
+def kinds(text: str) -> list[tuple[str, int, int]]:
+    return [(task.job, task.slots, task.gpus) for task in tfdist.read(text).tasks]
+
+
+def refused(text: str) -> str:
+    with pytest.raises(ClusterError) as caught:
+        tfdist.read(text)
+    return str(caught.value)
+
+
+def ranked(kind: str, field: str, container: str, roles: dict[str, int]) -> str:
+    template = f"template: {{spec: {{containers: [{{name: {container}, resources: {{limits: {{nvidia.com/gpu: 2}}}}}}]}}}}"
+    return f"apiVersion: kubeflow.org/v1\nkind: {kind}\nmetadata: {{name: j}}\nspec:\n  {field}:\n" + "".join(
+        f"    {role}: {{replicas: {count}, {template}}}\n" for role, count in roles.items()
+    )
+
+
+def test_the_groups_of_a_job_set_are_jobs() -> None:
+    assert hosts(JOB_SET) == [f"mnist-workers-{job}-{pod}.net.ml.svc:None" for job in range(2) for pod in range(2)]
+    assert kinds(JOB_SET) == [("worker", 2, 2)] * 4 + [("ps", 1, 0)]
+    alone = JOB_SET.replace("  - name: ps\n    template: {spec: {template: {spec: {containers: [{name: p}]}}}}\n", "")
+    assert hosts(alone.replace("  network: {subdomain: net}\n", ""))[0] == "mnist-workers-0-0.mnist.ml.svc:None"
+    assert len(kinds(alone.replace("name: workers", "name: anything"))) == 4
+    master = alone + "  - name: master\n    template: {spec: {template: {spec: {containers: [{name: p}]}}}}\n"
+    assert hosts(master)[0] == "mnist-master-0-0.net.ml.svc:None"
+
+
+def test_bad_job_sets() -> None:
+    assert "replicatedJobs.1: 'driver' is not the name of a job that trains" in refused(
+        JOB_SET.replace("name: ps", "name: driver")
+    )
+    assert "google.com/tpu: the pods ask for TPUs" in refused(JOB_SET.replace("nvidia.com/gpu", "google.com/tpu"))
+    assert "more than 100000" in refused(JOB_SET.replace("parallelism: 2", "parallelism: 99999"))
+
+
+def test_the_tasks_of_volcano_are_jobs() -> None:
+    assert hosts(VOLCANO) == [f"mnist-worker-{index}.mnist.default.svc:2222" for index in range(2)]
+    assert hosts(VOLCANO, "ps") == ["mnist-ps-0.mnist.default.svc:2223"]
+    assert kinds(VOLCANO) == [("worker", 1, 1)] * 2 + [("ps", 1, 0)]
+    mpi = VOLCANO.replace("name: ps", "name: mpimaster").replace("name: worker", "name: mpiworker")
+    assert hosts(mpi) == [f"mnist-mpiworker-{index}.mnist.default.svc:2222" for index in range(2)]
+    horovod = VOLCANO.replace("name: ps", "name: master").replace("env: []", "ssh: []")
+    assert len(kinds(horovod)) == 2  # The master only runs mpirun.
+    pytorch = VOLCANO.replace("name: ps", "name: master").replace("env: []", "pytorch: []")
+    assert hosts(pytorch)[0] == "mnist-master-0.mnist.default.svc:2223" and len(kinds(pytorch)) == 3
+    assert "'default-nginx' is not the name of a job that trains" in refused(VOLCANO.replace("name: ps", "name: default-nginx"))
+
+
+def test_ranked_jobs() -> None:
+    assert hosts(JAX_JOB) == ["jax-worker-0.ml.svc:6666", "jax-worker-1.ml.svc:6666"]
+    assert kinds(JAX_JOB) == [("worker", 4, 4)] * 2
+    boost = ranked("XGBoostJob", "xgbReplicaSpecs", "xgboost", {"Worker": 2, "Master": 1})
+    assert hosts(boost) == ["j-master-0.default.svc:9999", "j-worker-0.default.svc:9999", "j-worker-1.default.svc:9999"]
+    assert len(kinds(ranked("PaddleJob", "paddleReplicaSpecs", "paddle", {"Worker": 2}))) == 2
+    assert "there are 2 replicas of Master" in refused(boost.replace("Master: {replicas: 1", "Master: {replicas: 2"))
+    assert "did you mean xgbReplicaSpecs" in refused(boost.replace("xgbReplicaSpecs", "xgbReplicaSpec"))
+
+
+def test_the_first_paddle_job() -> None:
+    text = "apiVersion: batch.paddlepaddle.org/v1\nkind: PaddleJob\nmetadata: {name: j}\nspec:\n  intranet: Service\n"
+    text += "  ps: {replicas: 2, template: {}}\n  worker: {replicas: 3, template: {spec: {containers: [{name: p}]}}}\n"
+    assert tfdist.read(text).describe() == "3 workers, 2 ps"
+    assert "there is neither worker nor ps" in refused(text.partition("  ps")[0])
+
+
+def test_the_first_mpi_job_and_a_later_version() -> None:
+    head = "apiVersion: kubeflow.org/v1alpha1\nkind: MPIJob\nmetadata: {name: j}\nspec:\n"
+    pod = "  template: {spec: {containers: [{name: m, resources: {limits: {nvidia.com/gpu: 4}}}]}}\n"
+    assert kinds(f"{head}  replicas: 2\n{pod}") == [("worker", 4, 4)] * 2
+    assert kinds(f"{head}  gpus: 16\n  gpusPerNode: 8\n") == [("worker", 8, 8)] * 2
+    assert "gpusPerNode is missing, and its default is an option of the operator" in refused(f"{head}  gpus: 16\n")
+    new = "apiVersion: kubeflow.org/v2\nkind: MPIJob\nmetadata: {name: j}\nspec: {mpiReplicaSpecs: {Worker: {replicas: 2}}}\n"
+    assert tfdist.read(new).describe() == "2 workers"

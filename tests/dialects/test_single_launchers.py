@@ -1,0 +1,132 @@
+"""TensorFlow 1's flags, Accelerate and DeepSpeed."""
+
+from pathlib import Path
+
+import pytest
+from samples import ACCELERATE, TENSORFLOW_1
+
+import tfdist
+from tfdist.dialects import description
+from tfdist.dialects.deepspeed import parse_command
+from tfdist.errors import ClusterError, Source
+from tfdist.rank_info import RankInfo, Store
+
+
+def refused(text: object) -> str:
+    with pytest.raises(ClusterError) as caught:
+        description(text)
+    return str(caught.value)
+
+
+# TensorFlow 1.
+
+
+def test_the_flags_of_a_training_program_are_the_cluster() -> None:
+    line = "python -u my/train.py --data x --ps_hosts=a:2222 --worker_hosts b:2222,c:2222 --job_name={} --task_index={}"
+    cluster = tfdist.read(line.format("worker", 1))
+    assert cluster == tfdist.read({"cluster": {"ps": ["a:2222"], "worker": ["b:2222", "c:2222"]}})
+    assert cluster.task == ("worker", 1) and tfdist.read(line.format("ps", 0)).task == ("ps", 0)
+    assert tfdist.read(f"{line.format('ps', 0)} &\n{line.format('worker', 0)}").task is None
+    assert cluster == tfdist.read(TENSORFLOW_1) == tfdist.read("./train --ps-hosts a:2222 --worker-hosts b:2222,c:2222")
+    assert tfdist.read(line.format("worker", 0) + " --sync_replicas").worker_groups == ((0, 1),)
+    assert tfdist.read("x --worker_hosts=a:1,b:1 --chief_hosts=c:1").describe() == "1 chief, 2 workers"
+
+
+def test_gpus_belong_to_a_worker_in_the_benchmark() -> None:
+    line = "python {} --num_gpus=4 --ps_hosts=a:1 --worker_hosts=b:1"
+    cluster = tfdist.read(line.format("scripts/tf_cnn_benchmarks.py"))
+    assert [(task.job, task.slots, task.gpus) for task in cluster.tasks] == [("worker", 4, 4), ("ps", 1, 0)]
+    assert cluster.worker_groups == ((0, 1, 2, 3),)
+    assert tfdist.read(line.format("train.py")).slots == 1
+
+
+def test_bad_flags_of_tensorflow_1() -> None:
+    start = "python x.py --worker_hosts=a:1,b:1"
+    assert "--worker_hosts: 'a' has no port or is not an address" in refused("python x.py --worker_hosts=a")
+    assert "--job_name: 'ps' has no hosts here; the jobs are worker" in refused(f"{start} --job_name=ps")
+    assert "--task_index: 2 is too high; there are 2 worker tasks" in refused(f"{start} --job_name=worker --task_index=2")
+    assert "--worker_hosts: it names no host" in refused("python x.py --worker_hosts= --job_name=worker")
+    assert "the chief is given by two flags" in refused(f"{start} --chief_hosts=c:1 --master_hosts=d:1")
+    assert "worker_host: there is no such flag; did you mean worker_hosts?" in refused(
+        {"ps_hosts": "a:1", "worker_host": "b:1"}
+    )
+
+
+# Accelerate.
+
+
+def test_a_configuration_of_accelerate() -> None:
+    ranks = description(ACCELERATE)
+    assert isinstance(ranks, RankInfo)
+    assert (ranks.size, ranks.rank, ranks.local_size, ranks.gpus) == (8, 4, 4, 1)
+    assert ranks.store == Store("tcp", "10.0.0.1", 29501)
+    local = ACCELERATE.replace("num_machines: 2", "num_machines: 1")
+    cluster = tfdist.read(local)
+    assert [(task.job, task.slots, task.gpus) for task in cluster.tasks] == [("worker", 1, 1)] * 8
+    assert {task.gpus for task in tfdist.read(local.replace("use_cpu: false", "use_cpu: true")).tasks} == {0}
+    assert tfdist.read({"distributed_type": "NO", "num_processes": 1}).describe() == "1 worker"
+    assert tfdist.read("distributed_type: no\nnum_processes: 1\n").describe() == "1 worker"
+
+
+def test_a_command_line_of_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(ACCELERATE)
+    assert tfdist.read("accelerate launch --multi_gpu --num_processes 4 -m a.b").slots == 4
+    assert {task.gpus for task in tfdist.read("accelerate launch --cpu --num_processes 4 a.py").tasks} == {0}
+    ranks = description("accelerate launch --config_file c.yaml --machine_rank 0 train.py --num_processes 3")
+    assert isinstance(ranks, RankInfo) and (ranks.size, ranks.rank) == (8, 0)
+    assert tfdist.read("accelerate launch --num_processes=2 --fsdp_offload_params true --use_fsdp a.py").slots == 2
+
+
+def test_bad_descriptions_of_accelerate() -> None:
+    assert "--num_processes: the number of processes is that of a configuration" in refused("accelerate launch a.py")
+    assert "starts no training; expected accelerate launch" in refused("accelerate config --x")
+    assert "it is 8, and distributed_type NO has one process" in refused(ACCELERATE.replace("MULTI_GPU", "'NO'"))
+    assert "7 is no multiple of num_machines, 2" in refused(ACCELERATE.replace("num_processes: 8", "num_processes: 7"))
+    assert "2 machines need a place to meet" in refused(ACCELERATE.replace("main_process_ip: 10.0.0.1\n", ""))
+    assert "'AMAZON_SAGEMAKER' starts a job elsewhere" in refused(ACCELERATE.replace("LOCAL_MACHINE", "AMAZON_SAGEMAKER"))
+    assert "'MULTI_GPUS' is not one of NO, MULTI_GPU, " in refused(ACCELERATE.replace("MULTI_GPU", "MULTI_GPUS"))
+    assert "nope.yaml: there is no such file" in refused("accelerate launch --config_file nope.yaml a.py")
+
+
+# DeepSpeed.
+
+
+def test_a_command_line_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    Path("hosts").write_text("# mine\na slots=4\nb slots=2\n")
+
+    def hosts(options: str) -> list[str | None]:
+        cluster = tfdist.read(f"deepspeed {options} train.py --deepspeed_config ds.json")
+        assert {(task.job, task.slots, task.gpus) for task in cluster.tasks} == {("worker", 1, 1)}
+        return [task.host for task in cluster.tasks]
+
+    assert hosts("--hostfile hosts") == hosts("-H hosts") == ["a"] * 4 + ["b"] * 2
+    assert hosts("--hostfile=hosts --num_nodes 1") == ["a"] * 4
+    assert hosts("--hostfile=hosts --num_gpus 2") == ["a", "a", "b", "b"]
+    assert hosts("--hostfile=hosts --include b@a:1,3") == ["a", "a", "b", "b"]
+    assert hosts("--hostfile=hosts --exclude a@b:0") == ["b"]
+    assert hosts("--num_gpus=3") == hosts("--include localhost:0,1,3") == [None] * 3
+    cluster = parse_command(["deepspeed", "x.py"], Source("deepspeed", "x"), {"CUDA_VISIBLE_DEVICES": "2,3"})
+    assert len(cluster.tasks) == 2
+    assert len(tfdist.read("CUDA_VISIBLE_DEVICES=0,1 deepspeed x.py").tasks) == 2
+
+
+def test_bad_command_lines_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    Path("hosts").write_text("a slots=4\nb slots=2\n")
+    for options, message in (
+        ("", "--num_gpus: DeepSpeed takes all GPUs of the machine, and this one has none that tfdist knows"),
+        ("--num_nodes 2 --num_gpus 8", "--num_nodes: 2 nodes are asked for, and 1 are named; name them with --hostfile"),
+        ("--hostfile nope", "--hostfile: there is no file 'nope'"),
+        ("--hostfile hosts --num_gpus 4", "4 GPUs are asked for, and b has 2 slots"),
+        ("--hostfile hosts --include c", "--include: 'c' is none of the hosts a, b"),
+        ("--hostfile hosts --include b:2", "--include: b has no GPU 2; it has 2"),
+        ("--hostfile hosts --exclude a@b", "--exclude: it leaves no GPU"),
+        ("--hostfile hosts --include a --exclude b", "takes --include or --exclude, not both"),
+        ("--elastic_training --num_gpus 2", "tfdist's clusters keep their size"),
+        ("--num_gpu 2", "there is no such option; did you mean num_gpus?"),
+    ):
+        assert message in refused(f"deepspeed {options} train.py")

@@ -1,0 +1,128 @@
+"""The options of sbatch and srun: numbers of tasks and GPUs, abbreviations, steps in a script."""
+
+import pytest
+
+import tfdist
+from tfdist.dialects import environment
+from tfdist.dialects.slurm.options import options, share
+from tfdist.errors import ClusterError
+
+HEAD = "#!/bin/bash -l\n"
+
+
+def script(*lines: str, run: str = "srun python train.py") -> tfdist.Cluster:
+    return tfdist.read(HEAD + "".join(f"#SBATCH {line}\n" for line in lines) + run + "\n")
+
+
+def summary(cluster: tfdist.Cluster) -> tuple[int, int, int]:
+    (kind,) = {(task.job, task.slots, task.gpus) for task in cluster.tasks}
+    assert kind[0] == "worker"
+    return len(cluster.tasks), kind[1], kind[2]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (("--nodes=2 --tasks-per-node=128",), (256, 1, 0)),
+        (("--nodes=2 --ntasks-per-node 4", "--gres=gpu:4"), (8, 1, 1)),
+        (("--nodes=2", "--ntasks-per-node=1", "--gres=gpu:a100:8"), (2, 8, 8)),
+        (("-N2 -n4 --gpus-per-node=v100:2",), (4, 1, 1)),
+        (("-N2 --gpus-per-node=4",), (2, 4, 4)),
+        (("--nodes=2", "--gres=gpu"), (2, 1, 1)),
+        (("--nodes=2", "--gres=craynetwork:1,gpu:tesla:2(S:0-1)"), (2, 2, 2)),
+        (("--nodes=2", "--gres=craynetwork:1"), (2, 1, 0)),
+        (("-n 4", "-G 8"), (4, 2, 2)),
+        (("--gpus=8", "--gpus-per-task=2"), (4, 2, 2)),
+        (("--gpus=8", "--ntasks-per-gpu=1"), (8, 1, 1)),
+        (("--nodes=2", "--gpus-per-node=4", "--ntasks-per-gpu=2"), (16, 1, 1)),
+        (("-N 2-2", "--ntasks-p=2"), (2, 1, 0)),  # Not unique: it may be --ntasks-per-core.
+        (("--partit gpu --nodes 3",), (3, 1, 0)),
+        (("--nodes=2", "--ntasks-per-n=4"), (8, 1, 0)),
+        (("-n 16", "--gres=gpu:1"), (16, 1, 0)),  # They share it.
+        (("--tres-per-task=gres/gpu:2", "-n 2"), (2, 2, 2)),
+        (("--exclusive --ntasks=2 --mem=0 -J name -p gpu",), (2, 1, 0)),
+        (("--some-plugin --ntasks=2",), (2, 1, 0)),
+    ],
+)
+def test_tasks_and_gpus(lines: tuple[str, ...], expected: tuple[int, int, int]) -> None:
+    assert summary(script(*lines)) == expected
+
+
+def test_the_step_counts_that_starts_the_program() -> None:
+    lines = ("--nodes=4", "--ntasks-per-node=8")
+    assert summary(script(*lines, run="srun --ntasks=4 --gpus-per-task=1 python x.py")) == (4, 1, 1)
+    assert summary(script(*lines, run="srun -N1 -n1 hostname\nsrun python x.py")) == (32, 1, 0)
+    assert summary(script("-n 6", run="srun --ntasks=$SLURM_NTASKS python x.py")) == (6, 1, 0)
+    assert summary(script(*lines, run="srun --ntasks=$SLURM_NNODES python x.py")) == (4, 1, 0)
+    with pytest.raises(ClusterError, match="different numbers of tasks in lines 4, 5; keep the one that trains"):
+        script(*lines, run="srun -n 4 python a.py\nsrun -n 8 python b.py")
+    with pytest.raises(ClusterError, match=r":4: --ntasks: '\$N' has a shell variable"):
+        script(*lines, run="srun -n $N python a.py")
+
+
+def test_a_program_without_srun_runs_once() -> None:
+    assert summary(script("--gres=gpu:4", run="python x.py")) == (1, 4, 4)
+    with pytest.raises(ClusterError, match=r":3: this starts one process, and the script asks for 8 tasks; write srun"):
+        script("-n 8", run="python x.py")
+
+
+def test_another_launcher_in_the_script_counts() -> None:
+    lines = ("--nodes=2", "--ntasks-per-node=4")
+    assert summary(script(*lines, run="mpirun python x.py")) == (8, 1, 0)  # Open MPI asks Slurm.
+    assert summary(script(*lines, run="mpirun -np 4 python x.py")) == (4, 1, 0)
+    run = "srun torchrun --nnodes=2 --nproc-per-node=4 --node-rank=0 --master-addr=a x.py"
+    cluster = script("--nodes=2", run=run)
+    assert summary(cluster) == (8, 1, 0) and cluster.task is None
+    for run, message in (
+        ("srun torchrun --nproc-per-node=4 x.py", "srun starts torchrun on each of 2 tasks"),
+        ("srun torchrun --nnodes=$SLURM_NNODES x.py", "--nnodes: '$SLURM_NNODES' has a shell variable"),
+        ('L="torchrun --nnodes 2"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
+    ):
+        with pytest.raises(ClusterError) as caught:
+            script("--nodes=2", run=run)
+        assert message in str(caught.value)
+
+
+def test_a_number_of_nodes_that_slurm_chooses_is_refused() -> None:
+    with pytest.raises(ClusterError, match="nodes: '2-4' lets Slurm choose the number of nodes; give one number"):
+        script("--nodes=2-4")
+
+
+def test_a_command_line_of_srun() -> None:
+    assert summary(tfdist.read("srun -N 2 --ntasks-per-node=4 --gpus-per-node=4 python x.py")) == (8, 1, 1)
+    assert options(["-n4", "-ll", "-l", "--mpi=pmix", "-t", "10", "prog", "-n5"]) == (
+        {"ntasks": "4", "mpi": "pmix", "time": "10"},
+        6,
+    )
+    assert [share(*pair) for pair in ((8, 4), (4, 8), (6, 4), (0, 2), (2, 0))] == [2, 0, 0, 0, 0]
+
+
+STEP = {
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "a,b",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, (4, 1, 0)),
+        ({"SLURM_GPUS_ON_NODE": "4"}, (4, 2, 2)),
+        ({"SLURM_GPUS_ON_NODE": "2", "SLURM_GPUS_PER_TASK": "3"}, (4, 3, 3)),
+        ({"SLURM_GPUS_PER_NODE": "a100:2", "SLURM_GPUS_ON_NODE": "2"}, (4, 1, 1)),
+        ({"SLURM_GPUS_ON_NODE": "1"}, (4, 1, 0)),
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "6"}, (4, 1, 0)),  # The other node has two.
+    ],
+)
+def test_the_gpus_of_a_node_are_shared_by_its_tasks(variables: dict[str, str], expected: tuple[int, int, int]) -> None:
+    cluster = environment.find(STEP | variables)
+    assert isinstance(cluster, tfdist.Cluster) and summary(cluster) == expected
+
+
+def test_one_machine_with_several_gpus_is_described_by_its_system() -> None:
+    single = {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"}
+    cluster = environment.find(single | {"SM_NUM_GPUS": "4"})
+    assert isinstance(cluster, tfdist.Cluster) and summary(cluster) == (1, 4, 4)
+    assert environment.find(single | {"SM_NUM_GPUS": "1"}) is None

@@ -1,0 +1,225 @@
+"""Finds the launcher in a command line or a shell script.
+
+A launcher stands at the beginning of a command, or behind words that only change how it runs (`PREFIXES`: `time`, `env A=1`,
+`uv run`, `srun`). Scripts have other commands, which are skipped. A command line of the user's own program counts if its
+options describe a cluster (`CommandReader.options`), and assignments count if a launcher would set them
+(`TF_CONFIG='{...}'`).
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from tfdist.dialects.parsing.command_line import names
+from tfdist.dialects.parsing.document import check_text, is_json
+from tfdist.dialects.parsing.shell import ShellCommand, commands
+from tfdist.dialects.registry import command_readers, environment_readers, programs
+from tfdist.errors import Source
+
+MAX_WORDS = 10_000
+"""Words of a command line that are read: the launcher's options, not a shell's list of ten thousand files."""
+
+MAX_LAUNCHERS = 100
+"""Launchers of a script that are read and compared."""
+
+PREFIXES = names(
+    "time exec nohup env sudo nice ionice numactl taskset stdbuf timeout setsid unbuffer catchsegv eval script uv poetry "
+    "pipenv pdm hatch rye pixi conda mamba micromamba singularity apptainer docker nvidia-docker podman shifter enroot nsys "
+    "nvprof ncu dlprof bash sh zsh srun"
+)
+"""Programs that start the program behind them."""
+
+_PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
+_SHELL_OPTION = re.compile(r"-[a-z]*c", re.ASCII)
+_WHICH = re.compile(r"(?:\$\(|`)(?:which|command -v) ([\w./-]+)[)`]", re.ASCII)
+_SHEBANG = re.compile(r"#!.*\b(?:ba|z|da|k)?sh\b")
+_YAML_KEY = re.compile(r"^[ \t]*(?:-[ \t]+)?[\"']?[A-Za-z_][\w./-]*[\"']?[ \t]*:(?:[ \t]|$)", re.MULTILINE | re.ASCII)
+_VARIABLES = re.compile(r"\b[A-Z][A-Z_]+=")
+_NAMED = re.compile(r"\$\{?(\w+)", re.ASCII)
+_ONLY_ASKS = frozenset({"--help", "-h", "--version", "-V", "--check-build"})
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command that describes a cluster.
+
+    Attributes:
+        dialect: name of the dialect that reads it.
+        words: the command, from the name of the launcher on; empty if `variables` alone describe the cluster.
+        line: the number of its line.
+        variables: variables that are set for it.
+        outer: the `srun ...` that starts it, or None.
+    """
+
+    dialect: str
+    words: tuple[str, ...]
+    line: int
+    variables: Mapping[str, str] = field(default_factory=dict)
+    outer: "Launch | None" = None
+
+
+def may_launch(text: str) -> bool:
+    """Returns whether a text mentions a launcher, an option that describes a cluster, or a variable. It is quick."""
+    options = [name for reader in command_readers().values() for name in reader.options]
+    marks = {*programs(), *options, *(name.replace("_", "-") for name in options)}
+    return any(mark in text for mark in marks) or _VARIABLES.search(text) is not None
+
+
+def is_script(text: str) -> bool:
+    """Returns whether a text can be a shell script or a command line: it is neither JSON nor YAML."""
+    return _SHEBANG.match(text) is not None or not (is_json(text) or _YAML_KEY.search(text))
+
+
+def launches(text: str, source: Source, has_lines: bool = True) -> list[Launch]:
+    """Returns the commands of a script that describe a cluster, in order; at most `MAX_LAUNCHERS`.
+
+    Args:
+        text: the script.
+        source: for messages.
+        has_lines: whether messages name the line.
+
+    Raises:
+        ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
+    """
+    found: list[Launch] = []
+    inherited: Mapping[str, str] = {}
+    hidden: dict[str, _Hidden] = {}
+    used: _Hidden | None = None
+    for command in commands(check_text(text, source), source):
+        variables = {**inherited, **command.variables}
+        used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
+        if not command.words:
+            inherited = variables
+            hidden |= _hidden(command)
+            used = used or next((entry for entry in hidden.values() if entry.has_options), None)
+        elif (launch := _launch(command, variables, source, has_lines)) is not None:
+            found.append(launch)
+            if len(found) == MAX_LAUNCHERS:
+                break
+    if used is not None and all(launch.words[:1] == ("srun",) for launch in found):
+        raise source.error(
+            f"{used.launcher} is put into a variable, and variables are not expanded; give the command itself",
+            line=used.line if has_lines else None,
+        )
+    if not found and (name := _environment(inherited)) is not None:
+        return [Launch(name, (), 1, inherited)]
+    return found
+
+
+def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool) -> Launch | None:
+    words = command.words[:MAX_WORDS]
+    found = _found(words, source)
+    if found is None:
+        dialect = _by_options(words) or _environment(command.variables)
+        kept = words if _by_options(words) else ()
+        return Launch(dialect, kept, command.line, variables) if dialect else None
+    start, name, inner = found
+    if inner is not None:
+        return replace(inner, line=command.line, variables={**variables, **inner.variables})
+    dialect, rest = programs()[name], (name, *words[start:])
+    if len(rest) > 1 and rest[1] in _ONLY_ASKS:
+        return None
+    outer = None
+    if name != "srun" and "srun" in (before := words[: start - 1]):
+        outer = Launch(programs()["srun"], before[before.index("srun") :], command.line)
+    _check_single(rest, source, command.line if has_lines else None)
+    return Launch(dialect, rest, command.line, variables, outer)
+
+
+def _found(words: Sequence[str], source: Source) -> "tuple[int, str, Launch | None] | None":
+    """Returns the position behind a launcher's name, and the name; or the launcher in the script of `bash -c`.
+
+    Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher.
+    """
+    known = programs()
+    step: tuple[int, str, None] | None = None
+    for position, word in enumerate(words):
+        name = os.path.basename(match[1] if (match := _WHICH.fullmatch(word)) else word)
+        if name == "srun":
+            step = step or (position + 1, name, None)
+        elif name in known:
+            return position + 1, name, None
+        elif position and words[position - 1] == "-m" and word in known:
+            return position + 1, word, None
+        elif _PYTHON.fullmatch(name):
+            module = _module(words, position)
+            if module is not None and os.path.basename(words[module]) in known:
+                return module + 1, os.path.basename(words[module]), None
+            break
+        elif _SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in ("bash", "sh", "zsh"):
+            script = "".join(words[position + 1 : position + 2])
+            if script.strip() and (inner := launches(script, source)):
+                return 0, "", inner[0]
+        if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
+            break
+    return step
+
+
+def _module(words: Sequence[str], position: int) -> int | None:
+    """Returns the position of the module or file that `python` at `position` runs."""
+    for index in range(position + 1, len(words)):
+        if not words[index].startswith("-") or words[index - 1] == "-m":
+            return index
+    return None
+
+
+def _by_options(words: Sequence[str]) -> str | None:
+    """Returns the dialect whose options a program has, which no other program has."""
+    options = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in words[1:] if word.startswith("-")}
+    return next((name for name, reader in command_readers().items() if options & reader.options), None)
+
+
+def _environment(variables: Mapping[str, str]) -> str | None:
+    """Returns the dialect of launchers that would set these variables."""
+    readers = environment_readers().items()
+    return next((name for name, reader in readers if not reader.allocates and reader.recognizes(variables)), None)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """A launcher in the value of a variable, `LAUNCHER="torchrun ..."`."""
+
+    launcher: str
+    line: int
+    has_options: bool
+
+
+def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
+    """Returns the launchers in the values of variables, by the names of the variables."""
+    hidden: dict[str, _Hidden] = {}
+    for name, value in command.variables.items():
+        words = value.split()[:MAX_WORDS]
+        found = _found(words, Source("command", ""))
+        if found is not None and found[1] != "srun" and found[2] is None:
+            hidden[name] = _Hidden(found[1], command.line, len(words) > found[0])
+    return hidden
+
+
+def _check_single(words: Sequence[str], source: Source, line: int | None) -> None:
+    """Raises ClusterError for a launcher that starts another one on every task."""
+    starters = {name for name in ("torchrun", "horovodrun", "torch.distributed.run", "torch.distributed.launch")}
+    for word in words[1:]:
+        if word.endswith(".py"):
+            return
+        if os.path.basename(word) in starters:
+            raise source.error(
+                f"{words[0]} starts {word} on every task, and each of these starts processes; give the command of one launcher",
+                line=line,
+            )
+
+
+def check_prefix(text: str, source: Source) -> None:
+    """Raises ClusterError for a launcher behind words that are not known, such as `ssh host torchrun ...`."""
+    known = programs()
+    for command in commands(text, source):
+        words = command.words[:MAX_WORDS]
+        if not words or _PYTHON.fullmatch(os.path.basename(words[0])):
+            continue
+        for position, word in enumerate(words[1:-1], start=1):
+            follows = words[position + 1].startswith("-") and words[position + 1] not in _ONLY_ASKS
+            if follows and os.path.basename(word) in known and (word not in ("paddle", "srun")):
+                raise source.error(
+                    f"{words[0][:40]!r} starts {word} elsewhere, or does not start it; give the command from {word} on",
+                    line=command.line if "\n" in text.strip() else None,
+                )

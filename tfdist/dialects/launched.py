@@ -1,0 +1,97 @@
+"""Reads the commands of a script or command line, and decides which of several describes the cluster."""
+
+import dataclasses
+import os
+
+from tfdist.cluster import Cluster
+from tfdist.dialects.commands import Launch
+from tfdist.dialects.detection import Launched
+from tfdist.dialects.dialect import Described
+from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.registry import command_readers, environment_readers
+from tfdist.errors import ClusterError, Source, UnstatedError
+from tfdist.rank_info import RankInfo
+
+
+def read_launches(launched: Launched, tasks: int = 1) -> Described:
+    """Returns what the commands of a script describe.
+
+    Args:
+        launched: the commands.
+        tasks: number of tasks on which `srun` in the script starts a command without options of its own.
+
+    Raises:
+        ClusterError: if the commands describe different clusters, or the only one cannot be read.
+    """
+    described: list[Described] = []
+    faults: list[ClusterError] = []
+    unstated: list[ClusterError] = []
+    for launch in launched.launches:
+        try:
+            described.append(_read(launch, launched, tasks))
+        except UnstatedError as error:
+            unstated.append(error)  # It counts only if nothing else describes a cluster: `srun hostname`.
+        except ClusterError as error:
+            faults.append(error)
+    if not described:
+        raise (*faults, *unstated)[0]
+    if not faults and all(other == described[0] for other in described):
+        return _without_task(described)
+    lines = list(dict.fromkeys(launch.line for launch in launched.launches))
+    where = f"lines {', '.join(map(str, lines[:5]))}" if len(lines) > 1 else f"line {lines[0]}"
+    which = "start different nodes of one job" if _is_one_job(described) and not faults else "describe different clusters"
+    if faults:
+        which = f"start several jobs, and one of them cannot be read ({str(faults[0]).partition(': ')[2][:150]})"
+    raise launched.source.error(f"the commands in {where} {which}; give only one of them")
+
+
+def _read(launch: Launch, launched: Launched, tasks: int) -> Described:
+    name = f"{launched.source.name}:{launch.line}" if launched.has_lines else launched.source.name
+    source = Source(launch.dialect, name)
+    if not launch.words:
+        return _from_variables(launch, source)
+    found = _parse(launch, source)
+    if launch.outer is not None:
+        alone = launch.outer.words[1:2] == (launch.words[0],)
+        try:
+            outer = None if alone else _parse(launch.outer, source)
+        except UnstatedError:
+            outer = None
+        starts = max(len(outer.tasks) if isinstance(outer, Cluster) else 1, tasks)
+        if starts > 1 and isinstance(found, Cluster) and all(task.host is None for task in found.tasks):
+            raise source.error(
+                f"srun starts {launch.words[0]} on each of {starts} tasks, and its own options describe one machine; state the "
+                "number of nodes there, or give the command of one launcher"
+            )
+    return found
+
+
+def _parse(launch: Launch, source: Source) -> Described:
+    reader = command_readers()[launch.dialect]
+    if reader.reads_variables:
+        return reader.parse(list(launch.words), source, {**os.environ, **launch.variables})
+    return reader.parse(list(launch.words), source)
+
+
+def _from_variables(launch: Launch, source: Source) -> Described:
+    reader = environment_readers()[launch.dialect]
+    variable = reader.recognizes(launch.variables) or ""
+    values = Values(source, launch.variables, "")
+    values.check_expanded(variable, launch.variables.get(variable, ""))
+    try:
+        return reader.parse(launch.variables)
+    except ClusterError as error:
+        raise source.error(str(error)) from None
+
+
+def _without_task(described: list[Described]) -> Described:
+    """Returns the first of equal descriptions; without a task if each is that of another task."""
+    first = described[0]
+    if isinstance(first, Cluster) and len({entry.task for entry in described if isinstance(entry, Cluster)}) > 1:
+        return dataclasses.replace(first, task=None)
+    return first
+
+
+def _is_one_job(described: list[Described]) -> bool:
+    ranks = [entry for entry in described if isinstance(entry, RankInfo)]
+    return len(ranks) == len(described) and len({(entry.size, entry.store) for entry in ranks}) == 1

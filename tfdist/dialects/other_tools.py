@@ -1,0 +1,25 @@
+"""Files of other tools that people take for cluster descriptions: why they are none, and what to give instead."""
+
+from collections.abc import Iterable
+
+_TOOLS: tuple[tuple[frozenset[str], str], ...] = (
+    (
+        frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size"}),
+        "a DeepSpeed configuration says how to train, not where; give the deepspeed command line or its host file",
+    ),
+    (
+        frozenset({"head_node_type", "available_node_types", "worker_nodes"}),
+        "a Ray cluster file describes machines, and Ray decides where tasks run; start the program with Ray Train",
+    ),
+    (
+        frozenset({"entrypoint", "source_dir", "instance_count"}),
+        "an estimator's arguments are read by SageMaker; give resourceconfig.json of the job",
+    ),
+)
+"""Names that identify the file, and the reason."""
+
+
+def reason_against(names: Iterable[str]) -> str | None:
+    """Returns why a file with these names is no cluster description, or None if its tool is not known."""
+    given = set(names)
+    return next((reason for marks, reason in _TOOLS if len(marks & given) >= min(2, len(marks))), None)

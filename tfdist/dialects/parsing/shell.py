@@ -1,0 +1,172 @@
+"""The commands of a shell script or command line, as text. Nothing is executed and no variable is expanded."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tfdist.errors import Source
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
+VARIABLE = re.compile(r"\$[A-Za-z_0-9@*#?!{(-]|`", re.ASCII)
+"""What a shell replaces: `$N`, `${N}`, `$(command)`, `` `command` ``."""
+
+_TOKEN = re.compile(
+    r"""(?P<join>\\\r?\n)
+    |(?P<blank>[ \t\r]+)
+    |(?P<line>\n)
+    |(?P<placeholder><[A-Za-z_#][^<>\n&;|$]{0,60}>)
+    |(?P<heredoc><<-?[ \t]*(?P<mark>'[^'\n]+'|"[^"\n]+"|[\w.]+))
+    |(?P<redirect>&>>?|[0-9]?(?:<<<|>>|>\||>&|<&|<>|>|<))
+    |(?P<end>&&|\|\||;;|[;&|()])
+    |(?P<single>'[^']*')
+    |(?P<double>"(?:[^"\\]|\\.)*")
+    |(?P<brace>\$\{[^}\n]*\})
+    |(?P<open>\$\()
+    |(?P<backtick>`[^`]*`)
+    |(?P<escape>\\.)
+    |(?P<hash>\#)
+    |(?P<plain>[^\s'"\\$`;&|()<>\#]+)
+    |(?P<other>.)""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+_ESCAPED = re.compile(r"\\([\"\\\n])")
+_CONTROL = frozenset({"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "case", "esac", "{", "}", "!"})
+_DECLARE = frozenset({"export", "declare", "typeset", "readonly", "local"})
+
+
+@dataclass(frozen=True)
+class ShellCommand:
+    """One simple command.
+
+    Attributes:
+        words: its words without quotes, after assignments and words such as `then`. Empty for assignments alone.
+        variables: the variables assigned before the program, or by the whole command (`export A=1`).
+        line: the number of its first line.
+    """
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    line: int = 1
+
+
+def commands(text: str, source: Source) -> Iterator[ShellCommand]:
+    """Yields the commands of a script, in order. Here-documents are left out.
+
+    Raises:
+        ClusterError: for a quotation that does not end.
+    """
+    words: list[str] = []
+    for kind, content, line in _words(text, source):
+        if kind == "word":
+            if not words:
+                first = line
+            words.append(content)
+        elif words:
+            yield _command(words, first)
+            words = []
+    if words:
+        yield _command(words, first)
+
+
+def has_variable(text: str) -> bool:
+    """Returns whether a shell would replace a part of this text."""
+    return VARIABLE.search(text) is not None
+
+
+def _command(words: list[str], line: int) -> ShellCommand:
+    while words and words[0] in _CONTROL:
+        words = words[1:]
+    if words and words[0] in ("$", "%", ">") and len(words) > 1:  # A prompt.
+        words = words[1:]
+    is_declaration = bool(words) and words[0] in _DECLARE
+    variables: dict[str, str] = {}
+    position = int(is_declaration)
+    while position < len(words):
+        match = ASSIGNMENT.fullmatch(words[position])
+        if match is not None:
+            variables[match[1]] = match[2]
+        elif not is_declaration:
+            break
+        position += 1
+    return ShellCommand(tuple(words[position:]), variables, line)
+
+
+def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
+    """Yields ("word", its text, its line), and ("end", "", line) where a command ends."""
+    position, line = 0, 1
+    word: list[str] | None = None
+    word_line = 1
+    marks: list[str] = []
+    drops = False  # The next word is the file of a redirection.
+    while position <= len(text):
+        match = _TOKEN.match(text, position)
+        kind = match.lastgroup if match else "line"
+        kind = "heredoc" if kind == "mark" else kind
+        token = match[0] if match else ""
+        position = match.end() if match else len(text) + 1
+        if kind == "hash" and word is None:
+            end = text.find("\n", position)
+            position = len(text) if end < 0 else end
+            continue
+        if kind in ("blank", "line", "redirect", "heredoc", "end"):
+            if word is not None:
+                joined = "".join(word)
+                is_number = kind == "redirect" and joined.isdecimal()  # 2>file
+                if not drops and not is_number:
+                    yield "word", joined, word_line
+                word, drops = None, False
+            if kind == "redirect":
+                drops = True
+            elif kind == "heredoc" and match is not None:
+                marks.append(match["mark"].strip("'\""))
+            elif kind in ("line", "end"):
+                drops = False
+                yield "end", "", line
+                if kind == "line":
+                    line += 1
+                    while marks and position <= len(text):
+                        position, line = _after_heredoc(text, position, line, marks.pop(0))
+            continue
+        line += token.count("\n")
+        if kind == "join":
+            continue
+        if word is None:
+            word, word_line = [], line
+        if kind == "open":
+            end = _closing(text, position)
+            token, position = text[position - 2 : end], end
+        elif kind == "other" and token in "'\"`":
+            raise source.error("this cannot be split into words: no closing quotation", line=line)
+        word.append(_unquoted(kind or "", token))
+
+
+def _unquoted(kind: str, token: str) -> str:
+    if kind == "single":
+        return token[1:-1]
+    if kind == "double":
+        return _ESCAPED.sub(lambda match: "" if match[1] == "\n" else match[1], token[1:-1])
+    return token[1:] if kind == "escape" else token
+
+
+def _closing(text: str, position: int) -> int:
+    """Returns the position behind the `)` that ends `$(`."""
+    depth = 1
+    for match in re.compile(r"[()\n]").finditer(text, position):
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.end()
+        if match[0] == "\n":
+            return match.start()
+    return len(text)
+
+
+def _after_heredoc(text: str, position: int, line: int, mark: str) -> tuple[int, int]:
+    """Returns the position and line behind a here-document."""
+    while position < len(text):
+        end = text.find("\n", position)
+        end = len(text) if end < 0 else end
+        content = text[position:end].strip()
+        position, line = end + 1, line + 1
+        if content == mark:
+            break
+    return position, line

@@ -1,0 +1,201 @@
+"""The options of sbatch and srun: how many tasks they ask for, and how many GPUs each task has.
+
+Names and meanings are those of sbatch(1) and srun(1) of Slurm 22.05 and later. Both programs take any unique beginning of a
+name (getopt_long). The options of plug-ins are not known here and are passed over.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfdist.dialects.parsing.command_line import names
+from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, shown
+from tfdist.dialects.parsing.values import Values
+from tfdist.errors import UnstatedError
+
+_VALUED = names(
+    "account acctg-freq array batch bb bbf bcast begin chdir cluster-constraint clusters comment constraint container "
+    "container-id container-env container-image container-mounts container-name container-save container-workdir core- "
+    "spec cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution "
+    "epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per- "
+    "socket gpus-per-task gres gres-flags het-group hint input job-name jobid kill-on-invalid-dep licenses mail-type "
+    "mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi msg-timeout network nodefile nodelist nodes "
+    "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer "
+    "priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog task- "
+    "prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all- "
+    "nodes wckey wrap"
+)
+_SWITCHES = names(
+    "contiguous container-mount-home container-remap-root container-writable compress disable-status exact exclusive "
+    "get-user-env help hold ignore-pbs immediate interactive join kill-on-bad-exit label multi-prog nice no-allocate "
+    "no-container-mount-home no-kill no-requeue overcommit overlap oversubscribe parsable preserve-env propagate pty "
+    "quiet quit-on-interrupt reboot requeue resv-ports spread-job test-only unbuffered usage use-min-nodes verbose "
+    "version wait whole"
+)
+_LETTERS = {
+    **{
+        "A": "account",
+        "a": "array",
+        "b": "batch",
+        "B": "extra-node-info",
+        "C": "constraint",
+        "c": "cpus-per-task",
+        "D": "chdir",
+    },
+    **{
+        "d": "dependency",
+        "e": "error",
+        "F": "nodefile",
+        "G": "gpus",
+        "g": "gid",
+        "i": "input",
+        "J": "job-name",
+        "L": "licenses",
+    },
+    **{"M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output", "P": "dependency", "p": "partition"},
+    **{"q": "qos", "r": "relative", "S": "core-spec", "T": "threads", "t": "time", "w": "nodelist", "x": "exclude"},
+}
+_ALIASES = {"tasks-per-node": "ntasks-per-node"}
+
+_COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
+_GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=/](.*))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The tasks of a job or step, and the slots and GPUs of each."""
+
+    count: int
+    slots: int
+    gpus: int
+
+
+def options(words: Sequence[str]) -> tuple[dict[str, str], int]:
+    """Returns the options at the beginning of a command line by their full names, and the position of the first other word."""
+    found: dict[str, str] = {}
+    position = 0
+    while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
+        word = words[position]
+        position += 1
+        if word.startswith("--"):
+            written, equals, value = word[2:].partition("=")
+            name = _full(written)
+        else:
+            name, equals, value = _LETTERS.get(word[1], ""), word[2:], word[2:].removeprefix("=")
+        if name in _VALUED and not equals and position < len(words):
+            value = words[position]
+            position += 1
+        if name:
+            found[_ALIASES.get(name, name)] = value
+    return found, position
+
+
+def _full(written: str) -> str:
+    """Returns the option that a name means: itself, or the only one that begins with it."""
+    if written in _VALUED | _SWITCHES:
+        return written
+    meant = {_ALIASES.get(name, name) for name in _VALUED | _SWITCHES if name.startswith(written)}
+    return meant.pop() if len(meant) == 1 else ""
+
+
+def tasks(values: Values) -> Tasks:
+    """Returns the tasks that options ask for: by number, by node or by GPU; else one for each node.
+
+    Raises:
+        ClusterError: for bad numbers, and for a number of nodes that Slurm chooses.
+    """
+    nodes = _nodes(values)
+    per_node, total = _per_node(values), _gpus(values, "gpus")
+    per_task = _gpus(values, "gpus-per-task") or _listed(values, "tres-per-task")
+    by_gpu = values.number("ntasks-per-gpu", 0)
+    if values.text("ntasks"):
+        count = values.number("ntasks", least=1)
+    elif values.text("ntasks-per-node"):
+        count = (nodes or 1) * values.number("ntasks-per-node", least=1)
+    elif by_gpu and (total or per_node):
+        count = by_gpu * (total or per_node * (nodes or 1))
+    elif total and per_task:
+        count = max(1, total // per_task)
+    else:
+        count = nodes or 1
+    if count > MAX_TASKS:
+        raise values.error("ntasks-per-node", f"there would be {count} tasks, more than {MAX_TASKS}")
+    if by_gpu:
+        gpus = 1
+    elif per_task:
+        gpus = per_task
+    elif total:
+        gpus = share(total, count)
+    else:
+        gpus = share(per_node, _on_node(values, count, nodes))
+    if count * max(1, gpus) > MAX_TASKS:
+        raise values.error("gpus-per-task", f"there would be {count * gpus} GPUs, more than {MAX_TASKS}")
+    return Tasks(count, max(1, gpus), gpus)
+
+
+def check_stated(values: Values) -> None:
+    """Raises ClusterError if the options leave the number of tasks to the job in which they are given."""
+    if not any(map(values.text, ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu", "gpus"))):
+        fault = values.error("ntasks", "the number of tasks is missing; write srun --ntasks=4, or give the batch script")
+        raise UnstatedError(*fault.args)
+
+
+def gpus_per_task(values: Values, name: str) -> int:
+    """Returns the GPUs of each task by the variable `name` or by option, `2` or `a100:2`; 0 if it is not given."""
+    return _gpus(values, name)
+
+
+def share(gpus: int, tasks: int) -> int:
+    """Returns the GPUs of one of several tasks. It is 0 where the tasks share GPUs, or some have more than others."""
+    return gpus // tasks if tasks and gpus % tasks == 0 else 0
+
+
+def _on_node(values: Values, count: int, nodes: int) -> int:
+    if values.text("ntasks-per-node") and not (nodes and values.text("ntasks")):
+        return min(count, values.number("ntasks-per-node", least=1))
+    return count // nodes if nodes and count % nodes == 0 else (0 if nodes else count)
+
+
+def _nodes(values: Values) -> int:
+    """Returns the value of `--nodes`, `2` or `2-2`; 0 if it is not given."""
+    text = values.text("nodes")
+    least, dash, most = text.partition("-")
+    if dash and least != most:
+        raise values.error("nodes", f"{shown(text)} lets Slurm choose the number of nodes; give one number")
+    return Values(values.source, {"nodes": least}, values.prefix).number("nodes", 0)
+
+
+def _per_node(values: Values) -> int:
+    return _gpus(values, "gpus-per-node") or _listed(values, "gres")
+
+
+def _gpus(values: Values, name: str) -> int:
+    """Returns a number of GPUs, `2`, `a100:2` or `a100:2,v100:1`; 0 if it is not given."""
+    total = 0
+    for part in values.text(name).split(","):
+        number = part.strip().rpartition(":")[2]
+        most = MAX_TASKS if name == "gpus" else MAX_GPUS_PER_TASK
+        total += Values(values.source, {name: number}, values.prefix).number(name, 0, most=most)
+    return total
+
+
+def _listed(values: Values, name: str) -> int:
+    """Returns the GPUs in a list of resources, `gpu:a100:2,craynetwork:1`."""
+    total = 0
+    for part in values.text(name).split(","):
+        match = _GRES.fullmatch(part.strip())
+        if match is None:
+            continue
+        count = _COUNT.fullmatch(match[1]) if match[1] else None
+        number = count[1] if count else "1"  # `gpu` and `gpu:a100` ask for one.
+        total += Values(values.source, {name: number}, values.prefix).number(name, most=MAX_GPUS_PER_TASK)
+    return total
+
+
+def of_allocation(text: str, wanted: Mapping[str, str]) -> str:
+    """Returns the value of a variable that sbatch sets by its own options, `$SLURM_NTASKS`; other texts as they are."""
+    name = text.strip("${}")
+    if name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
+        return wanted.get("nodes") or ("1" if "ntasks" not in wanted else text)
+    option = {"SLURM_NTASKS": "ntasks", "SLURM_NPROCS": "ntasks", "SLURM_NTASKS_PER_NODE": "ntasks-per-node"}.get(name)
+    return wanted.get(option, text) if option else text

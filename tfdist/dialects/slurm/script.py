@@ -1,0 +1,148 @@
+"""Reads batch scripts and `srun` command lines.
+
+A worker is a task that Slurm starts: as the options of the script ask, or those of the one `srun` that starts the program. A
+TFDIST_CLUSTER in the script describes the cluster instead. Another launcher in the script counts before Slurm
+(`TextReader.starts_launchers`).
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects.parsing.document import Document
+from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.shell import commands
+from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.slurm.options import Tasks, check_stated, of_allocation, options, tasks
+from tfdist.dialects.tf_config.config import parse as parse_tf_config
+from tfdist.errors import ClusterError, Source
+
+NAME = "slurm"
+
+_SBATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)
+_COMMAND = re.compile(r"^[ \t]*[^#\s]", re.MULTILINE)
+_EXPORT = re.compile(r"^export TFDIST_CLUSTER=(.*)$", re.MULTILINE)
+_PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
+_STARTERS = frozenset(
+    {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
+)
+_OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
+
+
+def looks_like(content: "str | Mapping[Any, Any]") -> bool:
+    """Returns whether this is a batch script."""
+    return isinstance(content, str) and content.startswith("#!") and _SBATCH.search(content) is not None
+
+
+def starts_launchers(text: str) -> bool:
+    """Returns whether another launcher in a script describes the cluster: not if the script has TFDIST_CLUSTER."""
+    return _EXPORT.search(text) is None
+
+
+def parse_command(words: list[str], source: Source) -> Cluster:
+    """Reads `srun -n 4 python train.py`. Raises ClusterError for bad options, and without a number of tasks."""
+    values = Values(source, options(words[1:])[0], "--")
+    check_stated(values)
+    return _cluster(tasks(values), source)
+
+
+def parse(document: Document) -> Cluster:
+    """Reads a batch script: the TFDIST_CLUSTER that it exports, else a worker for each task.
+
+    Raises:
+        ClusterError: for bad options, for heterogeneous jobs, and for a program that is started once and not on every task.
+    """
+    source = Source(NAME, document.name)
+    exported = _EXPORT.search(document.text)
+    if exported is not None:
+        return _exported(exported, document, source)
+    wanted = _wanted(document.text, source)
+    found = tasks(Values(source, wanted, "--"))
+    steps = list(_steps(document.text, wanted, source))
+    if len({step for _, step in steps}) > 1:
+        lines = ", ".join(str(line) for line, _ in steps[:5])
+        raise source.error(f"srun starts programs on different numbers of tasks in lines {lines}; keep the one that trains")
+    if not steps and found.count > 1:
+        _check_started(document.text, found.count, source)
+    return _cluster(steps[0][1] if steps else found, source)
+
+
+def _cluster(found: Tasks, source: Source) -> Cluster:
+    workers = (Task("worker", index, slots=found.slots, gpus=found.gpus) for index in range(found.count))
+    return Cluster(tuple(workers), source=source)
+
+
+def _exported(exported: "re.Match[str]", document: Document, source: Source) -> Cluster:
+    line = document.text.count("\n", 0, exported.start()) + 1
+    try:
+        value = "".join(shlex.split(exported[1])[:1])
+    except ValueError:
+        value = ""
+    if not value.lstrip().startswith("{"):
+        raise source.error("expected a JSON object in quotes", field="TFDIST_CLUSTER", line=line)
+    return parse_tf_config(load(Document(document.name, value), source))
+
+
+def _wanted(text: str, source: Source) -> dict[str, str]:
+    """Returns the options of a batch script by their full names. Slurm ignores options after the first command."""
+    wanted: dict[str, str] = {}
+    command = _COMMAND.search(text)
+    for match in _SBATCH.finditer(text, 0, command.start() if command else len(text)):
+        line = text.count("\n", 0, match.start()) + 1
+        try:
+            words = shlex.split(match[1], comments=True)
+        except ValueError as error:
+            raise source.error(f"this line cannot be split into words: {str(error).lower()}", line=line) from None
+        if words[:1] == ["hetjob"]:
+            raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
+        while words:
+            found, end = options(words)
+            wanted |= found
+            words = words[max(1, end) :]
+    return wanted
+
+
+def _steps(text: str, wanted: Mapping[str, str], source: Source) -> Iterator[tuple[int, Tasks]]:
+    """Yields the line and the tasks of each `srun` that starts a Python program with a number of tasks of its own."""
+    for line, words in _commands(text, source):
+        if "srun" not in words[:2]:
+            continue
+        given, end = options(words[words.index("srun") + 1 :])
+        program = words[words.index("srun") + 1 + end :]
+        if not any(_PYTHON.fullmatch(os.path.basename(word)) or word.endswith(".py") for word in program):
+            continue
+        own = {name: of_allocation(value, wanted) for name, value in given.items() if name in _OF_TASKS or "gpu" in name}
+        own |= {name: value for name, value in given.items() if name == "gres"}
+        merged = dict(wanted) | own
+        if "ntasks" not in own and own.keys() & {"ntasks-per-node", "nodes"} and "ntasks-per-node" in merged:
+            merged.pop("ntasks", None)
+        try:
+            yield line, tasks(Values(source, merged, "--"))
+        except ClusterError as error:
+            raise source.error(str(error).partition(": ")[2], line=line) from None
+
+
+def _check_started(text: str, count: int, source: Source) -> None:
+    """Raises ClusterError if the script starts Python itself: this runs once, on the first node, whatever it asks for."""
+    direct = None
+    for line, words in _commands(text, source):
+        if any(os.path.basename(word) in _STARTERS or word.startswith("$") for word in words):
+            return
+        is_python = _PYTHON.fullmatch(os.path.basename(words[0])) is not None
+        if direct is None and is_python and any(word.endswith(".py") for word in words):
+            direct = line
+    if direct is not None:
+        raise source.error(
+            f"this starts one process, and the script asks for {count} tasks; write srun in front of it, or ask for one task",
+            line=direct,
+        )
+
+
+def _commands(text: str, source: Source) -> Iterator[tuple[int, tuple[str, ...]]]:
+    try:
+        yield from ((command.line, command.words) for command in commands(text, source) if command.words)
+    except ClusterError:
+        return  # A quotation that does not end; its own message would hide that of the options.
