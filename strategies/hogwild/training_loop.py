@@ -1,4 +1,4 @@
-"""What Keras calls as `train_function` and `test_function` under `hogwild`.
+"""The steps of `hogwild`, as the chief schedules them.
 
 A group gets the batches of a whole sync period with one call, or fewer in short epochs. The call returns the logs of each step,
 and Keras' callbacks see all of them.
@@ -6,26 +6,20 @@ and Keras' callbacks see all of them.
 
 import functools
 import itertools
-import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.executions import Execution, Executions
 from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
-from tfdist.strategies.coordinator.hooks import OpenEpochs
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.schedules import steps_per_call
 from tfdist.strategies.hogwild.step_counters import steps_of
-from tfdist.strategies.inputs.batches import as_tensors
-from tfdist.strategies.inputs.input_feed import InputFeed
-from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInputIterator
-
-_log = logging.getLogger("tfdist")
+from tfdist.strategies.inputs.worker_input import WorkerBatch
+from tfdist.strategies.keras_hooks.interface import Logs
 
 TURN_SECONDS = 10.0
 """If a step belongs to one group, the others leave it to that group for this long. After that any group may do it."""
@@ -34,8 +28,10 @@ PAUSE_SECONDS = 0.001
 """The pause before all groups are asked again for such a step. Its group may be busy with the step before."""
 
 
-class TrainingLoop:
-    """Keeps the worker groups busy with calls of several steps.
+class Steps:
+    """The steps of a training loop, several with each call of a worker group.
+
+    Implements `coordinator.training_loop.Steps`.
 
     Args:
         strategy: the strategy.
@@ -43,12 +39,9 @@ class TrainingLoop:
         calls: the calls of the groups, which return the results of all steps.
         metric_logs: the logs of the steps.
         trains: whether the steps train the model.
-        open_epochs: the epochs of all loops of the strategy.
     """
 
-    def __init__(
-        self, strategy: Any, model: Any, calls: GroupCalls, metric_logs: MetricLogs, trains: bool, open_epochs: OpenEpochs
-    ) -> None:
+    def __init__(self, strategy: Any, model: Any, calls: GroupCalls, metric_logs: MetricLogs, trains: bool) -> None:
         self._strategy = strategy
         self._replicas = strategy.local_replicas
         self._executions: Executions = strategy.executions
@@ -57,95 +50,38 @@ class TrainingLoop:
         self._metric_logs = metric_logs
         self._trains = trains
         self._period = strategy.steps_per_synchronization
-        self._ready: deque[Any] = deque()  # Logs that Keras has not asked for yet.
-        self._steps_done = 0  # Since the last entry of `_ready`.
+        self._steps_done = 0  # Since the last logs that Keras gets.
         self._next_step: int | None = None  # Its number over all groups; None before the first.
-        self._any_group = False  # Whether any group may do the step of `_one_batch`.
-        self._open_epochs = open_epochs
-        self._epoch: Any = None  # The iterator of the epoch that is not over.
-        self._error: Exception | None = None  # Of a step of this epoch, for Keras' next call.
+        self._any_group = False  # Whether any group may do the step of `one_batch`.
 
-    def __call__(self, iterator: Any) -> Any:
-        """Returns the logs after the next `steps_per_execution` steps. Schedules batches of `iterator` and waits if it has to.
+    def schedule(self, iterator: Any) -> bool:
+        """See `coordinator.training_loop.Steps`."""
+        groups = len(self._strategy.worker_groups)
+        batches = iterator.take(steps_per_call(iterator.owner.batches_per_epoch, groups, self._period))
+        if batches:
+            self._schedule(batches, iterator.owner.element_spec, iterator)
+        return bool(batches)
 
-        Raises:
-            StopIteration: if the epoch is over and all its executions are done.
-        """
-        if not isinstance(iterator, InputFeed | WorkerInputIterator):  # A generator of one batch.
-            return self._one_batch(as_tensors(next(iterator)))
-        self._open_epochs.enter(self)
-        if iterator is not self._epoch:
-            self._begin_epoch(iterator)
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        if not self._ready and not self._executions.pending(iterator):
-            iterator.begin_epoch_if_over()
-            if self._trains and not len(self._executions):
-                self._replicas.train_alone(False)
-        steps = steps_per_call(iterator.owner.batches_per_epoch, len(self._strategy.worker_groups), self._period)
-        while not self._ready:
-            while self._executions.pending(iterator) < self._executions.limit:
-                batches = iterator.take(steps)
-                if not batches:
-                    break
-                self._schedule(batches, iterator.owner.element_spec, iterator)
-            execution = self._executions.wait_for_any(iterator)
-            if execution is not None:
-                self._add(execution)
-            elif self._steps_done:  # The last `steps_per_execution` of an epoch may be fewer.
-                self._steps_done = 0
-                self._ready.append(self._metric_logs.logs)
-            else:
-                raise StopIteration
-        return self._ready.popleft()
+    def rest(self) -> list[Logs]:
+        """See `coordinator.training_loop.Steps`."""
+        done, self._steps_done = self._steps_done, 0
+        return [self._metric_logs.logs] if done else []
 
-    def _begin_epoch(self, iterator: Any) -> None:
-        if self._epoch is not None:  # It was interrupted. Its last steps count, but not in the logs of this epoch.
-            self._executions.wait_until_idle()
-            self._end_epoch()
-            self._metric_logs.reset()
-        self._epoch = iterator
+    def begin(self) -> None:
+        """See `coordinator.training_loop.Steps`. All groups train, unless other steps are in flight."""
+        if self._trains and not len(self._executions):
+            self._replicas.train_alone(False)
 
-    def _end_epoch(self) -> None:
-        if self._error is not None:
-            _log.warning("a step of the training before this one failed", exc_info=self._error)
-        self._add_finished()
-        self._ready.clear()
-        self._steps_done = 0
-        self._epoch, self._error = None, None
-
-    def _add_finished(self) -> None:
-        while (execution := self._executions.wait_for_any(self._epoch)) is not None:
-            self._add(execution)
-
-    def reset(self, error: Exception | None) -> None:
-        """See `coordinator.hooks.TrainingLoop`."""
+    def reset(self) -> None:
+        """See `coordinator.training_loop.Steps`. The steps go on from the chief's count."""
         self._next_step = None
-        if self._epoch is None:
-            self._metric_logs.reset()
-            self._ready.clear()
-            self._steps_done = 0
-        else:
-            self._error = self._error or error
-            self._add_finished()
-            self._metric_logs.carry()
 
-    def finish(self) -> Any:
-        """See `coordinator.hooks.TrainingLoop`."""
-        self._add_finished()
-        self._metric_logs.publish_sums()
-        self._end_epoch()
-        return self._metric_logs.logs
-
-    def _one_batch(self, batch: Any) -> Any:
-        """Does `train_on_batch` and `test_on_batch`. One group trains while the others wait, as one process would train."""
-        self._executions.wait_until_idle()
-        self.reset(None)
+    def one_batch(self, batch: Any) -> Logs:
+        """See `coordinator.training_loop.Steps`. One group trains while the others wait, as one process would train."""
         if not self._trains:
             execution = self._schedule([batch])
             self._executions.result_of(execution)
-            return self._add(execution, for_epoch=False)
+            return self._add_one(execution)
         self._replicas.train_alone(True)
         latest = time.monotonic() + TURN_SECONDS
         for number in itertools.count(1):
@@ -155,7 +91,7 @@ class TrainingLoop:
                 self._replicas.synchronize_groups()  # Another group goes on from what the first one has done.
             execution = self._schedule([batch])
             if self._executions.result_of(execution):
-                return self._add(execution, for_epoch=False)
+                return self._add_one(execution)
             if number % len(self._strategy.worker_groups) == 0:
                 time.sleep(PAUSE_SECONDS)
 
@@ -206,21 +142,22 @@ class TrainingLoop:
 
     # Results.
 
-    def _add(self, execution: Execution, for_epoch: bool = True) -> Any:
-        """Adds the results of an execution, and the logs of its steps to those of the epoch.
-
-        Returns:
-            The logs after its last step; None if it has made no step.
-        """
+    def add(self, execution: Execution) -> list[Logs]:
+        """See `coordinator.training_loop.Steps`."""
         rows = [row for stacked in execution.result for row in stacked.numpy()]
-        logs = None
-        for row in rows:
-            self._steps_done += for_epoch
-            is_reported = for_epoch and self._steps_done >= self._model.steps_per_execution
-            if is_reported or row is rows[-1]:  # A row holds the metrics of all steps of the group up to it.
-                logs = self._metric_logs.add(execution.group, row)
-            if is_reported:
-                self._steps_done = 0
-                self._ready.append(logs)
+        every = self._model.steps_per_execution
+        complete = range(every - 1 - self._steps_done, len(rows), every)
+        self._steps_done = (self._steps_done + len(rows)) % every
+        return self._add(execution.group, rows, complete)
+
+    def _add(self, group: int, rows: list[Any], wanted: Sequence[int]) -> list[Logs]:
+        """Adds the results of an execution: one row per step. Returns the logs after each step in `wanted`."""
+        logs = []
+        # A row holds the metrics of all steps of the group up to it.
+        for number in (*wanted, *([] if wanted and wanted[-1] == len(rows) - 1 else [len(rows) - 1])):
+            logs.append(self._metric_logs.add(group, rows[number]))
         self._replicas.count_updates(self._calls.counters.changes(rows))
-        return logs
+        return logs[: len(wanted)]
+
+    def _add_one(self, execution: Execution) -> Logs:
+        return self._add(execution.group, list(execution.result[0].numpy()), [0])[0]
