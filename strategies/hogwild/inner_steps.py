@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.group_function import GroupProgram
 from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.hogwild.control import Control
+from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.step_counters import StepCounters, numbered
@@ -28,20 +28,23 @@ class InnerSteps(GroupProgram):
         model: the Keras model.
         step: its step on the replicas of a group.
         counters: the counters whose changes each step returns after its result.
+        numbers: the numbers that the chief sends with every call.
         stacks_results: whether the function returns the results of all steps, stacked; else it returns that of its only step.
 
     Attributes:
         blocks: the blocks of parameters that are synchronized.
     """
 
-    arguments = (Control.SPEC,)
-
-    def __init__(self, strategy: Any, model: Any, step: GroupStep, counters: StepCounters, stacks_results: bool) -> None:
+    def __init__(
+        self, strategy: Any, model: Any, step: GroupStep, counters: StepCounters, numbers: CallNumbers, stacks_results: bool
+    ) -> None:
+        self.arguments = (numbers.spec,)
         self._strategy = strategy
         self._replicas = strategy.local_replicas
         self._model = model
         self._step = step
         self._counters = counters
+        self._numbers = numbers
         self._stacks_results = stacks_results
         self.blocks: list[ParameterBlock] = []
 
@@ -51,30 +54,28 @@ class InnerSteps(GroupProgram):
 
     def run(self, variant: Any, devices: tuple[str, ...], data: Any, stacked: bool, *arguments: Any) -> Any:
         """See `GroupProgram`."""
-        count = tf.shape(tf.nest.flatten(data)[0])[0] if stacked else None
 
         def batch(number: Any) -> Any:
             return tf.nest.map_structure(lambda value: value[number], data) if stacked else data
 
-        return self.run_on(variant, devices, batch, count, *arguments)
+        return self.run_on(variant, devices, batch, stacked, *arguments)
 
-    def run_on(self, variant: Any, devices: tuple[str, ...], batch: Callable[[Any], Any], count: Any, numbers: Any) -> Any:
+    def run_on(self, variant: Any, devices: tuple[str, ...], batch: Callable[[Any], Any], stacked: bool, numbers: Any) -> Any:
         """As `run`, on batches that a function supplies.
 
         Args:
             variant: as `variant_of` returned it.
             devices: the devices of the replicas.
             batch: takes the number of a step, from 0; returns its batch.
-            count: how many steps, int32 scalar; None for one step.
-            numbers: see `Control.of`.
+            stacked: whether there may be several batches.
+            numbers: see `CallNumbers`.
         """
         chosen, servers, home = variant
-        with self._strategy.extended.home(home):
-            control = Control.of(numbers)
+        with self._strategy.extended.home(home), self._numbers.unpacked(numbers) as (control, count):
             synchronizations = [self._replicas.push_pull(self.blocks[number], servers, control) for number in chosen]
             for synchronization in synchronizations:
                 synchronization.push()
-            if count is not None:
+            if stacked:
                 return self._loop(devices, batch, count, control, synchronizations)
             result = self._one_step(devices, batch(0), control.step)
             for synchronization in synchronizations:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.executions import Execution, Executions
@@ -121,8 +122,7 @@ class Steps:
             call: Callable[..., Any] = self._calls.prepare(run, element_spec)
             if self._trains and self._strategy.synchronization.adaptive and len(run) > 1 and can_be_split(run):
                 # Traced here: tracing needs the group's thread, which makes variables on its worker.
-                for piece in (run, run[:1]):
-                    self._calls.prepare(piece, element_spec, period=1)
+                self._calls.trace_pieces(run, element_spec)
                 call = functools.partial(self._run_adaptively, run, element_spec)
             calls.append(functools.partial(call, step=self._next_step))
             self._next_step += len(run)
@@ -144,13 +144,13 @@ class Steps:
 
     def add(self, execution: Execution) -> list[Logs]:
         """See `coordinator.training_loop.Steps`."""
-        rows = [row for stacked in execution.result for row in stacked.numpy()]
+        rows = _rows_of(execution)
         every = self._model.steps_per_execution
         complete = range(every - 1 - self._steps_done, len(rows), every)
         self._steps_done = (self._steps_done + len(rows)) % every
         return self._add(execution.group, rows, complete)
 
-    def _add(self, group: int, rows: list[Any], wanted: Sequence[int]) -> list[Logs]:
+    def _add(self, group: int, rows: Any, wanted: Sequence[int]) -> list[Logs]:
         """Adds the results of an execution: one row per step. Returns the logs after each step in `wanted`."""
         logs = []
         # A row holds the metrics of all steps of the group up to it.
@@ -160,4 +160,10 @@ class Steps:
         return logs[: len(wanted)]
 
     def _add_one(self, execution: Execution) -> Logs:
-        return self._add(execution.group, list(execution.result[0].numpy()), [0])[0]
+        return self._add(execution.group, _rows_of(execution), [0])[0]
+
+
+def _rows_of(execution: Execution) -> Any:
+    """Returns what each step of an execution returned, numpy float64 [steps, n]."""
+    results = [stacked.numpy() for stacked in execution.result]
+    return results[0] if len(results) == 1 else np.concatenate(results)

@@ -201,7 +201,7 @@ class Trained:
     def steps(self, group, *batches):
         """Lets the group make a step with each batch."""
         data = [tf.nest.map_structure(tf.constant, batch) for batch in batches]
-        call = self.model.train_function._calls.prepare(data)
+        call = self.model.train_function._steps._calls.prepare(data)
         with tf.device(self.strategy.worker_groups[group].devices[0]):
             call(group, self.number)
         self.number += len(batches)
@@ -353,7 +353,7 @@ def what_steps_wait_for(strategy):
         begin(strategy, 3, period=4, **options)
         trained = Trained(strategy, make, batch)
         trained.steps(0, *[batch] * 4)
-        graphs = [functions[0].graph for functions in trained.model.train_function._calls._function._traced.values()]
+        graphs = [call.args[0][0].graph for call in trained.model.train_function._steps._calls._function._traced.values()]
         (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
         (loop,) = [op for op in graph.get_operations() if "While" in op.type]
         waited_for, new = set(), [loop]
