@@ -152,10 +152,8 @@ class Steps:
 
     def _add(self, group: int, rows: Any, wanted: Sequence[int]) -> list[Logs]:
         """Adds the results of an execution: one row per step. Returns the logs after each step in `wanted`."""
-        logs = []
-        # A row holds the metrics of all steps of the group up to it.
-        for number in (*wanted, *([] if wanted and wanted[-1] == len(rows) - 1 else [len(rows) - 1])):
-            logs.append(self._metric_logs.add(group, rows[number]))
+        last = len(rows) - 1
+        logs = self._metric_logs.add(group, rows[[*wanted] if wanted and wanted[-1] == last else [*wanted, last]])
         self._replicas.count_updates(self._calls.counters.changes(rows))
         return logs[: len(wanted)]
 
