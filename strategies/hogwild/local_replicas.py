@@ -119,6 +119,11 @@ class LocalReplicas:
             self.synchronize_groups()
             self._groups.train_alone(one)
 
+    @property
+    def alone(self) -> int | None:
+        """See `LiveGroups`."""
+        return self._groups.alone
+
     def has_lost_alone(self) -> bool:
         """See `LiveGroups.has_lost_alone`."""
         return self._groups.has_lost_alone()

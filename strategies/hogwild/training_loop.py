@@ -5,7 +5,6 @@ and Keras' callbacks see all of them.
 """
 
 import functools
-import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,9 +23,6 @@ from tfdist.strategies.keras_hooks.interface import Logs
 
 TURN_SECONDS = 10.0
 """If a step belongs to one group, the others leave it to that group for this long. After that any group may do it."""
-
-PAUSE_SECONDS = 0.001
-"""The pause before all groups are asked again for such a step. Its group may be busy with the step before."""
 
 
 class Steps:
@@ -85,20 +81,23 @@ class Steps:
             return self._add_one(execution)
         self._replicas.train_alone(True)
         latest = time.monotonic() + TURN_SECONDS
-        for number in itertools.count(1):
+        while True:
             self._next_step = None
-            self._any_group = self._replicas.has_lost_alone() or time.monotonic() > latest
+            remaining = latest - time.monotonic()
+            self._any_group = self._replicas.has_lost_alone() or remaining <= 0
             if self._any_group:
                 self._replicas.synchronize_groups()  # Another group goes on from what the first one has done.
-            execution = self._schedule([batch])
-            if self._executions.result_of(execution):
+                execution = self._schedule([batch])
+                result = self._executions.result_of(execution)
+            else:
+                execution = self._schedule([batch], group=self._replicas.alone)
+                result = self._executions.result_of(execution, remaining)
+            if result:
                 return self._add_one(execution)
-            if number % len(self._strategy.worker_groups) == 0:
-                time.sleep(PAUSE_SECONDS)
 
     # Scheduling.
 
-    def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None) -> Execution:
+    def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None, group: int | None = None) -> Execution:
         self._replicas.publish()
         if not self._trains:
             self._replicas.synchronize_groups()
@@ -106,12 +105,12 @@ class Steps:
         self._metric_logs.begin_steps()
 
         def run(group: int) -> Any:
-            # Empty if another group has to do it: several groups take an execution that belongs to one.
+            # Empty if another group has to do it, because the one that trains alone has failed.
             if self._trains and not self._replicas.may_take(group, self._any_group):
                 return []
             return [call(group) for call in calls]
 
-        return self._executions.schedule(run, owner)
+        return self._executions.schedule(run, owner, group)
 
     def _prepare(self, batches: list[Any], element_spec: Any) -> list[Callable[[int], Any]]:
         """Returns the calls that a group makes one after the other."""
