@@ -46,6 +46,11 @@ class CoordinatorHooks(KerasHooks):
         """See `KerasHooks`. The chief runs all callbacks."""
         return callbacks
 
+    def begin_epoch(self, model: Any, are_read: bool) -> None:
+        """See `KerasHooks`."""
+        if isinstance(model.train_function, TrainingLoop):
+            model.train_function.are_read = are_read
+
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """See `KerasHooks`. Reads the model's metrics from all worker groups.
 

@@ -20,8 +20,16 @@ _log = logging.getLogger("tfdist")
 class Steps(Protocol):
     """The steps of a training loop, as its strategy makes them."""
 
-    def schedule(self, iterator: BatchIterator) -> bool:
-        """Schedules steps on the next batches of `iterator`, which owns the execution. Returns whether there was a batch."""
+    def schedule(self, iterator: BatchIterator, are_read: bool) -> bool:
+        """Schedules steps on the next batches of an epoch.
+
+        Args:
+            iterator: the iterator of the epoch, which owns the execution.
+            are_read: whether somebody reads the logs of each step.
+
+        Returns:
+            Whether there was a batch.
+        """
 
     def add(self, execution: Execution) -> list[Logs]:
         """Adds the results of an execution. Returns the logs after each `steps_per_execution` steps that are complete now."""
@@ -92,6 +100,9 @@ class TrainingLoop:
         metric_logs: the logs of the steps.
         executions: the executions of the strategy.
         open_epochs: the epochs of all loops of the strategy.
+
+    Attributes:
+        are_read: whether somebody may read the logs of each step while an epoch runs: a callback or a progress bar.
     """
 
     def __init__(self, steps: Steps, metric_logs: MetricLogs, executions: Executions, open_epochs: OpenEpochs) -> None:
@@ -99,6 +110,7 @@ class TrainingLoop:
         self._metric_logs = metric_logs
         self._executions = executions
         self._open_epochs = open_epochs
+        self.are_read = True
 
     def __call__(self, iterator: Any) -> Logs:
         """Returns the logs after the next `steps_per_execution` steps. Schedules batches of `iterator` and waits if it has to.
@@ -118,7 +130,7 @@ class TrainingLoop:
             iterator.begin_epoch_if_over()
             self._steps.begin()
         while not epoch.ready:
-            while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator):
+            while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator, self.are_read):
                 pass
             execution = self._executions.wait_for_any(iterator)
             epoch.ready += self._steps.rest() if execution is None else self._steps.add(execution)
@@ -179,4 +191,5 @@ class TrainingLoop:
         self._add_finished(epoch)
         self._metric_logs.publish_sums()
         self.end(epoch)
+        self.are_read = True
         return self._metric_logs.logs

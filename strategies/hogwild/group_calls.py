@@ -5,7 +5,7 @@ them, when the period is over.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +34,14 @@ class _Functions:
             synchronizes nothing. They take the batches, the number of the group, and the numbers of `CallNumbers`.
         turns: how many functions take turns.
         overlaps: whether the functions synchronize.
+        several: whether they synchronize in each period of a call; else once.
         examples: how many examples a batch has.
     """
 
     functions: list[Callable[..., Any]]
     turns: int
     overlaps: bool
+    several: bool
     examples: float
 
 
@@ -85,7 +87,16 @@ class GroupCalls:
         period = period or self._strategy.steps_per_synchronization
         batches = _taken_apart(batches)
         overlaps = self._trains and is_due(len(batches), len(batches), period) and self._strategy.synchronization.overlap
-        return functools.partial(self._run, self._functions_for(batches, element_spec, overlaps), batches, period)
+        several = len(batches) > period and self.takes_several_periods()
+        functions = self._functions_for(batches, element_spec, overlaps, several)
+        return functools.partial(self._run, functions, batches, period)
+
+    def takes_several_periods(self) -> bool:
+        """Returns whether `prepare` takes the batches of several periods, and the group synchronizes in each of them."""
+        options = self._strategy.synchronization
+        # Else the chief decides before each period: what is synchronized, when, or with which weight.
+        plain = options.overlap and options.fragments == 1 and options.weights != "examples"
+        return self._trains and plain and not options.adaptive and not self._strategy.shares_replicas
 
     def trace_pieces(self, batches: list[Any], element_spec: Any) -> None:
         """Traces all functions that `prepare` may need for a part of these batches: threads of groups then trace none."""
@@ -94,15 +105,15 @@ class GroupCalls:
             for overlaps in {False, self._strategy.synchronization.overlap}:
                 self._functions_for(piece, element_spec, overlaps)
 
-    def _functions_for(self, batches: list[Any], element_spec: Any, overlaps: bool) -> _Functions:
+    def _functions_for(self, batches: list[Any], element_spec: Any, overlaps: bool, several: bool = False) -> _Functions:
         first = batches[0]
         like = first.data if isinstance(first, WorkerBatch) else first.signature
-        key = (like, len(batches) > 1, overlaps, len(self._steps.blocks))
+        key = (like, len(batches) > 1, overlaps, several, len(self._steps.blocks))
         if key not in self._functions:
-            self._functions[key] = self._trace(batches, element_spec, overlaps)
+            self._functions[key] = self._trace(batches, element_spec, overlaps, several)
         return self._functions[key]
 
-    def _trace(self, batches: list[Any], element_spec: Any, overlaps: bool) -> _Functions:
+    def _trace(self, batches: list[Any], element_spec: Any, overlaps: bool, several: bool) -> _Functions:
         self._register_weights()
         turns: list[tuple[int, ...]] = [()]
         if overlaps:
@@ -111,12 +122,12 @@ class GroupCalls:
         without = [()] if overlaps and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
         with tracing_lock, self._replicas.recording_use() as used:
-            traced = [self._traced(batches, element_spec, turn) for turn in turns + without]
+            traced = [self._traced(batches, element_spec, (turn, several)) for turn in turns + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(used)
         first = batches[0]
         examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
-        return _Functions(traced, len(turns), overlaps, float(examples or 1))
+        return _Functions(traced, len(turns), overlaps, several, float(examples or 1))
 
     def _run(self, functions: _Functions, batches: list[Any], period: int, group: int, step: int) -> Any:
         """Runs a call on a group, in its thread, and synchronizes the group with it or before it if that is due."""
@@ -141,21 +152,21 @@ class GroupCalls:
                 replicas.count_push(group)
             if self._trains:
                 replicas.count_examples(group, steps * functions.examples)
-            self._since[owner] = steps + (0 if synchronizes else self._since[owner])
+            self._since[owner] = min(steps, period) if synchronizes else self._since[owner] + steps
             control = replicas.control_numbers(group, self._rates, step)
             return function(batches, group, self._numbers.pack(control, steps))
         except Exception:
             replicas.mark_lost(owner)
             raise
 
-    def _traced(self, batches: list[Any], element_spec: Any, turn: tuple[int, ...]) -> Callable[..., Any]:
+    def _traced(self, batches: list[Any], element_spec: Any, variant: Hashable) -> Callable[..., Any]:
         if not isinstance(batches[0], WorkerBatch):
-            return self._function.traced(batches, element_spec, turn)
-        functions = [self._function_that_reads(group, turn, batches[0].data) for group in self._strategy.worker_groups]
+            return self._function.traced(batches, element_spec, variant)
+        functions = [self._function_that_reads(group, variant, batches[0].data) for group in self._strategy.worker_groups]
         return lambda batches, group, numbers: functions[group](chief_device.constant(numbers))
 
-    def _function_that_reads(self, group: WorkerGroup, turn: tuple[int, ...], data: WorkerInput) -> Any:
-        variant = self._steps.variant_of(group, turn)
+    def _function_that_reads(self, group: WorkerGroup, variant: Hashable, data: WorkerInput) -> Any:
+        variant = self._steps.variant_of(group, variant)
         devices = group.traced_devices
 
         def run(numbers: Any) -> Any:

@@ -5,6 +5,7 @@ and Keras' callbacks see all of them.
 """
 
 import functools
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from tfdist.strategies.coordinator.executions import Execution, Executions
 from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
-from tfdist.strategies.hogwild.schedules import steps_per_call
+from tfdist.strategies.hogwild.schedules import periods_per_call, steps_per_call
 from tfdist.strategies.hogwild.step_counters import steps_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch
 from tfdist.strategies.keras_hooks.interface import Logs
@@ -47,14 +48,18 @@ class Steps:
         self._metric_logs = metric_logs
         self._trains = trains
         self._period = strategy.steps_per_synchronization
+        self._batch_bytes: int | None = None  # Of the last batch.
         self._steps_done = 0  # Since the last logs that Keras gets.
         self._next_step: int | None = None  # Its number over all groups; None before the first.
         self._any_group = False  # Whether any group may do the step of `one_batch`.
 
-    def schedule(self, iterator: Any) -> bool:
+    def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
-        groups = len(self._strategy.worker_groups)
-        batches = iterator.take(steps_per_call(iterator.owner.batches_per_epoch, groups, self._period))
+        in_epoch, groups = iterator.owner.batches_per_epoch, len(self._strategy.worker_groups)
+        steps = steps_per_call(in_epoch, groups, self._period)
+        if not are_read and self._calls.takes_several_periods():
+            steps *= periods_per_call(in_epoch, groups, self._period, self._batch_bytes)
+        batches = iterator.take(steps)
         if batches:
             self._schedule(batches, iterator.owner.element_spec, iterator)
         return bool(batches)
@@ -117,7 +122,9 @@ class Steps:
         if self._next_step is None:
             self._next_step = steps_of(self._model.optimizer) if self._trains else 0
         calls: list[Callable[[int], Any]] = []
-        for run in [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches):
+        runs: list[list[Any]] = [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches)
+        self._batch_bytes = _bytes_of(runs[0][0])
+        for run in itertools.chain.from_iterable(map(self._parts, runs)):
             call: Callable[..., Any] = self._calls.prepare(run, element_spec)
             if self._trains and self._strategy.synchronization.adaptive and len(run) > 1 and can_be_split(run):
                 # Traced here: tracing needs the group's thread, which makes variables on its worker.
@@ -126,6 +133,11 @@ class Steps:
             calls.append(functools.partial(call, step=self._next_step))
             self._next_step += len(run)
         return calls
+
+    def _parts(self, run: list[Any]) -> list[list[Any]]:
+        """Splits the batches of several periods into whole periods and the rest."""
+        whole = len(run) // self._period * self._period
+        return [part for part in (run[:whole], run[whole:]) if part]
 
     def _run_adaptively(self, batches: list[Any], element_spec: Any, group: int, step: int) -> Any:
         """Makes the group synchronize after as many steps as suit its speed. Runs in the group's thread."""
@@ -158,6 +170,13 @@ class Steps:
 
     def _add_one(self, execution: Execution) -> Logs:
         return self._add(execution.group, _rows_of(execution), [0])[0]
+
+
+def _bytes_of(batch: Any) -> int | None:
+    """Returns how many bytes the chief sends for a batch; None if it is not packed."""
+    if isinstance(batch, WorkerBatch):
+        return 0
+    return None if batch.arrays is None else sum(array.nbytes for array in batch.arrays)
 
 
 def _rows_of(execution: Execution) -> Any:

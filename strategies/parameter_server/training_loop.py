@@ -35,8 +35,9 @@ class Steps:
         self._metric_logs = metric_logs
         self._executions = executions
 
-    def schedule(self, iterator: Any) -> bool:
+    def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
+        del are_read
         batches = iterator.take(self._model.steps_per_execution)
         if batches:
             self._schedule(batches, iterator.owner.element_spec, iterator)

@@ -37,6 +37,9 @@ in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
 # Metrics are computed on values that are not those of their variables: coordinator/metric_logs.py sums over groups first.
 StatelessScope: Any = keras.StatelessScope
 
+# Whether a callback's method is the one of `keras.callbacks.Callback`, which does nothing.
+is_default: Any = need("keras.src.utils.python_utils", "is_default")
+
 # Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel. Everything that saves calls these.
 saving_lib: Any = need("keras.src.saving.saving_lib")
 legacy_h5_format: Any = need("keras.src.legacy.saving.legacy_h5_format")

@@ -129,6 +129,13 @@ CALLBACK_LIST = PatchPoint(
     "Only one of the tasks that train writes files and shows a progress bar.",
 )
 
+BEGIN_EPOCH = PatchPoint(
+    keras.callbacks.CallbackList,
+    "on_epoch_begin",
+    "self, epoch, logs",
+    "The strategy gets to know whether callbacks read the logs of each step of the epoch.",
+)
+
 # keras_hooks/optimizer.py: replicas add up their gradients once, before all other parts of an update.
 APPLY = {
     owner: PatchPoint(

@@ -52,7 +52,8 @@ class Steps:
         self.logs = logs
         self.odd = False
 
-    def schedule(self, iterator):
+    def schedule(self, iterator, are_read):
+        del are_read
         batches = iterator.take(1)
         self.executions.waiting += [(iterator, batch) for batch in batches]
         return bool(batches)

@@ -294,6 +294,28 @@ def examples(strategy):
     return trained.collect()
 
 
+def several_periods(strategy):
+    """Calls of several periods, and of one period each, of three groups that share the parameters of three weights.
+
+    Returns for each way to synchronize, and for both ways to call, the parameters after each turn of a group, and at the end.
+    """
+    batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
+    turns = [(0, 3), (1, 2), (2, 3), (0, 2), (1, 3)]  # Groups, and how many periods they make.
+
+    def parameters(options, at_once):
+        begin(strategy, 3, period=2, **options)
+        trained = Trained(strategy, upwards, batch)
+        history = []
+        for group, periods in turns:
+            for count in [2 * periods] if at_once else [2] * periods:
+                trained.steps(group, *[batch] * count)
+            history.append(trained.parameters())
+        return [*history, trained.collect()]
+
+    ways = [{"outer": "delayed_nesterov"}, {"compression": "int8"}]
+    return [[parameters(options, at_once) for at_once in (True, False)] for options in ways]
+
+
 def replies_between_steps(strategy):
     """Two groups. Each step subtracts a tenth of the first group's replica. A reply arrives after some of its steps.
 
