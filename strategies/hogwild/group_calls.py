@@ -1,7 +1,7 @@
 """The calls of worker groups under `hogwild`: which function a group runs next, and which blocks it synchronizes with it.
 
-A group that has about a sync period's batches synchronizes while it computes them. A group that has fewer synchronizes before
-them, when the period is over.
+A group that has about a sync period's batches, or those of several, synchronizes while it computes them. A group that has fewer
+synchronizes before them, when the period is over.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """The steps of `hogwild`, as the chief schedules them.
 
-A group gets the batches of a whole sync period with one call, or fewer in short epochs. The call returns the logs of each step,
-and Keras' callbacks see all of them.
+A group gets the batches of a whole sync period with one call, fewer in short epochs, or those of several periods if nobody
+reads the logs of single steps. The call returns the logs of each step, and Keras' callbacks see all of them.
 """
 
 import functools
@@ -58,7 +58,8 @@ class Steps:
         in_epoch, groups = iterator.owner.batches_per_epoch, len(self._strategy.worker_groups)
         steps = steps_per_call(in_epoch, groups, self._period)
         if not are_read and self._calls.takes_several_periods():
-            steps *= periods_per_call(in_epoch, groups, self._period, self._batch_bytes)
+            left = in_epoch and in_epoch - iterator.taken
+            steps *= periods_per_call(left, groups, self._period, self._batch_bytes)
         batches = iterator.take(steps)
         if batches:
             self._schedule(batches, iterator.owner.element_spec, iterator)

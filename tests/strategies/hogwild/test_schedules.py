@@ -34,12 +34,12 @@ def test_an_epoch_is_divided_among_all_groups(batches, expected):
 
 
 @pytest.mark.parametrize(
-    ("batches", "batch_bytes", "expected"),
+    ("left", "batch_bytes", "expected"),
     [(10_000, 0, 4), (10_000, 1000, 4), (1024, 0, 2), (1023, 0, 1), (3, 0, 1), (10_000, 2**17, 2), (10_000, 2**30, 1)],
 )
-def test_a_group_gets_several_periods_if_epochs_are_long_and_batches_small(batches, batch_bytes, expected):
-    assert periods_per_call(batches, 4, 16, batch_bytes) == expected
-    assert periods_per_call(None, 4, 16, batch_bytes) == periods_per_call(batches, 4, 16, None) == 1
+def test_a_group_gets_several_periods_if_many_batches_are_left_and_they_are_small(left, batch_bytes, expected):
+    assert periods_per_call(left, 4, 16, batch_bytes) == expected
+    assert periods_per_call(None, 4, 16, batch_bytes) == periods_per_call(left, 4, 16, None) == 1
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 16, 50])
