@@ -34,14 +34,12 @@ class _Functions:
             synchronizes nothing. They take the batches, the number of the group, and the numbers of `CallNumbers`.
         turns: how many functions take turns.
         overlaps: whether the functions synchronize.
-        several: whether they synchronize in each period of a call; else once.
         examples: how many examples a batch has.
     """
 
     functions: list[Callable[..., Any]]
     turns: int
     overlaps: bool
-    several: bool
     examples: float
 
 
@@ -127,7 +125,7 @@ class GroupCalls:
         self._add_used(used)
         first = batches[0]
         examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
-        return _Functions(traced, len(turns), overlaps, several, float(examples or 1))
+        return _Functions(traced, len(turns), overlaps, float(examples or 1))
 
     def _run(self, functions: _Functions, batches: list[Any], period: int, group: int, step: int) -> Any:
         """Runs a call on a group, in its thread, and synchronizes the group with it or before it if that is due."""
