@@ -1,10 +1,10 @@
-"""The chief's own work for each call of a worker group: its processor time, against that of a bare call of TensorFlow's.
+"""The chief's own work for each sync period or step of a worker group: processor time, against a bare call of TensorFlow's.
 
-    python benchmarks/chief.py [--seconds 3] [--epochs 7] [--markdown benchmarks/chief.md]
+    python benchmarks/chief.py [--calls 300] [--epochs 5] [--markdown benchmarks/chief.md]
 
-One call is a sync period under hogwild, and a step under parameter_server. Each job has 1 chief, 2 workers and 1 ps on this
-machine, and a model so small that the work of the chief is most of what happens. Processor time is that of all threads of the
-chief's process (`time.process_time`): other programs on the machine change it little, while wall time is what they leave.
+The figures are for each sync period under hogwild, and each step under parameter_server. Each job has 1 chief, 2 workers and
+1 ps on this machine, and a model so small that the work of the chief is most of what happens. Processor time is that of all
+threads of the chief's process (`time.process_time`): other programs on the machine change it less than wall time.
 
 A bare call is the limit: TensorFlow's coordinator makes a group run a function that takes the bytes of one call's batches and
 returns as many numbers as the logs of its steps. The same chief makes these calls in the same job.
@@ -24,15 +24,15 @@ import figures
 from absl import app, flags
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("epochs", 7, "Epochs that count. Figures are medians over them.", lower_bound=1)
-flags.DEFINE_float("seconds", 3.0, "How long an epoch should last, about.")
+flags.DEFINE_integer("epochs", 5, "Epochs that count. Figures are medians over them.", lower_bound=1)
+flags.DEFINE_integer("calls", 300, "Sync periods, or steps, of an epoch.", lower_bound=1)
 flags.DEFINE_list("only", [], "Only the rows whose name contains one of these.")
 flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the table; else it is printed only.")
 flags.DEFINE_string("profile", None, "Folder for profiles of the chief's threads, one set per row. They double the figures.")
 flags.DEFINE_string("run", None, "Used by the jobs themselves.")
 
 PERIOD, BATCH, FEATURES, CLASSES = 16, 32, 64, 10
-FIRST_CALLS, LEAST_CALLS, BARE_CALLS = 40, 40, 300
+FIRST_CALLS, BARE_CALLS = 100, 300
 ROWS = {
     "hogwild": {
         "hogwild, workers read their data": {"reads": "workers"},
@@ -107,10 +107,9 @@ def row_of(strategy, steps, reads="chief", callback=False, alone=False):
     def dataset(context):
         return tf.data.Dataset.from_tensors((x, y)).repeat()
 
-    fit(FIRST_CALLS, 3)
-    calls = max(LEAST_CALLS, int(FLAGS.seconds * FIRST_CALLS / found[-1][1]))
-    fit(calls, FLAGS.epochs)
-    return [[each / calls for each in epoch] for epoch in found]
+    fit(FIRST_CALLS, 2)
+    fit(FLAGS.calls, FLAGS.epochs)
+    return [[each / FLAGS.calls for each in epoch] for epoch in found]
 
 
 def bare(strategy, steps, reads="chief", callback=False, alone=False):
@@ -185,7 +184,7 @@ def results(strategy):
         command += ["--worker_count=2", "--parameter_server_count=1"]
         command += ["--sync_period", str(PERIOD)] if strategy == "hogwild" else []
         command += [os.path.abspath(__file__), "--", "--run", json.dumps([strategy, str(result)])]
-        command += [f"--epochs={FLAGS.epochs}", f"--seconds={FLAGS.seconds}", f"--only={','.join(FLAGS.only)}"]
+        command += [f"--epochs={FLAGS.epochs}", f"--calls={FLAGS.calls}", f"--only={','.join(FLAGS.only)}"]
         command += [f"--profile={os.path.abspath(FLAGS.profile)}"] if FLAGS.profile else []
         with log.open("wb") as output:
             if subprocess.run(command, timeout=600, cwd=folder, stdout=output, stderr=output).returncode:
@@ -203,7 +202,7 @@ def main(_):
         return
     figures.check(FLAGS.markdown)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, load before: {os.getloadavg()[0]:.1f}"
-    lines = [f"{machine}; milliseconds for each call; medians (minimum to maximum).", ""]
+    lines = [f"{machine}; milliseconds for each period or step; medians (minimum to maximum).", ""]
     lines += ["| | processor, chief | processor, bare call | ratio | wall |", "|---|---|---|---|---|"]
     for strategy, rows in ROWS.items():
         if FLAGS.only and not any(part in name for name in rows for part in FLAGS.only):
