@@ -7,6 +7,7 @@ group answers.
 
 import enum
 import logging
+import math
 import queue
 import statistics
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.private_api import dispatch_context
+from tfdist.strategies.private_api import dispatch_context, schedule_for_reader
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.peers import is_listening, waiting_for
 
@@ -90,6 +91,7 @@ class Executions:
         self._workers = workers
         # Results as (execution, number of the group, result); None when a function has raised.
         self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # Held while an execution starts, or is cancelled because it has not.
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
         self._error: Exception | None = None  # Raised in the watcher's thread, for the next wait.
@@ -107,16 +109,18 @@ class Executions:
         """Returns how many executions of `owner` are in flight, or finished and not taken yet."""
         return sum(execution.owner is owner for execution in self._in_flight) + len(self._finished.get(owner, ()))
 
-    def schedule(self, function: Callable[[int], Any], owner: Any = None) -> Execution:
+    def schedule(self, function: Callable[[int], Any], owner: Any = None, group: int | None = None) -> Execution:
         """Makes the next free group call `function`; another group if that one is lost.
 
         Args:
             function: takes the number of the group and returns nested tensors. Called in the thread of the group.
             owner: hashable; see `Execution`.
+            group: the number of the group that takes it, unless that group fails. Pass `start_seconds` to `result_of`, because
+                the group may be gone already.
         """
         execution = Execution(function, owner)
         try:
-            self._schedule(execution)
+            self._schedule(execution, group)
         except Exception:
             self.cancel()
             raise
@@ -127,16 +131,16 @@ class Executions:
             self._watcher.start()
         return execution
 
-    def _schedule(self, execution: Execution) -> None:
+    def _schedule(self, execution: Execution, group: int | None = None) -> None:
         events, durations = self._events, self._durations
         execution.state = State.QUEUED
 
         def run() -> None:
-            if execution.state in (State.FINISHED, State.CANCELLED):
-                return  # By a backup, or by an error while it was queued.
-            group = dispatch_context().worker_index
-            started = time.monotonic()
-            execution.started[group], execution.state = started, State.RUNNING
+            group, started = dispatch_context().worker_index, time.monotonic()
+            with self._lock:
+                if execution.state in (State.FINISHED, State.CANCELLED):
+                    return  # By a backup, or while it was queued.
+                execution.started[group], execution.state = started, State.RUNNING
             try:
                 # Copied to the chief, where the result stays if the worker is gone.
                 result = tf.nest.map_structure(chief_device.fetched, execution.function(group), expand_composites=True)
@@ -149,7 +153,10 @@ class Executions:
             events.put((execution, group, result))
 
         # The public `schedule` takes TensorFlow functions only. This one runs Python in the thread of a group.
-        self._coordinator._cluster.schedule(run, args=(), kwargs={})
+        if group is None:
+            self._coordinator._cluster.schedule(run, args=(), kwargs={})
+        else:
+            schedule_for_reader(self._coordinator, group, run)
 
     def wait_for_any(self, owner: Any) -> Execution | None:
         """Waits until one more execution of `owner` has finished and returns it. Returns None if none is pending.
@@ -167,14 +174,14 @@ class Executions:
             del self._finished[owner]
         return execution
 
-    def _wait_until(self, is_over: Callable[[], bool]) -> None:
-        """Gives finished executions to their owners until `is_over`, or until nothing is in flight."""
+    def _wait_until(self, is_over: Callable[[], bool], latest: float = math.inf) -> None:
+        """Gives finished executions to their owners until `is_over`, or until nothing is in flight, or until `latest`."""
         if self._error is not None:
             self._raise_error()
         last_alive = time.monotonic()
-        while self._in_flight and not is_over():
+        while self._in_flight and not is_over() and (now := time.monotonic()) < latest:
             try:
-                event = self._events.get(timeout=POLL_SECONDS)
+                event = self._events.get(timeout=min(POLL_SECONDS, latest - now))
             except queue.Empty:
                 last_alive = self._check_workers(last_alive)
                 event = None
@@ -206,8 +213,20 @@ class Executions:
                     self._events.put(None)
                     return
 
-    def result_of(self, execution: Execution) -> Any:
-        """Waits for `execution` and returns its result. Raises as `wait_for_any` does."""
+    def result_of(self, execution: Execution, start_seconds: float | None = None) -> Any:
+        """Waits for `execution` and returns its result. Raises as `wait_for_any` does.
+
+        Args:
+            execution: the execution.
+            start_seconds: how long a group may take to start it. Then it is cancelled, and the result is None.
+        """
+        if start_seconds is not None:
+            self._wait_until(lambda: execution.state is State.FINISHED, time.monotonic() + start_seconds)
+            with self._lock:
+                if execution.state is State.QUEUED:
+                    execution.state = State.CANCELLED
+                    self._in_flight.discard(execution)
+                    return None
         self._wait_until(lambda: execution.state is State.FINISHED)
         if execution.state is not State.FINISHED:
             raise RuntimeError("a step was cancelled after the error of another")

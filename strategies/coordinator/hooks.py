@@ -3,9 +3,11 @@
 import logging
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, TrainingLoop
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
@@ -13,47 +15,6 @@ from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 
 _log = logging.getLogger("tfdist")
-
-
-class TrainingLoop(Protocol):
-    """What Keras calls as `train_function` or `test_function`."""
-
-    def __call__(self, iterator: Any) -> Logs:
-        """Returns the logs after the next `steps_per_execution` steps. Raises StopIteration at the end of the epoch."""
-
-    def reset(self, error: Exception | None) -> None:
-        """Prepares for metrics that start from zero. Nothing is in flight.
-
-        An epoch that is not over, because a callback evaluates within it, goes on later with its own sums.
-
-        Args:
-            error: what a step raised while the strategy waited for it; for the epoch that is not over.
-        """
-
-    def finish(self) -> Logs:
-        """Waits for the executions of an epoch at its end and returns its logs."""
-
-
-class OpenEpochs:
-    """The training loops in the middle of an epoch, the innermost last: a callback of `fit` may call `evaluate`."""
-
-    def __init__(self) -> None:
-        self._loops: list[TrainingLoop] = []
-
-    def enter(self, loop: TrainingLoop) -> None:
-        """Notes that `loop` makes a step. Epochs that began within its epoch are over."""
-        if loop in self._loops:
-            del self._loops[self._loops.index(loop) + 1 :]
-        else:
-            self._loops.append(loop)
-
-    def end(self, model: Any) -> TrainingLoop | None:
-        """Returns the loop of `model` whose epoch ends; None if it has made no step."""
-        for number in reversed(range(len(self._loops))):
-            if (loop := self._loops[number]) in (model.train_function, model.test_function):
-                del self._loops[number:]
-                return loop
-        return None
 
 
 class CoordinatorHooks(KerasHooks):
@@ -85,13 +46,18 @@ class CoordinatorHooks(KerasHooks):
         """See `KerasHooks`. The chief runs all callbacks."""
         return callbacks
 
+    def begin_epoch(self, model: Any, are_read: bool) -> None:
+        """See `KerasHooks`."""
+        if isinstance(model.train_function, TrainingLoop):
+            model.train_function.are_read = are_read
+
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """See `KerasHooks`. Reads the model's metrics from all worker groups.
 
         Keras does so only if a step returns exactly the model's metrics. A user's own `train_step` may return others too, or
         nest them, and its last logs know what one worker has counted.
         """
-        if logs and (loop := self._open_epochs.end(model)) is not None:
+        if logs and (loop := self._open_epochs.innermost_of(model)) is not None:
             logs = loop.finish()
         return trainer.with_metrics(logs, model.get_metrics_result()) if logs else logs
 
@@ -108,6 +74,12 @@ class CoordinatorHooks(KerasHooks):
             loop.reset(error)
 
     # For subclasses.
+
+    def _training_loop(self, steps: Steps, metric_logs: MetricLogs) -> TrainingLoop:
+        """Returns Keras' `train_function` or `test_function`."""
+        loop = TrainingLoop(steps, metric_logs, self._executions, self._open_epochs)
+        self._loops.add(loop)
+        return loop
 
     def _check_model(self, model: Any) -> None:
         """Raises ValueError if the model cannot run under this strategy as it was compiled."""

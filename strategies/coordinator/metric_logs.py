@@ -113,26 +113,27 @@ class MetricLogs:
                     variable.assign(tf.zeros(variable.shape, variable.dtype))
             self._restarts = False
 
-    def add(self, group: int, vector: Any) -> Any:
+    def add(self, group: int, rows: Any) -> list[Any]:
         """Adds what a group has returned.
 
         Args:
             group: the number of the group.
-            vector: what its last step returned, numpy float64 [n].
+            rows: what its steps returned, numpy float64 [steps, n]. A row holds the metrics of all steps of the group up to it,
+                so rows after which nobody needs the logs may be missing, but not the last.
 
         Returns:
-            The logs over the steps of all groups.
+            The logs over the steps of all groups, after each row.
         """
-        own_logs = self._own_logs.unflatten(vector[self._size :])
+        logs = self._own_logs.unflatten(rows[:, self._size :])
         if self._variables:
-            metrics = vector[: self._size]
+            metrics = rows[:, : self._size]
             with np.errstate(invalid="ignore"):  # Callbacks get losses that are not finite.
-                self._sum = self._sum - self._by_group.get(group, 0.0) + metrics
-            self._by_group[group] = metrics
-            results = self._metric_logs.unflatten(self._results_now())
-            own_logs = trainer.with_metrics(own_logs, results) if own_logs else results
-        self.logs = own_logs
-        return own_logs
+                sums = self._sum - self._by_group.get(group, 0.0) + metrics
+                results = self._metric_logs.unflatten(self._results_of(sums))
+            self._sum, self._by_group[group] = sums[-1], metrics[-1]
+            logs = [trainer.with_metrics(own, result) if own else result for own, result in zip(logs, results, strict=True)]
+        self.logs = logs[-1]
+        return logs
 
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
@@ -141,17 +142,17 @@ class MetricLogs:
             for variable, value in zip(self._variables, sums, strict=True):
                 variable._value.known_sum = tf.constant(value, variable._value.dtype)
 
-    def _results_now(self) -> Any:
+    def _results_of(self, sums: Any) -> Any:
+        """Returns the values of the metrics' logs, float64 [rows, m], for each row of their variables, [rows, n]."""
         means = [places for places in self._means if places is not None]
-        if len(means) == len(
-            self._means
-        ):  # In numpy: a call of TensorFlow would cost more than the rest of a step on the chief.
-            pairs = [(self._sum[total], self._sum[count]) for total, count in means]
-            return [total / count if count else 0.0 for total, count in pairs]
+        if len(means) == len(self._means):  # In numpy: a call of TensorFlow costs more than all else that the chief does here.
+            places = np.array(means, int).reshape([-1, 2])
+            totals, counts = sums[:, places[:, 0]], sums[:, places[:, 1]]
+            return np.divide(totals, counts, out=np.zeros_like(totals), where=counts != 0)
         if self._results_function is None:
             self._results_function = tf.function(self._results, autograph=False)
         with tf.device(chief_device.DEVICE):
-            return self._results_function(tf.constant(self._sum)).numpy()
+            return np.stack([self._results_function(tf.constant(row)).numpy() for row in sums])
 
 
 @contextlib.contextmanager
@@ -186,17 +187,24 @@ class _LogsFormat:
     def __init__(self) -> None:
         self._structure: Any = {}
         self._shapes: list[tuple[int, ...]] = []
+        self._places: dict[str, int] | None = {}  # Of each log in the vector; None if they are not all scalars in one dict.
 
     def flatten(self, logs: Any) -> Any:
         """Returns nested logs as a float64 vector, in a function, and notes their format."""
         values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
         self._structure = tf.nest.map_structure(lambda _: 0, logs)
         self._shapes = [tuple(value.shape) for value in values]
+        self._places = None
+        if type(logs) is dict and len(logs) == len(values) and not any(self._shapes):
+            order = {name: place for place, name in enumerate(sorted(logs))}
+            self._places = {name: order[name] for name in logs}
         return _float64_vector(values)
 
-    def unflatten(self, vector: Any) -> Any:
-        """Returns the logs in `vector`, on the chief; scalars as floats."""
-        return tf.nest.pack_sequence_as(self._structure, unflatten_array(vector, self._shapes))
+    def unflatten(self, rows: Any) -> list[Any]:
+        """Returns the logs in each row of `rows`, [rows, n], on the chief; scalars as floats."""
+        if self._places is not None:
+            return [{name: row[place] for name, place in self._places.items()} for row in rows.tolist()]
+        return [tf.nest.pack_sequence_as(self._structure, unflatten_array(row, self._shapes)) for row in rows]
 
 
 def _float64_vector(values: list[Any]) -> Any:

@@ -4,6 +4,7 @@ TensorFlow makes one call for each tensor that it sends, and one for each argume
 model with many small variables these calls take longer than the computation.
 """
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -76,48 +77,84 @@ def sum_over_replicas(values: Sequence[Sequence[Any]], devices: Sequence[str]) -
     return sums
 
 
-def can_pack(values: list[Any]) -> bool:
+def can_pack(values: Sequence[Any]) -> bool:
     """Returns whether all `values` are dense tensors of numbers in this process."""
-    return all(
-        isinstance(v, tf.Tensor) and v.dtype.is_numpy_compatible and v.dtype.size and v.dtype.base_dtype not in _UNPACKABLE
-        for v in values
-    )
+    return all(isinstance(v, tf.Tensor) and _is_packable(v.dtype) for v in values)
 
 
-def pack(values: list[Any]) -> Any:
-    """Returns the values as bytes, numpy uint8 [n]: their dimensions as int32, then each value."""
-    arrays = [value.numpy() for value in values]
-    header = np.array([size for array in arrays for size in array.shape], np.int32)
-    parts = []
-    for array in (header, *arrays):
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        parts.append(flat)
-        if flat.size % ALIGNMENT:
-            parts.append(np.zeros(ALIGNMENT - flat.size % ALIGNMENT, np.uint8))
-    return np.concatenate(parts)
+@functools.cache
+def _is_packable(dtype: tf.DType) -> bool:
+    return bool(dtype.is_numpy_compatible and dtype.size and dtype.base_dtype not in _UNPACKABLE)
 
 
-def unpack(message: Any, specs: list[tf.TensorSpec]) -> list[Any]:
+def pack(batches: Sequence[Sequence[Any]], stacked: bool = False, arguments: Sequence[Any] = ()) -> Any:
+    """Returns values as bytes, numpy uint8 [n]: the arguments, the dimensions of the values as int32, then each value.
+
+    Args:
+        batches: the values of each batch, numpy arrays. Those of several batches have equal shapes and dtypes.
+        stacked: whether the values get a first dimension for the batches. If not, there is one batch.
+        arguments: numpy arrays of fixed shapes, which the receiver knows.
+    """
+    first = batches[0]
+    shapes = [(len(batches), *array.shape) if stacked else array.shape for array in first]
+    header = np.array([size for shape in shapes for size in shape], np.int32)
+    leading = [*arguments, header]
+    lengths = [array.nbytes for array in leading] + [array.nbytes * len(batches) for array in first]
+    message = np.empty([sum(_padded(length) for length in lengths)], np.uint8)
+    begin, regions = 0, []
+    for array, shape, length in zip((*leading, *first), [each.shape for each in leading] + shapes, lengths, strict=True):
+        regions.append(message[begin : begin + length].view(array.dtype).reshape(shape))
+        message[begin + length : begin + _padded(length)] = 0
+        begin += _padded(length)
+    for array, region in zip(leading, regions, strict=False):
+        region[...] = array
+    for position, region in enumerate(regions[len(leading) :]):
+        for number, values in enumerate(batches):
+            region[number if stacked else ...] = values[position]
+    return message
+
+
+def unpack_arguments(message: Any, specs: Sequence[tf.TensorSpec]) -> tuple[list[Any], int]:
+    """Returns the arguments that `pack` has put into `message`, and where they end. Use it in a function.
+
+    Args:
+        message: the bytes, uint8 [n].
+        specs: the dtypes and shapes of the arguments, fully known.
+    """
+    begin, arguments = 0, []
+    for spec in specs:
+        length = spec.shape.num_elements() * spec.dtype.size
+        arguments.append(_cut(message, begin, length, spec, spec.shape))
+        begin += _padded(length)
+    return arguments, begin
+
+
+def unpack(message: Any, specs: list[tf.TensorSpec], begin: int = 0) -> list[Any]:
     """Returns the values that `pack` has put into `message`. Use it in a function.
 
     Args:
         message: the bytes, uint8 [n].
         specs: the dtypes and shapes of the values. A dimension that differs between batches is None.
+        begin: where the arguments end.
     """
     ranks = [spec.shape.rank for spec in specs]
     dimensions = sum(ranks)
-    header = tf.bitcast(tf.reshape(message[: 4 * dimensions], [dimensions, 4]), tf.int32)
-    begin: Any = _padded(4 * dimensions)
+    header = tf.bitcast(tf.reshape(message[begin : begin + 4 * dimensions], [dimensions, 4]), tf.int32)
+    place: Any = begin + _padded(4 * dimensions)
     values = []
     for spec, shape in zip(specs, tf.split(header, ranks) if ranks else [], strict=True):
         known = spec.shape.num_elements()
         length = (math.prod(spec.shape) if known is not None else tf.reduce_prod(shape)) * spec.dtype.size
-        piece = tf.slice(message, [begin], [length])
-        width = [-1, spec.dtype.size] if spec.dtype.size > 1 else [-1]
-        value = tf.bitcast(tf.reshape(piece, width), spec.dtype)
-        values.append(tf.ensure_shape(tf.reshape(value, spec.shape if known is not None else shape), spec.shape))
-        begin = begin + _padded(length)
+        values.append(_cut(message, place, length, spec, spec.shape if known is not None else shape))
+        place = place + _padded(length)
     return values
+
+
+def _cut(message: Any, begin: Any, length: Any, spec: tf.TensorSpec, shape: Any) -> Any:
+    piece = tf.slice(message, [begin], [length])
+    width = [-1, spec.dtype.size] if spec.dtype.size > 1 else [-1]
+    value = tf.bitcast(tf.reshape(piece, width), spec.dtype)
+    return tf.ensure_shape(tf.reshape(value, shape), spec.shape)
 
 
 def _padded(length: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.private_api import CoordinatorWorker, use_own_executor
+from tfdist.strategies.private_api import CoordinatorWorker, count_if_scheduled_for_reader, use_own_executor
 from tfdist.strategies.private_api.overrides import overrides
 
 _log = logging.getLogger("tfdist")
@@ -43,6 +43,11 @@ class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
     def _process_queue(self) -> None:
         self._tfdist_executor = use_own_executor()
         super()._process_queue()
+
+    @overrides(CoordinatorWorker)
+    def _process_closure(self, closure: Any) -> None:
+        count_if_scheduled_for_reader(self, closure)
+        super()._process_closure(closure)
 
 
 def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:

@@ -1,9 +1,14 @@
 """`Control`: the numbers that the chief sends to a worker group with every call."""
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from tfdist.strategies.hogwild.local_variable import LocalVariable, sent_values
 
 
 @dataclass
@@ -42,3 +47,31 @@ class Control:
         """Copies the numbers to `device` in one message."""
         with tf.device(device):
             return Control.of(tf.identity(self.numbers))
+
+
+class CallNumbers:
+    """The one vector that the chief sends with a call of a group: `Control`, the number of steps, and variables of the chief.
+
+    Args:
+        sent: the variables whose values the chief sends, scalars: learning rates.
+
+    Attributes:
+        spec: the type of the vector.
+    """
+
+    def __init__(self, sent: Sequence[LocalVariable]) -> None:
+        self._sent = list(sent)
+        self._fixed = int(Control.SPEC.shape[0])
+        self.spec = tf.TensorSpec([self._fixed + 1 + len(self._sent)], tf.float64)
+
+    def pack(self, control: Sequence[float], steps: int) -> Any:
+        """Returns the vector for a call, numpy float64."""
+        return np.array([*control, steps, *(float(variable.value_on_chief()) for variable in self._sent)])
+
+    @contextlib.contextmanager
+    def unpacked(self, numbers: Any) -> Iterator[tuple[Control, Any]]:
+        """Unpacks the vector in a function, where the variables have the values in it. Yields also the steps, int32 scalar."""
+        values = tf.unstack(numbers[self._fixed :])
+        sent = {id(variable): tf.cast(value, variable.dtype) for variable, value in zip(self._sent, values[1:], strict=True)}
+        with sent_values(sent):
+            yield Control.of(numbers[: self._fixed]), tf.cast(values[0], tf.int32)

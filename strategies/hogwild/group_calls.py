@@ -1,52 +1,46 @@
 """The calls of worker groups under `hogwild`: which function a group runs next, and which blocks it synchronizes with it.
 
-A group that has about a sync period's batches synchronizes while it computes them. A group that has fewer synchronizes before
-them, when the period is over.
+A group that has about a sync period's batches, or those of several, synchronizes while it computes them. A group that has fewer
+synchronizes before them, when the period is over.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.coordinator.group_function import GroupFunction, examples_in
+from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatch, examples_in, tracing_lock
 from tfdist.strategies.coordinator.group_step import GroupStep
-from tfdist.strategies.coordinator.tensor_fusion import can_pack
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
+from tfdist.strategies.hogwild.control import CallNumbers
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.schedules import is_due
-from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of
+from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of, rates_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput
 from tfdist.strategies.runtime import chief_device
 
 
 @dataclass(frozen=True)
-class _PreparedCall:
-    """A call that any group can run.
+class _Functions:
+    """The functions for batches that look alike.
 
     Attributes:
         functions: the functions that synchronize different fragments, in turn. If groups share replicas, one more follows that
-            synchronizes nothing.
+            synchronizes nothing. They take the batches, the number of the group, and the numbers of `CallNumbers`.
         turns: how many functions take turns.
         overlaps: whether the functions synchronize.
-        steps: how many steps the call makes.
-        examples: how many examples they train on.
-        period: updates between two synchronizations.
-        data: where the group reads its batches; None if the chief sends them.
+        examples: how many examples a batch has.
     """
 
     functions: list[Callable[..., Any]]
     turns: int
     overlaps: bool
-    steps: int
     examples: float
-    period: int
-    data: WorkerInput | None
 
 
 class GroupCalls:
@@ -73,8 +67,10 @@ class GroupCalls:
             self._since, self._turns = position.since, position.turns
         # A replica that several groups train at once does not show what one of them has counted.
         self.counters = StepCounters(counters_of(model) if trains and not strategy.shares_replicas else ())
-        self._steps = InnerSteps(strategy, model, step, self.counters, stacks_results)
+        self._numbers = CallNumbers(rates_of(model) if trains else ())
+        self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results)
         self._function = GroupFunction(strategy, self._steps)
+        self._functions: dict[Any, _Functions] = {}
         self._blocks: dict[ParameterBlock, None] = {}  # All that the functions use.
         self._rates = strategy.synchronization.outer_rates(name_of(getattr(model, "optimizer", None)), groups)
 
@@ -86,72 +82,97 @@ class GroupCalls:
             element_spec: as for `GroupFunction.prepare`.
             period: updates between two synchronizations, if not the strategy's.
         """
-        self._register_weights()
-        data = batches[0].data if isinstance(batches[0], WorkerBatch) else None
-        options = self._strategy.synchronization
         period = period or self._strategy.steps_per_synchronization
-        overlaps = self._trains and is_due(len(batches), len(batches), period) and options.overlaps
+        batches = _taken_apart(batches)
+        overlaps = self._trains and is_due(len(batches), len(batches), period) and self._strategy.synchronization.overlaps
+        several = len(batches) > period and self.takes_several_periods()
+        functions = self._functions_for(batches, element_spec, overlaps, several)
+        return functools.partial(self._run, functions, batches, period)
+
+    def takes_several_periods(self) -> bool:
+        """Returns whether `prepare` takes the batches of several periods, and the group synchronizes in each of them."""
+        options = self._strategy.synchronization
+        # Else the chief decides before each period: what is synchronized, when, or with which weight.
+        plain = options.overlaps and options.fragments == 1 and options.weights != "examples"
+        return self._trains and plain and not options.adaptive and not self._strategy.shares_replicas
+
+    def trace_pieces(self, batches: list[Any], element_spec: Any) -> None:
+        """Traces all functions that `prepare` may need for a part of these batches: threads of groups then trace none."""
+        batches = _taken_apart(batches)
+        for piece in (batches, batches[:1]):
+            for overlaps in {False, self._strategy.synchronization.overlaps}:
+                self._functions_for(piece, element_spec, overlaps)
+
+    def _functions_for(self, batches: list[Any], element_spec: Any, overlaps: bool, several: bool = False) -> _Functions:
+        first = batches[0]
+        like = first.data if isinstance(first, WorkerBatch) else first.signature
+        key = (like, len(batches) > 1, overlaps, several, len(self._steps.blocks))
+        if key not in self._functions:
+            self._functions[key] = self._trace(batches, element_spec, overlaps, several)
+        return self._functions[key]
+
+    def _trace(self, batches: list[Any], element_spec: Any, overlaps: bool, several: bool) -> _Functions:
+        self._register_weights()
         turns: list[tuple[int, ...]] = [()]
         if overlaps:
             every = range(len(self._steps.blocks))
-            turns = [tuple(every)] if options.fragments == 1 else [(number,) for number in every]
+            turns = [tuple(every)] if self._strategy.synchronization.fragments == 1 else [(number,) for number in every]
         without = [()] if overlaps and self._strategy.shares_replicas else []
-        with self._replicas.recording_use() as used:
-            functions = [self._function_for(batches, element_spec, turn, data) for turn in turns + without]
+        # Locked, because the variables that a function uses are recorded in one place for all models.
+        with tracing_lock, self._replicas.recording_use() as used:
+            traced = [self._traced(batches, element_spec, (turn, several)) for turn in turns + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(used)
-        examples = float(len(batches) * (examples_in(data.example() if data else batches[0]) or 1))
-        return functools.partial(
-            self._run, _PreparedCall(functions, len(turns), overlaps, len(batches), examples, period, data)
-        )
+        first = batches[0]
+        examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
+        return _Functions(traced, len(turns), overlaps, float(examples or 1))
 
-    def _run(self, call: _PreparedCall, group: int, step: int) -> Any:
+    def _run(self, functions: _Functions, batches: list[Any], period: int, group: int, step: int) -> Any:
         """Runs a call on a group, in its thread, and synchronizes the group with it or before it if that is due."""
-        replicas = self._replicas
+        replicas, steps = self._replicas, len(batches)
         owner = replicas.owners[group]
-        synchronizes = call.overlaps and owner == group  # Of the groups that share a replica, its owner synchronizes it.
+        synchronizes = functions.overlaps and owner == group  # Of the groups that share a replica, its owner synchronizes it.
         try:
             replicas.refresh(group, list(self._blocks))
             if self._trains:
-                if not call.overlaps and owner == group and is_due(self._since[owner], call.steps, call.period):
+                if not functions.overlaps and owner == group and is_due(self._since[owner], steps, period):
                     self._synchronize(group)
                 for block in self._blocks:
                     if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
                         block.dirty.add(owner)
-            if call.data is not None:
-                call.data.begin(group, replicas.incarnation_of(group), self._strategy.worker_groups[group].devices[0])
-            function = call.functions[-1]
+            if isinstance(batches[0], WorkerBatch):
+                device = self._strategy.worker_groups[group].devices[0]
+                batches[0].data.begin(group, replicas.incarnation_of(group), device)
+            function = functions.functions[-1]
             if synchronizes:
-                function = call.functions[self._turns[group] % call.turns]
+                function = functions.functions[self._turns[group] % functions.turns]
                 self._turns[group] += 1
                 replicas.count_push(group)
             if self._trains:
-                replicas.count_examples(group, call.examples)
-            self._since[owner] = call.steps + (0 if synchronizes else self._since[owner])
-            return function(group, replicas.control(group, self._rates, step))
+                replicas.count_examples(group, steps * functions.examples)
+            self._since[owner] = min(steps, period) if synchronizes else self._since[owner] + steps
+            control = replicas.control_numbers(group, self._rates, step)
+            return function(batches, group, self._numbers.pack(control, steps))
         except Exception:
             replicas.mark_lost(owner)
             raise
 
-    def _function_for(
-        self, batches: list[Any], element_spec: Any, turn: tuple[int, ...], data: WorkerInput | None
-    ) -> Callable[..., Any]:
-        if data is None:
-            return self._function.prepare(batches, element_spec, turn)
-        functions = [self._function_that_reads(group, turn, data) for group in self._strategy.worker_groups]
-        return lambda group, numbers: functions[group](chief_device.constant(len(batches), tf.int32), numbers)
+    def _traced(self, batches: list[Any], element_spec: Any, variant: Hashable) -> Callable[..., Any]:
+        if not isinstance(batches[0], WorkerBatch):
+            return self._function.traced(batches, element_spec, variant)
+        functions = [self._function_that_reads(group, variant, batches[0].data) for group in self._strategy.worker_groups]
+        return lambda batches, group, numbers: functions[group](chief_device.constant(numbers))
 
-    def _function_that_reads(self, group: WorkerGroup, turn: tuple[int, ...], data: WorkerInput) -> Any:
-        variant = self._steps.variant_of(group, turn)
+    def _function_that_reads(self, group: WorkerGroup, variant: Hashable, data: WorkerInput) -> Any:
+        variant = self._steps.variant_of(group, variant)
         devices = group.traced_devices
 
-        def run(count: Any, numbers: Any) -> Any:
+        def run(numbers: Any) -> Any:
             read = data.reader()
-            return self._steps.run_on(variant, devices, lambda number: read(), count, numbers)
+            return self._steps.run_on(variant, devices, lambda number: read(), True, numbers)
 
         def trace() -> Any:
-            function = tf.function(run, autograph=False)
-            return function.get_concrete_function(tf.TensorSpec([], tf.int32), *self._steps.arguments)
+            return tf.function(run, autograph=False).get_concrete_function(*self._steps.arguments)
 
         return self._function.trace_for(group, devices, (variant, devices, data), trace)
 
@@ -193,6 +214,10 @@ class GroupCalls:
             self.counters.add_others(variables)
 
 
+def _taken_apart(batches: list[Any]) -> list[Any]:
+    return batches if isinstance(batches[0], WorkerBatch) else [HostBatch.of(batch) for batch in batches]
+
+
 def can_be_split(batches: list[Any]) -> bool:
-    """Returns whether one traced function takes any number of these batches."""
-    return isinstance(batches[0], WorkerBatch) or can_pack(tf.nest.flatten(batches[0]))
+    """Returns whether one traced function takes any number of these `WorkerBatch`es or `HostBatch`es."""
+    return isinstance(batches[0], WorkerBatch) or batches[0].arrays is not None

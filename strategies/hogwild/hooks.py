@@ -9,7 +9,7 @@ from tfdist.strategies.coordinator.group_step import GroupStep, PredictionOutput
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls
-from tfdist.strategies.hogwild.training_loop import TrainingLoop
+from tfdist.strategies.hogwild.training_loop import Steps
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
@@ -42,9 +42,7 @@ class HogwildHooks(CoordinatorHooks):
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs)
         calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)
-        loop = TrainingLoop(self._strategy, model, calls, metric_logs, trains, self._open_epochs)
-        self._loops.add(loop)
-        return loop
+        return self._training_loop(Steps(self._strategy, model, calls, metric_logs, trains), metric_logs)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`."""

@@ -119,6 +119,11 @@ class LocalReplicas:
             self.synchronize_groups()
             self._groups.train_alone(one)
 
+    @property
+    def alone(self) -> int | None:
+        """See `LiveGroups`."""
+        return self._groups.alone
+
     def has_lost_alone(self) -> bool:
         """See `LiveGroups.has_lost_alone`."""
         return self._groups.has_lost_alone()
@@ -160,7 +165,13 @@ class LocalReplicas:
         self.weights.count_push(self.owners[group])
 
     def control(self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None) -> Any:
-        """Returns the numbers of a group's `Control`, on the chief.
+        """Returns `control_numbers` as a tensor on the chief."""
+        return chief_device.constant(self.control_numbers(group, rates, step, in_round), tf.float64)
+
+    def control_numbers(
+        self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None
+    ) -> list[float]:
+        """Returns the numbers of a group's `Control`.
 
         Args:
             group: number of the group.
@@ -172,7 +183,7 @@ class LocalReplicas:
         servers_of = self._strategy.servers_of
         beside = [other for other in self._groups.training(owner) if servers_of(other) == servers_of(owner)]
         live = len(beside) if in_round is None else in_round
-        return chief_device.constant([owner, self.weights.weight(owner, beside), live, step, *rates], tf.float64)
+        return [owner, self.weights.weight(owner, beside), live, step, *rates]
 
     def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
         """See `SynchronizationFunctions.push_pull`."""

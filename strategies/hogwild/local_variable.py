@@ -4,9 +4,10 @@ The chief's value is the global parameter (for a model's weights) or the merged 
 slots). In a function that a group runs, the variable is the replica of that group, which the function finds by its name.
 """
 
+import contextlib
 import enum
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +33,21 @@ class Kind(enum.Enum):
     """Counts the updates of all groups on the chief, and of one group in its replica (`optimizer.iterations`)."""
     SEED = "seed"
     """Seeds random numbers. The first group draws those of a single process, every other group different ones."""
+
+
+_sent_values: dict[int, Any] = {}
+"""In the function that is traced: the values that it gets from the chief with every call, by the id of the variable."""
+
+
+@contextlib.contextmanager
+def sent_values(values: dict[int, Any]) -> Iterator[None]:
+    """Surrounds the tracing of a function that gets `values` of variables of kind FROM_CHIEF, by id, with every call."""
+    global _sent_values
+    outer, _sent_values = _sent_values, values
+    try:
+        yield
+    finally:
+        _sent_values = outer
 
 
 _WRITES = {
@@ -133,6 +149,8 @@ class LocalVariable(VariableBase):
             variable_accessed(self)
             return self.on_chief()._read_variable_op(no_copy)
         if self.kind is Kind.FROM_CHIEF and self._strategy_of.extended.is_tracing:
+            if id(self) in _sent_values:
+                return _sent_values[id(self)]
             spec = tf.TensorSpec(self.shape, self.dtype)
             return self._at_call_time(self._sent_values, lambda: chief_device.value_of(self._on_chief), spec)
         with tf.device(self._here):
@@ -176,8 +194,8 @@ class LocalVariable(VariableBase):
         self._uncounted += updates
 
     def value_on_chief(self) -> Any:
-        """Returns the value on the chief without asking the groups, as a numpy array."""
-        return self._counted().numpy()
+        """Returns the value on the chief without asking the groups, as a numpy array. Threads of groups may call it."""
+        return chief_device.value_of(self._counted()).numpy()
 
     def _counted(self) -> Any:
         # Added only when the value is read: after each call of a group it would be a twelfth of the chief's work for the call.

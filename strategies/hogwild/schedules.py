@@ -23,6 +23,31 @@ def steps_per_call(batches: int | None, groups: int, period: int) -> int:
     return min(period, math.ceil(batches / groups)) if batches else period
 
 
+MOST_PERIODS = 4
+CALLS_LEFT = 8
+MOST_BYTES = 2**22
+"""A call has up to 4 periods while each group gets at least 8 more calls in the epoch, and if its batches have at most 4 MiB.
+
+Groups so end an epoch at about the same time, as with calls of one period. Preparing a larger message costs more than the calls
+that it saves.
+"""
+
+
+def periods_per_call(left: int | None, groups: int, period: int, batch_bytes: int | None) -> int:
+    """Returns how many whole periods a group may get at a time, when nobody reads the logs of each step.
+
+    Args:
+        left: batches that are left in the epoch; None if not known.
+        groups: number of worker groups.
+        period: updates between two synchronizations.
+        batch_bytes: bytes that the chief sends for a batch; None if not known.
+    """
+    if left is None or batch_bytes is None:
+        return 1
+    by_bytes = MOST_BYTES // (period * batch_bytes) if batch_bytes else MOST_PERIODS
+    return max(1, min(MOST_PERIODS, left // (groups * period * CALLS_LEFT), by_bytes))
+
+
 def is_due(since: int, steps: int, period: int) -> bool:
     """Returns whether a group synchronizes before its next call.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
@@ -69,22 +70,34 @@ class StepCounters:
         measured = {id(counter) for counter in self._measured}
         self._others.update({id(v): v for v in variables if v.kind is Kind.COUNTER and id(v) not in measured})
 
-    def changes(self, results: Sequence[Any]) -> list[tuple[LocalVariable, int]]:
+    def changes(self, results: Any) -> list[tuple[LocalVariable, int]]:
         """Returns how far the steps of an execution have moved each counter.
 
         Args:
-            results: what each step returned, numpy float64 [n].
+            results: what each step returned, numpy float64 [steps, n].
         """
-        count = len(self._measured)
-        made = [(v, round(sum(row[number - count] for row in results))) for number, v in enumerate(self._measured)]
+        sums = np.sum(results[:, results.shape[1] - len(self._measured) :], axis=0)
+        made = [(v, round(change)) for v, change in zip(self._measured, sums.tolist(), strict=True)]
         return made + [(v, len(results)) for v in self._others.values()]
 
 
 def counters_of(model: Any) -> list[LocalVariable]:
     """Returns the counters of the optimizers that the model was compiled with or holds in its attributes."""
+    return _local_variables(each._iterations for each in _optimizers_of(model))
+
+
+def rates_of(model: Any) -> list[LocalVariable]:
+    """Returns the learning rates of the same optimizers that are variables, not schedules."""
+    return _local_variables(getattr(each, "_learning_rate", None) for each in _optimizers_of(model))
+
+
+def _optimizers_of(model: Any) -> list[Any]:
     own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-    optimizers = [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
-    found = {id(v): v for v in (unwrapped(each._iterations._value) for each in optimizers)}
+    return [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
+
+
+def _local_variables(variables: Iterable[Any]) -> list[LocalVariable]:
+    found = {id(v): v for v in (unwrapped(getattr(variable, "_value", None)) for variable in variables)}
     return [v for v in found.values() if isinstance(v, LocalVariable)]
 
 

@@ -52,6 +52,11 @@ class BatchIterator(Iterator[Any]):
         self.owner = owner
         self._taken = 0
 
+    @property
+    def taken(self) -> int:
+        """How many batches of the epoch `take` has returned."""
+        return self._taken
+
     def take(self, count: int) -> list[Any]:
         """Returns the next `count` batches; fewer, or none, at the end of the data or of `steps_per_epoch`."""
         if self.owner.steps_per_epoch is not None:

@@ -38,6 +38,15 @@ class KerasHooks(abc.ABC):
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """Returns the function that Keras calls with a list of batches. It returns their outputs, concatenated."""
 
+    def begin_epoch(self, model: Any, are_read: bool) -> None:
+        """Notes that an epoch of `fit` begins.
+
+        Args:
+            model: the Keras model.
+            are_read: whether a callback or a progress bar reads the logs of each step.
+        """
+        del model, are_read
+
     @abc.abstractmethod
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """Waits for the executions in flight at the end of an epoch or evaluation.

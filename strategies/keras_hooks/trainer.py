@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import is_default, patches
 
 _log = logging.getLogger("tfdist")
 
@@ -32,6 +32,7 @@ def install() -> None:
     patches.SYMBOLIC_BUILD.patch(_symbolic_build)
     patches.CALLBACK_LIST.patch(_init_callback_list)
     build_scope.install()
+    patches.BEGIN_EPOCH.patch(_begin_epoch)
 
 
 def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
@@ -139,3 +140,22 @@ def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any)
         if not hooks.shows_progress:
             arguments["add_progbar"] = False
     original(*bound.args, **bound.kwargs)
+
+
+def _begin_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Logs = None) -> None:
+    original(callbacks, epoch, logs)
+    if (hooks := hooks_of(getattr(callbacks.model, "distribute_strategy", None))) is not None:
+        hooks.begin_epoch(callbacks.model, any(map(_reads_batches, callbacks.callbacks)))
+
+
+def _reads_batches(callback: Any) -> bool:
+    """Returns whether a callback does anything at each batch of `fit` for which the logs and the model must be of that batch.
+
+    tfdist's own callbacks that only count have an attribute `tfdist_reads_batches` that is False.
+    """
+    if not getattr(callback, "tfdist_reads_batches", True):
+        return False
+    if type(callback) is keras.callbacks.ProgbarLogger:
+        return bool(callback.verbose == 1)
+    methods = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+    return not all(is_default(getattr(callback, name)) for name in methods)

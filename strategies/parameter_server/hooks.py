@@ -12,7 +12,7 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.parameter_server import optimizer
-from tfdist.strategies.parameter_server.training_loop import StepProgram, TrainingLoop, fused_reads_of
+from tfdist.strategies.parameter_server.training_loop import StepProgram, Steps, fused_reads_of
 
 
 class ParameterServerHooks(CoordinatorHooks):
@@ -41,9 +41,7 @@ class ParameterServerHooks(CoordinatorHooks):
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs, fused_reads_of(model))
         function = GroupFunction(self._strategy, StepProgram(group_step))
-        loop = TrainingLoop(model, function, metric_logs, self._executions, self._open_epochs)
-        self._loops.add(loop)
-        return loop
+        return self._training_loop(Steps(model, function, metric_logs, self._executions), metric_logs)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`."""

@@ -6,6 +6,7 @@ lists what tfdist replaces at run time, `overrides.py` checks the private method
 has the error and the versions that tfdist has been tested with.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -35,6 +36,9 @@ KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
 in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
 # Metrics are computed on values that are not those of their variables: coordinator/metric_logs.py sums over groups first.
 StatelessScope: Any = keras.StatelessScope
+
+# Whether a callback's method is the one of `keras.callbacks.Callback`, which does nothing.
+is_default: Any = need("keras.src.utils.python_utils", "is_default")
 
 # Where Keras writes a model and its weights, and TensorFlow a checkpoint and a SavedModel. Everything that saves calls these.
 saving_lib: Any = need("keras.src.saving.saving_lib")
@@ -69,6 +73,32 @@ set_server_def_retries: Any = need("tensorflow.python.eager.context", "set_serve
 # The coordinator's reader of its queue of functions: coordinator/worker_groups.py makes one for each worker group.
 CoordinatorWorker: Any = need("tensorflow.python.distribute.coordinator.cluster_coordinator", "Worker")
 dispatch_context: Any = need("tensorflow.python.distribute.coordinator.coordinator_context", "get_current_dispatch_context")
+_Closure: Any = need("tensorflow.python.distribute.coordinator.cluster_coordinator", "Closure")
+_ClosureQueue: Any = need("tensorflow.python.distribute.coordinator.cluster_coordinator", "_CoordinatedClosureQueue")
+need_function(_Closure, "__init__", "self, function, cancellation_mgr, args, kwargs", "calls")
+need_function(_ClosureQueue, "put", "self, closure, tag", "calls")
+need_function(_ClosureQueue, "inflight_closure_count", "self", "sets")
+
+
+def schedule_for_reader(coordinator: Any, reader: int, function: Callable[[], Any]) -> None:
+    """Schedules a Python function for one reader of a coordinator, by its number; another one takes it if that one fails."""
+    closure_queue = coordinator._cluster.closure_queue
+    closure = _Closure(function, closure_queue._cancellation_mgr, args=(), kwargs={})
+    closure.build_output_remote_value()
+    closure_queue.put(closure, tag=reader)
+
+
+def count_if_scheduled_for_reader(reader: Any, closure: Any) -> None:
+    """Makes a function of `schedule_for_reader` one like all others. Call it before the reader runs it.
+
+    TensorFlow counts functions in flight without those for one reader, but counts each off that has ended.
+    """
+    if closure.tag is not None:
+        closure.tag = None
+        closure_queue = reader._cluster.closure_queue
+        with closure_queue._queue_lock:
+            closure_queue.inflight_closure_count += 1
+
 
 # Variables: of ParameterServerStrategy on a ps, for one replica and for several; one per worker; the base of all.
 CachingVariable: Any = need("tensorflow.python.distribute.ps_values", "CachingVariable")

@@ -129,6 +129,13 @@ CALLBACK_LIST = PatchPoint(
     "Only one of the tasks that train writes files and shows a progress bar.",
 )
 
+BEGIN_EPOCH = PatchPoint(
+    keras.callbacks.CallbackList,
+    "on_epoch_begin",
+    "self, epoch, logs",
+    "The strategy gets to know whether callbacks read the logs of each step of the epoch.",
+)
+
 # keras_hooks/build_scope.py
 OPEN_NAME_SCOPE = PatchPoint(
     keras.Layer, "_open_name_scope", "self", "A model that is built outside of the scope creates its variables inside."

@@ -26,6 +26,8 @@ _path = ""
 class _Count(keras.callbacks.Callback):
     """Counts steps and examples of a `fit`."""
 
+    tfdist_reads_batches = False  # See keras_hooks/trainer.py.
+
     def __init__(self) -> None:
         super().__init__()
         self._epoch_steps = 0

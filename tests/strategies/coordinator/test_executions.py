@@ -73,6 +73,19 @@ def test_waiting_until_nothing_is_in_flight_leaves_results_with_their_owners(coo
     assert [executions.wait_for_any(fit) for _ in range(4)] == [*scheduled, None]
 
 
+def test_what_a_group_does_not_start_in_time_is_cancelled_and_does_not_run_later(coordinator, executions, monkeypatch):
+    for_group, ran = [], []
+    monkeypatch.setattr(module, "schedule_for_reader", lambda _, group, function: for_group.append((group, function)))
+    late = executions.schedule(ran.append, group=1)
+    assert executions.result_of(late, start_seconds=0.01) is None and not len(executions)
+    (group, function) = for_group.pop()
+    function()
+    assert group == 1 and not ran and not coordinator.queue
+    in_time = executions.schedule(lambda group: "done", group=1)
+    for_group.pop()[1]()
+    assert executions.result_of(in_time, start_seconds=0.01) == "done"
+
+
 def test_what_is_cancelled_after_an_error_does_not_run_later(coordinator, executions):
     ran = []
     executions.schedule(lambda group: ran.append("first"), "fit")

@@ -9,22 +9,41 @@ def test_a_packed_batch_of_any_size_is_unpacked_in_a_function():
     import numpy as np
     import tensorflow as tf
 
-    from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack
+    from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack, unpack_arguments
 
     kinds = [tf.float32, tf.int64, tf.uint8, tf.float16, tf.bfloat16, tf.int32, tf.float64, tf.complex64]
+    fixed = [tf.TensorSpec([3], tf.float64), tf.TensorSpec([], tf.uint8), tf.TensorSpec([0], tf.float32)]
     specs = [tf.TensorSpec([None, 3], kind) for kind in kinds] + [
         tf.TensorSpec([], tf.int32),
         tf.TensorSpec([2, 0], tf.float32),
     ]
-    function = tf.function(lambda message: unpack(message, specs)).get_concrete_function(tf.TensorSpec([None], tf.uint8))
+    several = [tf.TensorSpec([None, *spec.shape], spec.dtype) for spec in specs]
+
+    def unpacked(message, specs):
+        arguments, begin = unpack_arguments(message, fixed)
+        return arguments, unpack(message, specs, begin)
+
+    message = tf.TensorSpec([None], tf.uint8)
+    one = tf.function(lambda message: unpacked(message, specs)).get_concrete_function(message)
+    stack = tf.function(lambda message: unpacked(message, several)).get_concrete_function(message)
     generator = np.random.default_rng(0)
-    for rows in (0, 1, 5, 64):
+    sent = [np.array([0.1, 2.0**53, -1.0]), np.uint8(7), np.zeros([0], np.float32)]
+
+    def batch(rows):
         values = [tf.cast(generator.integers(0, 100, size=(rows, 3)), kind) for kind in kinds]
         values += [tf.constant(rows), tf.zeros([2, 0])]
         assert can_pack(values)
-        for got, sent in zip(function(tf.constant(pack(values))), values, strict=True):
-            assert got.dtype == sent.dtype
-            np.testing.assert_array_equal(got.numpy(), sent.numpy())
+        return [np.asarray(value) for value in values]
+
+    for rows in (0, 1, 5, 64):
+        batches = [batch(rows) for _ in range(3)]
+        cases = [(one, batches[:1], False, batches[0])]
+        cases.append((stack, batches, True, [np.stack(values) for values in zip(*batches, strict=True)]))
+        for function, given, stacked, wanted in cases:
+            arguments, values = function(tf.constant(pack(given, stacked, sent)))
+            for got, value in zip([*arguments, *values], [*sent, *wanted], strict=True):
+                assert got.dtype == value.dtype
+                np.testing.assert_array_equal(got.numpy(), value)
 
 
 def test_only_dense_tensors_of_numbers_are_packed():

@@ -50,6 +50,7 @@ CASES = {
     "fragments_in_turn": None,
     "replies_between_steps": None,
     "rows_looked_up": None,
+    "several_periods": None,
     "what_steps_wait_for": None,
     "alone_and_late": None,
     "short_epochs": None,
@@ -377,6 +378,16 @@ def test_a_group_alone_trains_embeddings_as_plain_keras(results):
     got = results["rows_looked_up"]
     for mine, plain in zip(got["adam alone"], got["adam keras"], strict=True):
         np.testing.assert_allclose(mine, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_a_call_of_several_periods_synchronizes_in_each_of_them(results):
+    for at_once, each_alone in results["several_periods"]:
+        *history, collected = at_once
+        *expected, expected_at_end = each_alone
+        np.testing.assert_allclose(history, expected, rtol=1e-4, atol=1e-4)
+        for got, wanted in zip(collected, expected_at_end, strict=True):
+            np.testing.assert_allclose(got, wanted, rtol=1e-4, atol=1e-4)
+        assert len(np.unique(history, axis=0)) == len(history)
 
 
 def test_rows_that_two_groups_have_trained_are_averaged(results):

@@ -4,7 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds, adaptive_period, is_due, steps_per_call
+from tfdist.strategies.hogwild.schedules import (
+    PERIOD_SCHEDULES,
+    Speeds,
+    adaptive_period,
+    is_due,
+    periods_per_call,
+    steps_per_call,
+)
 
 
 def synchronizations(steps, period, calls=24):
@@ -24,6 +31,15 @@ def synchronizations(steps, period, calls=24):
 )
 def test_an_epoch_is_divided_among_all_groups(batches, expected):
     assert steps_per_call(batches, groups=4, period=16) == expected
+
+
+@pytest.mark.parametrize(
+    ("left", "batch_bytes", "expected"),
+    [(10_000, 0, 4), (10_000, 1000, 4), (1024, 0, 2), (1023, 0, 1), (3, 0, 1), (10_000, 2**17, 2), (10_000, 2**30, 1)],
+)
+def test_a_group_gets_several_periods_if_many_batches_are_left_and_they_are_small(left, batch_bytes, expected):
+    assert periods_per_call(left, 4, 16, batch_bytes) == expected
+    assert periods_per_call(None, 4, 16, batch_bytes) == periods_per_call(left, 4, 16, None) == 1
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 16, 50])

@@ -3,6 +3,7 @@
 import keras
 import pytest
 
+from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 
 
@@ -30,3 +31,30 @@ def test_a_callback_list_stays_the_same_and_has_the_last_one_only():
     assert with_callback(second, model, callbacks) is callbacks
     assert callbacks.callbacks == [user, second]
     assert second.model is model and second.params["epochs"] == 2
+
+
+class EachBatch(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("verbose", "callback", "reads"),
+    [
+        (0, None, False),
+        (2, keras.callbacks.EarlyStopping(), False),
+        (1, None, True),
+        ("auto", None, True),
+        (0, EachBatch(), True),
+        (0, keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None), False),
+        (0, keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: None), True),
+        (0, keras.callbacks.ModelCheckpoint("model.keras", save_freq=10), True),
+    ],
+)
+def test_who_reads_the_logs_of_each_step(verbose, callback, reads):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    user = [callback] if callback else []
+    callbacks = keras.callbacks.CallbackList(
+        user, model=model, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=3
+    )
+    assert any(map(trainer._reads_batches, callbacks.callbacks)) == reads

@@ -201,7 +201,7 @@ class Trained:
     def steps(self, group, *batches):
         """Lets the group make a step with each batch."""
         data = [tf.nest.map_structure(tf.constant, batch) for batch in batches]
-        call = self.model.train_function._calls.prepare(data)
+        call = self.model.train_function._steps._calls.prepare(data)
         with tf.device(self.strategy.worker_groups[group].devices[0]):
             call(group, self.number)
         self.number += len(batches)
@@ -294,6 +294,28 @@ def examples(strategy):
     return trained.collect()
 
 
+def several_periods(strategy):
+    """Calls of several periods, and of one period each, of three groups that share the parameters of three weights.
+
+    Returns for each way to synchronize, and for both ways to call, the parameters after each turn of a group, and at the end.
+    """
+    batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
+    turns = [(0, 3), (1, 2), (2, 3), (0, 2), (1, 3)]  # Groups, and how many periods they make.
+
+    def parameters(options, at_once):
+        begin(strategy, 3, period=2, **options)
+        trained = Trained(strategy, upwards, batch)
+        history = []
+        for group, periods in turns:
+            for count in [2 * periods] if at_once else [2] * periods:
+                trained.steps(group, *[batch] * count)
+            history.append(trained.parameters())
+        return [*history, trained.collect()]
+
+    ways = [{"outer": "delayed_nesterov"}, {"compression": "int8"}]
+    return [[parameters(options, at_once) for at_once in (True, False)] for options in ways]
+
+
 def replies_between_steps(strategy):
     """Two groups. Each step subtracts a tenth of the first group's replica. A reply arrives after some of its steps.
 
@@ -353,7 +375,7 @@ def what_steps_wait_for(strategy):
         begin(strategy, 3, period=4, **options)
         trained = Trained(strategy, make, batch)
         trained.steps(0, *[batch] * 4)
-        graphs = [functions[0].graph for functions in trained.model.train_function._calls._function._traced.values()]
+        graphs = [call.args[0][0].graph for call in trained.model.train_function._steps._calls._function._traced.values()]
         (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
         (loop,) = [op for op in graph.get_operations() if "While" in op.type]
         waited_for, new = set(), [loop]

@@ -1,0 +1,195 @@
+"""What Keras calls on the chief as `train_function` and `test_function`: it keeps the worker groups busy with steps.
+
+`Steps` is what differs between `parameter_server` and `hogwild`: how steps are scheduled, and how their results are read.
+"""
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tfdist.strategies.coordinator.executions import Execution, Executions
+from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.inputs.batches import as_tensors
+from tfdist.strategies.inputs.source import BatchIterator
+from tfdist.strategies.keras_hooks.interface import Logs
+
+_log = logging.getLogger("tfdist")
+
+
+class Steps(Protocol):
+    """The steps of a training loop, as its strategy makes them."""
+
+    def schedule(self, iterator: BatchIterator, are_read: bool) -> bool:
+        """Schedules steps on the next batches of an epoch.
+
+        Args:
+            iterator: the iterator of the epoch, which owns the execution.
+            are_read: whether somebody reads the logs of each step.
+
+        Returns:
+            Whether there was a batch.
+        """
+
+    def add(self, execution: Execution) -> list[Logs]:
+        """Adds the results of an execution. Returns the logs after each `steps_per_execution` steps that are complete now."""
+
+    def rest(self) -> list[Logs]:
+        """Returns the logs after the last steps of an epoch, if they are fewer than `steps_per_execution`."""
+
+    def one_batch(self, batch: Any) -> Logs:
+        """Does `train_on_batch` or `test_on_batch`. Nothing is in flight."""
+
+    def begin(self) -> None:
+        """Prepares for the first steps of an epoch."""
+
+    def reset(self) -> None:
+        """Prepares for steps of which others may have come before. Nothing is in flight."""
+
+
+@dataclass
+class _Epoch:
+    """An epoch that is not over.
+
+    Attributes:
+        loop: its training loop.
+        iterator: the iterator of its batches.
+        ready: logs that Keras has not asked for yet.
+        error: of one of its steps, for Keras' next call.
+    """
+
+    loop: "TrainingLoop"
+    iterator: BatchIterator
+    ready: deque[Logs] = field(default_factory=deque)
+    error: Exception | None = None
+
+
+class OpenEpochs:
+    """The epochs of a strategy that are not over, the innermost last: a callback of `fit` may call `evaluate`."""
+
+    def __init__(self) -> None:
+        self._epochs: list[_Epoch] = []
+
+    def of(self, loop: "TrainingLoop") -> _Epoch | None:
+        """Returns the epoch of a loop; None if it is over."""
+        return next((epoch for epoch in self._epochs if epoch.loop is loop), None)
+
+    def innermost_of(self, model: Any) -> "TrainingLoop | None":
+        """Returns the loop of `model` with the innermost epoch; None if it is over or has made no step."""
+        loops = (model.train_function, model.test_function)
+        return next((epoch.loop for epoch in reversed(self._epochs) if epoch.loop in loops), None)
+
+    def begin(self, epoch: _Epoch) -> None:
+        """Adds the innermost epoch."""
+        self._epochs.append(epoch)
+
+    def within(self, epoch: _Epoch) -> list[_Epoch]:
+        """Returns the epochs that began within `epoch`, the innermost first."""
+        return self._epochs[: self._epochs.index(epoch) : -1]
+
+    def end(self, epoch: _Epoch) -> None:
+        """Removes an epoch."""
+        self._epochs.remove(epoch)
+
+
+class TrainingLoop:
+    """Keeps the worker groups busy with the batches of an epoch, and hands the logs of their steps to Keras.
+
+    Args:
+        steps: the steps.
+        metric_logs: the logs of the steps.
+        executions: the executions of the strategy.
+        open_epochs: the epochs of all loops of the strategy.
+
+    Attributes:
+        are_read: whether somebody may read the logs of each step while an epoch runs: a callback or a progress bar.
+    """
+
+    def __init__(self, steps: Steps, metric_logs: MetricLogs, executions: Executions, open_epochs: OpenEpochs) -> None:
+        self._steps = steps
+        self._metric_logs = metric_logs
+        self._executions = executions
+        self._open_epochs = open_epochs
+        self.are_read = True
+
+    def __call__(self, iterator: Any) -> Logs:
+        """Returns the logs after the next `steps_per_execution` steps. Schedules batches of `iterator` and waits if it has to.
+
+        Raises:
+            StopIteration: if the epoch is over and all its executions are done.
+        """
+        if not isinstance(iterator, BatchIterator):  # `train_on_batch` and `test_on_batch` pass a generator of one batch.
+            self._executions.wait_until_idle()
+            self.reset(None)
+            return self._steps.one_batch(as_tensors(next(iterator)))
+        epoch = self._enter(iterator)
+        if epoch.error is not None:
+            error, epoch.error = epoch.error, None
+            raise error
+        if not epoch.ready and not self._executions.pending(iterator):
+            iterator.begin_epoch_if_over()
+            self._steps.begin()
+        while not epoch.ready:
+            while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator, self.are_read):
+                pass
+            execution = self._executions.wait_for_any(iterator)
+            epoch.ready += self._steps.rest() if execution is None else self._steps.add(execution)
+            if execution is None and not epoch.ready:
+                raise StopIteration
+        return epoch.ready.popleft()
+
+    def _enter(self, iterator: BatchIterator) -> _Epoch:
+        epoch = self._open_epochs.of(self)
+        if epoch is not None:
+            for inner in self._open_epochs.within(epoch):  # They were interrupted.
+                inner.loop.end(inner)
+            if epoch.iterator is iterator:
+                return epoch
+            # It was interrupted. Its last steps count, but not in the logs of this epoch.
+            self._executions.wait_until_idle()
+            self.end(epoch)
+            self._metric_logs.reset()
+        epoch = _Epoch(self, iterator)
+        self._open_epochs.begin(epoch)
+        return epoch
+
+    def end(self, epoch: _Epoch) -> None:
+        """Ends an epoch of this loop. Adds its last steps."""
+        if epoch.error is not None:
+            _log.warning("a step of the training before this one failed", exc_info=epoch.error)
+        self._add_finished(epoch)
+        self._steps.rest()
+        self._open_epochs.end(epoch)
+
+    def _add_finished(self, epoch: _Epoch) -> None:
+        while (execution := self._executions.wait_for_any(epoch.iterator)) is not None:
+            epoch.ready += self._steps.add(execution)
+
+    def reset(self, error: Exception | None) -> None:
+        """Prepares for metrics that start from zero. Nothing is in flight.
+
+        An epoch that is not over, because a callback evaluates within it, goes on later with its own sums.
+
+        Args:
+            error: what a step raised while the strategy waited for it; for the epoch that is not over.
+        """
+        self._steps.reset()
+        epoch = self._open_epochs.of(self)
+        if epoch is None:
+            self._metric_logs.reset()
+            return
+        epoch.error = epoch.error or error
+        self._add_finished(epoch)
+        self._metric_logs.carry()
+
+    def finish(self) -> Logs:
+        """Waits for the executions of an epoch at its end and returns its logs."""
+        epoch = self._open_epochs.of(self)
+        assert epoch is not None
+        for inner in self._open_epochs.within(epoch):
+            inner.loop.end(inner)
+        self._add_finished(epoch)
+        self._metric_logs.publish_sums()
+        self.end(epoch)
+        self.are_read = True
+        return self._metric_logs.logs

@@ -1,0 +1,134 @@
+"""The training loop hands each result to Keras once, in epochs that callbacks and errors interrupt."""
+
+from collections import deque
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist.strategies.coordinator.training_loop import OpenEpochs, TrainingLoop
+from tfdist.strategies.inputs.source import BatchIterator
+
+
+class Batches(BatchIterator):
+    """Batches 0, 1, ... of one epoch."""
+
+    def __init__(self, count):
+        super().__init__(SimpleNamespace(steps_per_epoch=None))
+        self._left = deque(range(count))
+
+    def __next__(self):
+        raise NotImplementedError
+
+    def _next_batches(self, count):
+        return [self._left.popleft() for _ in range(min(count, len(self._left)))]
+
+
+class Executions:
+    """Executions that finish in order when somebody waits."""
+
+    limit = 2
+
+    def __init__(self):
+        self.waiting = []
+
+    def pending(self, owner):
+        return sum(each == owner for each, _ in self.waiting)
+
+    def wait_for_any(self, owner):
+        found = next((entry for entry in self.waiting if entry[0] is owner), None)
+        if found is not None:
+            self.waiting.remove(found)
+        return found and found[1]
+
+    def wait_until_idle(self):
+        pass
+
+
+class Steps:
+    """Steps of one batch each. Keras gets logs after every second."""
+
+    def __init__(self, executions, logs):
+        self.executions = executions
+        self.logs = logs
+        self.odd = False
+
+    def schedule(self, iterator, are_read):
+        del are_read
+        batches = iterator.take(1)
+        self.executions.waiting += [(iterator, batch) for batch in batches]
+        return bool(batches)
+
+    def add(self, execution):
+        self.logs.logs = execution
+        self.odd = not self.odd
+        return [] if self.odd else [execution]
+
+    def rest(self):
+        odd, self.odd = self.odd, False
+        return [self.logs.logs] if odd else []
+
+    def one_batch(self, batch):
+        return batch
+
+    def begin(self):
+        pass
+
+    def reset(self):
+        pass
+
+
+@pytest.fixture
+def make():
+    executions, epochs = Executions(), OpenEpochs()
+
+    def loop():
+        logs = SimpleNamespace(logs=None, reset=lambda: None, carry=lambda: None, publish_sums=lambda: None)
+        return TrainingLoop(Steps(executions, logs), logs, executions, epochs)
+
+    return SimpleNamespace(loop=loop, executions=executions, epochs=epochs)
+
+
+def test_an_epoch_ends_with_the_logs_of_its_last_steps(make):
+    loop, batches = make.loop(), Batches(5)
+    assert [loop(batches) for _ in range(3)] == [1, 3, 4]
+    with pytest.raises(StopIteration):
+        loop(batches)
+    assert loop.finish() == 4 and make.epochs.of(loop) is None
+
+
+def test_an_epoch_goes_on_after_one_within_it(make):
+    train, test = make.loop(), make.loop()
+    model = SimpleNamespace(train_function=train, test_function=test)
+    batches, validation = Batches(6), Batches(2)
+    assert train(batches) == 1
+    for loop in (train, test):
+        loop.reset(None)
+    assert test(validation) == 1 and make.epochs.innermost_of(model) is test
+    test.finish()
+    assert [train(batches), train(batches)] == [3, 5] and make.epochs.innermost_of(model) is train
+
+
+def test_an_epoch_that_was_interrupted_ends_with_the_one_around_it(make):
+    train, test = make.loop(), make.loop()
+    batches = Batches(6)
+    train(batches)
+    test(Batches(4))
+    assert train(batches) == 3
+    assert make.epochs.of(test) is None and all(owner is batches for owner, _ in make.executions.waiting)
+
+
+def test_a_new_epoch_adds_what_is_left_of_the_interrupted_one_before_it_starts(make):
+    loop = make.loop()
+    first, second = Batches(6), Batches(2)
+    assert loop(first) == 1
+    assert loop(second) == 1
+    assert not make.executions.pending(first)
+
+
+def test_the_error_of_a_step_is_raised_by_the_next_call_and_only_by_that(make):
+    loop, batches = make.loop(), Batches(6)
+    loop(batches)
+    loop.reset(ValueError("a step"))
+    with pytest.raises(ValueError, match="a step"):
+        loop(batches)
+    assert loop(batches) == 3
