@@ -4,6 +4,7 @@
 `KerasHooks`. Keras' own code trains every other model.
 """
 
+import contextlib
 import inspect
 import logging
 import math
@@ -30,6 +31,8 @@ def install() -> None:
     patches.EPOCH_ITERATOR.patch(_init_epoch_iterator)
     patches.SYMBOLIC_BUILD.patch(_symbolic_build)
     patches.CALLBACK_LIST.patch(_init_callback_list)
+    patches.CALL_BUILD.patch(_build_in_scope)
+    patches.SEQUENTIAL_BUILD.patch(_build_in_scope)
 
 
 def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
@@ -125,6 +128,13 @@ def _mark_as_built(model: Any) -> None:
             "unknown; give the layer's model an Input, or call it on a batch before fit"
         )
     model.built = True
+
+
+def _build_in_scope(original: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> None:
+    strategy: Any = getattr(layer, "_distribute_strategy", None)
+    apart = hooks_of(strategy) is not None and not layer.built and not tf.distribute.has_strategy()
+    with strategy.scope() if apart else contextlib.nullcontext():
+        original(layer, *args, **kwargs)
 
 
 def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

@@ -119,6 +119,12 @@ SYMBOLIC_BUILD = PatchPoint(
     "self, iterator, data_batch",
     "Building a model must not take a batch from the data.",
 )
+CALL_BUILD = PatchPoint(
+    keras.layers.Layer, "_maybe_build", "self, call_spec", "A model called outside the scope makes its variables in the scope."
+)
+SEQUENTIAL_BUILD = PatchPoint(
+    keras.Sequential, "build", "self, input_shape", "A model built outside the scope makes its variables in the scope."
+)
 EPOCH_ITERATOR = PatchPoint(
     TFEpochIterator, "__init__", "self, distribute_strategy, args, kwargs", "The strategy decides how batches are distributed."
 )

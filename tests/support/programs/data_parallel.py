@@ -76,6 +76,18 @@ def trains_alike(name, optimizer, batch_size=32, **arguments):
     compared(function)
 
 
+@compared
+def models_built_outside_the_scope(scope):
+    results = {}
+    for build in (lambda model: model.build((None, 4)), lambda model: model(X[:2])):
+        with scope():
+            model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+            model.compile(optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
+        build(model)
+        results[f"built {len(results)}"] = all_of(model, 32)
+    return results
+
+
 class Seen(keras.metrics.Metric):
     """Sums over all examples: their count, their ids, the squares of their ids."""
 
