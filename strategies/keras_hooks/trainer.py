@@ -115,7 +115,8 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     except (ValueError, RuntimeError):
         if hooks is None or not _calls_itself(model):
             raise
-        model.optimizer.build(model.trainable_variables)
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
 
 
 def _calls_itself(model: Any) -> bool:

@@ -104,7 +104,7 @@ def an_own_train_step_whose_batches_the_model_does_not_take(scope):
     inputs = keras.Input((4,))
     with scope():
         model = Pairs(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(optimizers.SGD(0.02), "mse")
+        model.compile(optimizers.SGD(0.02, momentum=0.9), "mse")
     model.fit({"one": X, "other": X[::-1]}, batch_size=50, epochs=2, verbose=0, shuffle=False)
     return {"weights": [w.ravel().tolist() for w in model.get_weights()]}
 
