@@ -17,7 +17,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
-from tfdist.strategies.private_api import is_default, patches
+from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
 
 _log = logging.getLogger("tfdist")
 
@@ -110,7 +110,19 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
         iterator, data_batch = None, hooks.example_batch(iterator._distributed_dataset)
     if hooks is not None and not model.built and type(model).call in (keras.Model.call, keras.Layer.call):
         _mark_as_built(model)
-    original(model, iterator, data_batch)
+    try:
+        original(model, iterator, data_batch)
+    except (ValueError, RuntimeError):
+        if hooks is None or not _calls_itself(model):
+            raise
+        with model.distribute_strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+
+
+def _calls_itself(model: Any) -> bool:
+    """Returns whether a model that is built has its own `train_step`: its batches need not be what the model takes."""
+    own = type(model).train_step is not TensorFlowTrainer.train_step
+    return own and model.optimizer is not None and all(layer.built for layer in model._flatten_layers())
 
 
 def _mark_as_built(model: Any) -> None:

@@ -39,6 +39,8 @@ FEW = (
     "all_of_these",
     "embedding",
     "callbacks_see_the_same_everywhere",
+    "models_built_outside_the_scope",
+    "an_own_train_step_whose_batches_the_model_does_not_take",
 )
 TASKS = {"mirrored": 1, "multi_worker_mirrored": 2, "multi_worker_mirrored, two replicas each": 2}
 N = 250
@@ -107,6 +109,8 @@ COMPARED = (
     "own_train_step",
     "inputs_and_outputs_by_name",
     "many_small_variables",
+    "models_built_outside_the_scope",
+    "an_own_train_step_whose_batches_the_model_does_not_take",
     *LOSSES,
 )
 

@@ -76,6 +76,39 @@ def trains_alike(name, optimizer, batch_size=32, **arguments):
     compared(function)
 
 
+@compared
+def models_built_outside_the_scope(scope):
+    results = {}
+    for build in (lambda model: model.build((None, 4)), lambda model: model(X[:2])):
+        with scope():
+            model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
+            model.compile(optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
+        build(model)
+        results[f"built {len(results)}"] = all_of(model, 32)
+    return results
+
+
+class Pairs(keras.Model):
+    """Its batches are pairs of what it takes."""
+
+    def train_step(self, data):
+        x = data[0] if isinstance(data, tuple) else data
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(x["one"]) - self(x["other"]) - 1.0))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+@compared
+def an_own_train_step_whose_batches_the_model_does_not_take(scope):
+    inputs = keras.Input((4,))
+    with scope():
+        model = Pairs(inputs, keras.layers.Dense(1)(inputs))
+        model.compile(optimizers.SGD(0.02, momentum=0.9), "mse")
+    model.fit({"one": X, "other": X[::-1]}, batch_size=50, epochs=2, verbose=0, shuffle=False)
+    return {"weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
 class Seen(keras.metrics.Metric):
     """Sums over all examples: their count, their ids, the squares of their ids."""
 
