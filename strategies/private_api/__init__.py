@@ -86,6 +86,10 @@ record_operation: Any = need("tensorflow.python.eager.record", "record_operation
 stop_recording: Any = need("tensorflow.python.eager.record", "stop_recording")
 variable_accessed: Any = need("tensorflow.python.ops.resource_variable_ops", "variable_accessed")
 ControlFlowFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "ControlFlowFuncGraph")
+WhileBodyFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileBodyFuncGraph")
+WhileCondFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileCondFuncGraph")
+# Which resources an operation, such as a call of a function, reads and which it writes.
+read_write_resource_inputs: Any = need("tensorflow.python.framework.auto_control_deps_utils", "get_read_write_resource_inputs")
 
 # TensorFlow's count of the uses of each function in its runtime; the last use that ends removes it there, by a remote call.
 _function_uses: Any = need("tensorflow.python.eager.polymorphic_function.atomic_function", "RUNTIME_FUNCTION_REFS")
