@@ -115,7 +115,7 @@ class StepReads:
         reads, graphs = self._here()
         if reads is None or id(variable) in reads.in_place or variable.device == self._updated_device:
             return None
-        loops = [graph for graph in graphs if isinstance(graph, WhileBodyFuncGraph | WhileCondFuncGraph)]
+        loops = [graph for graph in graphs[:-1] if isinstance(graph, WhileBodyFuncGraph | WhileCondFuncGraph)]
         if loops and not variable.trainable and len(variable.parts) == 1:
             return None
         value = next((value for value in reads.values[id(variable)] if value.graph in graphs), None)
@@ -158,8 +158,8 @@ class StepReads:
         here, graphs = self._here()
         if here is not None and any(loop in graphs for loop in here.loops[id(variable)]):
             raise RuntimeError(
-                f"{variable.name} is assigned in a loop of the step that also uses its value, which parameter_server reads from "
-                "the ps once per step; make the updates in a Python loop, or one in each train_step"
+                f"{variable.name} is assigned in a loop of the step that also uses its value, which parameter_server reads "
+                "from the ps once per step; make the updates in a Python loop, or one in each train_step"
             )
         for reads in [*self._replicas.values(), *([here] if here is not None else [])]:
             reads.values.pop(id(variable), None)
@@ -249,17 +249,16 @@ def _without_gradient(variable: Any, value: Any) -> Any:
     Such a tape knows only the parts that the function reads, and it would take the gradient of the first for that of the whole.
     """
 
-    @tf.custom_gradient
     def identity(value: Any) -> Any:
         def gradient(change: Any) -> Any:
             raise ValueError(
-                f"{variable.name} is split over {len(variable.parts)} ps tasks, and a tf.function that reads it is called within "
-                "a GradientTape; leave @tf.function away (fit compiles the whole step), or open the tape inside the function"
+                f"{variable.name} is split over {len(variable.parts)} ps tasks, and a tf.function that reads it is called "
+                "within a GradientTape; leave @tf.function away (fit compiles the whole step), or open the tape inside of it"
             )
 
         return tf.identity(value), gradient
 
-    return identity(value)
+    return tf.custom_gradient(identity)(value)
 
 
 def _on(device: str | None) -> Any:

@@ -32,6 +32,8 @@ keras_loss_module: Any = need("keras.src.losses", "loss")
 
 # Keras' variable on TensorFlow, and whether a call to it is only recorded.
 KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
+# Gives a variable of Keras, made outside of the scope, a value in it (keras_hooks/optimizer.py).
+need_function(KerasVariable, "_initialize", "self, value", "calls")
 in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
 # Metrics are computed on values that are not those of their variables: coordinator/metric_logs.py sums over groups first.
 StatelessScope: Any = keras.StatelessScope
@@ -75,6 +77,7 @@ CachingVariable: Any = need("tensorflow.python.distribute.ps_values", "CachingVa
 AggregatingVariable: Any = need("tensorflow.python.distribute.ps_values", "AggregatingVariable")
 PerWorkerVariable: Any = need("tensorflow.python.distribute.ps_values", "PerWorkerVariable")
 PerWorkerVariableSpec: Any = need("tensorflow.python.distribute.ps_values", "PerWorkerVariableSpec")
+ResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "ResourceVariable")
 BaseResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable")
 register_tensor_conversion: Any = need(
     "tensorflow.python.framework.tensor_conversion_registry", "register_tensor_conversion_function"

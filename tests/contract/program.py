@@ -20,6 +20,7 @@ for name in (
     "data",
     "models",
     "compile",
+    "loops",
     "callbacks",
     "files",
     "errors",
