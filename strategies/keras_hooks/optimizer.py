@@ -36,6 +36,10 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         adopt_optimizer(optimizer, strategy)
         with strategy.scope() if optimizer._distribution_strategy is strategy else contextlib.nullcontext():
             return original(optimizer, grads, trainable_variables)
+    if replica is None and hooks_of(optimizer._distribution_strategy) is not None and not optimizer.built:
+        # In `strategy.run`. TensorFlow cannot initialize variables of several replicas that a function creates.
+        with tf.init_scope():
+            optimizer.build(trainable_variables)
     if replica is None or replica.reduced or not tf.distribute.get_replica_context():
         return original(optimizer, grads, trainable_variables)
     if replica.discovered is not None:
