@@ -118,7 +118,10 @@ CHIEF_READS = (
 )
 
 
-NO_REPLICAS = "a training loop of your own applies gradients outside of strategy.run, where there are no replicas; use fit, or"
+NO_REPLICAS = (
+    "a training loop of your own applies gradients outside of strategy.run, where there are no replicas; use fit, or call the step "
+    "with strategy.run on batches of strategy.experimental_distribute_dataset, as TensorFlow does"
+)
 NO_HANDLE = (
     "DistributedVariable.handle is not available outside the replica context or a `tf.distribute.Strategy.update()` call"
 )
