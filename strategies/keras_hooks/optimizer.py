@@ -34,9 +34,10 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         assert hooks is not None
         hooks.check_own_loop()
         adopt_optimizer(optimizer, strategy)
-        with strategy.scope() if optimizer._distribution_strategy is strategy else contextlib.nullcontext():
+        is_in_scope = getattr(optimizer, "_distribution_strategy", None) is strategy
+        with strategy.scope() if is_in_scope else contextlib.nullcontext():
             return original(optimizer, grads, trainable_variables)
-    if replica is None and hooks_of(optimizer._distribution_strategy) is not None and not optimizer.built:
+    if replica is None and not optimizer.built and hooks_of(getattr(optimizer, "_distribution_strategy", None)) is not None:
         # In `strategy.run`. TensorFlow cannot initialize variables of several replicas that a function creates.
         with tf.init_scope():
             optimizer.build(trainable_variables)
@@ -70,7 +71,7 @@ def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:
     """
     own = getattr(optimizer, "_distribution_strategy", None)
     strategies = [own]
-    for variable in trainable_variables or ():
+    for variable in trainable_variables or getattr(optimizer, "_trainable_variables", ()):
         value = getattr(variable, "_value", variable)
         strategies.append(getattr(value, "tfdist_strategy", None) or getattr(value, "distribute_strategy", None))
         if hooks_of(own) is not None and strategies[-1] is not own:
