@@ -97,9 +97,15 @@ class GroupExtended(ParameterServerExtended):
 
     @overrides(ParameterServerExtended)
     def _use_merge_call(self) -> bool:
-        """Returns False once the gradients of a step are added up: replicas cannot merge in a `cond` of the update."""
+        """Returns False once the gradients of a step are added up: replicas cannot merge in a `cond` of the update.
+
+        Outside of `strategy.run`, in a loop of the user's own, there are no replicas to merge.
+        """
         replica = replica_context.current()
-        return replica is None or not replica.reduced
+        if replica is not None:
+            return not replica.reduced
+        context = tf.distribute.get_replica_context()
+        return context is not None and context.strategy is self._container_strategy()
 
     @overrides(ParameterServerExtended)
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:

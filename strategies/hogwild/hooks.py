@@ -1,5 +1,6 @@
 """`HogwildHooks`: what Keras' loop asks of `hogwild`."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,26 @@ from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
 
+_OWN_LOOP = (
+    "a training loop of your own runs on the chief alone under hogwild, and the workers idle; "
+    "put the step into train_step and call fit, so that the workers make the steps"
+)
+
+_log = logging.getLogger("tfdist")
+
 
 class HogwildHooks(CoordinatorHooks):
     """`KerasHooks` of `hogwild`."""
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy, "hogwild", "XLA cannot compile a step that finds its variables by their names")
+        self._has_own_loop = False
+
+    def check_own_loop(self) -> None:
+        """See `KerasHooks`. The chief makes the update; warns once."""
+        if not self._has_own_loop:
+            self._has_own_loop = True
+            _log.warning("%s", _OWN_LOOP)
 
     def check_data(self, data: Any) -> None:
         """See `KerasHooks`. Raises ValueError for a distributed dataset of TensorFlow's, whose batches no group could take."""

@@ -80,7 +80,7 @@ class LocalVariable(VariableBase):
     """
 
     def __init__(self, strategy: Any, next_creator: Any, **kwargs: Any) -> None:
-        self._strategy_of = strategy
+        self.tfdist_strategy = self._strategy_of = strategy
         with tf.init_scope(), tf.device(chief_device.DEVICE):
             self._on_chief = next_creator(**kwargs)
         name = kwargs.get("name") or "Variable"
@@ -88,6 +88,7 @@ class LocalVariable(VariableBase):
         self.kind = _kind_of(name, self._on_chief.shape, kwargs)
         self.block: Any = None
         self._chief_handles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+        self._assigned_by: weakref.WeakSet[Any] = weakref.WeakSet()  # Functions of the chief.
         self._sent_values: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
         self.restored: dict[int, Any] = {}
         self.restored_outer: dict[str, Any] = {}
@@ -118,7 +119,15 @@ class LocalVariable(VariableBase):
 
     def _handle_at_call_time(self) -> Any:
         """Returns the chief's variable in a function that the chief runs, with its value at the time of the call."""
-        return self._at_call_time(self._chief_handles, lambda: self.on_chief().handle, HandleSpec(value=self._on_chief.handle))
+        function = weakref.ref(outermost_graph())
+
+        def handle() -> Any:
+            if function() in self._assigned_by:
+                with tf.init_scope(), self._strategy_of.local_replicas.assigning(self):
+                    return self._counted().handle
+            return self.on_chief().handle
+
+        return self._at_call_time(self._chief_handles, handle, HandleSpec(value=self._on_chief.handle))
 
     @staticmethod
     def _at_call_time(captured: weakref.WeakKeyDictionary[Any, Any], value: Callable[[], Any], spec: Any) -> Any:
@@ -166,10 +175,7 @@ class LocalVariable(VariableBase):
     def _write(self, method: str, value: Any) -> Any:
         if not tf.executing_eagerly():
             if not self._strategy_of.extended.is_tracing:
-                raise RuntimeError(
-                    f"{self.name} is assigned in a function that no worker group runs; under hogwild, train with Keras' fit "
-                    "and train_on_batch, and assign variables on the chief outside of tf.function"
-                )
+                self._assigned_by.add(outermost_graph())
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self

@@ -63,6 +63,17 @@ class KerasHooks(abc.ABC):
     def reset_metrics(self) -> None:
         """Prepares for metrics that start from zero: waits for the executions in flight and discards their results."""
 
+    def check_own_loop(self) -> None:
+        """Called when a loop of the user's own updates the strategy's variables outside of `strategy.run`.
+
+        Raises:
+            ValueError: if such a loop cannot work. A strategy whose chief can make the update logs a warning instead.
+        """
+        raise ValueError(
+            "a training loop of your own applies gradients outside of strategy.run, where there are no replicas; use fit, "
+            "or call the step with strategy.run on batches of strategy.experimental_distribute_dataset, as TensorFlow does"
+        )
+
     @abc.abstractmethod
     def check_data(self, data: Any) -> None:
         """Raises ValueError for data that `fit`, `evaluate` or `predict` cannot take under this strategy."""

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
 from tfdist.strategies.private_api import keras_loss_module, patches
@@ -43,14 +44,19 @@ def _replica() -> Replica | None:
 
 
 def _unscaled(original: Callable[..., Any], value: Any) -> Any:
-    return original(value) if _replica() is None else value
+    return original(value) if _replica() is None and not _is_own_loop() else value
+
+
+def _is_own_loop() -> bool:
+    """Returns whether a loop of the user's own computes the loss in the scope of tfdist's strategy, but not on replicas."""
+    return tf.distribute.in_cross_replica_context() and hooks_of(tf.distribute.get_strategy()) is not None
 
 
 def _per_example(original: Callable[..., Any], value: Any) -> Any:
     """Returns what Keras adds to the mean that it shows, weighted by the examples of the replica."""
     replica = _replica()
     if replica is None:
-        return original(value)
+        return value if _is_own_loop() else original(value)
     # `reduction=None` leaves a loss per example, already divided by the share.
     return value * tf.cast(replica.share, value.dtype) if value.shape.rank else value
 

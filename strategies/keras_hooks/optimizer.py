@@ -6,14 +6,16 @@ gradients nor overwrite weights by their averages (`merge_call` inside `cond`). 
 else Keras' own code runs.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import losses, replica_context, variables
+from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import ResourceVariable, patches
 
 
 def install() -> None:
@@ -27,6 +29,18 @@ def install() -> None:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = replica_context.current()
+    if replica is None and (strategy := _strategy_of_own_loop(optimizer, trainable_variables)) is not None:
+        hooks = hooks_of(strategy)
+        assert hooks is not None
+        hooks.check_own_loop()
+        adopt_optimizer(optimizer, strategy)
+        is_in_scope = getattr(optimizer, "_distribution_strategy", None) is strategy
+        with strategy.scope() if is_in_scope else contextlib.nullcontext():
+            return original(optimizer, grads, trainable_variables)
+    if replica is None and not optimizer.built and hooks_of(getattr(optimizer, "_distribution_strategy", None)) is not None:
+        # In `strategy.run`. TensorFlow cannot initialize variables of several replicas that a function creates.
+        with tf.init_scope():
+            optimizer.build(trainable_variables)
     if replica is None or replica.reduced or not tf.distribute.get_replica_context():
         return original(optimizer, grads, trainable_variables)
     if replica.discovered is not None:
@@ -49,6 +63,27 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         replica.reduced = False
 
 
+def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:
+    """Returns the strategy whose variables a loop updates outside of `strategy.run`; None in it, and for other strategies.
+
+    Raises:
+        ValueError: if the optimizer is of a strategy of tfdist and a variable is not.
+    """
+    own = getattr(optimizer, "_distribution_strategy", None)
+    strategies = [own]
+    for variable in trainable_variables or getattr(optimizer, "_trainable_variables", ()):
+        value = getattr(variable, "_value", variable)
+        strategies.append(getattr(value, "tfdist_strategy", None) or getattr(value, "distribute_strategy", None))
+        if hooks_of(own) is not None and strategies[-1] is not own:
+            raise ValueError(
+                f"the optimizer {optimizer.name} was made inside the strategy's scope and {variable.name} outside; make the "
+                "model, too, inside `with strategy.scope():`"
+            )
+    strategy = next((each for each in strategies if hooks_of(each) is not None), None)
+    context = tf.distribute.get_replica_context()
+    return None if context is not None and context.strategy is strategy else strategy
+
+
 def _all_reduce_gradients(original: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
     replica = replica_context.current()
     return list(grads_and_vars) if replica is not None and replica.reduced else original(optimizer, grads_and_vars)
@@ -58,6 +93,22 @@ def with_inner(optimizer: Any) -> list[Any]:
     """Returns an optimizer and the optimizers inside it; nothing for None."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]
     return [each for each in [optimizer, *inner] if each is not None]
+
+
+def adopt_optimizer(optimizer: Any, strategy: tf.distribute.Strategy) -> None:
+    """Moves an optimizer that was made outside of any scope, and is not built, into the scope of `strategy`."""
+    for each in with_inner(optimizer):
+        if hooks_of(getattr(each, "_distribution_strategy", strategy)) is None and not each.built:
+            each._distribution_strategy = strategy
+            begin_anew(each.variables, strategy)
+
+
+def begin_anew(variables: list[Any], strategy: tf.distribute.Strategy) -> None:
+    """Replaces the values of Keras' variables that were made outside of any scope by variables of `strategy`."""
+    with tf.init_scope(), strategy.scope():
+        for variable in variables:
+            if type(variable._value) is ResourceVariable:  # In a scope it is of a subclass or a wrapper.
+                variable._initialize(variable._value.numpy())
 
 
 def _ids_of_counters(optimizer: Any) -> set[int]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
+from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
 
 _log = logging.getLogger("tfdist")
@@ -39,9 +40,22 @@ def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
     """Raises ValueError if the optimizer of `model` was made outside the scope of `strategy`."""
     if getattr(model.optimizer, "_distribution_strategy", strategy) is not strategy:
         raise ValueError(
-            f"the optimizer of {model.name} was made outside the strategy's scope; make it, and call compile, "
-            "inside `with strategy.scope():`"
+            f"the optimizer of {model.name} was built outside the strategy's scope, and its variables cannot move; make it, "
+            "and call compile, inside `with strategy.scope():`"
         )
+
+
+def _adopt(model: Any) -> None:
+    """Moves optimizers and metrics that `compile` has made outside of the scope into that of the model.
+
+    As long as nothing has trained with them, they can begin anew there. `check_optimizer` refuses an optimizer that cannot.
+    """
+    strategy = model._distribute_strategy
+    for value in [model.optimizer, *vars(model).values()]:
+        if isinstance(value, keras.optimizers.Optimizer):
+            adopt_optimizer(value, strategy)
+    for metric in model.metrics:
+        begin_anew(metric.variables, strategy)
 
 
 def with_metrics(logs: Logs, metrics: dict[str, Any]) -> Logs:
@@ -59,6 +73,8 @@ def with_metrics(logs: Logs, metrics: dict[str, Any]) -> Logs:
 
 def _make_function(original: Callable[..., Any], model: Any, step_function: Callable[..., Any]) -> Any:
     if (hooks := hooks_of(model.distribute_strategy)) is not None:
+        if model._distribute_strategy is not None:
+            _adopt(model)
         return hooks.step_function(model, step_function)
     if model._distribute_strategy is None:
         _log.warning("%s was made outside the strategy's scope and trains in this process alone", model.name)
@@ -106,6 +122,8 @@ def _init_epoch_iterator(
 
 def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     hooks = hooks_of(model._distribute_strategy)
+    if hooks is not None:
+        _adopt(model)
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, hooks.example_batch(iterator._distributed_dataset)
     if hooks is not None and not model.built and type(model).call in (keras.Model.call, keras.Layer.call):

@@ -1,7 +1,10 @@
-"""The variables that a step reads from the ps tasks: the small ones of each ps arrive as one message.
+"""The variables that a step reads from the ps tasks, each once: the small ones of each ps arrive as one message.
 
 `StepReads` belongs to the step that is being traced. Variables find it with `current()`, because TensorFlow reads them without
 an argument that could carry it.
+
+A value that is read once serves in loops too. It must not be older than an assignment in the step: a variable that the step
+assigns is read in place from then on, and one that is not trainable is read in place in loops (a state that each turn assigns).
 """
 
 import contextlib
@@ -14,16 +17,49 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
-from tfdist.strategies.private_api import ControlFlowFuncGraph, record_operation, stop_recording, variable_accessed
+from tfdist.strategies.private_api import (
+    ControlFlowFuncGraph,
+    WhileBodyFuncGraph,
+    WhileCondFuncGraph,
+    read_write_resource_inputs,
+    record_operation,
+    stop_recording,
+    variable_accessed,
+)
 
 
 @dataclass
-class _Replica:
-    """The values that one replica has read, by the id of the variable, and where its step is traced."""
+class _Value:
+    """A value that has been read.
+
+    Attributes:
+        tensor: the value.
+        graph: the graph that has it.
+        writes: how many operations of that graph wrote the variable before.
+    """
+
+    tensor: Any
+    graph: Any
+    writes: int
+
+
+@dataclass
+class _Reads:
+    """What one replica has read, or a function that it calls.
+
+    Attributes:
+        graph: the graph of the replica or function, outside of its loops and conditions.
+        device: where the values are; None for the device of the function.
+        values: the values, by id of the variable. Branches of a condition have their own.
+        in_place: ids of variables that the step has assigned.
+        loops: for each id of a variable the graphs of loops that use a value from outside of the loop.
+    """
 
     graph: Any
-    device: str
-    values: dict[int, Any] = field(default_factory=dict)
+    device: str | None
+    values: dict[int, list[_Value]] = field(default_factory=lambda: defaultdict(list))
+    in_place: set[int] = field(default_factory=set)
+    loops: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(frozen=True)
@@ -43,7 +79,7 @@ class StepReads:
 
     def __init__(self, fused: Sequence[_Fused] = ()) -> None:
         self._fused = fused
-        self._replicas: dict[int, _Replica] = {}  # By thread: TensorFlow traces each replica in a thread.
+        self._replicas: dict[int, _Reads] = {}  # By thread: TensorFlow traces each replica in a thread.
         self._updated_device: str | None = None
 
     def begin_replica(self, device: str) -> None:
@@ -52,11 +88,12 @@ class StepReads:
         The values serve until the tracing of the whole step ends. Replicas end at different times, and what they do together
         (`merge_call`) is traced while they wait.
         """
-        replica = _Replica(tf.compat.v1.get_default_graph(), device)
+        replica = _Reads(tf.compat.v1.get_default_graph(), device)
         for fused in self._fused:
             with tf.device(device), stop_recording():
                 pieces = unflatten(tf.identity(fused.values), [variable.shape for variable in fused.variables])
-            replica.values.update({id(variable): piece for variable, piece in zip(fused.variables, pieces, strict=True)})
+            for variable, piece in zip(fused.variables, pieces, strict=True):
+                replica.values[id(variable)] = [_Value(piece, replica.graph, _writes(replica.graph, variable))]
         self._replicas[threading.get_ident()] = replica
 
     @contextlib.contextmanager
@@ -69,52 +106,88 @@ class StepReads:
             self._updated_device = outer
 
     def value_of(self, variable: Any) -> Any:
-        """Returns the value of `variable` that the replica has read, known to gradient tapes; None if it has read none."""
-        replica = self._replica()
-        if replica is None or id(variable) not in replica.values:
+        """Returns the value of `variable` that the replica has read, and reads it the first time; known to gradient tapes.
+
+        Returns None if the variable has to be read in place: outside of a step, and where the value may differ.
+        """
+        if tf.executing_eagerly():
             return None
-        if self._updated_device is not None and variable.device == self._updated_device:
+        reads, graphs = self._here()
+        if reads is None or id(variable) in reads.in_place or variable.device == self._updated_device:
             return None
-        return _recorded(variable, replica.values[id(variable)], replica.graph, replica.device)
+        loops = [graph for graph in graphs[:-1] if isinstance(graph, WhileBodyFuncGraph | WhileCondFuncGraph)]
+        if loops and not variable.trainable and len(variable.parts) == 1:
+            return None
+        value = next((value for value in reads.values[id(variable)] if value.graph in graphs), None)
+        if value is None:
+            if self._updated_device is not None:
+                return None
+            graph = _outside(graphs, loops, variable)
+            value = _Value(_read_in(graph, reads.device, variable), graph, _writes(graph, variable))
+            reads.values[id(variable)].append(value)
+        elif _writes(value.graph, variable) > value.writes or any(_writes(loop, variable) for loop in loops):
+            reads.in_place.add(id(variable))  # A function that was traced before assigns it.
+            return None
+        reads.loops[id(variable)] += loops
+        return _recorded(variable, value.tensor, value.graph, reads.device)
 
     def read_whole(self, variable: Any) -> Any:
-        """Reads a sharded variable, once per step, in the graph of the step rather than in the body of a loop."""
+        """Reads a sharded variable where `value_of` has no value, in the graph around all loops."""
         if tf.executing_eagerly():
             variable_accessed(variable)
             with stop_recording():
-                value = variable.gathered()
+                value = variable.read_parts()
             record_operation("ReadVariableOp", [value], [variable.handle], lambda change: [change])
             return value
-        replica = self._replica()
-        graph = replica.graph if replica else _outside_loops(tf.compat.v1.get_default_graph(), None)
-        device = replica.device if replica else None
-        with graph.as_default(), tf.device(device), tf.control_dependencies(None), stop_recording():
-            value = variable.gathered()
-        if replica and self._updated_device is None:
-            replica.values[id(variable)] = value
-        return _recorded(variable, value, graph, device)
+        reads, graphs = self._here()
+        device = reads.device if reads else None
+        return _recorded(variable, _read_in(graphs[-1], device, variable), graphs[-1], device)
 
     def is_in_loop(self) -> bool:
         """Returns whether the body of a loop or a condition is traced. Gradient tapes cannot follow an operation out of it."""
-        if tf.executing_eagerly():
-            return False
-        graph = tf.compat.v1.get_default_graph()
-        replica = self._replica()
-        return graph is not (replica.graph if replica else _outside_loops(graph, None))
+        return not tf.executing_eagerly() and len(self._here()[1]) > 1
 
     def forget(self, variable: Any) -> None:
-        """Makes the replicas read `variable` again, because it has been assigned."""
-        for replica in self._replicas.values():
-            replica.values.pop(id(variable), None)
+        """Makes the step read `variable` in place, because it is being assigned.
 
-    def _replica(self) -> _Replica | None:
-        """Returns the replica whose graph is traced, or a loop in it; None elsewhere, such as in a function that it calls."""
-        if not self._replicas or tf.executing_eagerly():
-            return None
-        # `merge_call` is traced in the main thread: it takes what the first replica has read.
-        replica = self._replicas.get(threading.get_ident()) or next(iter(self._replicas.values()))
-        return replica if _outside_loops(tf.compat.v1.get_default_graph(), replica.graph) is replica.graph else None
+        Raises:
+            RuntimeError: if a loop around the assignment uses a value from outside of the loop.
+        """
+        if tf.executing_eagerly():
+            return
+        here, graphs = self._here()
+        if here is not None and any(loop in graphs for loop in here.loops[id(variable)]):
+            raise RuntimeError(
+                f"{variable.name} is assigned in a loop of the step that also uses its value, which parameter_server reads "
+                "from the ps once per step; make the updates in a Python loop, or one in each train_step"
+            )
+        for reads in [*self._replicas.values(), *([here] if here is not None else [])]:
+            reads.values.pop(id(variable), None)
+            reads.in_place.add(id(variable))
 
+    def _here(self) -> tuple[_Reads | None, list[Any]]:
+        """Returns the reads of the replica or function that is traced, None outside of a step, and its graphs.
+
+        The graphs are that of the loop or condition that is traced, those around it, and at last that of the function.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        if self._replicas:
+            # `merge_call` is traced in the main thread: it takes what the first replica has read.
+            replica = self._replicas.get(threading.get_ident()) or next(iter(self._replicas.values()))
+            graphs = _until_function(graph, replica.graph)
+            if graphs[-1] is replica.graph:
+                return replica, graphs
+        graphs = _until_function(graph, None)
+        if threading.get_ident() not in self._replicas:
+            return None, graphs
+        function = graphs[-1]  # The replica calls it.
+        if not hasattr(function, _ATTRIBUTE):
+            setattr(function, _ATTRIBUTE, _Reads(function, None))
+        return getattr(function, _ATTRIBUTE), graphs
+
+
+_ATTRIBUTE = "_tfdist_reads"
+"""Of the graph of a function: values refer to their graph, and a dictionary of both would keep them for ever."""
 
 _current = StepReads()
 """Outside of a step: nothing has been read. Steps are traced one at a time."""
@@ -144,21 +217,75 @@ def _fuse(variables: Sequence[Any]) -> list[_Fused]:
     fused = []
     for (device, _), members in groups.items():
         with tf.device(device), stop_recording():
-            fused.append(_Fused(members, flatten([variable.get().read_value() for variable in members])))
+            fused.append(_Fused(members, flatten([variable.read_parts() for variable in members])))
     return fused
 
 
-def _outside_loops(graph: Any, stop: Any) -> Any:
-    """Returns `graph`, or the graph around it if it is the body of loops or conditions; not beyond `stop`."""
-    while graph is not stop and isinstance(graph, ControlFlowFuncGraph):
-        graph = graph.outer_graph
-    return graph
+def _until_function(graph: Any, stop: Any) -> list[Any]:
+    """Returns `graph` and the graphs around it until that of a function, or until `stop`."""
+    graphs = [graph]
+    while graphs[-1] is not stop and isinstance(graphs[-1], ControlFlowFuncGraph):
+        graphs.append(graphs[-1].outer_graph)
+    return graphs
+
+
+def _outside(graphs: list[Any], loops: list[Any], variable: Any) -> Any:
+    """Returns the graph in which to read: outside of all loops. A branch that a step does not take reads nothing."""
+    if len(variable.parts) > 1:
+        return graphs[-1]  # Gradients cannot follow several reads out of a condition.
+    return graphs[graphs.index(loops[-1]) + 1] if loops else graphs[0]
+
+
+def _read_in(graph: Any, device: str | None, variable: Any) -> Any:
+    """Returns the value of `variable`, read in `graph`; gradient tapes do not know of it."""
+    with graph.as_default(), _on(device), tf.control_dependencies(None), stop_recording():
+        value = tf.identity(variable.read_parts())
+        return value if device or len(variable.parts) == 1 else _without_gradient(variable, value)
+
+
+def _without_gradient(variable: Any, value: Any) -> Any:
+    """Returns `value`, read by a function; a gradient tape around a call of the function raises ValueError.
+
+    Such a tape knows only the parts that the function reads, and it would take the gradient of the first for that of the whole.
+    """
+
+    def identity(value: Any) -> Any:
+        def gradient(change: Any) -> Any:
+            raise ValueError(
+                f"{variable.name} is split over {len(variable.parts)} ps tasks, and a tf.function that reads it is called "
+                "within a GradientTape; leave @tf.function away (fit compiles the whole step), or open the tape inside of it"
+            )
+
+        return tf.identity(value), gradient
+
+    return tf.custom_gradient(identity)(value)
+
+
+def _on(device: str | None) -> Any:
+    return tf.device(device) if device else contextlib.nullcontext()
+
+
+def _writes(graph: Any, variable: Any) -> int:
+    """Returns how many operations of `graph` write the variable, in their functions too."""
+    count = 0
+    for part in variable.parts:
+        handle = _handle_in(graph, part.handle)
+        if handle is not None:
+            count += sum(handle in read_write_resource_inputs(operation)[1] for operation in handle.consumers())
+    return count
+
+
+def _handle_in(graph: Any, handle: Any) -> Any:
+    """Returns what `handle` is in `graph`; None if the graph does not use it. (`capture` would make it use it.)"""
+    if isinstance(graph, ControlFlowFuncGraph):
+        handle = _handle_in(graph.outer_graph, handle)
+    return next((inside for outside, inside in graph.captures if outside is handle), None)
 
 
 def _recorded(variable: Any, value: Any, graph: Any, device: str | None) -> Any:
     """Returns `value` as a read of `variable` that gradient tapes know, as TensorFlow does for its own cached reads."""
     variable_accessed(variable)
-    with graph.as_default(), tf.device(device), tf.control_dependencies(None):
+    with graph.as_default(), _on(device), tf.control_dependencies(None):
         with stop_recording():
             result = tf.identity(value)
         record_operation("ReadVariableOp", [result], [variable.handle], lambda change: [change])

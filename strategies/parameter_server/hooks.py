@@ -1,5 +1,6 @@
 """`ParameterServerHooks`: what Keras' loop asks of `parameter_server`."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +15,27 @@ from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.parameter_server import optimizer
 from tfdist.strategies.parameter_server.training_loop import StepProgram, Steps, fused_reads_of
 
+_OWN_LOOP = (
+    "a training loop of your own runs on the chief alone under parameter_server, and the workers idle; "
+    "put the step into train_step and call fit, so that the workers make the steps, or schedule functions that call "
+    "strategy.run with TensorFlow's ClusterCoordinator"
+)
+
+_log = logging.getLogger("tfdist")
+
 
 class ParameterServerHooks(CoordinatorHooks):
     """`KerasHooks` of `parameter_server`."""
 
     def __init__(self, strategy: Any) -> None:
         super().__init__(strategy, "parameter_server", "XLA has no access to variables of another task")
+        self._has_own_loop = False
+
+    def check_own_loop(self) -> None:
+        """See `KerasHooks`. The chief makes the update; warns once."""
+        if not self._has_own_loop:
+            self._has_own_loop = True
+            _log.warning("%s", _OWN_LOOP)
 
     def check_data(self, data: Any) -> None:
         """See `KerasHooks`. Raises ValueError for a distributed dataset, which workers would read."""

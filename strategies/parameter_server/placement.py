@@ -41,7 +41,9 @@ class ServerExtended(GroupExtended):
         if kwargs.pop("per_worker_variable", False):
             return self._create_per_worker_variable(next_creator, **kwargs)
         aggregation = kwargs.pop("aggregation", None)
-        return self.shared(self._create_on_ps(next_creator, kwargs), aggregation)
+        variable = self._create_on_ps(next_creator, kwargs)
+        variable.tfdist_strategy = self._container_strategy()
+        return self.shared(variable, aggregation)
 
     def _create_on_ps(self, next_creator: Any, kwargs: dict[str, Any]) -> Any:
         beside = unwrapped(kwargs.pop("colocate_with", None))

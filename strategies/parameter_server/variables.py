@@ -42,7 +42,16 @@ def shard_scope(number: int | None) -> Iterator[None]:
 
 
 class ServerVariable(CachingVariable):
-    """A variable on one ps. In a step its value comes from the one message that carries all small variables of that ps."""
+    """A variable on one ps. A step reads it once: if it is small, with the one message for all small variables of that ps."""
+
+    @property
+    def parts(self) -> list[Any]:
+        """The variables that hold the value: this one."""
+        return [self]
+
+    def read_parts(self) -> Any:
+        """Reads the value from the ps."""
+        return self.get().read_value()
 
     def value(self) -> Any:
         """Returns the value as a tensor."""
@@ -73,6 +82,15 @@ class ServerVariable(CachingVariable):
         """Subtracts from the value, as `tf.Variable.assign_sub`."""
         fused_reads.current().forget(self)
         return super().assign_sub(*args, **kwargs)
+
+
+def _operator(name: str) -> Any:
+    method = getattr(tf.Tensor, name)
+    return lambda variable, *args: method(variable.value(), *args)
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:  # TensorFlow's read the variable at each use.
+    setattr(ServerVariable, _name, _operator(_name))
 
 
 class ShardedVariable(VariableBase):
@@ -180,9 +198,14 @@ class ShardedVariable(VariableBase):
         """Returns the whole value as a numpy array."""
         return self.value().numpy()
 
-    def gathered(self) -> Any:
+    @property
+    def parts(self) -> list[Any]:
+        """The variables that hold the value: the shards."""
+        return self.shards
+
+    def read_parts(self) -> Any:
         """Reads the shards and returns the whole value. Gradient tapes do not record it."""
-        return tf.concat([shard.value() for shard in self.shards], axis=0)
+        return tf.concat([shard.read_parts() for shard in self.shards], axis=0)
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
         """Looks rows up. Each ps sends only the rows that are looked up there.

@@ -33,6 +33,8 @@ keras_loss_module: Any = need("keras.src.losses", "loss")
 
 # Keras' variable on TensorFlow, and whether a call to it is only recorded.
 KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
+# Gives a variable of Keras, made outside of the scope, a value in it (keras_hooks/optimizer.py).
+need_function(KerasVariable, "_initialize", "self, value", "calls")
 in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
 # Metrics are computed on values that are not those of their variables: coordinator/metric_logs.py sums over groups first.
 StatelessScope: Any = keras.StatelessScope
@@ -105,6 +107,7 @@ CachingVariable: Any = need("tensorflow.python.distribute.ps_values", "CachingVa
 AggregatingVariable: Any = need("tensorflow.python.distribute.ps_values", "AggregatingVariable")
 PerWorkerVariable: Any = need("tensorflow.python.distribute.ps_values", "PerWorkerVariable")
 PerWorkerVariableSpec: Any = need("tensorflow.python.distribute.ps_values", "PerWorkerVariableSpec")
+ResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "ResourceVariable")
 BaseResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable")
 register_tensor_conversion: Any = need(
     "tensorflow.python.framework.tensor_conversion_registry", "register_tensor_conversion_function"
@@ -116,6 +119,10 @@ record_operation: Any = need("tensorflow.python.eager.record", "record_operation
 stop_recording: Any = need("tensorflow.python.eager.record", "stop_recording")
 variable_accessed: Any = need("tensorflow.python.ops.resource_variable_ops", "variable_accessed")
 ControlFlowFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "ControlFlowFuncGraph")
+WhileBodyFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileBodyFuncGraph")
+WhileCondFuncGraph: Any = need("tensorflow.python.ops.control_flow_v2_func_graphs", "WhileCondFuncGraph")
+# Which resources an operation, such as a call of a function, reads and which it writes.
+read_write_resource_inputs: Any = need("tensorflow.python.framework.auto_control_deps_utils", "get_read_write_resource_inputs")
 
 # TensorFlow's count of the uses of each function in its runtime; the last use that ends removes it there, by a remote call.
 _function_uses: Any = need("tensorflow.python.eager.polymorphic_function.atomic_function", "RUNTIME_FUNCTION_REFS")

@@ -153,10 +153,11 @@ def metrics(strategy):
 @case("optimizer_outside_the_scope")
 def optimizer_outside_the_scope(strategy):
     optimizer = keras.optimizers.SGD()
+    optimizer.build(two_layers().trainable_variables)
     model = compiled(strategy, two_layers, optimizer, "mse")
     message = error_of(lambda: fit(model, X, Y, epochs=1))
     if is_distributed(strategy):
-        assert "was made outside the strategy's scope; make it, and call compile, inside" in message, message
+        assert "was built outside the strategy's scope, and its variables cannot move; make it, and call" in message, message
     return {"exact": {}}
 
 

@@ -21,6 +21,7 @@ for name in (
     "models",
     "losses",
     "compile",
+    "loops",
     "callbacks",
     "files",
     "errors",

@@ -118,6 +118,16 @@ CHIEF_READS = (
 )
 
 
+NO_REPLICAS = (
+    "a training loop of your own applies gradients outside of strategy.run, where there are no replicas; use fit, or call the step "
+    "with strategy.run on batches of strategy.experimental_distribute_dataset, as TensorFlow does"
+)
+NO_HANDLE = (
+    "DistributedVariable.handle is not available outside the replica context or a `tf.distribute.Strategy.update()` call"
+)
+PER_WORKER = "To use this dataset, you need to pass this dataset to ClusterCoordinator.create_per_worker_dataset"
+
+
 def _refused(on_servers: str, on_hogwild: str) -> dict[str, str]:
     return {name: on_hogwild if name == "hogwild" else on_servers for name in SERVED}
 
@@ -186,8 +196,24 @@ GROUPS: dict[str, list[Row]] = {
             refused=_refused(NOT_EAGER.format("parameter_server"), NOT_EAGER.format("hogwild")),
         ),
         Row("metrics", "metrics: accuracy, AUC, one with several values", near=0.15),
-        Row("optimizer_outside_the_scope", "an optimizer made outside the scope: an error that says so"),
+        Row("compile_outside_the_scope", "`compile` outside the scope, of a model made inside", near=0.15),
+        Row("optimizer_outside_the_scope", "an optimizer built outside the scope: an error that says so"),
         Row("model_outside_the_scope", "a model made outside the scope trains in its process alone, with a warning", near=FLOAT),
+    ],
+    "Loops of your own": [
+        Row(
+            "own_loop", "`GradientTape` and `optimizer.apply`, also in `tf.function` (on the chief alone, with a warning)", near=FLOAT,
+            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored"), NO_REPLICAS),
+        ),
+        Row(
+            "own_loop_in_the_scope", "the same inside the scope", near=FLOAT,
+            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored"), NO_HANDLE),
+        ),
+        Row(
+            "own_loop_with_strategy_run", "`strategy.run` on a distributed dataset, as in TensorFlow's guide", near=FLOAT,
+            refused=dict.fromkeys(SERVED, PER_WORKER),
+        ),
+        Row("augmentation_in_the_scope", "a random layer made inside the scope and used in `tf.data`", near=FLOAT),
     ],
     "Callbacks": [
         Row("history", "`History`", near=0.15),

@@ -147,5 +147,11 @@ def test_a_model_from_outside_the_scope_causes_a_warning(runs, column):
         assert "was made outside the strategy's scope and trains in this process alone" in runs.output(column)
 
 
+@pytest.mark.parametrize("column", [column for column in columns() if column.id in SERVED])
+def test_a_loop_that_runs_on_the_chief_alone_causes_a_warning(runs, column):
+    runs.of(column)
+    assert "a training loop of your own runs on the chief alone" in runs.output(column)
+
+
 def test_the_page_is_up_to_date():
     assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/contract/table.py"

@@ -19,6 +19,7 @@ CASES = [
     "shards_as_a_whole",
     "rows_looked_up",
     "shards_read_in_a_loop",
+    "large_read_in_a_loop",
 ]
 ONE_PROCESS_OF_TWO = ["momentum", "rows_looked_up"]
 

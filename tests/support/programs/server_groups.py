@@ -38,6 +38,10 @@ def recurrent():
     return [keras.Input((5, 4)), keras.layers.LSTM(300)], VECTORS.reshape(360, 5, 4)
 
 
+def recurrent_on_one_ps():
+    return [keras.Input((5, 4)), keras.layers.LSTM(150)], VECTORS.reshape(360, 5, 4)
+
+
 CASES = {  # name -> layers, optimizer, steps per execution, epochs
     "momentum": (small, lambda: keras.optimizers.SGD(0.1, momentum=0.9), 1, 8),
     "adam": (small, lambda: keras.optimizers.Adam(0.01), 1, 8),
@@ -46,6 +50,7 @@ CASES = {  # name -> layers, optimizer, steps per execution, epochs
     "shards_as_a_whole": (large, lambda: keras.optimizers.Lamb(0.01), 1, 2),
     "rows_looked_up": (table, lambda: keras.optimizers.Adam(0.01), 1, 2),
     "shards_read_in_a_loop": (recurrent, lambda: keras.optimizers.Adam(0.01), 1, 2),
+    "large_read_in_a_loop": (recurrent_on_one_ps, lambda: keras.optimizers.Adam(0.01), 2, 2),
 }
 
 
