@@ -19,7 +19,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.private_api import dispatch_context
+from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.tracing import tracing_lock
+from tfdist.strategies.private_api import dispatch_context, schedule_on_coordinator
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.peers import is_listening, waiting_for
 
@@ -62,7 +64,7 @@ class Execution:
         function: the function.
         owner: the object that takes the result from `wait_for_any`; None if only the execution itself holds it.
         state: its state. A backup queues it again while a group that does not answer still runs it.
-        started: the times at which groups have started it, by the number of the group; `time.monotonic`, in seconds.
+        running: the groups that run it, by number, and when they have started, in seconds of the clock of the executions.
         group: the number of the group that has finished it; -1 before.
         result: what the function returned, on the chief; None before.
     """
@@ -71,7 +73,7 @@ class Execution:
         self.function = function
         self.owner = owner
         self.state = State.QUEUED
-        self.started: dict[int, float] = {}
+        self.running: dict[int, float] = {}
         self.group = -1
         self.result: Any = None
 
@@ -79,23 +81,41 @@ class Execution:
 class Executions:
     """The executions in flight of one strategy.
 
+    An execution is in flight from `schedule` until the chief has its result and no live group runs it any more. The thread of
+    the group notes that it has finished, so that a group is idle although the chief's main thread is busy, in a callback.
+
+    Args:
+        coordinator: TensorFlow's ClusterCoordinator.
+        workers: the worker tasks, with addresses.
+        membership: the groups that are live. Executions note which join and which are lost.
+        clock: returns the current moment in seconds. The default does not count the time of tracing.
+
     Attributes:
         limit: how many executions should be in flight at most.
-        give_up: called with the number of a group that does not answer, when its execution gets a backup on another group (the
-            backup executions of MapReduce: Dean and Ghemawat, OSDI 2004, section 3.6). None if a function must not run twice.
+        gives_up: whether a group that does not answer is lost, and its execution gets a backup on another group (the
+            backup executions of MapReduce: Dean and Ghemawat, OSDI 2004, section 3.6). False if a function must not run twice.
     """
 
-    def __init__(self, coordinator: "tf.distribute.coordinator.ClusterCoordinator", workers: tuple[Task, ...]) -> None:
+    def __init__(
+        self,
+        coordinator: "tf.distribute.coordinator.ClusterCoordinator",
+        workers: tuple[Task, ...],
+        membership: Membership,
+        clock: Callable[[], float] = tracing_lock.now,
+    ) -> None:
         self._coordinator = coordinator
         self._workers = workers
-        # Results as (execution, number of the group, result); None when a function has raised.
-        self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
+        self._membership = membership
+        self._clock = clock
+        self._lock = threading.RLock()  # Of the states of executions.
+        # Executions that have finished; None when a function has raised.
+        self._events: queue.SimpleQueue[Execution | None] = queue.SimpleQueue()
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
         self._error: Exception | None = None  # Raised in the watcher's thread, for the next wait.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
         self._watcher: threading.Thread | None = None
-        self.give_up: Callable[[int], None] | None = None
+        self.gives_up = False
         groups = len(coordinator.strategy.worker_groups)
         # A single group is exact: callbacks have seen a step before the next one starts.
         self.limit = 1 if groups == 1 else IN_FLIGHT_PER_GROUP * groups
@@ -121,35 +141,41 @@ class Executions:
             self.cancel()
             raise
         self._in_flight.add(execution)
-        if self.give_up is not None and self._watcher is None:
+        if self.gives_up and self._watcher is None:
             # In a thread: calls to a worker that is stopped block the chief's main thread.
             self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-backups", daemon=True)
             self._watcher.start()
         return execution
 
     def _schedule(self, execution: Execution) -> None:
-        events, durations = self._events, self._durations
-        execution.state = State.QUEUED
-
-        def run() -> None:
-            if execution.state in (State.FINISHED, State.CANCELLED):
-                return  # By a backup, or by an error while it was queued.
-            group = dispatch_context().worker_index
-            started = time.monotonic()
-            execution.started[group], execution.state = started, State.RUNNING
-            try:
-                # Copied to the chief, where the result stays if the worker is gone.
-                result = tf.nest.map_structure(chief_device.fetched, execution.function(group), expand_composites=True)
-            except BaseException:
-                if execution.state is State.RUNNING:
-                    execution.state = State.QUEUED
-                events.put(None)  # The coordinator decides whether this is an error, or a lost worker and it schedules again.
-                raise
-            durations.append(time.monotonic() - started)
-            events.put((execution, group, result))
-
         # The public `schedule` takes TensorFlow functions only. This one runs Python in the thread of a group.
-        self._coordinator._cluster.schedule(run, args=(), kwargs={})
+        schedule_on_coordinator(self._coordinator, lambda: self._run(execution, dispatch_context().worker_index))
+
+    def _run(self, execution: Execution, group: int) -> None:
+        """Runs an execution in the thread of a group."""
+        with self._lock:
+            if execution.state in (State.FINISHED, State.CANCELLED) or any(map(self._membership.is_live, execution.running)):
+                return  # A backup has finished or runs it, or an error has cancelled it.
+            started = self._clock()
+            execution.running[group], execution.state = started, State.RUNNING
+        self._membership.join(group)
+        try:
+            # Copied to the chief, where the result stays if the worker is gone.
+            result = tf.nest.map_structure(chief_device.fetched, execution.function(group), expand_composites=True)
+        except BaseException:
+            self._membership.lose(group)
+            with self._lock:
+                del execution.running[group]
+                if execution.state is State.RUNNING and not execution.running:
+                    execution.state = State.QUEUED
+            self._events.put(None)  # The coordinator decides whether this is an error, or a lost worker and it schedules again.
+            raise
+        with self._lock:
+            del execution.running[group]
+            self._durations.append(self._clock() - started)
+            if execution.state in (State.QUEUED, State.RUNNING):  # Else another group has finished it before.
+                execution.state, execution.group, execution.result = State.FINISHED, group, result
+        self._events.put(execution)
 
     def wait_for_any(self, owner: Any) -> Execution | None:
         """Waits until one more execution of `owner` has finished and returns it. Returns None if none is pending.
@@ -174,41 +200,53 @@ class Executions:
         last_alive = time.monotonic()
         while self._in_flight and not is_over():
             try:
-                event = self._events.get(timeout=POLL_SECONDS)
+                execution = self._events.get(timeout=POLL_SECONDS)
             except queue.Empty:
                 last_alive = self._check_workers(last_alive)
-                event = None
-            if event is None:
+                execution = None
+            if execution is None:
                 self._raise_error()
-            elif event[0] in self._in_flight:  # Else it was cancelled, or another group has finished it before.
-                execution, execution.group, execution.result = event[0], *event[1:]
+            elif execution in self._in_flight and self._is_over(execution):  # Else it was cancelled, or is not over.
                 self._in_flight.remove(execution)
-                execution.state = State.FINISHED
                 if execution.owner is not None:
                     self._finished.setdefault(execution.owner, deque()).append(execution)
 
+    def _is_over(self, execution: Execution) -> bool:
+        """Returns whether an execution has finished, and no live group still runs its backup or what it is the backup of."""
+        with self._lock:
+            return execution.state is State.FINISHED and not any(map(self._membership.is_live, execution.running))
+
     def back_up(self) -> None:
-        """Schedules again what groups do not answer for, if no execution waits for a group."""
+        """Gives up groups that do not answer, and schedules again what they run, if no execution waits for a group."""
         in_flight = list(self._in_flight)
-        if self.give_up is None or any(execution.state is State.QUEUED for execution in in_flight):
+        if not self.gives_up or any(execution.state is State.QUEUED for execution in in_flight):
             return
         median = statistics.median(list(self._durations) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
-        latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * median)
+        latest = self._clock() - max(BACKUP_SECONDS, BACKUP_TIMES * median)
         for execution in in_flight:
-            if max(list(execution.started.values())) < latest:
-                for group in list(execution.started):
-                    _log.warning("worker group %d does not answer; others do its steps until it does", group)
-                    self.give_up(group)
-                try:
-                    self._schedule(execution)
-                except Exception as error:  # The coordinator's, which it raises only once.
-                    self._error = error
-                    self._events.put(None)
-                    return
+            with self._lock:
+                if not execution.running or max(execution.running.values()) >= latest:
+                    continue
+                groups = [group for group in execution.running if self._membership.is_live(group)]
+                is_finished = execution.state is State.FINISHED
+                if not is_finished:
+                    execution.state = State.QUEUED
+            for group in groups:
+                _log.warning("worker group %d does not answer; others do its steps until it does", group)
+                self._membership.lose(group)
+            if is_finished:
+                self._events.put(execution)
+                continue
+            try:
+                self._schedule(execution)
+            except Exception as error:  # The coordinator's, which it raises only once.
+                self._error = error
+                self._events.put(None)
+                return
 
     def result_of(self, execution: Execution) -> Any:
         """Waits for `execution` and returns its result. Raises as `wait_for_any` does."""
-        self._wait_until(lambda: execution.state is State.FINISHED)
+        self._wait_until(lambda: execution not in self._in_flight)
         if execution.state is not State.FINISHED:
             raise RuntimeError("a step was cancelled after the error of another")
         return execution.result
@@ -219,8 +257,10 @@ class Executions:
 
     def cancel(self) -> None:
         """Cancels all executions and forgets the coordinator's error, after an error: another `fit` starts clean."""
-        for execution in self._in_flight:
-            execution.state = State.CANCELLED
+        with self._lock:
+            for execution in self._in_flight:
+                if execution.state is not State.FINISHED:
+                    execution.state = State.CANCELLED
         self._in_flight.clear()
         self._finished.clear()
         try:

@@ -4,18 +4,15 @@ What a function computes is a `GroupProgram`, which each strategy supplies.
 """
 
 import abc
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack
+from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.runtime import chief_device
-
-tracing_lock = threading.RLock()
-"""Held while a function of a worker group is traced."""
 
 
 class GroupProgram(abc.ABC):

@@ -11,7 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies.private_api import CoordinatorWorker, use_own_executor
+from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.private_api import CoordinatorWorker, cluster_of, use_own_executor
 from tfdist.strategies.private_api.overrides import overrides
 
 
@@ -36,10 +37,19 @@ class WorkerGroup:
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
     """TensorFlow's thread of a group, with an executor for it alone: it does not wait for calls of other groups."""
 
+    def __init__(self, group: WorkerGroup, cluster: Any, membership: Membership) -> None:
+        self._membership = membership
+        super().__init__(group.number, group.devices[0], cluster)  # Starts the thread.
+
     @overrides(CoordinatorWorker)
     def _process_queue(self) -> None:
         self._tfdist_executor = use_own_executor()
         super()._process_queue()
+
+    @overrides(CoordinatorWorker)
+    def _on_worker_recovery(self) -> None:
+        self._membership.restart(self.worker_index)
+        super()._on_worker_recovery()
 
 
 def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:
@@ -75,13 +85,21 @@ def peers(cluster: Cluster) -> dict[int, set[int]]:
     return peers
 
 
-def coordinator_of(strategy: Any, groups: Sequence[WorkerGroup]) -> "tf.distribute.coordinator.ClusterCoordinator":
-    """Returns TensorFlow's coordinator for worker groups: each function that is scheduled runs on the leader of one group."""
+def coordinator_of(
+    strategy: Any, groups: Sequence[WorkerGroup], membership: Membership
+) -> "tf.distribute.coordinator.ClusterCoordinator":
+    """Returns TensorFlow's coordinator for worker groups: each function that is scheduled runs on the leader of one group.
+
+    Args:
+        strategy: the strategy, a ParameterServerStrategy.
+        groups: its worker groups.
+        membership: gets to know which groups have been restarted.
+    """
     strategy._num_workers = 0  # The coordinator would start one queue reader for each worker task.
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     strategy._num_workers = len(groups)
-    cluster = coordinator._cluster
+    cluster = cluster_of(coordinator)
     cluster._num_workers = len(groups)
     cluster._transient_timeouts_threshold = len(groups) // 10  # The value that TensorFlow would set.
-    cluster.workers = [_QueueReader(group.number, group.devices[0], cluster) for group in groups]
+    cluster.workers = [_QueueReader(group, cluster, membership) for group in groups]
     return coordinator

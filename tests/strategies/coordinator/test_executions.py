@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from support_paths import PROGRAMS
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator import executions as module
 from tfdist.strategies.coordinator.executions import Executions, State
+from tfdist.strategies.coordinator.membership import Membership
 
 
 class Coordinator:
@@ -21,6 +24,7 @@ class Coordinator:
         self._cluster = self
         self.queue = []
         self.error = None
+        self.group = 0  # The group that calls the next function.
 
     def schedule(self, function, args, kwargs):
         del args, kwargs
@@ -39,7 +43,7 @@ class Coordinator:
 @pytest.fixture
 def coordinator(monkeypatch):
     coordinator = Coordinator()
-    monkeypatch.setattr(module, "dispatch_context", lambda: SimpleNamespace(worker_index=0))
+    monkeypatch.setattr(module, "dispatch_context", lambda: SimpleNamespace(worker_index=coordinator.group))
     monkeypatch.setattr(module.chief_device, "fetched", lambda value: value)
     monkeypatch.setattr(module, "is_listening", lambda task: True)
     return coordinator
@@ -47,7 +51,9 @@ def coordinator(monkeypatch):
 
 @pytest.fixture
 def executions(coordinator):
-    return Executions(coordinator, (Task("worker", 0), Task("worker", 1)))
+    groups = [SimpleNamespace(number=number, tasks=(number,)) for number in range(2)]
+    coordinator.clock = 0.0
+    return Executions(coordinator, (Task("worker", 0), Task("worker", 1)), Membership(groups), lambda: coordinator.clock)
 
 
 def test_an_owner_takes_only_its_own_results(coordinator, executions):
@@ -91,12 +97,63 @@ def test_an_error_that_the_watcher_meets_is_raised_in_the_next_wait(coordinator,
     monkeypatch.setattr(module, "BACKUP_SECONDS", 0.0)
     monkeypatch.setattr(module, "BACKUP_TIMES", 1e-9)
     execution = executions.schedule(lambda group: 1, "fit")
-    execution.state, execution.started = State.RUNNING, {0: 0.0}
-    executions.give_up = lambda group: None
+    execution.state, execution.running = State.RUNNING, {0: 0.0}
+    executions.gives_up, coordinator.clock = True, 1.0
     coordinator.error = ValueError("of a step")
     executions.back_up()
     with pytest.raises(ValueError, match="of a step"):
         executions.wait_for_any("fit")
+
+
+def test_a_group_is_not_lost_because_the_main_thread_is_busy(coordinator, executions):
+    executions.gives_up = True
+    executions.schedule(lambda group: 1, "fit")
+    coordinator.queue[0]()
+    coordinator.clock += 1e6  # A callback runs meanwhile.
+    executions.back_up()
+    assert executions._membership.live == {0, 1} and len(coordinator.queue) == 1
+    assert executions.wait_for_any("fit").result == 1
+
+
+def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coordinator, executions):
+    executions.gives_up = True
+    execution = executions.schedule(lambda group: group, "fit")
+    execution.state, execution.running = State.RUNNING, {0: 0.0}
+    coordinator.clock = module.WORKERS_GONE_SECONDS - 1
+    executions.back_up()
+    assert executions._membership.live == {0, 1}
+    coordinator.clock = module.WORKERS_GONE_SECONDS + 1
+    executions.back_up()
+    assert executions._membership.live == {1} and execution.state is State.QUEUED
+    coordinator.group = 1
+    coordinator.queue[1]()
+    assert executions.wait_for_any("fit").group == 1
+    coordinator.queue[0]()  # Nothing is left to do.
+    assert execution.group == 1
+
+
+def test_an_execution_is_in_flight_as_long_as_a_live_group_runs_it(coordinator, executions):
+    executions.gives_up = True
+    execution = executions.schedule(lambda group: group, "fit")
+
+    execution.state, execution.running = State.FINISHED, {1: 0.0}  # Group 0 was slow, and finished during its backup on 1.
+    executions._events.put(execution)
+    threading.Timer(0.2, lambda: (executions._membership.lose(1), executions._events.put(execution))).start()
+    began = time.monotonic()
+    executions.wait_until_idle()
+    assert time.monotonic() - began > 0.15 and executions.wait_for_any("fit") is execution
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
+def test_a_slow_callback_lets_no_batch_be_trained_twice(strategy, tmp_path):
+    program = [sys.executable, str(PROGRAMS / "slow_callback.py"), strategy]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "does not answer" not in done.stderr
+    found = json.loads(done.stdout.partition("FOUND ")[2])
+    assert found["seen"] == [found["expected"]] * 2
+    assert (found["batches"], found["iterations"]) == (48, 48)
 
 
 @pytest.mark.cluster

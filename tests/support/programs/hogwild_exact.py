@@ -23,6 +23,7 @@ from gate import LIMIT, PS, Gate, HeldParameters, called_beside, wait_for
 import tfdist
 import tfdist.strategies.hogwild.global_parameters
 import tfdist.strategies.hogwild.training_loop
+from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import Kind
@@ -33,9 +34,8 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
     strategy.steps_per_synchronization = period // strategy.synchronization.fragments
-    strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
+    strategy.local_replicas = LocalReplicas(strategy, Membership(strategy.worker_groups))
     strategy.local_replicas.in_flight = lambda: 0
-    wait_for(lambda: all(strategy.local_replicas.incarnation_of(group) for group in range(len(strategy.worker_groups))))
     for group in range(groups, len(strategy.worker_groups)):
         strategy.local_replicas.mark_lost(group)
 
