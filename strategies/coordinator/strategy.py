@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
+from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.membership import Membership
@@ -46,6 +47,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
     Attributes:
         worker_groups: the groups.
         membership: which groups are live.
+        call_gate: what every call to a worker passes.
         executions: what the groups run.
         tfdist_hooks: the interface to Keras. Subclasses set it.
     """
@@ -75,8 +77,9 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self._canonicalize_devices = False
         self._is_parameter_server_strategy_v2 = True
         self.membership = Membership(self.worker_groups, shares_replicas)
-        coordinator = coordinator_of(self, self.worker_groups, self.membership)
-        self.executions = Executions(coordinator, cluster.job("worker"), self.membership)
+        self.call_gate, workers = CallGate(), cluster.job("worker")
+        coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate)
+        self.executions = Executions(coordinator, workers, self.membership, self.call_gate)
 
 
 def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyStrategy]) -> AnyStrategy:

@@ -200,7 +200,7 @@ class LocalReplicas:
         return self._functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
 
     def _locked_flush(self, block: ParameterBlock, group: int) -> Any:
-        with self._locks[group]:  # A late answer must not mix with a pull.
+        with self._strategy.call_gate.call(), self._locks[group]:  # A late answer must not mix with a pull.
             return self.flush(block, group)
 
     # On the chief.

@@ -59,7 +59,6 @@ class Hogwild(CoordinatorStrategy):
         self.local_replicas.in_flight = self.executions.__len__
         self.local_replicas.wait_until_idle = self.executions.wait_until_idle
         self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
-        self.executions.gives_up = True
         self.executions.limit = IN_FLIGHT_PER_GROUP * len(self.worker_groups)
         self.tfdist_hooks = HogwildHooks(self)
 

@@ -71,14 +71,31 @@ set_server_def_retries: Any = need("tensorflow.python.eager.context", "set_serve
 # worker group.
 _coordinator_module = "tensorflow.python.distribute.coordinator.cluster_coordinator"
 CoordinatorWorker: Any = need(_coordinator_module, "Worker")
+# What it does when a call to a worker fails: coordinator/recovery.py replaces it.
+WorkerPreemptionHandler: Any = need(_coordinator_module, "WorkerPreemptionHandler")
+get_server_def: Any = need("tensorflow.python.eager.context", "get_server_def")
+update_server_def: Any = need("tensorflow.python.eager.context", "update_server_def")
 _Coordinator: Any = need(_coordinator_module, "ClusterCoordinator")
+_Closure: Any = need(_coordinator_module, "Closure")
 _CoordinatorCluster: Any = need(_coordinator_module, "Cluster")
 dispatch_context: Any = need("tensorflow.python.distribute.coordinator.coordinator_context", "get_current_dispatch_context")
 _maybe_get_remote_value: Any = need("tensorflow.python.distribute.coordinator.coordinator_context", "maybe_get_remote_value")
 _PerWorkerValues: Any = need(_coordinator_module, "PerWorkerValues")
 _RemoteValueImpl: Any = need(_coordinator_module, "RemoteValueImpl")
 need_attributes(_Coordinator, "_cluster")
-need_attributes(_CoordinatorCluster, "_num_workers", "_transient_timeouts_threshold", "workers", "closure_queue")
+need_attributes(
+    _CoordinatorCluster, "_num_workers", "_transient_timeouts_threshold", "workers", "closure_queue", "failure_handler"
+)
+need_attributes(
+    WorkerPreemptionHandler,
+    "_server_def",
+    "_worker_up_cond",
+    "_cluster_due_for_update_or_finish",
+    "_should_preemption_thread_run",
+    "_error_from_recovery",
+)
+need_attributes(_Closure, "_function")
+need_attributes(CoordinatorWorker, "failure_handler", "_cluster")
 need_attributes(_PerWorkerValues, "_values")
 need_attributes(_RemoteValueImpl, "_values", "_status_available_event")
 need_function(_CoordinatorCluster, "schedule", "self, function, args, kwargs", "calls")
@@ -93,6 +110,11 @@ def cluster_of(coordinator: Any) -> Any:
 def schedule_on_coordinator(coordinator: Any, function: Callable[[], Any]) -> None:
     """Schedules a Python function. The public `schedule` takes TensorFlow functions only."""
     coordinator._cluster.schedule(function, args=(), kwargs={})
+
+
+def function_of(closure: Any) -> Any:
+    """Returns the Python function that was scheduled as a closure."""
+    return closure._function
 
 
 def create_per_worker(coordinator: Any, create: Callable[[], Any]) -> tuple[Any, ...]:
