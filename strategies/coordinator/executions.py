@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.disconnect import disconnect
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.probe import answering
 from tfdist.strategies.coordinator.tracing import tracing_lock
@@ -290,7 +291,7 @@ class Executions:
             try:
                 self._events.get(timeout=deadline.within(POLL_SECONDS).remaining())
             except queue.Empty:
-                self._give_up([group for execution in cancelled for group in list(execution.running)])
+                self.give_up([group for execution in cancelled for group in list(execution.running)])
 
     # Groups that do not answer.
 
@@ -309,7 +310,7 @@ class Executions:
             running = dict(execution.running)
             if not running or max(running.values()) >= latest:
                 continue
-            self._give_up(running)
+            self.give_up(running)
             with self._lock:
                 needs_backup = execution.state is State.RUNNING and not self._is_running(execution)
                 if needs_backup:
@@ -318,10 +319,9 @@ class Executions:
                 self._schedule(execution)
             self._events.put((execution, None))  # It may be over.
 
-    def _give_up(self, groups: Iterable[int]) -> None:
-        """Notes that those of these groups are lost that are live and do not answer."""
+    def give_up(self, groups: Iterable[int]) -> None:
+        """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error."""
         tasks_of = {group: [self._workers[index] for index in self._groups[group].tasks] for group in groups}
-        tasks_of = {group: tasks for group, tasks in tasks_of.items() if self._membership.is_live(group)}
         answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(PROBE_SECONDS))
         for group, tasks in tasks_of.items():
             if silent := [task for task in tasks if task not in answers]:
@@ -332,6 +332,8 @@ class Executions:
                     group,
                 )
                 self._membership.lose(group)
+                for task in silent:
+                    disconnect(task)
 
 
 class _Call(GroupCall):

@@ -30,7 +30,8 @@ class Collector:
 
     Args:
         flush: flushes a block of a group. Returns its local replica where the block keeps no progress on the ps.
-        mark_lost: notes that a group does not answer.
+        mark_lost: notes that a group has failed or has not answered in time.
+        give_up: called with the groups that have not answered in time.
         complete_round: ends the current round of a block.
         clock: returns the current moment in seconds. The default does not count the time of tracing.
     """
@@ -40,11 +41,13 @@ class Collector:
         flush: Callable[[ParameterBlock, int], Any],
         mark_lost: Callable[[int], None],
         complete_round: Callable[[ParameterBlock], None],
+        give_up: Callable[[list[int]], None] = lambda groups: None,
         clock: Callable[[], float] = tracing_lock.now,
     ) -> None:
         self._flush = flush
         self._mark_lost = mark_lost
         self._complete_round = complete_round
+        self._give_up = give_up
         self._clock = clock
 
     def collect(self, blocks: Iterable[ParameterBlock], server_group: int | None) -> None:
@@ -99,11 +102,13 @@ class Collector:
             thread.start()
         size = block.size * block.dtype.size * len(groups)
         deadline = Deadline.after(ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND, self._clock)
-        for group, thread in zip(groups, threads, strict=True):
+        for thread in threads:
             while thread.is_alive() and not deadline.expired():
                 thread.join(deadline.remaining())
-            if thread.is_alive():
+        if late := [group for group, thread in zip(groups, threads, strict=True) if thread.is_alive()]:
+            for group in late:
                 self._mark_lost(group)
+            self._give_up(late)
         return dict(answers)
 
 

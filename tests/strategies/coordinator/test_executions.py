@@ -24,6 +24,7 @@ class Coordinator:
         self.queue = []
         self.group = 0  # The group that calls the next function.
         self.clock = 0.0
+        self.disconnected = []
         self.answers = {0, 1}  # The workers that answer.
 
     def call(self, number, group=0):
@@ -44,6 +45,7 @@ def coordinator(monkeypatch):
     monkeypatch.setattr(
         module, "answering", lambda tasks, deadline: {task for task in tasks if task.index in coordinator.answers}
     )
+    monkeypatch.setattr(module, "disconnect", lambda task: coordinator.disconnected.append(task.index))
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     return coordinator
 
@@ -155,6 +157,7 @@ def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coo
     coordinator.clock = module.WORKERS_GONE_SECONDS + 1
     executions.back_up()
     assert executions._membership.live == {1} and execution.state is State.QUEUED
+    assert coordinator.disconnected == [0]
     assert "no answer from worker:0 (w0:1): worker group 0 is left out" in caplog.text and "counts twice" in caplog.text
     coordinator.call(1, group=1)
     assert executions.wait_for_any("fit").group == 1

@@ -1,5 +1,6 @@
 """Restarted workers come back to the cluster although others are gone, and calls wait while TensorFlow changes it."""
 
+import os
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from tensorflow.core.protobuf import tensorflow_server_pb2
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator import call_gate, probe, recovery
 from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.disconnect import disconnect
 from tfdist.strategies.runtime.deadline import Deadline
 
 
@@ -144,3 +146,16 @@ def test_a_task_answers_if_it_sends_what_http_2_servers_send_first(listener):
     assert time.monotonic() - begin < 1.5
     listener.close()
     assert probe.answering([task], Deadline.after(1.0)) == set()
+
+
+def test_connections_to_a_task_are_shut_down_and_no_others(listener):
+    with socket.create_server(("localhost", 0)) as other:
+        here, there = (socket.create_connection(each.getsockname()) for each in (other, listener))
+        with here, there, listener.accept()[0] as accepted, other.accept()[0] as kept:
+            descriptors = len(os.listdir("/proc/self/fd"))
+            assert disconnect(Task("worker", 0, host="localhost", port=listener.getsockname()[1])) == 1
+            accepted.settimeout(10)
+            assert accepted.recv(1) == b""
+            here.sendall(b"1")
+            assert kept.recv(1) == b"1"
+            assert len(os.listdir("/proc/self/fd")) == descriptors
