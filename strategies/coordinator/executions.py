@@ -152,7 +152,7 @@ class Executions:
         execution = Execution(function, owner)
         self._schedule(execution)
         self._in_flight.add(execution)
-        if len(self._groups) > 1 and self._watcher is None:
+        if self._watcher is None:
             # In a thread: calls to a worker that is stopped block the chief's main thread.
             self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-backups", daemon=True)
             self._watcher.start()
@@ -303,8 +303,8 @@ class Executions:
     def back_up(self) -> None:
         """Gives up groups that do not answer, and schedules again what they run, if no execution waits for a group."""
         in_flight = list(self._in_flight)
-        if any(execution.state is State.QUEUED for execution in in_flight):
-            return
+        if len(self._groups) == 1 or any(execution.state is State.QUEUED for execution in in_flight):
+            return  # A single group is waited for: it stays exact.
         latest = self._clock() - self._longest()
         for execution in in_flight:
             running = dict(execution.running)
@@ -319,15 +319,27 @@ class Executions:
                 self._schedule(execution)
             self._events.put((execution, None))  # It may be over.
 
-    def give_up(self, groups: Iterable[int]) -> None:
-        """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error."""
+    def give_up_idle(self) -> None:
+        """Gives up live groups that run nothing and do not answer: the chief's next new function would wait for them."""
+        busy = {group for execution in list(self._in_flight) for group in list(execution.running)}
+        idle = [group.number for group in self._groups if group.number not in busy and self._membership.is_live(group.number)]
+        if idle:
+            self.give_up(idle, max(BACKUP_SECONDS, PROBE_SECONDS))
+
+    def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS) -> None:
+        """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.
+
+        Args:
+            groups: the numbers of the groups.
+            seconds: how long the workers have to answer.
+        """
         tasks_of = {group: [self._workers[index] for index in self._groups[group].tasks] for group in groups}
-        answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(PROBE_SECONDS))
+        answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(seconds))
         for group, tasks in tasks_of.items():
             if silent := [task for task in tasks if task not in answers]:
                 _log.warning(
-                    "no answer from %s: worker group %d is left out until it answers; another group does its batch, which "
-                    "counts twice if this one has trained on it",
+                    "no answer from %s: worker group %d is left out until it answers; if it was training on a batch, another "
+                    "group does it, and it counts twice if this one has trained on it",
                     waiting_for(silent),
                     group,
                 )
@@ -351,8 +363,9 @@ class _Call(GroupCall):
 
 
 def _watch(reference: "weakref.ref[Executions]") -> None:
-    """Calls `back_up` every `POLL_SECONDS`, as long as the executions exist."""
+    """Looks for groups that do not answer every `POLL_SECONDS`, as long as the executions exist."""
     while (executions := reference()) is not None:
         executions.back_up()
+        executions.give_up_idle()
         del executions
         time.sleep(POLL_SECONDS)

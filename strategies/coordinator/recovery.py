@@ -102,6 +102,10 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
         with self._worker_up_cond:
             complete = {device for device in self._waiting if answers.issuperset(self._tasks_of.get(device, ()))}
         if complete:
+            # A worker that is only slow must stay, so those whose calls have not failed get more time.
+            waiting = {task for device in self._waiting for task in self._tasks_of.get(device, ())}
+            slow = [task for task in self._workers if task.index not in answers | waiting]
+            answers |= {task.index for task in answering(slow, Deadline.after(2 * PROBE_SECONDS))}
             try:
                 with self._gate.closed(Deadline.after(HOLD_SECONDS)):
                     update_server_def(_without(self._server_def, {task.index for task in self._workers} - answers))

@@ -61,7 +61,7 @@ def test_without_any_worker_training_fails_and_names_the_workers(cluster, fate):
 
 @FATES
 def test_training_goes_on_without_one_of_two_workers(cluster, fate):
-    jobs = cluster(150, chief=1, worker=2, ps=1)
+    jobs = cluster(60, chief=1, worker=2, ps=1)
     os.kill(jobs["worker", 1].process.pid, fate)
     jobs["chief", 0].wait_for("finished")
     if fate == signal.SIGSTOP:

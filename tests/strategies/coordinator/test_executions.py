@@ -54,7 +54,9 @@ def coordinator(monkeypatch):
 def executions(coordinator):
     membership = Membership(coordinator.strategy.worker_groups)
     workers = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(2))
-    return Executions(coordinator, workers, membership, CallGate(), lambda: coordinator.clock)
+    executions = Executions(coordinator, workers, membership, CallGate(), lambda: coordinator.clock)
+    executions._watcher = threading.current_thread()  # Tests call what it calls.
+    return executions
 
 
 def test_an_owner_takes_only_its_own_results(coordinator, executions):
@@ -170,6 +172,14 @@ def test_a_group_that_is_slow_and_answers_is_not_lost(coordinator, executions):
     coordinator.clock = 1e6
     executions.back_up()
     assert executions._membership.live == {0, 1} and execution.state is State.RUNNING and len(coordinator.queue) == 1
+
+
+def test_an_idle_group_that_does_not_answer_is_lost_without_a_backup(coordinator, executions):
+    execution = running(executions)
+    coordinator.answers = set()
+    executions.give_up_idle()
+    assert executions._membership.live == {0} and coordinator.disconnected == [1]
+    assert execution.running == {0: 0.0} and len(coordinator.queue) == 1
 
 
 def test_two_live_groups_do_not_run_one_execution(coordinator, executions):
