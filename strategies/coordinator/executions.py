@@ -324,20 +324,22 @@ class Executions:
         busy = {group for execution in list(self._in_flight) for group in list(execution.running)}
         idle = [group.number for group in self._groups if group.number not in busy and self._membership.is_live(group.number)]
         if idle:
-            self.give_up(idle, max(BACKUP_SECONDS, PROBE_SECONDS))
+            self.give_up(idle, max(BACKUP_SECONDS, PROBE_SECONDS), logging.DEBUG)  # So it is at the end of the program, too.
 
-    def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS) -> None:
+    def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING) -> None:
         """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.
 
         Args:
             groups: the numbers of the groups.
             seconds: how long the workers have to answer.
+            level: of the message that names those that do not.
         """
         tasks_of = {group: [self._workers[index] for index in self._groups[group].tasks] for group in groups}
         answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(seconds))
         for group, tasks in tasks_of.items():
             if silent := [task for task in tasks if task not in answers]:
-                _log.warning(
+                _log.log(
+                    level,
                     "no answer from %s: worker group %d is left out until it answers; if it was training on a batch, another "
                     "group does it, and it counts twice if this one has trained on it",
                     waiting_for(silent),
