@@ -14,28 +14,42 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.private_api import dispatch_context, schedule_for_reader
+from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.disconnect import disconnect
+from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.probe import answering
+from tfdist.strategies.coordinator.tracing import tracing_lock
+from tfdist.strategies.coordinator.worker_groups import GroupCall
+from tfdist.strategies.private_api import dispatch_context, schedule_for_reader, schedule_on_coordinator
 from tfdist.strategies.runtime import chief_device
-from tfdist.strategies.runtime.peers import is_listening, waiting_for
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.peers import waiting_for
 
 WORKERS_GONE_SECONDS = 60.0
 """After this long without a complete worker group training fails. TensorFlow's coordinator would wait without a limit."""
+
+STALLED_SECONDS = 300.0
+"""After this long in which no worker group has run anything training fails, although workers answer."""
 
 IN_FLIGHT_PER_GROUP = 2
 """One execution that a group runs and one that waits for it. More would delay the end of training when it is stopped."""
 
 BACKUP_SECONDS = 10.0
 BACKUP_TIMES = 10.0
-"""An execution gets a backup if it takes longer than BACKUP_SECONDS and than BACKUP_TIMES the median of the last ones.
+"""A worker is asked for an answer if an execution takes longer than BACKUP_SECONDS and than BACKUP_TIMES the median of the last
+ones. Without an answer its group is lost, and the execution gets a backup on another group.
 
 A worker that is stopped or cut off does not answer, not even with an error. A worker that is only slower is still useful.
 """
+
+PROBE_SECONDS = 5.0
+"""How long a worker has to answer when it is asked."""
 
 POLL_SECONDS = 5.0
 """How often the chief looks for workers that are gone and for executions that need a backup."""
@@ -44,7 +58,7 @@ _log = logging.getLogger("tfdist")
 
 
 class WorkersGoneError(RuntimeError):
-    """In every worker group some worker has stopped answering while executions were in flight."""
+    """In every worker group some worker has stopped answering while executions were in flight, or no group runs any."""
 
 
 class State(enum.Enum):
@@ -63,7 +77,7 @@ class Execution:
         function: the function.
         owner: the object that takes the result from `wait_for_any`; None if only the execution itself holds it.
         state: its state. A backup queues it again while a group that does not answer still runs it.
-        started: the times at which groups have started it, by the number of the group; `time.monotonic`, in seconds.
+        running: the groups that run it, by number, and when they have started, in seconds of the clock of the executions.
         group: the number of the group that has finished it; -1 before.
         result: what the function returned, on the chief; None before.
     """
@@ -72,7 +86,7 @@ class Execution:
         self.function = function
         self.owner = owner
         self.state = State.QUEUED
-        self.started: dict[int, float] = {}
+        self.running: dict[int, float] = {}
         self.group = -1
         self.result: Any = None
 
@@ -80,27 +94,47 @@ class Execution:
 class Executions:
     """The executions in flight of one strategy.
 
+    An execution is in flight from `schedule` until the chief has its result and no live group runs it any more. The thread of
+    the group notes that it has finished, so that a group is idle although the chief's main thread is busy, in a callback.
+
+    A group that does not answer is lost, and another group does its execution too (the backup executions of MapReduce: Dean and
+    Ghemawat, OSDI 2004, section 3.6). As with a worker that is killed, a batch then counts twice if the first group has already
+    trained on it, or still does so later; a warning names the workers.
+
+    Args:
+        coordinator: TensorFlow's ClusterCoordinator.
+        workers: the worker tasks, with addresses.
+        membership: the groups that are live. Executions note which join and which are lost.
+        gate: what every call to a worker passes.
+        clock: returns the current moment in seconds. The default does not count the time of tracing.
+
     Attributes:
         limit: how many executions should be in flight at most.
-        give_up: called with the number of a group that does not answer, when its execution gets a backup on another group (the
-            backup executions of MapReduce: Dean and Ghemawat, OSDI 2004, section 3.6). None if a function must not run twice.
     """
 
-    def __init__(self, coordinator: "tf.distribute.coordinator.ClusterCoordinator", workers: tuple[Task, ...]) -> None:
+    def __init__(
+        self,
+        coordinator: "tf.distribute.coordinator.ClusterCoordinator",
+        workers: tuple[Task, ...],
+        membership: Membership,
+        gate: CallGate,
+        clock: Callable[[], float] = tracing_lock.now,
+    ) -> None:
         self._coordinator = coordinator
-        self._workers = workers
-        # Results as (execution, number of the group, result); None when a function has raised.
-        self._events: queue.SimpleQueue[tuple[Execution, int, Any] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # Held while an execution starts, or is cancelled because it has not.
+        self._workers = {task.index: task for task in workers}
+        self._groups = coordinator.strategy.worker_groups
+        self._membership = membership
+        self._gate = gate
+        self._clock = clock
+        self._lock = threading.RLock()  # Of the states of executions.
+        # Executions whose state has changed, some with the error that their function has raised.
+        self._events: queue.SimpleQueue[tuple[Execution, Exception | None]] = queue.SimpleQueue()
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
-        self._error: Exception | None = None  # Raised in the watcher's thread, for the next wait.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
         self._watcher: threading.Thread | None = None
-        self.give_up: Callable[[int], None] | None = None
-        groups = len(coordinator.strategy.worker_groups)
         # A single group is exact: callbacks have seen a step before the next one starts.
-        self.limit = 1 if groups == 1 else IN_FLIGHT_PER_GROUP * groups
+        self.limit = 1 if len(self._groups) == 1 else IN_FLIGHT_PER_GROUP * len(self._groups)
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -119,50 +153,65 @@ class Executions:
                 the group may be gone already.
         """
         execution = Execution(function, owner)
-        try:
-            self._schedule(execution, group)
-        except Exception:
-            self.cancel()
-            raise
+        self._schedule(execution, group)
         self._in_flight.add(execution)
-        if self.give_up is not None and self._watcher is None:
+        if self._watcher is None:
             # In a thread: calls to a worker that is stopped block the chief's main thread.
             self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-backups", daemon=True)
             self._watcher.start()
         return execution
 
     def _schedule(self, execution: Execution, group: int | None = None) -> None:
-        events, durations = self._events, self._durations
-        execution.state = State.QUEUED
+        call = _Call(self, execution)
+        if group is None:
+            schedule_on_coordinator(self._coordinator, call)
+        else:
+            schedule_for_reader(self._coordinator, group, call)
 
-        def run() -> None:
-            group, started = dispatch_context().worker_index, time.monotonic()
+    # In the thread of a group.
+
+    def run(self, execution: Execution, group: int) -> None:
+        """Runs an execution that has been scheduled, unless it is done or another group runs it."""
+        with self._gate.call():
             with self._lock:
-                if execution.state in (State.FINISHED, State.CANCELLED):
-                    return  # By a backup, or while it was queued.
-                execution.started[group], execution.state = started, State.RUNNING
+                if execution.state in (State.FINISHED, State.CANCELLED) or self._is_running(execution):
+                    return
+                started = self._clock()
+                execution.running[group], execution.state = started, State.RUNNING
+            self._membership.join(group)
             try:
                 # Copied to the chief, where the result stays if the worker is gone.
                 result = tf.nest.map_structure(chief_device.fetched, execution.function(group), expand_composites=True)
             except BaseException:
-                if execution.state is State.RUNNING:
-                    execution.state = State.QUEUED
-                events.put(None)  # The coordinator decides whether this is an error, or a lost worker and it schedules again.
+                self._membership.lose(group)
+                with self._lock:
+                    del execution.running[group]
+                    if execution.state is State.RUNNING and not execution.running:
+                        execution.state = State.QUEUED
+                self._events.put((execution, None))
                 raise
-            durations.append(time.monotonic() - started)
-            events.put((execution, group, result))
+            with self._lock:
+                del execution.running[group]
+                self._durations.append(self._clock() - started)
+                if execution.state in (State.QUEUED, State.RUNNING):  # Else another group has finished it before.
+                    execution.state, execution.group, execution.result = State.FINISHED, group, result
+            self._events.put((execution, None))
 
-        # The public `schedule` takes TensorFlow functions only. This one runs Python in the thread of a group.
-        if group is None:
-            self._coordinator._cluster.schedule(run, args=(), kwargs={})
-        else:
-            schedule_for_reader(self._coordinator, group, run)
+    def fail(self, execution: Execution, error: Exception) -> None:
+        """Notes the error of a function, for the chief's next wait."""
+        self._events.put((execution, error))
+
+    def _is_running(self, execution: Execution) -> bool:
+        return any(map(self._membership.is_live, list(execution.running)))
+
+    # In the chief's main thread.
 
     def wait_for_any(self, owner: Any) -> Execution | None:
         """Waits until one more execution of `owner` has finished and returns it. Returns None if none is pending.
 
         Raises:
-            WorkersGoneError: if no worker group has been complete for `WORKERS_GONE_SECONDS`.
+            WorkersGoneError: if no worker group has been complete for `WORKERS_GONE_SECONDS`, or none has run anything for
+                `STALLED_SECONDS`.
             Exception: what a function raised on a worker.
         """
         self._wait_until(lambda: owner in self._finished or not self.pending(owner))
@@ -174,44 +223,55 @@ class Executions:
             del self._finished[owner]
         return execution
 
-    def _wait_until(self, is_over: Callable[[], bool], latest: float = math.inf) -> None:
-        """Gives finished executions to their owners until `is_over`, or until nothing is in flight, or until `latest`."""
-        if self._error is not None:
-            self._raise_error()
-        last_alive = time.monotonic()
-        while self._in_flight and not is_over() and (now := time.monotonic()) < latest:
+    def _wait_until(self, is_over: Callable[[], bool], seconds: float = math.inf) -> None:
+        """Gives finished executions to their owners until `is_over`, until nothing is in flight, or for that many seconds."""
+        latest = Deadline.after(seconds)
+        gone = Deadline.after(WORKERS_GONE_SECONDS)
+        stalled = Deadline.after(STALLED_SECONDS, self._clock)
+        while self._in_flight and not is_over():
             try:
-                event = self._events.get(timeout=min(POLL_SECONDS, latest - now))
+                self._take(*self._events.get(timeout=min(gone.within(POLL_SECONDS).remaining(), latest.remaining())))
+                stalled = Deadline.after(STALLED_SECONDS, self._clock)
+                continue
             except queue.Empty:
-                last_alive = self._check_workers(last_alive)
-                event = None
-            if event is None:
-                self._raise_error()
-            elif event[0] in self._in_flight:  # Else it was cancelled, or another group has finished it before.
-                execution, execution.group, execution.result = event[0], *event[1:]
-                self._in_flight.remove(execution)
-                execution.state = State.FINISHED
-                if execution.owner is not None:
-                    self._finished.setdefault(execution.owner, deque()).append(execution)
-
-    def back_up(self) -> None:
-        """Schedules again what groups do not answer for, if no execution waits for a group."""
-        in_flight = list(self._in_flight)
-        if self.give_up is None or any(execution.state is State.QUEUED for execution in in_flight):
-            return
-        median = statistics.median(list(self._durations) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
-        latest = time.monotonic() - max(BACKUP_SECONDS, BACKUP_TIMES * median)
-        for execution in in_flight:
-            if max(list(execution.started.values())) < latest:
-                for group in list(execution.started):
-                    _log.warning("worker group %d does not answer; others do its steps until it does", group)
-                    self.give_up(group)
-                try:
-                    self._schedule(execution)
-                except Exception as error:  # The coordinator's, which it raises only once.
-                    self._error = error
-                    self._events.put(None)
+                if latest.expired():
                     return
+                answers = answering(self._workers.values(), Deadline.after(PROBE_SECONDS))
+            silent = [task for task in self._workers.values() if task not in answers]
+            if any({task.index for task in silent}.isdisjoint(group.tasks) for group in self._groups):
+                gone = Deadline.after(WORKERS_GONE_SECONDS)
+            elif gone.expired():
+                self._fail(
+                    f"no worker group has been complete for {WORKERS_GONE_SECONDS:.0f} s, there is no answer from "
+                    f"{waiting_for(silent)}; training cannot go on without one"
+                )
+            if any(map(self._is_running, self._in_flight)):
+                stalled = Deadline.after(STALLED_SECONDS, self._clock)
+            elif stalled.expired():
+                self._fail(
+                    f"no worker group has run anything for {STALLED_SECONDS:.0f} s, although workers answer; start the job "
+                    "again, it goes on from its last checkpoint if it has one"
+                )
+
+    def _take(self, execution: Execution, error: Exception | None) -> None:
+        if execution not in self._in_flight:
+            _log.debug("the error of an execution that is over", exc_info=error)
+        elif error is not None:
+            self.cancel()
+            raise error
+        elif self._is_over(execution):
+            self._in_flight.remove(execution)
+            if execution.owner is not None:
+                self._finished.setdefault(execution.owner, deque()).append(execution)
+
+    def _is_over(self, execution: Execution) -> bool:
+        """Returns whether an execution has finished, and no live group still runs its backup or what it is the backup of."""
+        with self._lock:
+            return execution.state is State.FINISHED and not self._is_running(execution)
+
+    def _fail(self, message: str) -> None:
+        self.cancel()
+        raise WorkersGoneError(message)
 
     def result_of(self, execution: Execution, start_seconds: float | None = None) -> Any:
         """Waits for `execution` and returns its result. Raises as `wait_for_any` does.
@@ -221,13 +281,13 @@ class Executions:
             start_seconds: how long a group may take to start it. Then it is cancelled, and the result is None.
         """
         if start_seconds is not None:
-            self._wait_until(lambda: execution.state is State.FINISHED, time.monotonic() + start_seconds)
+            self._wait_until(lambda: execution not in self._in_flight, start_seconds)
             with self._lock:
                 if execution.state is State.QUEUED:
                     execution.state = State.CANCELLED
                     self._in_flight.discard(execution)
                     return None
-        self._wait_until(lambda: execution.state is State.FINISHED)
+        self._wait_until(lambda: execution not in self._in_flight)
         if execution.state is not State.FINISHED:
             raise RuntimeError("a step was cancelled after the error of another")
         return execution.result
@@ -237,50 +297,99 @@ class Executions:
         self._wait_until(lambda: False)
 
     def cancel(self) -> None:
-        """Cancels all executions and forgets the coordinator's error, after an error: another `fit` starts clean."""
-        for execution in self._in_flight:
-            execution.state = State.CANCELLED
+        """Cancels all executions, after an error: another `fit` starts clean.
+
+        Waits for what live groups run, as long as a group may take. Does not wait for groups that do not answer.
+        """
+        with self._lock:
+            cancelled = list(self._in_flight)
+            for execution in cancelled:
+                if execution.state is not State.FINISHED:
+                    execution.state = State.CANCELLED
         self._in_flight.clear()
         self._finished.clear()
-        try:
-            self._coordinator.done()
-        except Exception:  # The error that the caller raises.
-            _log.debug("dropped with the first error", exc_info=True)
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            self.cancel()
-            raise error
-        # A function that fails wakes this thread a moment before the coordinator knows. Ask again, now and after a poll.
-        for _ in range(20):
+        deadline = Deadline.after(self._longest(), self._clock)
+        while any(map(self._is_running, cancelled)) and not deadline.expired():
             try:
-                self._coordinator.done()
-            except Exception:
-                self.cancel()
-                raise
-            if not self._events.empty():
-                return
-            time.sleep(0.01)
+                self._events.get(timeout=deadline.within(POLL_SECONDS).remaining())
+            except queue.Empty:
+                self.give_up([group for execution in cancelled for group in list(execution.running)])
 
-    def _check_workers(self, last_alive: float) -> float:
-        """Returns the last time at which a worker group was complete."""
-        now = time.monotonic()
-        gone = {task.index for task in self._workers if not is_listening(task)}
-        if any(gone.isdisjoint(group.tasks) for group in self._coordinator.strategy.worker_groups):
-            return now
-        if now - last_alive > WORKERS_GONE_SECONDS:
-            self.cancel()
-            raise WorkersGoneError(
-                f"no worker group has been complete for {WORKERS_GONE_SECONDS:.0f} s, there is no answer from "
-                f"{waiting_for(task for task in self._workers if task.index in gone)}; training cannot go on without one"
-            )
-        return last_alive
+    # Groups that do not answer.
+
+    def _longest(self) -> float:
+        """Returns how long an execution may take before its group is asked for an answer, in seconds."""
+        median = statistics.median(list(self._durations) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
+        return max(BACKUP_SECONDS, BACKUP_TIMES * median)
+
+    def back_up(self) -> None:
+        """Gives up groups that do not answer, and schedules again what they run, if no execution waits for a group."""
+        in_flight = list(self._in_flight)
+        if len(self._groups) == 1 or any(execution.state is State.QUEUED for execution in in_flight):
+            return  # A single group is waited for: it stays exact.
+        latest = self._clock() - self._longest()
+        for execution in in_flight:
+            running = dict(execution.running)
+            if not running or max(running.values()) >= latest:
+                continue
+            self.give_up(running)
+            with self._lock:
+                needs_backup = execution.state is State.RUNNING and not self._is_running(execution)
+                if needs_backup:
+                    execution.state = State.QUEUED
+            if needs_backup:
+                self._schedule(execution)
+            self._events.put((execution, None))  # It may be over.
+
+    def give_up_idle(self) -> None:
+        """Gives up live groups that run nothing and do not answer: the chief's next new function would wait for them."""
+        busy = {group for execution in list(self._in_flight) for group in list(execution.running)}
+        idle = [group.number for group in self._groups if group.number not in busy and self._membership.is_live(group.number)]
+        if idle:
+            self.give_up(idle, max(BACKUP_SECONDS, PROBE_SECONDS), logging.DEBUG)  # So it is at the end of the program, too.
+
+    def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING) -> None:
+        """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.
+
+        Args:
+            groups: the numbers of the groups.
+            seconds: how long the workers have to answer.
+            level: of the message that names those that do not.
+        """
+        tasks_of = {group: [self._workers[index] for index in self._groups[group].tasks] for group in groups}
+        answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(seconds))
+        for group, tasks in tasks_of.items():
+            if silent := [task for task in tasks if task not in answers]:
+                _log.log(
+                    level,
+                    "no answer from %s: worker group %d is left out until it answers; if it was training on a batch, another "
+                    "group does it, and it counts twice if this one has trained on it",
+                    waiting_for(silent),
+                    group,
+                )
+                self._membership.lose(group)
+                for task in silent:
+                    disconnect(task)
+
+
+class _Call(GroupCall):
+    """An execution in TensorFlow's queue."""
+
+    def __init__(self, executions: Executions, execution: Execution) -> None:
+        self._executions = executions
+        self._execution = execution
+
+    def __call__(self) -> None:
+        self._executions.run(self._execution, dispatch_context().worker_index)
+
+    def fail(self, error: Exception) -> None:
+        self._executions.fail(self._execution, error)
 
 
 def _watch(reference: "weakref.ref[Executions]") -> None:
-    """Calls `back_up` every `POLL_SECONDS`, as long as the executions exist."""
+    """Looks for groups that do not answer every `POLL_SECONDS`, as long as the executions exist."""
     while (executions := reference()) is not None:
         executions.back_up()
+        executions.give_up_idle()
         del executions
         time.sleep(POLL_SECONDS)

@@ -5,7 +5,6 @@ What a function computes is a `GroupProgram`, which each strategy supplies.
 
 import abc
 import functools
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -13,11 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.tensor_fusion import can_pack, pack, unpack, unpack_arguments
+from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.runtime import chief_device
-
-tracing_lock = threading.RLock()
-"""Held while a function of a worker group is traced."""
 
 
 class GroupProgram(abc.ABC):

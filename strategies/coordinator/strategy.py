@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
+from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import GroupExtended
+from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks
@@ -40,9 +42,12 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         cluster: the prepared and addressed cluster.
         make_extended: makes the strategy's `extended`, of the strategy, the cluster resolver and the worker groups.
         seen_by_ps: the jobs that the ps tasks exchange tensors with, as device filters.
+        shares_replicas: whether groups with the same tasks train one local replica.
 
     Attributes:
         worker_groups: the groups.
+        membership: which groups are live.
+        call_gate: what every call to a worker passes.
         executions: what the groups run.
         tfdist_hooks: the interface to Keras. Subclasses set it.
     """
@@ -54,6 +59,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         cluster: Cluster,
         make_extended: Callable[[Any, Any, Sequence[WorkerGroup]], GroupExtended],
         seen_by_ps: Sequence[str] = ("/job:worker", "/job:chief"),
+        shares_replicas: bool = False,
     ) -> None:
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster.cluster_spec()), task_type="chief", task_id=0, rpc_layer=cluster.protocol
@@ -70,7 +76,10 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self._should_use_with_coordinator = True
         self._canonicalize_devices = False
         self._is_parameter_server_strategy_v2 = True
-        self.executions = Executions(coordinator_of(self, self.worker_groups), cluster.job("worker"))
+        self.membership = Membership(self.worker_groups, shares_replicas)
+        self.call_gate, workers = CallGate(), cluster.job("worker")
+        coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate)
+        self.executions = Executions(coordinator, workers, self.membership, self.call_gate)
 
 
 def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyStrategy]) -> AnyStrategy:

@@ -15,10 +15,12 @@ import tensorflow as tf
 from tfdist.strategies.private_api import (
     PerWorkerVariable,
     PerWorkerVariableSpec,
+    create_per_worker,
     dispatch_context,
     is_saving,
     outermost_graph,
-    wait_until_ready,
+    remote_value,
+    remote_value_within,
 )
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime import chief_device
@@ -88,7 +90,7 @@ class SyncOnReadVariable(PerWorkerVariable):
             with tf.device(devices[min(replica, len(devices) - 1)]):
                 return self._var_creator()
 
-        self._by_replica[replica] = self._coordinator._create_per_worker_variables(create)
+        self._by_replica[replica] = create_per_worker(self._coordinator, create)
 
     def _copy_at_call_time(self, replica: int) -> tuple[Any, HandleSpec]:
         """Returns the closure that finds the handle when a group runs the function, and the type of the handle."""
@@ -98,7 +100,7 @@ class SyncOnReadVariable(PerWorkerVariable):
             if dispatched is None:
                 return self._coordinator_instance.handle  # The function is being traced.
             group = dispatched.worker_index
-            copy = dispatched.maybe_get_remote_value(self._by_replica[replica]._values[group])
+            copy = remote_value(self._by_replica[replica][group])
             version = self._version
             if self._versions.get((replica, group), 0) != version:
                 # In the thread of the group, so the chief does not wait for a worker that does not answer. (`zeros_like` would
@@ -112,11 +114,11 @@ class SyncOnReadVariable(PerWorkerVariable):
     def _copies(self) -> Iterator[Any]:
         """Yields the copies on the workers that have been created since the last assignment and whose workers answer."""
         for replica, copies in self._by_replica.items():
-            for group, remote in enumerate(copies._values):
+            for group, remote in enumerate(copies):
                 if self._versions.get((replica, group), 0) != self._version:
                     continue
-                if wait_until_ready(remote, CREATION_SECONDS) and remote._values is not None:
-                    yield remote._values
+                if (copy := remote_value_within(remote, CREATION_SECONDS)) is not None:
+                    yield copy
 
     def value(self) -> Any:
         """Returns the value as a tensor: the sum of all copies; in a function, the value of the replica's copy."""

@@ -4,6 +4,7 @@ Groups are asynchronous of each other. The workers of a group are the replicas o
 one batch. They are devices of one task, or tasks.
 """
 
+import abc
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.private_api import CoordinatorWorker, count_if_scheduled_for_reader, use_own_executor
+from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.recovery import Recovery
+from tfdist.strategies.private_api import (
+    CoordinatorWorker,
+    cluster_of,
+    count_if_scheduled_for_reader,
+    function_of,
+    get_server_def,
+    use_own_executor,
+)
 from tfdist.strategies.private_api.overrides import overrides
 
 _log = logging.getLogger("tfdist")
@@ -36,8 +47,24 @@ class WorkerGroup:
     tasks: tuple[int, ...]
 
 
+class GroupCall(abc.ABC):
+    """A function for TensorFlow's queue that gets its own error. TensorFlow would wait for the calls of all groups first."""
+
+    @abc.abstractmethod
+    def __call__(self) -> None:
+        """Runs in the thread of a group."""
+
+    @abc.abstractmethod
+    def fail(self, error: Exception) -> None:
+        """Called with the error of the call, if it is not that a worker is gone; in that case a group calls it again."""
+
+
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
     """TensorFlow's thread of a group, with an executor for it alone: it does not wait for calls of other groups."""
+
+    def __init__(self, group: WorkerGroup, cluster: Any, membership: Membership) -> None:
+        self._membership = membership
+        super().__init__(group.number, group.devices[0], cluster)  # Starts the thread.
 
     @overrides(CoordinatorWorker)
     def _process_queue(self) -> None:
@@ -47,7 +74,35 @@ class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
     @overrides(CoordinatorWorker)
     def _process_closure(self, closure: Any) -> None:
         count_if_scheduled_for_reader(self, closure)
-        super()._process_closure(closure)
+        call, queue = function_of(closure), self._cluster.closure_queue
+        if not isinstance(call, GroupCall):
+            super()._process_closure(closure)
+            return
+        is_taken = True  # From the queue, which counts it.
+
+        def give_back(error: Exception) -> None:
+            nonlocal is_taken
+            is_taken = False
+            self._on_closure_failure(closure, error)
+
+        try:
+            with self.failure_handler.wait_on_failure(
+                on_failure_fn=give_back,
+                on_transient_failure_fn=lambda: queue.put_back(closure),
+                on_recovery_fn=self._on_worker_recovery,
+                worker_device_name=self.device_name,
+            ):
+                closure.execute_on(self)
+                queue.mark_finished()
+        except Exception as error:
+            if is_taken:
+                queue.mark_finished()
+            call.fail(error)
+
+    @overrides(CoordinatorWorker)
+    def _on_worker_recovery(self) -> None:
+        self._membership.restart(self.worker_index)
+        super()._on_worker_recovery()
 
 
 def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:
@@ -94,13 +149,25 @@ def peers(cluster: Cluster) -> dict[int, set[int]]:
     return peers
 
 
-def coordinator_of(strategy: Any, groups: Sequence[WorkerGroup]) -> "tf.distribute.coordinator.ClusterCoordinator":
-    """Returns TensorFlow's coordinator for worker groups: each function that is scheduled runs on the leader of one group."""
+def coordinator_of(
+    strategy: Any, groups: Sequence[WorkerGroup], workers: Sequence[Task], membership: Membership, gate: CallGate
+) -> "tf.distribute.coordinator.ClusterCoordinator":
+    """Returns TensorFlow's coordinator for worker groups: each function that is scheduled runs on the leader of one group.
+
+    Args:
+        strategy: the strategy, a ParameterServerStrategy.
+        groups: its worker groups.
+        workers: all worker tasks, with addresses.
+        membership: gets to know which groups have been restarted.
+        gate: holds calls while restarted workers are taken into the cluster.
+    """
     strategy._num_workers = 0  # The coordinator would start one queue reader for each worker task.
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     strategy._num_workers = len(groups)
-    cluster = coordinator._cluster
+    cluster = cluster_of(coordinator)
     cluster._num_workers = len(groups)
     cluster._transient_timeouts_threshold = len(groups) // 10  # The value that TensorFlow would set.
-    cluster.workers = [_QueueReader(group.number, group.devices[0], cluster) for group in groups]
+    tasks_of = {group.devices[0]: group.tasks for group in groups}
+    cluster.failure_handler = Recovery(get_server_def(), cluster, workers, tasks_of, gate)
+    cluster.workers = [_QueueReader(group, cluster, membership) for group in groups]
     return coordinator

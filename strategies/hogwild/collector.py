@@ -2,16 +2,18 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.private_api import use_own_executor
 from tfdist.strategies.runtime import chief_device
+from tfdist.strategies.runtime.deadline import Deadline
 
 ANSWER_SECONDS = 15.0
 SLOWEST_BYTES_PER_SECOND = 1e7
@@ -28,8 +30,10 @@ class Collector:
 
     Args:
         flush: flushes a block of a group. Returns its local replica where the block keeps no progress on the ps.
-        mark_lost: notes that a group does not answer.
+        mark_lost: notes that a group has failed or has not answered in time.
+        give_up: called with the groups that have not answered in time.
         complete_round: ends the current round of a block.
+        clock: returns the current moment in seconds. The default does not count the time of tracing.
     """
 
     def __init__(
@@ -37,10 +41,14 @@ class Collector:
         flush: Callable[[ParameterBlock, int], Any],
         mark_lost: Callable[[int], None],
         complete_round: Callable[[ParameterBlock], None],
+        give_up: Callable[[list[int]], None] = lambda groups: None,
+        clock: Callable[[], float] = tracing_lock.now,
     ) -> None:
         self._flush = flush
         self._mark_lost = mark_lost
         self._complete_round = complete_round
+        self._give_up = give_up
+        self._clock = clock
 
     def collect(self, blocks: Iterable[ParameterBlock], server_group: int | None) -> None:
         """Gives the progress of all groups to the chief, and lets all groups continue from the result.
@@ -81,21 +89,26 @@ class Collector:
         answers: dict[int, Any] = {}
 
         def ask_one(group: int) -> None:
+            executor = use_own_executor()  # Else all threads wait for the one whose worker is stopped.
             try:
                 answers[group] = chief_device.fetched(self._flush(block, group)).numpy()
             except tf.errors.OpError as error:
                 _log.debug("group %d did not flush its progress: %s", group, error)
                 self._mark_lost(group)
+            del executor
 
         threads = [threading.Thread(target=ask_one, args=(group,), daemon=True) for group in groups]
         for thread in threads:
             thread.start()
         size = block.size * block.dtype.size * len(groups)
-        latest = time.monotonic() + ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND
-        for group, thread in zip(groups, threads, strict=True):
-            thread.join(max(0.0, latest - time.monotonic()))
-            if thread.is_alive():
+        deadline = Deadline.after(ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND, self._clock)
+        for thread in threads:
+            while thread.is_alive() and not deadline.expired():
+                thread.join(deadline.remaining())
+        if late := [group for group, thread in zip(groups, threads, strict=True) if thread.is_alive()]:
+            for group in late:
                 self._mark_lost(group)
+            self._give_up(late)
         return dict(answers)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatch, examples_in, tracing_lock
+from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatch, examples_in
 from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.control import CallNumbers
@@ -132,30 +132,26 @@ class GroupCalls:
         replicas, steps = self._replicas, len(batches)
         owner = replicas.owners[group]
         synchronizes = functions.overlaps and owner == group  # Of the groups that share a replica, its owner synchronizes it.
-        try:
-            replicas.refresh(group, list(self._blocks))
-            if self._trains:
-                if not functions.overlaps and owner == group and is_due(self._since[owner], steps, period):
-                    self._synchronize(group)
-                for block in self._blocks:
-                    if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
-                        block.dirty.add(owner)
-            if isinstance(batches[0], WorkerBatch):
-                device = self._strategy.worker_groups[group].devices[0]
-                batches[0].data.begin(group, replicas.incarnation_of(group), device)
-            function = functions.functions[-1]
-            if synchronizes:
-                function = functions.functions[self._turns[group] % functions.turns]
-                self._turns[group] += 1
-                replicas.count_push(group)
-            if self._trains:
-                replicas.count_examples(group, steps * functions.examples)
-            self._since[owner] = min(steps, period) if synchronizes else self._since[owner] + steps
-            control = replicas.control_numbers(group, self._rates, step)
-            return function(batches, group, self._numbers.pack(control, steps))
-        except Exception:
-            replicas.mark_lost(owner)
-            raise
+        replicas.refresh(group, list(self._blocks))
+        if self._trains:
+            if not functions.overlaps and owner == group and is_due(self._since[owner], steps, period):
+                self._synchronize(group)
+            for block in self._blocks:
+                if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
+                    block.dirty.add(owner)
+        if isinstance(batches[0], WorkerBatch):
+            device = self._strategy.worker_groups[group].devices[0]
+            batches[0].data.begin(group, self._strategy.membership.incarnation(group), device)
+        function = functions.functions[-1]
+        if synchronizes:
+            function = functions.functions[self._turns[group] % functions.turns]
+            self._turns[group] += 1
+            replicas.count_push(group)
+        if self._trains:
+            replicas.count_examples(group, steps * functions.examples)
+        self._since[owner] = min(steps, period) if synchronizes else self._since[owner] + steps
+        control = replicas.control_numbers(group, self._rates, step)
+        return function(batches, group, self._numbers.pack(control, steps))
 
     def _traced(self, batches: list[Any], element_spec: Any, variant: Hashable) -> Callable[..., Any]:
         if not isinstance(batches[0], WorkerBatch):

@@ -1,8 +1,8 @@
 """`LocalReplicas`: the local replicas of all worker groups, as the chief manages them.
 
-A facade. Each part has a file: variables in blocks (block_registry.py), groups that train (live_groups.py), weights of pushes
-(push_weights.py), functions that groups run (synchronization_functions.py), groups that wait for each other (rounds.py),
-collection of all progress (collector.py), and values on the chief (chief_values.py).
+A facade. Each part has a file: groups that train (coordinator/membership.py), variables in blocks (block_registry.py), weights
+of pushes (push_weights.py), functions that groups run (synchronization_functions.py), groups that wait for each other
+(rounds.py), collection of all progress (collector.py), and values on the chief (chief_values.py).
 """
 
 import contextlib
@@ -13,13 +13,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.live_groups import LiveGroups
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.push_pull import PushPull
@@ -36,7 +36,7 @@ class LocalReplicas:
 
     Args:
         strategy: the Hogwild strategy.
-        coordinator: TensorFlow's ClusterCoordinator.
+        membership: which worker groups are live.
 
     Attributes:
         outer_optimizer: changes the global parameters when groups push.
@@ -45,7 +45,7 @@ class LocalReplicas:
         wait_until_idle: waits until no execution is in flight.
     """
 
-    def __init__(self, strategy: Any, coordinator: Any) -> None:
+    def __init__(self, strategy: Any, membership: Membership) -> None:
         self._strategy = strategy
         options, groups = strategy.synchronization, strategy.worker_groups
         self.outer_optimizer = OUTER_OPTIMIZERS[options.outer](options, len(groups))
@@ -53,12 +53,13 @@ class LocalReplicas:
         self.in_flight: Callable[[], int] = lambda: 0
         self.wait_until_idle: Callable[[], None] = lambda: None
         self._registry = BlockRegistry(self._make_block)
-        self._groups = LiveGroups(groups, strategy.shares_replicas, coordinator)
+        self._membership = membership
+        self._membership.when_lost = self._forget
         self._functions = SynchronizationFunctions(strategy)
-        self._collector = Collector(self._locked_flush, self.mark_lost, self._complete_round)
+        self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, strategy.executions.give_up)
         self._rounds = Rounds()
         self._locks = [threading.RLock() for _ in groups]
-        self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # Generation and start of each local replica.
+        self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
         self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight(), lambda: self.wait_until_idle())
 
@@ -93,53 +94,31 @@ class LocalReplicas:
     @property
     def owners(self) -> list[int]:
         """For each group the group whose local replica it trains."""
-        return self._groups.owners
+        return self._membership.owners
 
     @property
-    def live(self) -> set[int]:
+    def live(self) -> frozenset[int]:
         """Owners of local replicas that train."""
-        return self._groups.live
+        return self._membership.live
 
-    def incarnation_of(self, group: int) -> int:
-        """See `LiveGroups.incarnation_of`."""
-        return self._groups.incarnation_of(group)
-
-    def mark_lost(self, group: int) -> None:
-        """Notes that a group has failed or does not answer. It starts anew, and the others have its share of the weights."""
-        owner = self.owners[group]
-        self.live.discard(owner)
-        for key in [key for key in list(self._pulled) if key[0] == owner]:
-            self._pulled.pop(key, None)
+    def _forget(self, owner: int) -> None:
+        """Gives up the progress of a local replica that is lost."""
         for block in self.blocks:
             block.dirty.discard(owner)
 
     def train_alone(self, one: bool) -> None:
         """Lets one group train while the others wait, so that its progress counts in full, or lets all train."""
-        if one != (self._groups.alone is not None):
+        if one != (self._membership.alone is not None):
             self.synchronize_groups()
-            self._groups.train_alone(one)
-
-    @property
-    def alone(self) -> int | None:
-        """See `LiveGroups`."""
-        return self._groups.alone
-
-    def has_lost_alone(self) -> bool:
-        """See `LiveGroups.has_lost_alone`."""
-        return self._groups.has_lost_alone()
-
-    def may_take(self, group: int, even_for_another: bool) -> bool:
-        """See `LiveGroups.may_take`."""
-        return self._groups.may_take(group, even_for_another)
+            self._membership.train_alone(one)
 
     # In the thread of a group, before it runs a function.
 
     def refresh(self, group: int, blocks: Sequence[ParameterBlock]) -> None:
         """Lets a group pull the blocks that are new to it: at its start, and after the chief has assigned variables."""
-        self._groups.notice_restart(group)
         owner = self.owners[group]
         with self._locks[owner]:
-            self.live.add(owner)
+            self._membership.join(owner)
             for block in blocks:
                 current = self._current(owner, block)
                 if self._pulled.get((owner, block)) != current:
@@ -148,8 +127,9 @@ class LocalReplicas:
                     block.dirty.discard(owner)
                     self._pulled[owner, block] = current
 
-    def _current(self, group: int, block: ParameterBlock) -> tuple[int, int]:
-        return block.generation, self._groups.incarnation_of(group)
+    def _current(self, owner: int, block: ParameterBlock) -> tuple[int, int]:
+        """Returns the generation of the values that a replica has to start from, and its term in the membership."""
+        return block.generation, self._membership.term(owner)
 
     def position_of(self, model: Any) -> checkpoint_state.Period:
         """Returns how far each group is with a model."""
@@ -181,7 +161,7 @@ class LocalReplicas:
         """
         owner = self.owners[group]
         servers_of = self._strategy.servers_of
-        beside = [other for other in self._groups.training(owner) if servers_of(other) == servers_of(owner)]
+        beside = [other for other in self._membership.training(owner) if servers_of(other) == servers_of(owner)]
         live = len(beside) if in_round is None else in_round
         return [owner, self.weights.weight(owner, beside), live, step, *rates]
 
@@ -196,7 +176,7 @@ class LocalReplicas:
 
     def wait_for_round(self, block: ParameterBlock, group: int) -> None:
         """Waits, after `synchronize_now`, until the round is complete and pulls the result. Does nothing without rounds."""
-        if self.outer_optimizer.in_rounds and self._rounds.wait(block, group, self._groups.training(group)):
+        if self.outer_optimizer.in_rounds and self._rounds.wait(block, group, self._membership.training(group)):
             self._functions.call(Task.PULL_ROUND, block, group, self.control(group, block.rates))
 
     def flush(self, block: ParameterBlock, group: int) -> Any:
@@ -210,7 +190,7 @@ class LocalReplicas:
         return self._functions.call(Task.FLUSH, block, group, self.control(group, block.rates, in_round=in_round))
 
     def _locked_flush(self, block: ParameterBlock, group: int) -> Any:
-        with self._locks[group]:  # A late answer must not mix with a pull.
+        with self._strategy.call_gate.call(), self._locks[group]:  # A late answer must not mix with a pull.
             return self.flush(block, group)
 
     # On the chief.
@@ -237,7 +217,7 @@ class LocalReplicas:
 
     def collect(self, blocks: Sequence[ParameterBlock]) -> None:
         """See `Collector.collect`."""
-        alone = self._groups.alone
+        alone = self._membership.alone
         self._collector.collect(blocks, None if alone is None else self._strategy.servers_of(alone))
 
     def replicas_of(self, block: ParameterBlock) -> dict[int, Any]:

@@ -7,7 +7,9 @@ no more than the limit.
 
 import threading
 import time
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+
+from tfdist.strategies.runtime.deadline import Deadline
 
 PERIODS = 4.0
 """A group waits for others at most 4 times as long as its last period took.
@@ -21,9 +23,14 @@ FIRST_SECONDS = 5.0
 
 
 class Rounds:
-    """The rounds of all blocks, as the chief sees them."""
+    """The rounds of all blocks, as the chief sees them.
 
-    def __init__(self) -> None:
+    Args:
+        clock: returns the current moment in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._changed = threading.Condition()
         self._pushed: dict[Hashable, set[int]] = {}
         self._complete: dict[Hashable, int] = {}
@@ -41,7 +48,8 @@ class Rounds:
             Whether another group completed the round.
         """
         begin = self._since.get((block, group))
-        limit = FIRST_SECONDS if begin is None else PERIODS * (time.monotonic() - begin)
+        limit = FIRST_SECONDS if begin is None else PERIODS * (self._clock() - begin)
+        deadline = Deadline.after(limit, self._clock)
         with self._changed:
             pushed = self._pushed.setdefault(block, set())
             pushed.add(group)
@@ -52,8 +60,8 @@ class Rounds:
                 self._complete[block] = before + 1
                 self._changed.notify_all()
             else:
-                by_another = self._changed.wait_for(lambda: self._complete.get(block, 0) > before, limit)
-        self._since[block, group] = time.monotonic()
+                by_another = self._changed.wait_for(lambda: self._complete.get(block, 0) > before, deadline.remaining())
+        self._since[block, group] = self._clock()
         return by_another
 
     def restart(self, block: Hashable) -> None:

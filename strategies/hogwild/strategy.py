@@ -53,14 +53,12 @@ class Hogwild(CoordinatorStrategy):
         ]
         # Several server groups synchronize with each other.
         others = ["/job:ps"] if len(self.server_devices) > 1 else []
-        super().__init__(cluster, HogwildExtended, ["/job:worker", "/job:chief", *others])
-        tasks = [group.tasks for group in self.worker_groups]
-        self.shares_replicas = cluster.share_memory and len(set(tasks)) < len(tasks)
-        self.local_replicas = LocalReplicas(self, self._cluster_coordinator)
+        super().__init__(cluster, HogwildExtended, ["/job:worker", "/job:chief", *others], cluster.share_memory)
+        self.shares_replicas = len(set(self.membership.owners)) < len(self.worker_groups)
+        self.local_replicas = LocalReplicas(self, self.membership)
         self.local_replicas.in_flight = self.executions.__len__
         self.local_replicas.wait_until_idle = self.executions.wait_until_idle
         self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
-        self.executions.give_up = self.local_replicas.mark_lost
         self.executions.limit = IN_FLIGHT_PER_GROUP * len(self.worker_groups)
         self.tfdist_hooks = HogwildHooks(self)
 
@@ -70,7 +68,7 @@ class Hogwild(CoordinatorStrategy):
 
     def home_of(self, group: int) -> str:
         """Returns the device, as functions are traced for it, that holds the local replica of a group."""
-        return self.worker_groups[self.local_replicas.owners[group]].traced_devices[0]
+        return self.worker_groups[self.membership.owners[group]].traced_devices[0]
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> tf.data.Dataset:
         """Returns data that each worker group reads itself, for `fit` with `steps_per_epoch`.

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.group_function import tracing_lock
+from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.executions import Execution, Executions
 from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
+from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.schedules import periods_per_call, steps_per_call
@@ -42,6 +43,7 @@ class Steps:
     def __init__(self, strategy: Any, model: Any, calls: GroupCalls, metric_logs: MetricLogs, trains: bool) -> None:
         self._strategy = strategy
         self._replicas = strategy.local_replicas
+        self._membership: Membership = strategy.membership
         self._executions: Executions = strategy.executions
         self._model = model
         self._calls = calls
@@ -90,13 +92,13 @@ class Steps:
         while True:
             self._next_step = None
             remaining = latest - time.monotonic()
-            self._any_group = self._replicas.has_lost_alone() or remaining <= 0
+            self._any_group = self._membership.has_lost_alone() or remaining <= 0
             if self._any_group:
                 self._replicas.synchronize_groups()  # Another group goes on from what the first one has done.
                 execution = self._schedule([batch])
                 result = self._executions.result_of(execution)
             else:
-                execution = self._schedule([batch], group=self._replicas.alone)
+                execution = self._schedule([batch], group=self._membership.alone)
                 result = self._executions.result_of(execution, remaining)
             if result:
                 return self._add_one(execution)
@@ -112,7 +114,7 @@ class Steps:
 
         def run(group: int) -> Any:
             # Empty if another group has to do it, because the one that trains alone has failed.
-            if self._trains and not self._replicas.may_take(group, self._any_group):
+            if self._trains and not self._membership.may_take(group, self._any_group):
                 return []
             return [call(group) for call in calls]
 

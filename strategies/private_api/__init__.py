@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.private_api.checks import need, need_function
+from tfdist.strategies.private_api.checks import need, need_attributes, need_function
 
 # Keras' trainer, optimizers, losses, variables.
 
@@ -72,14 +72,72 @@ connect_to_cluster: Any = need("tensorflow.python.eager.remote", "connect_to_clu
 ClusterDeviceFilters: Any = need("tensorflow.python.training.server_lib", "ClusterDeviceFilters")
 set_server_def_retries: Any = need("tensorflow.python.eager.context", "set_server_def_retries")
 
-# The coordinator's reader of its queue of functions: coordinator/worker_groups.py makes one for each worker group.
-CoordinatorWorker: Any = need("tensorflow.python.distribute.coordinator.cluster_coordinator", "Worker")
+# The coordinator: its parts, and its reader of its queue of functions, of which coordinator/worker_groups.py makes one for each
+# worker group.
+_coordinator_module = "tensorflow.python.distribute.coordinator.cluster_coordinator"
+CoordinatorWorker: Any = need(_coordinator_module, "Worker")
+# What it does when a call to a worker fails: coordinator/recovery.py replaces it.
+WorkerPreemptionHandler: Any = need(_coordinator_module, "WorkerPreemptionHandler")
+get_server_def: Any = need("tensorflow.python.eager.context", "get_server_def")
+update_server_def: Any = need("tensorflow.python.eager.context", "update_server_def")
+_Coordinator: Any = need(_coordinator_module, "ClusterCoordinator")
+_Closure: Any = need(_coordinator_module, "Closure")
+_CoordinatorCluster: Any = need(_coordinator_module, "Cluster")
 dispatch_context: Any = need("tensorflow.python.distribute.coordinator.coordinator_context", "get_current_dispatch_context")
-_Closure: Any = need("tensorflow.python.distribute.coordinator.cluster_coordinator", "Closure")
-_ClosureQueue: Any = need("tensorflow.python.distribute.coordinator.cluster_coordinator", "_CoordinatedClosureQueue")
+_maybe_get_remote_value: Any = need("tensorflow.python.distribute.coordinator.coordinator_context", "maybe_get_remote_value")
+_PerWorkerValues: Any = need(_coordinator_module, "PerWorkerValues")
+_RemoteValueImpl: Any = need(_coordinator_module, "RemoteValueImpl")
+need_attributes(_Coordinator, "_cluster")
+need_attributes(
+    _CoordinatorCluster, "_num_workers", "_transient_timeouts_threshold", "workers", "closure_queue", "failure_handler"
+)
+need_attributes(
+    WorkerPreemptionHandler,
+    "_server_def",
+    "_worker_up_cond",
+    "_cluster_due_for_update_or_finish",
+    "_should_preemption_thread_run",
+    "_error_from_recovery",
+)
+need_attributes(_Closure, "_function")
+need_attributes(CoordinatorWorker, "failure_handler", "_cluster")
+need_attributes(_PerWorkerValues, "_values")
+need_attributes(_RemoteValueImpl, "_values", "_status_available_event")
+need_function(_CoordinatorCluster, "schedule", "self, function, args, kwargs", "calls")
+need_function(_Coordinator, "_create_per_worker_variables", "self, fn, args, kwargs", "calls")
+_ClosureQueue: Any = need(_coordinator_module, "_CoordinatedClosureQueue")
 need_function(_Closure, "__init__", "self, function, cancellation_mgr, args, kwargs", "calls")
 need_function(_ClosureQueue, "put", "self, closure, tag", "calls")
 need_function(_ClosureQueue, "inflight_closure_count", "self", "sets")
+
+
+def cluster_of(coordinator: Any) -> Any:
+    """Returns TensorFlow's `Cluster` object of a ClusterCoordinator."""
+    return coordinator._cluster
+
+
+def schedule_on_coordinator(coordinator: Any, function: Callable[[], Any]) -> None:
+    """Schedules a Python function. The public `schedule` takes TensorFlow functions only."""
+    coordinator._cluster.schedule(function, args=(), kwargs={})
+
+
+def function_of(closure: Any) -> Any:
+    """Returns the Python function that was scheduled as a closure."""
+    return closure._function
+
+
+def create_per_worker(coordinator: Any, create: Callable[[], Any]) -> tuple[Any, ...]:
+    """Makes each queue reader of a coordinator call `create`, now and after each restart of its worker.
+
+    Returns:
+        A RemoteValue per reader, for `remote_value`.
+    """
+    return tuple(coordinator._create_per_worker_variables(create)._values)
+
+
+def remote_value(value: Any) -> Any:
+    """Returns what a RemoteValue stands for. Raises AssertionError if its worker has not created it."""
+    return _maybe_get_remote_value(value)
 
 
 def schedule_for_reader(coordinator: Any, reader: int, function: Callable[[], Any]) -> None:
@@ -137,9 +195,9 @@ def keep_remote_functions() -> None:
         _function_uses[name] += 1
 
 
-def wait_until_ready(remote_value: Any, seconds: float) -> bool:
-    """Waits at most `seconds` for a `RemoteValue` and returns whether it is ready. The public `fetch` has no time limit."""
-    return bool(remote_value._status_available_event.wait(seconds))
+def remote_value_within(value: Any, seconds: float) -> Any:
+    """Waits at most `seconds` for a RemoteValue, and returns what it stands for, or None. The public `fetch` has no limit."""
+    return value._values if value._status_available_event.wait(seconds) else None
 
 
 _context: Any = need("tensorflow.python.eager.context", "context")

@@ -1,5 +1,6 @@
 """Checks that the installed TensorFlow and Keras have the private names that tfdist builds on."""
 
+import dis
 import importlib
 import inspect
 from collections.abc import Callable
@@ -54,6 +55,20 @@ def need_function(owner: Any, name: str, parameters: str | None, use: str) -> An
     if parameters is not None and present != parameters:
         raise _unsupported(module, f"has {full_name}({present}), and tfdist {use} {full_name}({parameters})")
     return getattr(owner, name)
+
+
+def need_attributes(owner: Any, *names: str) -> None:
+    """Checks that the objects of class `owner` have attributes of these names: that its `__init__` assigns them.
+
+    Raises:
+        UnsupportedVersionError: if it does not assign one of them.
+    """
+    initialize = plain_function(inspect.getattr_static(owner, "__init__"))
+    code = getattr(initialize, "__code__", None)
+    assigned = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR"} if code else set()
+    for name in names:
+        if name not in assigned:
+            raise _unsupported(owner.__module__, f"has no {owner.__qualname__}.{name}, which tfdist needs")
 
 
 def plain_function(attribute: Any) -> Callable[..., Any] | None:

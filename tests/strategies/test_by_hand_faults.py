@@ -17,7 +17,7 @@ TRAINS = """
     with tfdist.strategy().scope():
         import keras, numpy as np
         from tfdist.strategies.coordinator import executions
-        executions.WORKERS_GONE_SECONDS, executions.POLL_SECONDS = 6.0, 1.0
+        executions.WORKERS_GONE_SECONDS, executions.POLL_SECONDS, executions.BACKUP_SECONDS = 6.0, 1.0, 2.0
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
     class Tell(keras.callbacks.Callback):
@@ -45,9 +45,13 @@ def cluster(start, script):
     return start_all
 
 
-def test_without_any_worker_training_fails_and_names_the_workers(cluster):
+FATES = pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+
+
+@FATES
+def test_without_any_worker_training_fails_and_names_the_workers(cluster, fate):
     jobs = cluster(1000000, chief=1, worker=1, ps=1)
-    os.kill(jobs["worker", 0].process.pid, signal.SIGKILL)
+    os.kill(jobs["worker", 0].process.pid, fate)
     assert jobs["chief", 0].wait(90) == 1
     assert "WorkersGoneError: no worker group has been complete for 6 s, there is no answer from worker:0 (localhost:" in (
         jobs["chief", 0].output
@@ -55,10 +59,13 @@ def test_without_any_worker_training_fails_and_names_the_workers(cluster):
     assert jobs["ps", 0].wait(30) == 75
 
 
-def test_training_goes_on_without_one_of_two_workers(cluster):
-    jobs = cluster(150, chief=1, worker=2, ps=1)
-    os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)
+@FATES
+def test_training_goes_on_without_one_of_two_workers(cluster, fate):
+    jobs = cluster(60, chief=1, worker=2, ps=1)
+    os.kill(jobs["worker", 1].process.pid, fate)
     jobs["chief", 0].wait_for("finished")
+    if fate == signal.SIGSTOP:
+        assert "no answer from worker:1 (localhost:" in jobs["chief", 0].output
     assert jobs["chief", 0].wait(60) == 0
     assert jobs["ps", 0].wait(30) == 0
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,44 +11,52 @@ from support_paths import PROGRAMS
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator import executions as module
-from tfdist.strategies.coordinator.executions import Executions, State
+from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.executions import Executions, State, WorkersGoneError
+from tfdist.strategies.coordinator.membership import Membership
 
 
 class Coordinator:
-    """Stands for TensorFlow's coordinator: keeps scheduled functions until `run` calls one as a group would."""
+    """Stands for TensorFlow's coordinator: keeps scheduled functions until `call` calls one as a group would."""
 
-    def __init__(self, groups=2):
-        self.strategy = SimpleNamespace(worker_groups=[SimpleNamespace(tasks=(number,)) for number in range(groups)])
-        self._cluster = self
+    def __init__(self):
+        self.strategy = SimpleNamespace(worker_groups=[SimpleNamespace(number=number, tasks=(number,)) for number in range(2)])
         self.queue = []
-        self.error = None
+        self.group = 0  # The group that calls the next function.
+        self.clock = 0.0
+        self.disconnected = []
+        self.answers = {0, 1}  # The workers that answer.
 
-    def schedule(self, function, args, kwargs):
-        del args, kwargs
-        self._raise()
-        self.queue.append(function)
-
-    def done(self):
-        self._raise()
-
-    def _raise(self):
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
+    def call(self, number, group=0):
+        """Calls a scheduled function on a group. An error goes to the function, as from a queue reader."""
+        self.group = group
+        try:
+            self.queue[number]()
+        except Exception as error:
+            self.queue[number].fail(error)
 
 
 @pytest.fixture
 def coordinator(monkeypatch):
     coordinator = Coordinator()
-    monkeypatch.setattr(module, "dispatch_context", lambda: SimpleNamespace(worker_index=0))
+    monkeypatch.setattr(module, "schedule_on_coordinator", lambda coordinator, call: coordinator.queue.append(call))
+    monkeypatch.setattr(module, "dispatch_context", lambda: SimpleNamespace(worker_index=coordinator.group))
     monkeypatch.setattr(module.chief_device, "fetched", lambda value: value)
-    monkeypatch.setattr(module, "is_listening", lambda task: True)
+    monkeypatch.setattr(
+        module, "answering", lambda tasks, deadline: {task for task in tasks if task.index in coordinator.answers}
+    )
+    monkeypatch.setattr(module, "disconnect", lambda task: coordinator.disconnected.append(task.index))
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     return coordinator
 
 
 @pytest.fixture
 def executions(coordinator):
-    return Executions(coordinator, (Task("worker", 0), Task("worker", 1)))
+    membership = Membership(coordinator.strategy.worker_groups)
+    workers = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(2))
+    executions = Executions(coordinator, workers, membership, CallGate(), lambda: coordinator.clock)
+    executions._watcher = threading.current_thread()  # Tests call what it calls.
+    return executions
 
 
 def test_an_owner_takes_only_its_own_results(coordinator, executions):
@@ -55,8 +64,8 @@ def test_an_owner_takes_only_its_own_results(coordinator, executions):
     first = executions.schedule(lambda group: 1, fit)
     second = executions.schedule(lambda group: 2, other)
     alone = executions.schedule(lambda group: 3)
-    for function in coordinator.queue:
-        function()
+    for number in range(3):
+        coordinator.call(number)
     assert executions.result_of(alone) == 3
     assert executions.pending(fit) == executions.pending(other) == 1 and not len(executions)
     assert executions.wait_for_any(other) is second and executions.wait_for_any(other) is None
@@ -66,11 +75,15 @@ def test_an_owner_takes_only_its_own_results(coordinator, executions):
 def test_waiting_until_nothing_is_in_flight_leaves_results_with_their_owners(coordinator, executions):
     fit = object()
     scheduled = [executions.schedule(lambda group, number=number: number, fit) for number in range(3)]
-    for function in coordinator.queue:
-        function()
+    for number in range(3):
+        coordinator.call(number)
     executions.wait_until_idle()
     assert executions.pending(fit) == 3
     assert [executions.wait_for_any(fit) for _ in range(4)] == [*scheduled, None]
+
+
+def fails(group):
+    raise ValueError("of a step")
 
 
 def test_what_a_group_does_not_start_in_time_is_cancelled_and_does_not_run_later(coordinator, executions, monkeypatch):
@@ -88,28 +101,141 @@ def test_what_a_group_does_not_start_in_time_is_cancelled_and_does_not_run_later
 
 def test_what_is_cancelled_after_an_error_does_not_run_later(coordinator, executions):
     ran = []
-    executions.schedule(lambda group: ran.append("first"), "fit")
+    executions.schedule(fails, "fit")
     late = executions.schedule(lambda group: ran.append("late"), "fit")
-    coordinator.queue[0]()
-    coordinator.error = ValueError("of a step")
-    executions._events.put(None)
+    coordinator.call(0)
     with pytest.raises(ValueError, match="of a step"):
         executions.wait_until_idle()
     assert late.state is State.CANCELLED
-    coordinator.queue[1]()
-    assert ran == ["first"] and not executions.pending("fit")
+    coordinator.call(1)
+    assert ran == [] and not executions.pending("fit")
 
 
-def test_an_error_that_the_watcher_meets_is_raised_in_the_next_wait(coordinator, executions, monkeypatch):
-    monkeypatch.setattr(module, "BACKUP_SECONDS", 0.0)
-    monkeypatch.setattr(module, "BACKUP_TIMES", 1e-9)
-    execution = executions.schedule(lambda group: 1, "fit")
-    execution.state, execution.started = State.RUNNING, {0: 0.0}
-    executions.give_up = lambda group: None
-    coordinator.error = ValueError("of a step")
-    executions.back_up()
+def test_a_second_error_is_not_raised_in_the_next_fit(coordinator, executions):
+    for _ in range(2):
+        executions.schedule(fails, "fit")
+    coordinator.call(0)
+    coordinator.call(1)
     with pytest.raises(ValueError, match="of a step"):
         executions.wait_for_any("fit")
+    again = executions.schedule(lambda group: 1, "fit")
+    coordinator.call(2)
+    assert executions.wait_for_any("fit") is again
+
+
+def test_an_error_does_not_wait_for_a_group_that_does_not_answer(coordinator, executions, monkeypatch):
+    stopped = executions.schedule(lambda group: 1, "fit")
+    stopped.state, stopped.running = State.RUNNING, {1: 0.0}
+    coordinator.answers = {0}
+    executions.schedule(fails, "fit")
+    coordinator.call(1)
+    with pytest.raises(ValueError, match="of a step"):
+        executions.wait_for_any("fit")
+    assert executions._membership.live == set() and stopped.state is State.CANCELLED  # Group 0 is live with its next step.
+
+
+def test_an_error_waits_for_what_live_groups_run(coordinator, executions):
+    slow = executions.schedule(lambda group: 1, "fit")
+    slow.state, slow.running = State.RUNNING, {1: 0.0}
+    executions.schedule(fails, "fit")
+    coordinator.call(1)
+    ended = threading.Event()
+    threading.Timer(0.2, lambda: (ended.set(), slow.running.clear())).start()
+    with pytest.raises(ValueError, match="of a step"):
+        executions.wait_for_any("fit")
+    assert ended.is_set() and executions._membership.is_live(1)
+
+
+def test_a_group_is_not_lost_because_the_main_thread_is_busy(coordinator, executions):
+    coordinator.answers = set()
+    executions.schedule(lambda group: 1, "fit")
+    coordinator.call(0)
+    coordinator.clock += 1e6  # A callback runs meanwhile.
+    executions.back_up()
+    assert executions._membership.live == {0, 1} and len(coordinator.queue) == 1
+    assert executions.wait_for_any("fit").result == 1
+
+
+def running(executions):
+    """Returns an execution that group 0 runs."""
+    execution = executions.schedule(lambda group: group, "fit")
+    execution.state, execution.running = State.RUNNING, {0: 0.0}
+    return execution
+
+
+def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coordinator, executions, caplog):
+    execution = running(executions)
+    coordinator.answers = {1}
+    coordinator.clock = module.WORKERS_GONE_SECONDS - 1
+    executions.back_up()
+    assert executions._membership.live == {0, 1}
+    coordinator.clock = module.WORKERS_GONE_SECONDS + 1
+    executions.back_up()
+    assert executions._membership.live == {1} and execution.state is State.QUEUED
+    assert coordinator.disconnected == [0]
+    assert "no answer from worker:0 (w0:1): worker group 0 is left out" in caplog.text and "counts twice" in caplog.text
+    coordinator.call(1, group=1)
+    assert executions.wait_for_any("fit").group == 1
+    coordinator.call(0)  # Nothing is left to do.
+    assert execution.group == 1
+
+
+def test_a_group_that_is_slow_and_answers_is_not_lost(coordinator, executions):
+    execution = running(executions)
+    coordinator.clock = 1e6
+    executions.back_up()
+    assert executions._membership.live == {0, 1} and execution.state is State.RUNNING and len(coordinator.queue) == 1
+
+
+def test_an_idle_group_that_does_not_answer_is_lost_without_a_backup(coordinator, executions):
+    execution = running(executions)
+    coordinator.answers = set()
+    executions.give_up_idle()
+    assert executions._membership.live == {0} and coordinator.disconnected == [1]
+    assert execution.running == {0: 0.0} and len(coordinator.queue) == 1
+
+
+def test_two_live_groups_do_not_run_one_execution(coordinator, executions):
+    execution = running(executions)
+    coordinator.call(0, group=1)
+    assert execution.running == {0: 0.0} and execution.state is State.RUNNING
+
+
+def test_an_execution_is_in_flight_as_long_as_a_live_group_runs_it(coordinator, executions):
+    execution = running(executions)  # Group 1 was lost, and has finished it during its backup on group 0.
+    execution.state, execution.group = State.FINISHED, 1
+    executions.fail(execution, None)
+    ended = threading.Event()
+    threading.Timer(0.2, lambda: (ended.set(), executions._membership.lose(0), executions.fail(execution, None))).start()
+    executions.wait_until_idle()
+    assert ended.is_set() and executions.wait_for_any("fit") is execution
+
+
+def test_without_a_complete_group_the_workers_are_named(coordinator, executions, monkeypatch):
+    monkeypatch.setattr(module, "WORKERS_GONE_SECONDS", 0.1)
+    running(executions)
+    coordinator.answers = set()
+    with pytest.raises(WorkersGoneError, match=r"no answer from worker:0 \(w0:1\), worker:1 \(w1:1\); training"):
+        executions.wait_for_any("fit")
+
+
+def test_training_fails_if_no_group_runs_anything_although_workers_answer(coordinator, executions):
+    executions.schedule(lambda group: 1, "fit")
+    threading.Timer(0.1, lambda: setattr(coordinator, "clock", module.STALLED_SECONDS + 1)).start()
+    with pytest.raises(WorkersGoneError, match=r"no worker group has run anything for 300 s, although workers answer"):
+        executions.wait_for_any("fit")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
+def test_a_slow_callback_lets_no_batch_be_trained_twice(strategy, tmp_path):
+    program = [sys.executable, str(PROGRAMS / "slow_callback.py"), strategy]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "no answer" not in done.stderr
+    found = json.loads(done.stdout.partition("FOUND ")[2])
+    assert found["seen"] == [found["expected"]] * 2
+    assert (found["batches"], found["iterations"]) == (48, 48)
 
 
 @pytest.mark.cluster

@@ -1,12 +1,14 @@
 """What the chief has, and from where groups continue, after a collection. Blocks and groups are replaced by simple objects."""
 
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.hogwild import collector
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.local_variable import Kind
@@ -112,3 +114,35 @@ def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch):
     assert Collector(flush, lost.append, lambda block: None).ask(Block(Kind.OWN), [0]) == {}
     assert lost == [0]
     answer.set()
+
+
+def test_the_time_for_which_another_thread_traces_does_not_count(monkeypatch):
+    monkeypatch.setattr(collector, "ANSWER_SECONDS", 0.1)
+    lost = []
+
+    def flush(block, group):
+        with tracing_lock:
+            return tf.zeros([2])
+
+    def ask():
+        answers.update(Collector(flush, lost.append, lambda block: None).ask(Block(Kind.OWN), [0, 1]))
+
+    answers = {}
+    thread = threading.Thread(target=ask)
+    with tracing_lock:
+        thread.start()
+        time.sleep(0.5)
+    thread.join(10)
+    assert lost == [] and answers.keys() == {0, 1}
+
+
+def test_each_group_is_asked_with_an_executor_of_its_own(monkeypatch):
+    owners, asked = [], []
+    monkeypatch.setattr(collector, "use_own_executor", lambda: owners.append(threading.current_thread()))
+
+    def flush(block, group):
+        asked.append(threading.current_thread())
+        return tf.zeros([2])
+
+    Collector(flush, lambda group: None, lambda block: None).ask(Block(Kind.OWN), [0, 1])
+    assert set(owners) == set(asked) and len(set(asked)) == 2

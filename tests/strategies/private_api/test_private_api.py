@@ -12,7 +12,14 @@ import pytest
 
 import tfdist.strategies
 from tfdist.strategies.private_api import patches
-from tfdist.strategies.private_api.checks import TRIED, UnsupportedVersionError, need, need_function, plain_function
+from tfdist.strategies.private_api.checks import (
+    TRIED,
+    UnsupportedVersionError,
+    need,
+    need_attributes,
+    need_function,
+    plain_function,
+)
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.patches import AddedMethod, PatchPoint
 
@@ -50,6 +57,15 @@ class TestNames:
         with pytest.raises(UnsupportedVersionError) as error:
             need_function(keras_module.Trainer, "fit", "self, x", "replaces")
         assert "has Trainer.fit(self, x, epochs), and tfdist replaces Trainer.fit(self, x);" in str(error.value)
+
+    def test_an_attribute_that_objects_lack(self, keras_module):
+        class Model(keras_module.Trainer):
+            def __init__(self):
+                self._there = 1
+
+        need_attributes(Model, "_there")
+        with pytest.raises(UnsupportedVersionError, match=r"has no .*Model\._renamed, which tfdist needs"):
+            need_attributes(Model, "_there", "_renamed")
 
 
 class TestPatches:

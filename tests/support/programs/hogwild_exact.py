@@ -23,21 +23,26 @@ from gate import LIMIT, PS, Gate, HeldParameters, called_beside, wait_for
 import tfdist
 import tfdist.strategies.hogwild.global_parameters
 import tfdist.strategies.hogwild.training_loop
+from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import Kind
 
 
 def begin(strategy, groups, period=1, servers=((0, 1),), **options):
-    """Gives `strategy` new options and new local replicas, on its first `groups` groups, with these ps in server groups."""
+    """Gives `strategy` new options and new local replicas, on its first `groups` groups, with these ps in server groups.
+
+    Returns the membership of the groups.
+    """
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
     strategy.steps_per_synchronization = period // strategy.synchronization.fragments
-    strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
+    membership = Membership(strategy.worker_groups)
+    strategy.local_replicas = LocalReplicas(strategy, membership)
     strategy.local_replicas.in_flight = lambda: 0
-    wait_for(lambda: all(strategy.local_replicas.incarnation_of(group) for group in range(len(strategy.worker_groups))))
     for group in range(groups, len(strategy.worker_groups)):
-        strategy.local_replicas.mark_lost(group)
+        membership.lose(group)
+    return membership
 
 
 class Case:
@@ -48,7 +53,7 @@ class Case:
     """
 
     def __init__(self, strategy, values, groups, options, events):
-        begin(strategy, groups, **options)
+        self.membership = begin(strategy, groups, **options)
         self.strategy, self.replicas, self.groups = strategy, strategy.local_replicas, groups
         with strategy.scope():
             self.variables = [tf.Variable(np.float32(value)) for value in values]
@@ -104,7 +109,7 @@ class Case:
 
     def lost(self, group):
         """Marks a group as lost."""
-        self.replicas.mark_lost(group)
+        self.membership.lose(group)
 
     def read(self):
         """Records the global parameters and the local replicas."""

@@ -124,7 +124,7 @@ def restore():
 def averaging():
     """Switches to outer optimizer average, without a momentum that would move the global parameters further."""
     strategy.synchronization = tfdist.Synchronization()
-    strategy.local_replicas = LocalReplicas(strategy, strategy._cluster_coordinator)
+    strategy.local_replicas = LocalReplicas(strategy, strategy.membership)
     strategy.local_replicas.in_flight = strategy.executions.__len__
 
 

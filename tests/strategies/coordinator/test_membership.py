@@ -4,25 +4,48 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.hogwild.live_groups import LiveGroups
+from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.hogwild.push_weights import PushWeights
 
 
-def live_groups(tasks=((0,), (1,), (2,)), shared=False):
-    groups = [SimpleNamespace(number=number, tasks=each) for number, each in enumerate(tasks)]
-    coordinator = SimpleNamespace(_create_per_worker_variables=lambda make: None)
-    return LiveGroups(groups, shared, coordinator)
+def membership(tasks=((0,), (1,), (2,)), shared=False):
+    return Membership([SimpleNamespace(number=number, tasks=each) for number, each in enumerate(tasks)], shared)
 
 
 def test_groups_of_one_process_share_the_replica_of_the_first():
     tasks = ((0,), (0,), (1,), (1,))
-    assert live_groups(tasks).owners == [0, 1, 2, 3]
-    assert live_groups(tasks, shared=True).owners == [0, 0, 2, 2]
+    assert membership(tasks).owners == [0, 1, 2, 3]
+    assert membership(tasks, shared=True).owners == [0, 0, 2, 2]
+
+
+def test_each_change_raises_the_epoch_and_a_loss_or_a_restart_begins_a_new_term():
+    groups, lost = membership(), []
+    groups.when_lost = lost.append
+    seen = [(groups.epoch, groups.term(1))]
+    for change in (groups.lose, groups.restart, groups.join):
+        change(1)
+        seen.append((groups.epoch, groups.term(1)))
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 2)]
+    groups.join(1)  # It is live already.
+    assert (groups.epoch, groups.live, groups.incarnation(1), lost) == (3, {0, 1, 2}, 1, [1])
+    assert (groups.term(0), groups.incarnation(0)) == (0, 0)
+
+
+def test_groups_that_share_a_replica_are_lost_together():
+    groups = membership(((0,), (0,), (1,)), shared=True)
+    groups.lose(1)
+    assert groups.live == {2} and not groups.is_live(0)
+    term = groups.term(1)
+    assert groups.term(0) == term > 0
+    groups.restart(1)  # The restart of its owner counts.
+    assert groups.term(0) == term
+    groups.join(1)
+    assert groups.live == {0, 2}
 
 
 def test_a_group_trains_beside_all_live_groups_or_alone():
-    groups = live_groups()
-    groups.live.discard(2)
+    groups = membership()
+    groups.lose(2)
     assert groups.training(0) == {0, 1}
     assert groups.training(2) == {0, 1, 2}  # A group that comes back counts itself.
     groups.train_alone(True)
@@ -32,12 +55,12 @@ def test_a_group_trains_beside_all_live_groups_or_alone():
 
 
 def test_another_group_replaces_the_one_that_trains_alone_only_if_it_is_told_to():
-    groups = live_groups()
+    groups = membership()
     assert groups.may_take(1, even_for_another=False)
     groups.train_alone(True)
     assert not groups.may_take(1, even_for_another=False)
     assert not groups.has_lost_alone()
-    groups.live.discard(0)
+    groups.lose(0)
     assert groups.has_lost_alone()
     assert groups.may_take(1, even_for_another=True)
     assert groups.alone == 1 and not groups.may_take(0, even_for_another=False)

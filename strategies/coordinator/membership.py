@@ -1,0 +1,116 @@
+"""Which worker groups train now, whose local replica each of them trains, and how often each has been started."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class Membership:
+    """The state of all worker groups, as the chief sees it. Any thread may change it.
+
+    A group is live from the start. It is lost when an execution on it fails or when its workers do not answer, and live again
+    when it takes its next execution.
+
+    Args:
+        groups: the worker groups.
+        shared: whether groups with the same tasks train one local replica. Such groups are live or lost together.
+
+    Attributes:
+        owners: for each group the group whose local replica it trains: itself, or if they share, the first with its tasks.
+        epoch: rises with each change.
+        when_lost: called with the owner that is lost, in the thread that notices it.
+    """
+
+    def __init__(self, groups: Sequence[Any], shared: bool = False) -> None:
+        self.owners = _owners(groups, shared)
+        self.epoch = 0
+        self.when_lost: Callable[[int], None] = lambda owner: None
+        self._lock = threading.RLock()
+        self._live = frozenset(self.owners)
+        self._terms = [0] * len(groups)
+        self._incarnations = [0] * len(groups)
+        self._alone: int | None = None
+
+    @property
+    def live(self) -> frozenset[int]:
+        """The owners that train."""
+        return self._live
+
+    def is_live(self, group: int) -> bool:
+        """Returns whether a group trains."""
+        return self.owners[group] in self._live
+
+    def term(self, group: int) -> int:
+        """Returns the epoch in which a group was last lost or restarted. What it held before is not valid any more."""
+        return self._terms[self.owners[group]]
+
+    def incarnation(self, group: int) -> int:
+        """Returns how many times the workers of a group have been restarted."""
+        return self._incarnations[group]
+
+    # Changes.
+
+    def join(self, group: int) -> None:
+        """Notes that a group runs an execution."""
+        owner = self.owners[group]
+        if owner not in self._live:
+            with self._lock:
+                self.epoch += 1
+                self._live |= {owner}
+
+    def lose(self, group: int) -> None:
+        """Notes that a group has failed or does not answer. It starts anew, and the others have its share of the weights."""
+        owner = self.owners[group]
+        with self._lock:
+            self.epoch += 1
+            self._terms[owner] = self.epoch
+            self._live -= {owner}
+        self.when_lost(owner)
+
+    def restart(self, group: int) -> None:
+        """Notes that a worker of a group has been restarted and is part of the cluster again."""
+        with self._lock:
+            self.epoch += 1
+            self._incarnations[group] += 1
+            if self.owners[group] == group:  # Those that share its replica need not pull it once more each.
+                self._terms[group] = self.epoch
+
+    # Training alone.
+
+    @property
+    def alone(self) -> int | None:
+        """The owner that trains while all others wait; None if all train."""
+        return self._alone
+
+    def train_alone(self, one: bool) -> None:
+        """Lets one group train while the others wait, or lets all train."""
+        with self._lock:
+            self.epoch += 1
+            self._alone = self.owners[min(self._live, default=0)] if one else None
+
+    def has_lost_alone(self) -> bool:
+        """Returns whether the group that trains alone is lost."""
+        return self._alone is not None and self._alone not in self._live
+
+    def may_take(self, group: int, even_for_another: bool) -> bool:
+        """Returns whether a group may take the next steps.
+
+        Args:
+            group: number of the group.
+            even_for_another: whether the group replaces the one that trains alone.
+        """
+        with self._lock:
+            if self._alone is not None and even_for_another and self._alone != self.owners[group]:
+                self.epoch += 1
+                self._alone = self.owners[group]
+            return self._alone in (None, self.owners[group])
+
+    def training(self, group: int) -> frozenset[int]:
+        """Returns the owners that train beside a group, including its own."""
+        own = {self.owners[group]}
+        return self._live | own if self._alone is None else frozenset(own)
+
+
+def _owners(groups: Sequence[Any], shared: bool) -> list[int]:
+    first: dict[Any, int] = {}
+    return [first.setdefault(group.tasks if shared else group.number, group.number) for group in groups]

@@ -1,0 +1,137 @@
+"""Takes workers that have been restarted into the cluster again.
+
+TensorFlow's own handler waits for all tasks of the cluster: one worker that is gone for good would keep all others that are
+restarted from work. This one waits for the workers of a group, and updates the cluster without those that do not answer.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from tfdist.cluster import Task
+from tfdist.strategies.coordinator.call_gate import HOLD_SECONDS, CallGate
+from tfdist.strategies.coordinator.probe import answering
+from tfdist.strategies.private_api import WorkerPreemptionHandler, update_server_def
+from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.runtime.deadline import Deadline
+
+POLL_SECONDS = 0.5
+"""How often a worker that is gone is asked whether it answers again."""
+
+PROBE_SECONDS = 5.0
+"""How long a worker has to answer."""
+
+_LOST = ("Resource input tensor contains an invalid device",)
+"""Messages of errors that mean that a worker has been restarted, beside those that TensorFlow knows."""
+
+_log = logging.getLogger("tfdist")
+
+
+class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
+    """What TensorFlow's coordinator does when a call to a worker fails.
+
+    Args:
+        server_def: TensorFlow's description of the cluster.
+        cluster: the coordinator's `Cluster`.
+        workers: all worker tasks, with addresses.
+        tasks_of: for the device of each group's leader, the indices of the worker tasks of the group.
+        gate: holds calls during an update.
+    """
+
+    def __init__(
+        self, server_def: Any, cluster: Any, workers: Sequence[Task], tasks_of: dict[str, tuple[int, ...]], gate: CallGate
+    ) -> None:
+        self._workers = workers
+        self._tasks_of = tasks_of
+        self._gate = gate
+        self._waiting: set[str] = set()  # The devices of groups whose workers are gone.
+        self._replaced = cluster.failure_handler  # Its thread cannot be stopped before it has started.
+        super().__init__(server_def, cluster)  # Starts the thread.
+
+    @overrides(WorkerPreemptionHandler)
+    def stop(self) -> None:
+        """Ends the threads."""
+        self._replaced.stop()
+        super().stop()
+
+    @overrides(WorkerPreemptionHandler)
+    def _validate_preemption_failure(self, e: Any) -> None:
+        if not any(message in str(e) for message in _LOST):
+            super()._validate_preemption_failure(e)
+
+    @overrides(WorkerPreemptionHandler)
+    @contextlib.contextmanager
+    def wait_on_failure(
+        self,
+        on_failure_fn: Callable[[Exception], None] | None = None,
+        on_transient_failure_fn: Callable[[], None] | None = None,
+        on_recovery_fn: Callable[[], None] | None = None,
+        worker_device_name: str = "(unknown)",
+    ) -> Iterator[None]:
+        """Surrounds a call. After the failure of a worker, waits until its group is complete and part of the cluster again."""
+
+        def fail(error: Exception) -> None:
+            with self._worker_up_cond:
+                self._waiting.add(worker_device_name)
+            if on_failure_fn is not None:
+                on_failure_fn(error)
+
+        def recover() -> None:
+            with self._worker_up_cond:  # The base class has waited for the next update, which may be that for another group.
+                self._worker_up_cond.wait_for(lambda: worker_device_name not in self._waiting)
+            if on_recovery_fn is not None:
+                on_recovery_fn()
+
+        with super().wait_on_failure(fail, on_transient_failure_fn, recover, worker_device_name):
+            yield
+
+    @overrides(WorkerPreemptionHandler)
+    def _preemption_handler(self) -> None:
+        while True:
+            self._cluster_due_for_update_or_finish.wait()
+            if not self._should_preemption_thread_run:
+                return
+            if not self._update():
+                time.sleep(POLL_SECONDS)
+
+    def _update(self) -> bool:
+        """Updates the cluster if a group that waits is complete. Returns whether none waits."""
+        answers = {task.index for task in answering(self._workers, Deadline.after(PROBE_SECONDS))}
+        with self._worker_up_cond:
+            complete = {device for device in self._waiting if answers.issuperset(self._tasks_of.get(device, ()))}
+        if complete:
+            # A worker that is only slow must stay, so those whose calls have not failed get more time.
+            waiting = {task for device in self._waiting for task in self._tasks_of.get(device, ())}
+            slow = [task for task in self._workers if task.index not in answers | waiting]
+            answers |= {task.index for task in answering(slow, Deadline.after(2 * PROBE_SECONDS))}
+            try:
+                with self._gate.closed(Deadline.after(HOLD_SECONDS)):
+                    update_server_def(_without(self._server_def, {task.index for task in self._workers} - answers))
+            except Exception as error:
+                _log.debug("the cluster could not be updated: %s", error)
+                try:
+                    self._validate_preemption_failure(error)
+                except Exception as of_ps:
+                    self._error_from_recovery = of_ps  # A thread of a group raises it.
+                else:
+                    return False  # Another worker is gone meanwhile.
+        with self._worker_up_cond:
+            self._waiting -= complete
+            if complete or not self._waiting:
+                self._worker_up_cond.notify_all()
+            if not self._waiting and self._should_preemption_thread_run:
+                self._cluster_due_for_update_or_finish.clear()
+            return not self._waiting
+
+
+def _without(server_def: Any, gone: set[int]) -> Any:
+    """Returns a copy of TensorFlow's description of the cluster without these worker tasks."""
+    copy = type(server_def)()
+    copy.CopyFrom(server_def)
+    for job in copy.cluster.job:
+        if job.name == "worker":
+            for index in gone:
+                job.tasks.pop(index, None)
+    return copy

@@ -1,0 +1,46 @@
+"""The lock that a thread holds while it traces a function of a worker group, and a clock that does not count this time."""
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class TracingLock:
+    """A reentrant lock with a clock that stands still while a thread holds the lock.
+
+    To trace a large model takes minutes. Threads that wait for the lock meanwhile do not wait for a worker.
+
+    Args:
+        clock: returns the current moment in seconds; it never goes back.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._times = threading.Lock()
+        self._depth = 0
+        self._counted = 0.0  # What `now` has reached when the lock was last taken or released.
+        self._since = clock()
+
+    def now(self) -> float:
+        """Returns a moment, in seconds, on a clock that does not count the time for which the lock was held."""
+        with self._times:
+            return self._counted + (0.0 if self._depth else self._clock() - self._since)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        with self._times:
+            if not self._depth:
+                self._counted += self._clock() - self._since
+            self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._times:
+            self._depth -= 1
+            if not self._depth:
+                self._since = self._clock()
+        self._lock.release()
+
+
+tracing_lock = TracingLock()
+"""Held while a function of a worker group is traced."""

@@ -1,0 +1,161 @@
+"""Restarted workers come back to the cluster although others are gone, and calls wait while TensorFlow changes it."""
+
+import os
+import socket
+import threading
+import time
+
+import pytest
+from tensorflow.core.protobuf import tensorflow_server_pb2
+
+from tfdist.cluster import Task
+from tfdist.strategies.coordinator import call_gate, probe, recovery
+from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.disconnect import disconnect
+from tfdist.strategies.runtime.deadline import Deadline
+
+
+def test_calls_wait_while_the_gate_is_closed_and_closing_waits_for_calls():
+    gate, events = CallGate(), []
+    inside, leave = threading.Event(), threading.Event()
+
+    def call(name):
+        with gate.call(), gate.call():  # A call within a call does not wait.
+            events.append(f"{name} begins")
+            inside.set()
+            leave.wait(10)
+            events.append(f"{name} ends")
+
+    first = threading.Thread(target=call, args=("first",))
+    first.start()
+    inside.wait(10)
+    threading.Timer(0.1, leave.set).start()
+    with gate.closed(Deadline.after(10.0)):
+        events.append("closed")
+        second = threading.Thread(target=call, args=("second",))
+        second.start()
+        time.sleep(0.1)
+        events.append("opens")
+    first.join(10)
+    second.join(10)
+    assert events == ["first begins", "first ends", "closed", "opens", "second begins", "second ends"]
+
+
+def test_no_wait_at_the_gate_is_without_a_limit(monkeypatch):
+    monkeypatch.setattr(call_gate, "HOLD_SECONDS", 0.05)
+    gate, passed = CallGate(), threading.Event()
+
+    def call():
+        with gate.call():
+            passed.set()
+
+    with gate.call(), gate.closed(Deadline.after(0.05)):  # A call to a worker that is stopped never ends.
+        thread = threading.Thread(target=call)
+        thread.start()
+        assert passed.wait(10)  # And so may an update.
+    thread.join(10)
+
+
+class Handler(recovery.Recovery):
+    """A `Recovery` without TensorFlow's cluster and thread."""
+
+    def __init__(self, monkeypatch, tasks_of):
+        self.answers, self.updates = set(), []
+        monkeypatch.setattr(recovery, "answering", lambda tasks, deadline: {t for t in tasks if t.index in self.answers})
+        monkeypatch.setattr(recovery, "update_server_def", self.note)
+        self._workers = [Task("worker", index, host="w", port=1) for index in range(3)]
+        self._tasks_of, self._gate, self._waiting = tasks_of, CallGate(), set()
+        self._worker_up_cond = threading.Condition()
+        self._cluster_due_for_update_or_finish = threading.Event()
+        self._should_preemption_thread_run, self._error_from_recovery = True, None
+        self._server_def = tensorflow_server_pb2.ServerDef()
+        for job, tasks in (("ps", 1), ("worker", 3)):
+            described = self._server_def.cluster.job.add(name=job)
+            for index in range(tasks):
+                described.tasks[index] = f"{job}{index}:1"
+
+    def note(self, server_def):
+        self.updates.append({job.name: sorted(job.tasks) for job in server_def.cluster.job})
+
+
+def test_the_cluster_is_updated_without_the_workers_that_are_gone(monkeypatch):
+    handler = Handler(monkeypatch, {"a": (0,), "b": (1,), "c": (2,)})
+    handler._waiting = {"a", "b"}
+    handler.answers = {2}
+    assert not handler._update() and handler.updates == []  # Both are gone.
+    handler.answers = {1, 2}
+    assert not handler._update()
+    assert handler.updates == [{"ps": [0], "worker": [1, 2]}] and handler._waiting == {"a"}
+    handler.answers = {0, 1, 2}
+    assert handler._update()
+    assert handler.updates[1:] == [{"ps": [0], "worker": [0, 1, 2]}] and handler._waiting == set()
+
+
+def test_a_group_of_several_tasks_waits_for_all_of_them(monkeypatch):
+    handler = Handler(monkeypatch, {"a": (0, 1), "c": (2,)})
+    handler._waiting, handler.answers = {"a"}, {0, 2}
+    assert not handler._update()
+    handler.answers = {0, 1, 2}
+    assert handler._update() and len(handler.updates) == 1
+
+
+def test_an_error_of_a_ps_reaches_the_groups_and_that_of_a_worker_is_tried_again(monkeypatch):
+    handler = Handler(monkeypatch, {"a": (0,)})
+    handler._waiting, handler.answers = {"a"}, {0, 1, 2}
+    handler._validate_preemption_failure = lambda error: None
+
+    def fails(server_def):
+        raise ValueError("gone")
+
+    monkeypatch.setattr(recovery, "update_server_def", fails)
+    assert not handler._update() and handler._waiting == {"a"} and handler._error_from_recovery is None
+    monkeypatch.setattr(
+        recovery.WorkerPreemptionHandler, "_validate_preemption_failure", lambda self, e: (_ for _ in ()).throw(e)
+    )
+    del handler._validate_preemption_failure
+    assert handler._update() and "gone" in str(handler._error_from_recovery)
+
+
+def test_the_error_of_a_resource_of_a_restarted_worker_is_that_of_a_lost_worker(monkeypatch):
+    handler = Handler(monkeypatch, {})
+    handler._validate_preemption_failure(ValueError("Resource input tensor contains an invalid device. This might happen"))
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("localhost", 0)) as listener:
+        yield listener
+
+
+def test_a_task_answers_if_it_sends_what_http_2_servers_send_first(listener):
+    task = Task("worker", 0, host="localhost", port=listener.getsockname()[1])
+
+    def serve(answer):
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(answer)
+            connection.recv(1000)
+
+    for answer, expected in ((bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), {task}), (b"HTTP/1.1 400 Bad Request\r\n", set())):
+        thread = threading.Thread(target=serve, args=(answer,))
+        thread.start()
+        assert probe.answering([task], Deadline.after(10.0)) == expected
+        thread.join(10)
+    begin = time.monotonic()
+    assert probe.answering([task], Deadline.after(0.2)) == set()  # The kernel accepts for a process that is stopped.
+    assert time.monotonic() - begin < 1.5
+    listener.close()
+    assert probe.answering([task], Deadline.after(1.0)) == set()
+
+
+def test_connections_to_a_task_are_shut_down_and_no_others(listener):
+    with socket.create_server(("localhost", 0)) as other:
+        here, there = (socket.create_connection(each.getsockname()) for each in (other, listener))
+        with here, there, listener.accept()[0] as accepted, other.accept()[0] as kept:
+            descriptors = len(os.listdir("/proc/self/fd"))
+            assert disconnect(Task("worker", 0, host="localhost", port=listener.getsockname()[1])) == 1
+            accepted.settimeout(10)
+            assert accepted.recv(1) == b""
+            here.sendall(b"1")
+            assert kept.recv(1) == b"1"
+            assert len(os.listdir("/proc/self/fd")) == descriptors
