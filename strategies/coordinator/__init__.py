@@ -3,7 +3,8 @@
 The chief connects to the cluster (`strategy.py`), divides the workers into groups (`worker_groups.py`), runs Keras' loop
 (`hooks.py`) and schedules executions (`executions.py`). A worker group runs traced functions (`group_function.py`), in which
 its replicas make one step together (`group_step.py`); the metrics of all groups come back to the chief (`metric_logs.py`).
-The two strategies supply the rest: where variables live, what one function computes, and a training loop.
+`remote_garbage.py` frees on other tasks what the program has dropped. The two strategies supply the rest: where variables live,
+what one function computes, and a training loop.
 
 Imports `keras_hooks`, `inputs`, `runtime` and `private_api`; neither of the two strategies. Start reading at `executions.py`.
 """

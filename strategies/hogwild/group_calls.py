@@ -21,7 +21,7 @@ from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.schedules import is_due
 from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of
-from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput
+from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
 from tfdist.strategies.runtime import chief_device
 
 
@@ -139,21 +139,23 @@ class GroupCalls:
         if data is None:
             return self._function.prepare(batches, element_spec, turn)
         functions = [self._function_that_reads(group, turn, data) for group in self._strategy.worker_groups]
-        return lambda group, numbers: functions[group](chief_device.constant(len(batches), tf.int32), numbers)
+        return lambda group, numbers: functions[group](
+            chief_device.constant(len(batches), tf.int32), numbers, data.handles[group]
+        )
 
     def _function_that_reads(self, group: WorkerGroup, turn: tuple[int, ...], data: WorkerInput) -> Any:
         variant = self._steps.variant_of(group, turn)
-        devices = group.traced_devices
+        devices, spec = group.traced_devices, data.element_spec
 
-        def run(count: Any, numbers: Any) -> Any:
-            read = data.reader()
-            return self._steps.run_on(variant, devices, lambda number: read(), count, numbers)
+        def run(count: Any, numbers: Any, handle: Any) -> Any:
+            return self._steps.run_on(variant, devices, lambda number: next_batch(spec, handle), count, numbers)
 
         def trace() -> Any:
             function = tf.function(run, autograph=False)
-            return function.get_concrete_function(tf.TensorSpec([], tf.int32), *self._steps.arguments)
+            handle = tf.TensorSpec([], tf.resource)
+            return function.get_concrete_function(tf.TensorSpec([], tf.int32), *self._steps.arguments, handle)
 
-        return self._function.trace_for(group, devices, (variant, devices, data), trace)
+        return self._function.trace_for(group, devices, (variant, devices, str(spec)), trace)
 
     def _synchronize(self, group: int) -> None:
         """Makes a group synchronize with a call for this alone, and wait for its round."""
@@ -170,6 +172,7 @@ class GroupCalls:
         """Puts the model's weights into the global parameters. Frozen weights have blocks that are never synchronized."""
         if self._steps.blocks or not self._model.built:
             return
+        self._replicas.release_unused()
         weights = {}
         for weight in self._model.weights:
             variable = unwrapped(weight._value)
@@ -188,7 +191,9 @@ class GroupCalls:
 
     def _add_used(self, variables: list[LocalVariable]) -> None:
         self._replicas.register(variables)
-        self._blocks.update(dict.fromkeys(v.block for v in variables if v.block is not None))
+        blocks = dict.fromkeys(v.block for v in variables if v.block is not None)
+        self._blocks.update(blocks)
+        self._replicas.use(self._model, blocks)
         if self._trains:
             self.counters.add_others(variables)
 
