@@ -4,12 +4,10 @@ Keras writes weights and epoch to two files. After a kill between the two it res
 So the file of weights holds the epoch too, and that epoch counts. The second file is written for Keras without tfdist.
 """
 
-import io
 import json
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +17,8 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
 from tfdist.strategies.private_api import patches
+
+PIECE_BYTES = 2**24
 
 _PROGRESS = "tfdist_training"
 """The HDF5 attribute of a backup's weights with its epoch and batch, as JSON."""
@@ -33,26 +33,57 @@ def install() -> None:
     patches.CHECKPOINT_TRAIN_END.patch(_end_of_checkpoints)
 
 
-def broadcast(strategy: tf.distribute.Strategy, content: bytes) -> bytes:
-    """Returns the chief's `content` on every task of a MultiWorkerMirrored strategy. Every task has to call it.
+class Broadcast:
+    """Sends data of the chief to every task of a MultiWorkerMirrored strategy. Every task has to make the same calls.
 
-    The content travels by the strategy's own collectives as 32-bit words: the chief's first replica adds the content, all
-    others add zeros.
+    The data travel by the strategy's own collectives as 32-bit words: the chief's first replica adds the data, all others add
+    zeros.
+
+    Args:
+        strategy: the strategy.
+        piece_bytes: how much travels with one message; by default 16 MiB. A task needs about five times this much memory.
     """
 
-    def sum_of(words: tf.Tensor) -> tf.Tensor:
-        def add() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            own = tf.where(tf.equal(context.replica_id_in_sync_group, 0), words, tf.zeros_like(words))
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    def __init__(self, strategy: tf.distribute.Strategy, piece_bytes: int | None = None) -> None:
+        self._piece_bytes = piece_bytes or PIECE_BYTES
 
-        return strategy.experimental_local_results(strategy.run(add))[0]
+        def sum_of(words: tf.Tensor) -> tf.Tensor:
+            def add() -> tf.Tensor:
+                context = tf.distribute.get_replica_context()
+                own = tf.where(tf.equal(context.replica_id_in_sync_group, 0), words, tf.zeros_like(words))
+                return context.all_reduce(tf.distribute.ReduceOp.SUM, own)
 
-    total = tf.function(sum_of)
-    size = int(total(tf.constant([len(content) if is_chief() else 0]))[0])
-    padded = (content if is_chief() else b"").ljust(-(-size // 4) * 4, b"\0")
-    words = total(tf.constant(np.frombuffer(padded, np.int32))) if size else tf.zeros([0], tf.int32)
-    return bytes(words.numpy().tobytes()[:size])
+            return strategy.experimental_local_results(strategy.run(add))[0]
+
+        self._total = tf.function(sum_of)
+
+    def send(self, piece: bytes, size: int) -> bytes:
+        """Returns the chief's `piece` of `size` bytes on every task. Others may pass anything."""
+        padded = (piece if is_chief() else b"").ljust(-(-size // 4) * 4, b"\0")
+        return bytes(self._total(tf.constant(np.frombuffer(padded, np.int32))).numpy().tobytes()[:size])
+
+    def send_numbers(self, numbers: list[int]) -> list[int]:
+        """Returns the chief's 64-bit numbers on every task; each passes as many."""
+        received = self.send(np.array(numbers, np.int64).tobytes(), 8 * len(numbers))
+        return [int(number) for number in np.frombuffer(received, np.int64)]
+
+    def send_files(self, sources: list[str], targets: list[str]) -> None:
+        """Writes the chief's files `sources` to `targets` on every other task. Files that do not exist are left out."""
+        sizes = self.send_numbers([os.path.getsize(path) if is_chief() and os.path.exists(path) else -1 for path in sources])
+        for source, target, size in zip(sources, targets, sizes, strict=True):
+            if size < 0:
+                continue
+            with open(source if is_chief() else target, "rb" if is_chief() else "wb") as file:
+                for begin in range(0, size, self._piece_bytes):
+                    length = min(self._piece_bytes, size - begin)
+                    piece = self.send(file.read(length) if is_chief() else b"", length)
+                    if not is_chief():
+                        file.write(piece)
+
+
+def wait_for_chief(strategy: tf.distribute.Strategy) -> None:
+    """Waits until every task has called this."""
+    Broadcast(strategy).send_numbers([0])
 
 
 def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
@@ -85,8 +116,14 @@ def _save(original: Callable[..., Any], callback: Any) -> None:
 
 
 def _load(original: Callable[..., Any], callback: Any) -> None:
-    with callback.model.distribute_strategy.scope():  # It may have to make the optimizer's variables.
-        original(callback)
+    try:
+        with callback.model.distribute_strategy.scope():  # It may have to make the optimizer's variables.
+            original(callback)
+    except OSError as error:  # Keras then tries an older backup, if there is one.
+        raise OSError(
+            f"the backup {callback._weights_path} cannot be read ({error}); put a copy in its place, or remove the folder "
+            f"{callback.backup_dir} to train from the beginning. BackupAndRestore(double_checkpoint=True) keeps an older backup"
+        ) from error
     if os.path.exists(callback._weights_path):
         with h5py.File(callback._weights_path) as file:
             if _PROGRESS in file.attrs:
@@ -98,15 +135,15 @@ def _begin(original: Callable[..., Any], callback: Any, logs: Any = None) -> Non
     if not _is_multi_worker(strategy):
         original(callback, logs)
         return
-    # Every task restores from a copy of the chief's folder: the path may be another folder on every machine.
+    # Every other task restores from a copy of the chief's folder: the path may be another folder on every machine.
     names = ("_weights_path", "_training_metadata_path", "_prev_weights_path", "_prev_training_metadata_path")
     paths = {name: getattr(callback, name) for name in names}
-    packed = broadcast(strategy, _pack(paths) if is_chief() else b"")
     with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
-        zipfile.ZipFile(io.BytesIO(packed)).extractall(folder)
+        copies = {name: os.path.join(folder, os.path.basename(path)) for name, path in paths.items()}
+        Broadcast(strategy).send_files(list(paths.values()), list(copies.values()))
         try:
-            for name, path in paths.items():
-                setattr(callback, name, os.path.join(folder, os.path.basename(path)))
+            for name, path in paths.items() if is_chief() else copies.items():
+                setattr(callback, name, path)
             original(callback, logs)
         finally:
             for name, path in paths.items():
@@ -122,14 +159,4 @@ def _end_of_checkpoints(original: Callable[..., Any], callback: Any, logs: Any =
     original(callback, logs)
     strategy = callback.model.distribute_strategy
     if _is_multi_worker(strategy):
-        broadcast(strategy, b"")  # Waits for the chief's file: a program that loads it next finds it on every task.
-
-
-def _pack(paths: dict[str, str]) -> bytes:
-    """Returns a zip archive of those files that exist, under the last parts of their paths."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for path in paths.values():
-            if os.path.exists(path):
-                archive.write(path, os.path.basename(path))
-    return packed.getvalue()
+        wait_for_chief(strategy)  # A program that loads the chief's file next finds it on every task.

@@ -4,8 +4,8 @@ The chief connects to the cluster (`strategy.py`), divides the workers into grou
 (`hooks.py`, `training_loop.py`) and schedules executions (`executions.py`). It knows which groups are live (`membership.py`),
 gives up workers that do not answer (`probe.py`, `disconnect.py`) and takes restarted ones in (`recovery.py`). A worker group
 runs traced functions (`group_function.py`), in which its replicas make one step together (`group_step.py`); the metrics of all
-groups come back to the chief (`metric_logs.py`). The two strategies supply the rest: where variables live, what one function
-computes, and how steps are scheduled.
+groups come back to the chief (`metric_logs.py`). `remote_garbage.py` frees on other tasks what the program has dropped. The two
+strategies supply the rest: where variables live, what one function computes, and how steps are scheduled.
 
 Imports `keras_hooks`, `inputs`, `runtime` and `private_api`; neither of the two strategies. Start reading at `executions.py`.
 """

@@ -81,6 +81,11 @@ class NamedVariable:
         with tf.device(device or self.device):
             return tf.raw_ops.AssignVariableOp(resource=self.handle(device), value=tf.cast(value, self.dtype))
 
+    def destroy(self, device: str | None = None) -> None:
+        """Frees the variable, if it exists."""
+        with tf.device(device or self.device):
+            tf.raw_ops.DestroyResourceOp(resource=self.handle(device), ignore_lookup_error=True)
+
     def assign_add(self, value: Any, device: str | None = None) -> Any:
         """Adds to the value in one operation: if two tasks add at the same time, neither addition is lost."""
         with tf.device(device or self.device):

@@ -22,7 +22,7 @@ from tfdist.strategies.private_api import (
     set_server_def_retries,
     use_own_executor,
 )
-from tfdist.strategies.runtime import shutdown
+from tfdist.strategies.runtime import server_identity, shutdown
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.peers import wait_for_tasks
 from tfdist.strategies.runtime.program_end import at_program_end
@@ -96,7 +96,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     keep_freed_memory()
     servers = [task for task in cluster.training_tasks if task.job in ("ps", "worker")]
     _log.debug("waiting for %d ps and worker tasks", len(servers))
-    wait_for_tasks(servers, start_timeout, _log.warning)
+    wait_for_tasks(servers, start_timeout, _log.warning, server_identity.why_missing)
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     at_program_end(lambda failed: _notify(servers, failed))
     strategy = make(cluster)

@@ -3,6 +3,7 @@
 import inspect
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -75,6 +76,7 @@ class CheckpointEvaluator:
 
         Raises:
             SystemExit: with 75, if the chief's program has failed, or has been gone for 2 minutes.
+            OSError: if the chief could not write the weights with which its call returned.
             ValueError: for a generator as validation data, which can be read only once.
         """
         self._fits += 1
@@ -92,26 +94,31 @@ class CheckpointEvaluator:
             waiting = self._progress.not_evaluated(self._folder.checkpoints(fit)) if validation else []
             self._report_missed(fit, reported)
             if waiting:
-                evaluations.evaluate(waiting[0], self._training.run)
+                evaluations.evaluate(waiting[0], self._training.run, self._training.job(fit))
             elif status.has_ended:
                 break
             elif status.why_not_wait:
                 _log.error("%s ends: %s", self.name, status.why_not_wait)
-                raise SystemExit(EXIT_CHIEF_FAILED)
+                self._training.done()  # If it is started again, it waits for the chief's next run.
+                sys.exit(EXIT_CHIEF_FAILED)
             else:
                 time.sleep(POLL_SECONDS)
         evaluations.close()
-        final = self._folder.final(fit)
-        if final is not None and evaluations.build():
+        job = self._training.job(fit)
+        evaluations.continue_bests(job)  # A call whose checkpoints were all evaluated before a restart has loaded none.
+        final = self._training.final(fit)
+        if final is None:
+            _log.warning("%s: there are no weights of the end of fit number %d; the model keeps its own", self.name, fit)
+        elif evaluations.build():
             model.load_weights(final)
-        return evaluations.history(self._training.run)
+        return evaluations.history(job)
 
     def _report_missed(self, fit: int, reported: set[int]) -> None:
-        missed = [epoch for epoch in self._training.missed(fit) if epoch not in reported]
-        if missed:
-            reported.update(missed)
-            epochs = ", ".join(map(str, missed))
-            _log.warning("%s: deleted before it could be evaluated: the checkpoint after epoch %s", self.name, epochs)
+        missed = {epoch: reason for epoch, reason in self._training.missed(fit).items() if epoch not in reported}
+        reported.update(missed)
+        for reason in dict.fromkeys(missed.values()):
+            epochs = ", ".join(str(epoch) for epoch in missed if missed[epoch] == reason)
+            _log.warning("%s: %s: the checkpoint after epoch %s", self.name, reason, epochs)
 
     def _end(self, failed: bool) -> None:
         if not failed:

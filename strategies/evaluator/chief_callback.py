@@ -56,36 +56,44 @@ class _Writer:
     def __init__(self, folder: EvaluationFolder, expected: bool) -> None:
         self._folder = folder
         self._run = uuid.uuid4().hex
+        self._job = self._run
         self._fits = 0
         self._active = False
+        self._unwritten: dict[int, dict[str, Any]] = {}  # What `write_fit` could not write, by call.
         if expected:
             self._or_warn(self._begin)
 
     def begin_fit(self) -> int:
         """Counts a call of `fit`, as the evaluator counts its calls; returns its number, from 1."""
         self._fits += 1
-        self._or_warn(lambda: self._write_fit(self._fits, first=None, last=None, ended=False))
+        self.write_fit(self._fits, {"first": None, "last": None, "ended": False})
         return self._fits
 
-    def save(self, fit: int, epoch: int | None, first: int | None, model: Any) -> None:
-        """Writes the weights after `epoch` epochs; with None those at the end of `fit`."""
+    def save(self, fit: int, epoch: int | None, model: Any) -> str | None:
+        """Writes the weights after `epoch` epochs; with None those at the end of `fit`.
+
+        Returns:
+            Why they could not be written, as a sentence, else None.
+        """
 
         def save() -> None:
             if self._is_wanted():
                 with strategy_state.left_out():
                     self._folder.save(fit, epoch, model.save_weights)
-                if epoch is not None:
-                    self._write_fit(fit, first=first, last=epoch, ended=False)
 
-        self._or_warn(save)
+        return self._or_warn(save)
 
-    def end_fit(self, fit: int, first: int | None, last: int | None) -> None:
-        """Records that a call of `fit` has returned."""
-        self._or_warn(lambda: self._write_fit(fit, first=first, last=last, ended=True))
+    def write_fit(self, fit: int, state: dict[str, Any]) -> None:
+        """Writes where call `fit` stands. See `EvaluationFolder.write_fit`."""
 
-    def _write_fit(self, fit: int, **state: Any) -> None:
-        if self._is_wanted():
-            self._folder.write_fit(fit, {"run": self._run, **state})
+        def write() -> None:
+            if self._is_wanted():
+                self._folder.write_fit(fit, {"run": self._run, "job": self._job, **state})
+
+        if self._or_warn(write):
+            self._unwritten[fit] = state
+        else:
+            self._unwritten.pop(fit, None)
 
     def _is_wanted(self) -> bool:
         if not self._active and self._folder.is_announced():
@@ -93,7 +101,10 @@ class _Writer:
         return self._active
 
     def _begin(self) -> None:
-        self._folder.write_training(self._run, RUNNING)
+        earlier, _ = self._folder.training() or ({}, 0)
+        if earlier.get("status") in (RUNNING, FAILED):  # Its run was lost, and this one takes its place.
+            self._job = earlier.get("job") or self._job
+        self._write_training(RUNNING)
         self._active = True
         ending = threading.Event()
 
@@ -109,16 +120,24 @@ class _Writer:
         def end(failed: bool) -> None:
             ending.set()
             thread.join()
-            self._or_warn(lambda: self._folder.write_training(self._run, FAILED if failed else FINISHED))
+            for fit, state in list(self._unwritten.items()):
+                self.write_fit(fit, state)
+            self._or_warn(lambda: self._write_training(FAILED if failed else FINISHED))
 
         thread.start()
         at_program_end(end)
 
-    def _or_warn(self, write: Callable[[], None]) -> None:
+    def _write_training(self, status: str) -> None:
+        self._folder.write_training({"run": self._run, "job": self._job, "status": status})
+
+    def _or_warn(self, write: Callable[[], None]) -> str | None:
         try:
             write()
         except Exception as error:
-            _log.warning("the evaluator misses a checkpoint: %s: %s", type(error).__name__, error)
+            reason = f"{type(error).__name__}: {error}"
+            _log.warning("the evaluator misses what the chief cannot write to %s: %s", self._folder.base, reason)
+            return reason
+        return None
 
 
 class _WriteCheckpoints(keras.callbacks.Callback):
@@ -128,18 +147,22 @@ class _WriteCheckpoints(keras.callbacks.Callback):
         super().__init__()
         self._writer = writer
         self._fit = 0
-        self._first: int | None = None
-        self._last: int | None = None
+        self._state: dict[str, Any] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._fit = self._writer.begin_fit()
+        self._state = {"first": None, "last": None, "ended": False, "not_written": [], "reason": None}
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._last = epoch + 1
-        self._first = self._first or self._last
-        self._writer.save(self._fit, self._last, self._first, self.model)
+        self._state["last"] = epoch + 1
+        self._state["first"] = self._state["first"] or epoch + 1
+        if reason := self._writer.save(self._fit, epoch + 1, self.model):
+            self._state["not_written"].append(epoch + 1)
+            self._state["reason"] = reason
+        self._writer.write_fit(self._fit, self._state)
 
     def on_train_end(self, logs: Any = None) -> None:
         # EarlyStopping and averaged weights may have changed them after the last epoch.
-        self._writer.save(self._fit, None, self._first, self.model)
-        self._writer.end_fit(self._fit, self._first, self._last)
+        self._state["final_not_written"] = self._writer.save(self._fit, None, self.model)
+        self._state["ended"] = True
+        self._writer.write_fit(self._fit, self._state)

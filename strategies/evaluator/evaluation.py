@@ -77,7 +77,6 @@ class Evaluations:
         self._model = model
         self._validation = validation
         self._fit = fit
-        self._has_bests = False
         self._verbose = arguments["verbose"] not in (0, False)
         callbacks = arguments["callbacks"]
         callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks or []
@@ -108,12 +107,18 @@ class Evaluations:
                 model.optimizer.build(model.trainable_variables)
         return True
 
-    def evaluate(self, checkpoint: Checkpoint, run: str | None) -> None:
+    def continue_bests(self, job: str | None) -> None:
+        """Lets the ModelCheckpoints go on from the best values of `job`, which may be from before a restart."""
+        for callback, best in zip(self._exports, self._progress.bests(self._fit, job), strict=False):
+            callback.best = callback.best if best is None else best
+
+    def evaluate(self, checkpoint: Checkpoint, run: str | None, job: str | None) -> None:
         """Evaluates one checkpoint and records the result when all of it is written. A deleted checkpoint is left out.
 
         Args:
             checkpoint: the checkpoint.
             run: the present run of the chief's program.
+            job: the job that the checkpoint belongs to.
         """
         assert self._validation is not None
         self.build()
@@ -130,11 +135,7 @@ class Evaluations:
         epoch = checkpoint.epoch - 1  # As Keras counts.
         self._write(epoch, iterations, logs)
         val_logs = {f"val_{name}": value for name, value in logs.items()}
-        if not self._has_bests:
-            self._has_bests = True
-            for position, callback in enumerate(self._exports):
-                best = self._progress.best(self._fit, position, run)
-                callback.best = callback.best if best is None else best
+        self.continue_bests(job)
         for callback in self._exports:
             callback.on_epoch_begin(epoch)
             callback.on_epoch_end(epoch, val_logs)
@@ -142,14 +143,14 @@ class Evaluations:
             values = ", ".join(f"{name} {value:.4f}" for name, value in val_logs.items())
             print(f"epoch {checkpoint.epoch}: {values}", flush=True)
         bests = [None if callback.best is None else float(callback.best) for callback in self._exports]
-        self._progress.add(checkpoint, run, iterations, logs, bests)
+        self._progress.add(checkpoint, run, job, iterations, logs, bests)
 
-    def history(self, run: str | None) -> keras.callbacks.History:
-        """Returns all evaluations of this job, also those before this process was started, as the result of `fit`."""
+    def history(self, job: str | None) -> keras.callbacks.History:
+        """Returns all evaluations of `job`, also those before this process was started, as the result of `fit`."""
         history = keras.callbacks.History()
         history.set_model(self._model)
         history.on_train_begin()
-        for entry in self._progress.evaluated(self._fit, run):
+        for entry in self._progress.evaluated(self._fit, job):
             history.on_epoch_end(entry["epoch"] - 1, {f"val_{name}": value for name, value in entry["logs"].items()})
         return history
 

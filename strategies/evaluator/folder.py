@@ -1,10 +1,12 @@
 """The folder that the chief and the evaluator share. There is no connection between them, so neither can hold up the other.
 
-    BASE/tfdist_checkpoints/training.json                 the run of the program and its status; touched every 5 s
-    BASE/tfdist_checkpoints/fit_1/fit.json                the first call of `fit`: its run, its epochs, whether it has ended
+    BASE/tfdist_checkpoints/training.json                 the job, the run of the program and its status; touched every 5 s
+    BASE/tfdist_checkpoints/fit_1/fit.json                the first call of `fit`: its job, run, epochs, whether it has ended
     BASE/tfdist_checkpoints/fit_1/epoch_00003.weights.h5  weights and optimizer after 3 epochs
     BASE/tfdist_checkpoints/fit_1/final.weights.h5        weights and optimizer at the end of that `fit`
     BASE/evaluator/state.json                             the evaluations and their results
+
+A job is a training to its end. It has several runs if the chief's program fails or is killed, and is started again.
 
 BASE is the environment variable TFDIST_EVALUATOR_DIR, which the launcher sets, or else the job_dir of the cluster. Every file
 appears complete: it is written under another name in the same folder and renamed.
@@ -87,9 +89,9 @@ class EvaluationFolder:
 
     # The run of the chief's program.
 
-    def write_training(self, run: str, status: str) -> None:
-        """Writes the present run of the chief's program and its status."""
-        write_json(self._training, {"run": run, "status": status})
+    def write_training(self, content: dict[str, Any]) -> None:
+        """Writes a dict of the present `job`, the present `run` of the chief's program and its `status`."""
+        write_json(self._training, content)
 
     def touch_training(self) -> None:
         """Shows that the run goes on."""
@@ -104,8 +106,12 @@ class EvaluationFolder:
             return None
 
     def forget_training(self) -> None:
-        """Removes the file of an earlier run."""
-        self._training.unlink(missing_ok=True)
+        """Forgets an earlier run; also its job, if that has finished."""
+        content, _ = self.training() or ({}, 0)
+        if content.get("status") in (None, FINISHED):
+            self._training.unlink(missing_ok=True)
+        else:
+            self.write_training({"run": None, "job": content.get("job"), "status": FAILED})
 
     # Calls of `fit`.
 
@@ -113,7 +119,14 @@ class EvaluationFolder:
         return self._checkpoints / f"fit_{fit}"
 
     def write_fit(self, fit: int, content: dict[str, Any]) -> None:
-        """Writes where call `fit` stands: a dict with `run`, `ended`, `first` and `last` (epochs, None before the first)."""
+        """Writes where call `fit` stands.
+
+        Args:
+            fit: the number of the call, from 1.
+            content: a dict of `job`, `run`, `ended`, `first` and `last` (epochs, None before the first). From the first epoch
+                on also `not_written`, the epochs whose checkpoints could not be written, and `reason`, the last cause; at the
+                end `final_not_written`, why the final weights could not be written, or None.
+        """
         write_json(self._fit(fit) / "fit.json", content)
 
     def fit(self, fit: int) -> dict[str, Any] | None:
@@ -148,10 +161,9 @@ class EvaluationFolder:
                 found.append(Checkpoint(fit, int(match[1]), written, path))
         return sorted(found, key=lambda checkpoint: (checkpoint.written_ns, checkpoint.epoch))
 
-    def final(self, fit: int) -> Path | None:
-        """Returns the file of the weights at the end of that call."""
-        path = self._fit(fit) / "final.weights.h5"
-        return path if path.exists() else None
+    def final(self, fit: int) -> Path:
+        """Returns the path of the file with the weights at the end of that call."""
+        return self._fit(fit) / "final.weights.h5"
 
 
 def _written(path: Path) -> int | None:

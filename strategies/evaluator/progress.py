@@ -1,5 +1,6 @@
 """Where the evaluator and the training stand: what is evaluated, kept over restarts, and what the chief has written."""
 
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 from tfdist.strategies.evaluator.folder import (
     FAILED,
     FINISHED,
+    KEEP,
+    VARIABLE,
     Checkpoint,
     EvaluationFolder,
     read_json,
@@ -32,44 +35,37 @@ class Progress:
         done = {(entry["fit"], entry["epoch"], entry["written_ns"]) for entry in self._content["evaluated"]}
         return [c for c in checkpoints if (c.fit, c.epoch, c.written_ns) not in done]
 
-    def evaluated(self, fit: int, run: str | None) -> list[dict[str, Any]]:
-        """Returns the evaluations of a call of `fit` in this job: dicts of `epoch`, `logs`, `run` and more.
+    def evaluated(self, fit: int, job: str | None) -> list[dict[str, Any]]:
+        """Returns the evaluations of a call of `fit` in a job, of all its runs: dicts of `epoch`, `logs`, `run` and more."""
+        return [entry for entry in self._content["evaluated"] if (entry["fit"], entry.get("job")) == (fit, job)]
 
-        A job has several runs if the chief was lost and started again. A run whose end this evaluator has reached belongs to
-        another job.
-
-        Args:
-            fit: the number of the call, from 1.
-            run: the present run of the chief's program.
-        """
-        return [e for e in self._content["evaluated"] if e["fit"] == fit and self._is_of_this_job(e["run"], run)]
-
-    def best(self, fit: int, position: int, run: str | None) -> float | None:
-        """Returns the best value of the ModelCheckpoint number `position` in this job's call of `fit`; None without one."""
-        best = self._content["best"].get(str(fit))
-        if best is None or not self._is_of_this_job(best["run"], run) or position >= len(best["values"]):
-            return None
-        value: float | None = best["values"][position]
-        return value
-
-    def _is_of_this_job(self, run: str | None, present: str | None) -> bool:
-        return run == present or run != self.done
+    def bests(self, fit: int, job: str | None) -> list[float | None]:
+        """Returns the best value of each ModelCheckpoint in a job's call of `fit`; nothing before the first evaluation."""
+        best = self._content["best"].get(str(fit), {})
+        return list(best["values"]) if best.get("job", "") == job else []
 
     def add(
-        self, checkpoint: Checkpoint, run: str | None, iterations: int | None, logs: dict[str, float], bests: list[float | None]
+        self,
+        checkpoint: Checkpoint,
+        run: str | None,
+        job: str | None,
+        iterations: int | None,
+        logs: dict[str, float],
+        bests: list[float | None],
     ) -> None:
-        """Records an evaluation."""
+        """Records an evaluation. `bests` has the best value of each ModelCheckpoint."""
         self._content["evaluated"].append(
             {
                 "fit": checkpoint.fit,
                 "epoch": checkpoint.epoch,
                 "written_ns": checkpoint.written_ns,
                 "run": run,
+                "job": job,
                 "iterations": iterations,
                 "logs": logs,
             }
         )
-        self._content["best"][str(checkpoint.fit)] = {"run": run, "values": bests}
+        self._content["best"][str(checkpoint.fit)] = {"job": job, "values": bests}
         write_json(self._path, self._content)
 
     @property
@@ -123,7 +119,7 @@ class Training:
         # A run whose end this evaluator has reached belongs to an earlier job; the chief of this job has not begun yet.
         self.run = None if over and run == self._state.done else run
         if self.run is None:
-            return self._without_chief(has_run_before=run is not None)
+            return self._without_chief(status if run else None)
         state = self._folder.fit(fit) or {}
         following = self._folder.fit(fit + 1) or {}
         if (state.get("run") == run and state.get("ended")) or following.get("run") == run or status == FINISHED:
@@ -134,23 +130,54 @@ class Training:
         limit = CHIEF_GONE_SECONDS if self._is_alive else max(CHIEF_GONE_SECONDS, self._start_timeout)
         return Status(why_not_wait=f"the chief's program has been gone for {limit:.0f} s" if silent > limit else None)
 
-    def missed(self, fit: int) -> list[int]:
-        """Returns the epochs of the present run whose checkpoints were deleted before they were evaluated."""
+    def job(self, fit: int) -> str | None:
+        """Returns the job of the checkpoints of a call of `fit`; None before the chief begins it."""
+        job: str | None = (self._folder.fit(fit) or {}).get("job")
+        return job
+
+    def missed(self, fit: int) -> dict[int, str]:
+        """Returns the epochs of the present run without a checkpoint to evaluate, each with the reason, as a sentence."""
         state = self._folder.fit(fit) or {}
         if state.get("run") != self.run or state.get("last") is None:
-            return []
-        have = {entry["epoch"] for entry in self._state.evaluated(fit, self.run) if entry["run"] == self.run}
+            return {}
+        have = {entry["epoch"] for entry in self._state.evaluated(fit, state["job"]) if entry["run"] == self.run}
         have |= {checkpoint.epoch for checkpoint in self._folder.checkpoints(fit)}
-        return [epoch for epoch in range(state["first"], state["last"] + 1) if epoch not in have]
+        deleted, not_written = "deleted before it could be evaluated", f"the chief could not write it ({state.get('reason')})"
+        epochs = (epoch for epoch in range(state["first"], state["last"] + 1) if epoch not in have)
+        return {epoch: not_written if epoch in state.get("not_written", ()) else deleted for epoch in epochs}
+
+    def final(self, fit: int) -> Path | None:
+        """Returns the file of the weights with which call `fit` returned.
+
+        None if the call raised, or if so many calls have followed that the chief has deleted the file.
+
+        Raises:
+            OSError: if the chief could not write the file, or if somebody else has deleted it.
+        """
+        path, state = self._folder.final(fit), self._folder.fit(fit) or {}
+        if path.exists():
+            return path
+        reason = state.get("final_not_written")
+        if reason is None and (not state.get("ended") or self._folder.final(fit + KEEP).exists()):
+            return None
+        cause = f"the chief could not write it ({reason})" if reason else "it was deleted"
+        usage = shutil.disk_usage(self._folder.base)
+        raise OSError(
+            f"fit has no trained weights to return: {path} does not exist, {cause}. The disk of {self._folder.base} has "
+            f"{usage.free / 1e9:.2f} of {usage.total / 1e9:.2f} GB free; make room there, or name a folder of another disk "
+            f"with --job_dir or {VARIABLE}"
+        )
 
     def done(self) -> None:
         """Records that the evaluator has reached the end of the present run."""
         if self.run is not None:
             self._state.done = self.run
 
-    def _without_chief(self, has_run_before: bool) -> Status:
+    def _without_chief(self, earlier: str | None) -> Status:
         if time.monotonic() - self._last_change <= self._start_timeout:
             return Status()
-        if has_run_before:
+        if earlier == FINISHED:
             return Status(has_ended=True)  # Everything of that training is evaluated.
+        if earlier == FAILED:
+            return Status(why_not_wait=f"the chief's program failed, and was not started again for {self._start_timeout:.0f} s")
         return Status(why_not_wait=f"no sign of the chief within {self._start_timeout:.0f} s in {self._folder.base}")

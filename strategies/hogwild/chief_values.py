@@ -48,6 +48,17 @@ class ChiefValues:
                 block.set_values(block.fetch())
         block.update_on_chief(variable)
 
+    def release(self, block: ParameterBlock) -> None:
+        """Gives the last values of a block to its variables, which then belong to no block."""
+        self._collect([block])
+        for variable in block.variables:
+            if variable.kind not in (Kind.FROM_CHIEF, Kind.COUNTER) and block.values is not None:
+                block.update_on_chief(variable)
+            variable.block = None
+            variable.version = 0
+        self._blocks.remove(block)
+        self._fetched.pop(block, None)
+
     @contextlib.contextmanager
     def assigning(self, variable: LocalVariable) -> Iterator[None]:
         """Surrounds an assignment to the chief's variable. `publish` gives the new value to the groups."""

@@ -6,7 +6,7 @@ they hold the values from which a new or restarted group starts.
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -215,6 +215,21 @@ class ParameterBlock:
         if variable.version != self.version:
             variable.set_on_chief(self.cut(self.values, variable))
             variable.version = self.version
+
+    def remote_variables(self, leaders: Iterable[str]) -> dict[str, list[NamedVariable]]:
+        """Returns what the block has on other tasks, by device.
+
+        Args:
+            leaders: the devices of the local replicas.
+        """
+        by_device: dict[str, list[NamedVariable]] = {}
+        for shard in itertools.chain(*self.shards):
+            acknowledged = [] if shard.acknowledged is None else [shard.acknowledged]
+            by_device.setdefault(shard.device, []).extend([shard.parameters, *shard.state.values(), *acknowledged])
+        own = [self.baseline, self.pulled, self.last_rounds, self.reply, self.has_reply]
+        for leader in leaders:
+            by_device[leader] = [*own, *(variable.replica for variable in self.variables)]
+        return by_device
 
     # In functions that groups run.
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatch, examples_in
 from tfdist.strategies.coordinator.group_step import GroupStep
+from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.control import CallNumbers
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
@@ -21,7 +22,7 @@ from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.schedules import is_due
 from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of, rates_of
-from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput
+from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
 from tfdist.strategies.runtime import chief_device
 
 
@@ -105,7 +106,7 @@ class GroupCalls:
 
     def _functions_for(self, batches: list[Any], element_spec: Any, overlaps: bool, several: bool = False) -> _Functions:
         first = batches[0]
-        like = first.data if isinstance(first, WorkerBatch) else first.signature
+        like = str(first.data.element_spec) if isinstance(first, WorkerBatch) else first.signature
         key = (like, len(batches) > 1, overlaps, several, len(self._steps.blocks))
         if key not in self._functions:
             self._functions[key] = self._trace(batches, element_spec, overlaps, several)
@@ -157,20 +158,20 @@ class GroupCalls:
         if not isinstance(batches[0], WorkerBatch):
             return self._function.traced(batches, element_spec, variant)
         functions = [self._function_that_reads(group, variant, batches[0].data) for group in self._strategy.worker_groups]
-        return lambda batches, group, numbers: functions[group](chief_device.constant(numbers))
+        return lambda batches, group, numbers: functions[group](chief_device.constant(numbers), batches[0].data.handles[group])
 
     def _function_that_reads(self, group: WorkerGroup, variant: Hashable, data: WorkerInput) -> Any:
         variant = self._steps.variant_of(group, variant)
-        devices = group.traced_devices
+        devices, spec = group.traced_devices, data.element_spec
 
-        def run(numbers: Any) -> Any:
-            read = data.reader()
-            return self._steps.run_on(variant, devices, lambda number: read(), True, numbers)
+        def run(numbers: Any, handle: Any) -> Any:
+            return self._steps.run_on(variant, devices, lambda number: next_batch(spec, handle), True, numbers)
 
         def trace() -> Any:
-            return tf.function(run, autograph=False).get_concrete_function(*self._steps.arguments)
+            function = tf.function(run, autograph=False)
+            return function.get_concrete_function(*self._steps.arguments, tf.TensorSpec([], tf.resource))
 
-        return self._function.trace_for(group, devices, (variant, devices, data), trace)
+        return self._function.trace_for(group, devices, (variant, devices, str(spec)), trace)
 
     def _synchronize(self, group: int) -> None:
         """Makes a group synchronize with a call for this alone, and wait for its round."""
@@ -187,6 +188,7 @@ class GroupCalls:
         """Puts the model's weights into the global parameters. Frozen weights have blocks that are never synchronized."""
         if self._steps.blocks or not self._model.built:
             return
+        self._replicas.release_unused()
         weights = {}
         for weight in self._model.weights:
             variable = unwrapped(weight._value)
@@ -205,7 +207,9 @@ class GroupCalls:
 
     def _add_used(self, variables: list[LocalVariable]) -> None:
         self._replicas.register(variables)
-        self._blocks.update(dict.fromkeys(v.block for v in variables if v.block is not None))
+        blocks = dict.fromkeys(v.block for v in variables if v.block is not None)
+        self._blocks.update(blocks)
+        self._replicas.use(self._model, blocks)
         if self._trains:
             self.counters.add_others(variables)
 

@@ -6,14 +6,16 @@ of pushes (push_weights.py), functions that groups run (synchronization_function
 """
 
 import contextlib
+import functools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.chief_values import ChiefValues
@@ -60,6 +62,7 @@ class LocalReplicas:
         self._rounds = Rounds()
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
+        self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
         self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight(), lambda: self.wait_until_idle())
 
@@ -83,6 +86,28 @@ class LocalReplicas:
         for block in self._registry.register(variables, kind, fragments):
             block.initialize()
             checkpoint_state.restore_outer(block)
+
+    def use(self, model: Any, blocks: Iterable[ParameterBlock]) -> None:
+        """Notes that functions of `model` use these blocks. They are kept as long as one of their models exists."""
+        for block in blocks:
+            self._models.setdefault(block, weakref.WeakSet()).add(model)
+
+    def release_unused(self) -> None:
+        """Frees the blocks whose models are all gone. Does nothing while executions are in flight."""
+        unused = [block for block, models in self._models.items() if not models]
+        if not unused or self.in_flight():
+            return
+        devices = {self._strategy.worker_groups[owner].devices[0] for owner in self.owners}
+        for block in unused:
+            remote = block.remote_variables(devices)
+            self._chief.release(block)
+            del self._models[block]
+            self._functions.forget(block)
+            self._rounds.forget(block)
+            for key in [key for key in list(self._pulled) if key[1] is block]:
+                self._pulled.pop(key, None)
+            for device, variables in remote.items():
+                self._strategy.remote_garbage.free(device, functools.partial(_destroy, variables, device))
 
     def _make_block(self, variables: list[LocalVariable]) -> ParameterBlock:
         strategy = self._strategy
@@ -228,3 +253,11 @@ class LocalReplicas:
     def _complete_round(self, block: ParameterBlock) -> None:
         self._functions.complete_round(block)
         self._rounds.restart(block)
+
+
+def _destroy(variables: Iterable[NamedVariable], device: str) -> None:
+    def destroy() -> None:
+        for variable in variables:
+            variable.destroy(device)
+
+    tf.function(destroy, autograph=False)()

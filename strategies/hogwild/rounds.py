@@ -64,6 +64,14 @@ class Rounds:
         self._since[block, group] = self._clock()
         return by_another
 
+    def forget(self, block: Hashable) -> None:
+        """Forgets the rounds of a block that no group pushes any more."""
+        with self._changed:
+            self._pushed.pop(block, None)
+            self._complete.pop(block, None)
+            for key in [key for key in self._since if key[0] == block]:
+                del self._since[key]
+
     def restart(self, block: Hashable) -> None:
         """Starts a new round, after something else has completed the current one."""
         with self._changed:

@@ -5,12 +5,14 @@ and pulls the progress of the others. No group waits for another. This is SINGA'
 of its sum and without its lost updates. `tfdist.Synchronization` documents the options.
 """
 
+import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.coordinator.executions import IN_FLIGHT_PER_GROUP
+from tfdist.strategies.coordinator.remote_garbage import RemoteGarbage
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.hogwild import checkpoint_state, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
@@ -40,6 +42,7 @@ class Hogwild(CoordinatorStrategy):
         server_devices: for each server group the devices of its ps tasks, which hold one copy of the global parameters.
         shares_replicas: whether the groups in one process train one replica without locks (Hogwild!, SINGA's `share_memory`).
         local_replicas: the local replicas of the groups.
+        remote_garbage: frees on the workers what the program has dropped.
         speeds: how fast the groups are.
     """
 
@@ -53,6 +56,7 @@ class Hogwild(CoordinatorStrategy):
         ]
         # Several server groups synchronize with each other.
         others = ["/job:ps"] if len(self.server_devices) > 1 else []
+        self.remote_garbage = RemoteGarbage()
         super().__init__(cluster, HogwildExtended, ["/job:worker", "/job:chief", *others], cluster.share_memory)
         self.shares_replicas = len(set(self.membership.owners)) < len(self.worker_groups)
         self.local_replicas = LocalReplicas(self, self.membership)
@@ -79,7 +83,13 @@ class Hogwild(CoordinatorStrategy):
             options: not used.
         """
         del options
-        return worker_input.dataset_of(dataset_fn, len(self.worker_groups))
+        dataset = worker_input.dataset_of(dataset_fn, len(self.worker_groups))
+        data = worker_input.of_dataset(dataset)
+        if data is not None:
+            # TensorFlow tells the workers that the functions are gone, and waits for their answers.
+            device = self.worker_groups[0].devices[0]
+            weakref.finalize(data, self.remote_garbage.free, device, data.makers.clear).atexit = False
+        return dataset
 
     def training_state(self, model: Any) -> dict[str, Any]:
         """See `strategy_state.Stateful`. Waits for the executions in flight."""

@@ -75,6 +75,12 @@ class SynchronizationFunctions:
         with tf.device(device):
             return function(numbers)
 
+    def forget(self, block: ParameterBlock) -> None:
+        """Drops the functions for a block."""
+        with tracing_lock:
+            for key in [key for key in self._functions if block in key]:
+                del self._functions[key]
+
     def _run(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
         if task is Task.PULL_ANEW:
             pull_anew(block, server_group, control.group, len(self._strategy.worker_groups))

@@ -3,17 +3,13 @@
 `strategy.distribute_datasets_from_function` is TensorFlow's interface for it. Its result goes to `fit` with `steps_per_epoch`.
 """
 
-import itertools
-import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchIterator, BatchSource
-from tfdist.strategies.private_api import outermost_graph
-
-_numbers = itertools.count()
 
 
 class WorkerBatch:
@@ -28,22 +24,30 @@ class WorkerBatch:
 
 
 class WorkerInput(BatchSource):
-    """A dataset per worker group. It yields `WorkerBatch`es; `steps_per_epoch` bounds an epoch."""
+    """A dataset per worker group. It yields `WorkerBatch`es; `steps_per_epoch` bounds an epoch.
+
+    TensorFlow frees the iterators, and what they have read ahead, with the handles: when this object is gone.
+
+    Attributes:
+        handles: by group, the handle of its iterator, on the task that reads.
+        makers: by group, the function that gives the dataset to an iterator.
+    """
 
     def __init__(self, dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, first: tf.data.Dataset) -> None:
         self.element_spec = first.element_spec
+        self.handles: dict[int, Any] = {}
+        self.makers: dict[int, Any] = {}
         self._dataset_fn = dataset_fn
         self._groups = groups
-        self._first = first
-        self._name = f"tfdist/{os.getpid()}/data/{next(_numbers)}"
+        self._first = weakref.ref(first)  # The dataset keeps this object, and nothing else may.
         self._example: Any = None
         self._begun: dict[int, int] = {}
-        self._makers: dict[int, Any] = {}
 
     def example(self) -> Any:
         """See `BatchSource`: the first batch of the first group's dataset, which the chief can read too."""
         if self._example is None:
-            self._example = next(iter(self._first))
+            first = self._first()
+            self._example = next(iter(_dataset(self._dataset_fn, self._groups, 0) if first is None else first))
         return self._example
 
     def __iter__(self) -> "WorkerInputIterator":
@@ -59,45 +63,40 @@ class WorkerInput(BatchSource):
         """
         if self._begun.get(group) == start:
             return
-        if group not in self._makers:
-
-            def make() -> Any:
-                variant = _dataset(self._dataset_fn, self._groups, group)._variant_tensor
-                tf.raw_ops.MakeIterator(dataset=variant, iterator=self._handle())
-                return tf.constant(0)
-
-            with tf.device(device):
-                self._makers[group] = tf.function(make, autograph=False).get_concrete_function()
         with tf.device(device):
-            self._makers[group]()
+            with tf.device("/device:CPU:0"):
+                handle = tf.raw_ops.AnonymousIteratorV3(**_types_and_shapes(self.element_spec))
+            if group not in self.makers:
+                self.makers[group] = _maker(self._dataset_fn, self._groups, group)
+            self.makers[group](handle)
+        self.handles[group] = handle
         self._begun[group] = start
 
-    def _handle(self) -> Any:
-        graph = outermost_graph()
-        specs = tf.nest.flatten(self.element_spec)
-        with graph.as_default(), tf.control_dependencies(None), tf.device("/device:CPU:0"):
-            return tf.raw_ops.IteratorV2(
-                shared_name=self._name,
-                container="",
-                output_types=[spec.dtype for spec in specs],
-                output_shapes=[spec.shape for spec in specs],
-            )
 
-    def reader(self) -> Callable[[], Any]:
-        """Returns, while a group's function is traced, a function that reads the group's next batch at each call."""
-        specs = tf.nest.flatten(self.element_spec)
-        handle = self._handle()
+def next_batch(element_spec: Any, handle: Any) -> Any:
+    """Returns the next batch of an iterator, in a function that a group runs.
 
-        def read() -> Any:
-            with tf.device("/device:CPU:0"):
-                values = tf.raw_ops.IteratorGetNext(
-                    iterator=handle,
-                    output_types=[spec.dtype for spec in specs],
-                    output_shapes=[spec.shape for spec in specs],
-                )
-            return tf.nest.pack_sequence_as(self.element_spec, values)
+    Args:
+        element_spec: the nested `tf.TensorSpec` of a batch.
+        handle: the handle of the iterator.
+    """
+    with tf.device("/device:CPU:0"):
+        values = tf.raw_ops.IteratorGetNext(iterator=handle, **_types_and_shapes(element_spec))
+    return tf.nest.pack_sequence_as(element_spec, values)
 
-        return read
+
+def _types_and_shapes(element_spec: Any) -> dict[str, Any]:
+    specs = tf.nest.flatten(element_spec)
+    return {"output_types": [spec.dtype for spec in specs], "output_shapes": [spec.shape for spec in specs]}
+
+
+def _maker(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, group: int) -> Any:
+    def make(handle: Any) -> Any:
+        with tf.device("/device:CPU:0"):
+            tf.raw_ops.MakeIterator(dataset=_dataset(dataset_fn, groups, group)._variant_tensor, iterator=handle)
+        return tf.constant(0)
+
+    return tf.function(make, autograph=False).get_concrete_function(tf.TensorSpec([], tf.resource))
 
 
 class WorkerInputIterator(BatchIterator):

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.private_api import batch_reduce_destination
 
 
 def all_reduce_sum(gradients: list[Any]) -> list[Any]:
@@ -22,10 +23,29 @@ def all_reduce_sum(gradients: list[Any]) -> list[Any]:
         if gradient is not None:
             kinds.setdefault(("sparse", index) if isinstance(gradient, tf.IndexedSlices) else gradient.dtype, []).append(index)
     for indices in kinds.values():
-        values = [gradients[i] for i in indices]
-        if not isinstance(values[0], tf.IndexedSlices):
-            # Nothing differentiates the sum; without this TensorFlow walks back through the whole step to prepare for it.
-            values = [tf.stop_gradient(value) for value in values]
-        for index, total in zip(indices, context.all_reduce(tf.distribute.ReduceOp.SUM, values), strict=True):
+        for index, total in zip(indices, _sums(context, [gradients[i] for i in indices]), strict=True):
             sums[index] = total
     return sums
+
+
+def _sums(context: Any, values: list[Any]) -> list[Any]:
+    """Does what `context.all_reduce` does, without a gradient: nothing differentiates the sums.
+
+    For its gradient TensorFlow would walk back through the whole step, and it registers the gradient in a table from which
+    nothing is ever removed: the function, its graph and the variables of the model would exist until the process ends.
+    """
+    if isinstance(values[0], tf.IndexedSlices):
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
+    values = [tf.stop_gradient(value) for value in values]
+
+    def merge(strategy: Any, *merged: Any) -> Any:
+        pairs = [(value, batch_reduce_destination(value)) for value in merged]
+        return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
+
+    extended = context.strategy.extended
+    if extended._use_merge_call():
+        sums = context.merge_call(merge, args=values)
+    else:
+        options = tf.distribute.experimental.CommunicationOptions()
+        sums = extended._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options)
+    return [tf.stop_gradient(value) for value in sums]

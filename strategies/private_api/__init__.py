@@ -58,6 +58,8 @@ MirroredExtended: Any = need("tensorflow.python.distribute.mirrored_strategy", "
 MultiWorkerMirroredExtended: Any = need(
     "tensorflow.python.distribute.collective_all_reduce_strategy", "CollectiveAllReduceExtended"
 )
+# Where `ReplicaContext.all_reduce` puts sums: keras_hooks/reduction.py adds up without its gradient.
+batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_lib", "_batch_reduce_destination")
 # TensorFlow's seed as the user has set it, or None.
 global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 

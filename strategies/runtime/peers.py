@@ -4,19 +4,45 @@ TensorFlow itself waits without a limit and does not name the missing tasks (for
 """
 
 import contextlib
+import enum
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tfdist.cluster import Task
+from tfdist.strategies.runtime.deadline import Deadline
 
 POLL_SECONDS = 0.1
 LOG_SECONDS = 10.0
+ANSWER_SECONDS = 5.0
+"""How long one question to a task may take. Then it is asked again."""
 
 
 class StartTimeoutError(TimeoutError):
     """Tasks did not start in time. The message names them."""
+
+
+class Missing(enum.Enum):
+    """Why a task counts as not started: what was found, and what to do."""
+
+    SILENT = (
+        "no answer from",
+        "start these tasks, or check that their addresses can be reached from here",
+    )
+    NOT_TENSORFLOW = (
+        "something else than a TensorFlow server answers at the address of",
+        "end that program, or describe another port",
+    )
+    MUTE = (
+        "something accepts connections, and no TensorFlow server answers, at the address of",
+        "end the program that has this port, or describe another port; a task that is stopped by a signal looks the same",
+    )
+    OTHER_TASK = (
+        "the TensorFlow server of another task answers at the address of",
+        "end the other job, or describe another port",
+    )
 
 
 def is_listening(task: Task, timeout: float = 1.0) -> bool:
@@ -29,6 +55,28 @@ def is_listening(task: Task, timeout: float = 1.0) -> bool:
     return True
 
 
+def not_listening(tasks: Sequence[Task], timeout: float = 1.0) -> list[Task]:
+    """Returns those of `tasks` that do not accept TCP connections, after at most `timeout` seconds for all of them."""
+    listening: set[Task] = set()
+    deadline = Deadline.after(timeout)
+
+    def ask(task: Task) -> None:
+        if is_listening(task, timeout):
+            listening.add(task)
+
+    in_parallel(ask, tasks, deadline)
+    return [task for task in tasks if task not in listening]
+
+
+def in_parallel(function: Callable[[Task], object], tasks: Iterable[Task], deadline: Deadline) -> None:
+    """Calls `function` for each task, in a thread for each, and waits for the calls until `deadline`."""
+    threads = [threading.Thread(target=function, args=(task,), name="tfdist-peers", daemon=True) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(deadline.remaining())
+
+
 def waiting_for(tasks: Iterable[Task]) -> str:
     """Returns `worker:1 (host:port), ps:0 (host:port)`: at most ten tasks, then the number of further ones."""
     named = [f"{task.name} ({task.address})" for task in tasks]
@@ -36,34 +84,60 @@ def waiting_for(tasks: Iterable[Task]) -> str:
     return ", ".join(named[:10]) + more
 
 
-def wait_for_tasks(tasks: Sequence[Task], timeout: float, log: Callable[[str], None]) -> None:
-    """Waits until every task accepts connections.
+def _why_missing(task: Task, deadline: Deadline) -> Missing | None:
+    return None if is_listening(task, min(1.0, max(0.01, deadline.remaining()))) else Missing.SILENT
+
+
+def wait_for_tasks(
+    tasks: Sequence[Task],
+    timeout: float,
+    log: Callable[[str], None],
+    why_missing: Callable[[Task, Deadline], Missing | None] = _why_missing,
+) -> None:
+    """Waits until every task has started. All are asked at the same time.
 
     Args:
         tasks: tasks with addresses.
         timeout: seconds until it gives up.
         log: called every 10 s with a sentence that names the missing tasks.
+        why_missing: returns why a task counts as missing, before a deadline, or None. By default it has started when its
+            address accepts connections.
 
     Raises:
-        StartTimeoutError: if a task does not accept connections within `timeout` seconds.
+        StartTimeoutError: if a task has not started within `timeout` seconds.
     """
-    start = time.monotonic()
-    logged = start
-    missing = list(tasks)
-    while True:
-        missing = [task for task in missing if not is_listening(task)]
-        if not missing:
-            return
-        now = time.monotonic()
-        if now - start >= timeout:
-            raise StartTimeoutError(
-                f"gave up after {timeout:.0f} s: no answer from {waiting_for(missing)}; "
-                "start these tasks, or check that their addresses can be reached from here"
-            )
-        if now - logged >= LOG_SECONDS:
-            logged = now
-            log(f"waiting {now - start:.0f} s for {waiting_for(missing)}")
-        time.sleep(POLL_SECONDS)
+    deadline, begin = Deadline.after(timeout), time.monotonic()
+    missing: dict[Task, Missing] = dict.fromkeys(tasks, Missing.SILENT)
+    changed = threading.Condition()
+    over = threading.Event()
+    seconds = min(ANSWER_SECONDS, timeout / 2)  # Of a question: the deadline finds at least one answered.
+
+    def ask(task: Task) -> None:
+        while (reason := why_missing(task, deadline.within(seconds))) is not None:
+            with changed:
+                missing[task] = reason
+            if over.wait(POLL_SECONDS):
+                return
+        with changed:
+            del missing[task]
+            changed.notify()
+
+    def found() -> list[tuple[Missing, str]]:
+        reasons = dict.fromkeys(missing.values())
+        return [(reason, f"{reason.value[0]} {waiting_for(t for t in missing if missing[t] is reason)}") for reason in reasons]
+
+    for task in tasks:
+        threading.Thread(target=ask, args=(task,), name="tfdist-peers", daemon=True).start()
+    try:
+        with changed:
+            while not changed.wait_for(lambda: not missing, deadline.within(LOG_SECONDS).remaining()):
+                if deadline.expired():
+                    sentences = "; ".join(f"{sentence}; {reason.value[1]}" for reason, sentence in found())
+                    raise StartTimeoutError(f"gave up after {timeout:.0f} s: {sentences}")
+                others = [sentence for reason, sentence in found() if reason is not Missing.SILENT]
+                log("; ".join([f"waiting {time.monotonic() - begin:.0f} s for {waiting_for(missing)}", *others]))
+    finally:
+        over.set()
 
 
 def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Callable[[str], None]) -> None:
@@ -74,25 +148,37 @@ def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Ca
     Raises:
         StartTimeoutError: as `wait_for_tasks`, or if `me` cannot listen at its own address.
     """
-    with _listening(me):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_listener(me.port))
+        except OSError as cause:
+            raise StartTimeoutError(
+                f"{me.name} cannot listen at {me.address}: {cause.strerror}; free the port, or describe another"
+            ) from cause
         wait_for_tasks([task for task in tasks if task is not me], timeout, log)
 
 
-@contextlib.contextmanager
-def _listening(me: Task) -> Iterator[None]:
+def port_error(task: Task) -> str | None:
+    """Returns why this process cannot listen at the port of `task`, as the system says it; None if it can."""
+    try:
+        _listener(task.port).close()
+    except OSError as cause:
+        return cause.strerror
+    return None
+
+
+def _listener(port: int | None) -> socket.socket:
     both = socket.has_dualstack_ipv6()
     listener = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
-    with listener:
+    try:
         if both:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if os.environ.get("TF_GRPC_REUSE_PORT") == "1":  # The launcher holds the port. Without it TensorFlow could not bind it.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            listener.bind(("", me.port))
-            listener.listen(socket.SOMAXCONN)  # The kernel accepts; no data travels on these connections.
-        except OSError as cause:
-            raise StartTimeoutError(
-                f"{me.name} cannot listen at {me.address}: {cause.strerror}; free the port, or describe another"
-            ) from cause
-        yield
+        listener.bind(("", port))
+        listener.listen(socket.SOMAXCONN)  # The kernel accepts; no data travels on these connections.
+    except OSError:
+        listener.close()
+        raise
+    return listener

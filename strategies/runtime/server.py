@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.runtime.memory import keep_freed_memory
-from tfdist.strategies.runtime.peers import is_listening, waiting_for
+from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_for
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
 CHIEF_POLL_SECONDS = 5.0
@@ -59,7 +59,8 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
             config=config,
         )
     except tf.errors.OpError as cause:
-        raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {cause.message}") from cause
+        reason = cause.message if (found := port_error(task)) is None else f"{found}; free the port, or describe another"
+        raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {reason}") from cause
     _log.debug("%s serves at %s", task.name, task.address)
     ended: list[int] = []
     receiver = threading.Thread(target=lambda: ended.append(shutdown.receive(server, task)), daemon=True)

@@ -4,18 +4,19 @@ Every server opens a queue of this name in its own TensorFlow runtime and takes 
 there when its program ends. It travels by the cluster's own gRPC, so it needs no port or file beside those of TF_CONFIG.
 """
 
-import threading
 from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.runtime.peers import is_listening
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.peers import in_parallel, is_listening
 
 QUEUE = "tfdist_end"
 FINISHED, FAILED = 0, 1
 NOTIFY_TIMEOUT_SECONDS = 5.0
+"""For all tasks together: a task that is stopped or cut off does not answer."""
 
 
 def _device(task: Task) -> str:
@@ -39,7 +40,7 @@ def receive(server: "tf.distribute.Server", task: Task) -> int:
 
 
 def notify(tasks: Iterable[Task], status: int) -> None:
-    """Sends `status` to every task that still listens; gives up on a task after 5 s."""
+    """Sends `status` to every task that still listens, to all at the same time; gives up after 5 s."""
 
     def notify_one(task: Task) -> None:
         try:
@@ -49,8 +50,4 @@ def notify(tasks: Iterable[Task], status: int) -> None:
         except tf.errors.OpError:
             pass  # The task has ended meanwhile.
 
-    threads = [threading.Thread(target=notify_one, args=(task,), daemon=True) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(NOTIFY_TIMEOUT_SECONDS)
+    in_parallel(notify_one, tasks, Deadline.after(NOTIFY_TIMEOUT_SECONDS))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 
 import pytest
 from by_hand import configs
@@ -60,12 +61,12 @@ def test_without_a_chief_worker_0_is_the_chief_and_a_worker_as_well(start, scrip
 
 def test_servers_exit_with_75_if_the_chief_fails(start, script):
     program = script("""
-        import tfdist
+        import sys, tfdist
         tfdist.strategy()
-        raise RuntimeError("no")
+        sys.exit(3)
     """)
     jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=1, ps=1).items()}
-    assert jobs["chief", 0].wait() == 1
+    assert jobs["chief", 0].wait() == 3
     for task in (("worker", 0), ("ps", 0)):
         assert jobs[task].wait(30) == 75
         assert "the chief's program failed" in jobs[task].output
@@ -76,12 +77,17 @@ def test_the_chief_names_the_missing_tasks_and_gives_up(start, script):
         import tfdist
         tfdist.strategy(start_timeout=12)
     """)
-    environments = configs(chief=1, worker=2, ps=1)
-    for task in (("worker", 0), ("ps", 0)):
-        start(program, environment=environments[task])
-    chief = start(program, environment=environments["chief", 0])
-    assert chief.wait() == 1
-    missing = json.loads(environments["chief", 0]["TF_CONFIG"])["cluster"]["worker"][1]
+    environments = configs(chief=1, worker=3, ps=1)
+    _, missing, taken = json.loads(environments["chief", 0]["TF_CONFIG"])["cluster"]["worker"]
+    with socket.create_server(("", int(taken.rpartition(":")[2]))):  # Of another program.
+        for task in (("worker", 0), ("ps", 0)):
+            start(program, environment=environments[task])
+        chief = start(program, environment=environments["chief", 0])
+        cannot_serve = start(program, environment=environments["worker", 2])
+        assert chief.wait() == 1
+        assert cannot_serve.wait() == 1
+    assert f"tfdist: worker:2 cannot serve at {taken}: Address already in use; free the port" in cannot_serve.output
+    assert f"no TensorFlow server answers, at the address of worker:2 ({taken}); end the program" in chief.output
     assert f"waiting 10 s for worker:1 ({missing})" in chief.output
     assert f"StartTimeoutError: gave up after 12 s: no answer from worker:1 ({missing});" in chief.output
 

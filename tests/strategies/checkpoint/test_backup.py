@@ -1,0 +1,67 @@
+"""Backups travel from the chief to the other tasks in pieces. The tasks run here one after the other."""
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.checkpoint import backup
+from tfdist.strategies.checkpoint.backup import Broadcast
+
+
+@pytest.fixture
+def send(monkeypatch):
+    """Makes `send` a recording while the chief runs, and its replay while another task does."""
+    sent, lengths = [], []
+
+    def send(self, piece, size):
+        if backup.is_chief():
+            assert len(piece) == size
+            sent.append(piece)
+            lengths.append(size)
+        return sent[0] if backup.is_chief() else sent.pop(0)
+
+    monkeypatch.setattr(Broadcast, "send", send)
+    return lengths
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 30, 37])
+def test_files_arrive_whole_in_pieces_of_bounded_size(tmp_path, monkeypatch, send, size):
+    content = bytes(range(size))
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "c").write_bytes(b"c")
+    sources = [str(tmp_path / name) for name in "abc"]
+    targets = [str(tmp_path / f"copy-{name}") for name in "abc"]
+    Broadcast(tf.distribute.get_strategy(), piece_bytes=10).send_files(sources, targets)
+    monkeypatch.setattr(backup, "is_chief", lambda: False)
+    Broadcast(tf.distribute.get_strategy(), piece_bytes=10).send_files(["no", "no", "no"], targets)
+    assert (tmp_path / "copy-a").read_bytes() == content and (tmp_path / "copy-c").read_bytes() == b"c"
+    assert not (tmp_path / "copy-b").exists()
+    assert send == [24, *[10] * (size // 10), *([size % 10] if size % 10 else []), 1]
+
+
+def test_sizes_and_bytes_pass_through_a_strategy():
+    broadcast = Broadcast(tf.distribute.get_strategy())
+    assert broadcast.send_numbers([-1, 2**31, 5 * 10**12]) == [-1, 2**31, 5 * 10**12]
+    assert [broadcast.send(b"abcdefgh"[:size], size) for size in (1, 4, 7)] == [b"a", b"abcd", b"abcdefg"]
+
+
+def test_a_damaged_backup_is_named_and_an_older_one_is_restored(tmp_path):
+    backup.install()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile("sgd", "mse")
+    callback = keras.callbacks.BackupAndRestore(tmp_path, double_checkpoint=True)
+    callback.set_model(model)
+    for epoch in range(2):
+        model.set_weights([np.full((1, 1), epoch, "float32")])
+        callback.on_epoch_end(epoch)
+    latest = tmp_path / "latest.weights.h5"
+    latest.write_bytes(latest.read_bytes()[:-100])
+    callback.on_train_begin()
+    assert model.get_weights()[0].item() == 0.0 and model._initial_epoch == 1
+    (tmp_path / "latest.weights.h5.bkp").unlink()
+    latest.write_bytes(b"")
+    with pytest.raises(OSError, match=rf"the backup {latest} cannot be read \(.*remove the folder {tmp_path} to train from"):
+        callback.on_train_begin()
+    assert not h5py.is_hdf5(latest)

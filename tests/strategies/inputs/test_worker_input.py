@@ -1,0 +1,43 @@
+"""Data that worker groups read: what is freed when the program drops it. The worker is this process."""
+
+import gc
+import threading
+import weakref
+
+import tensorflow as tf
+
+from tfdist.strategies.inputs import worker_input
+
+
+def test_a_dropped_dataset_is_gone_at_once_and_its_iterator_frees_what_it_has_read_ahead():
+    ended = threading.Event()
+
+    def generator():
+        try:
+            while True:
+                yield [1.0, 2.0]
+        finally:
+            ended.set()
+
+    def of_group(context):
+        dataset = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec([None], tf.float32))
+        return dataset.batch(2).prefetch(2)
+
+    dataset = worker_input.dataset_of(of_group, 1)
+    data = worker_input.of_dataset(dataset)
+    data.begin(0, 0, "/device:CPU:0")
+    assert data.example().shape == (2, 2)
+    spec = data.element_spec
+    read = tf.function(lambda handle: worker_input.next_batch(spec, handle), autograph=False)
+    read = read.get_concrete_function(tf.TensorSpec([], tf.resource))
+    assert read(data.handles[0]).shape == (2, 2)
+    ended.clear()
+
+    gone = weakref.ref(data)
+    gc.disable()
+    try:
+        del dataset, data
+        assert gone() is None, "it waits for Python's garbage collector"
+    finally:
+        gc.enable()
+    assert ended.wait(10), "the dataset still runs"

@@ -1,0 +1,87 @@
+"""Waits for tasks, without TensorFlow: sockets of this test stand for them."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from tfdist.cluster import Task
+from tfdist.strategies.runtime import peers
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, not_listening, port_error, wait_for_tasks
+from tfdist.strategies.runtime.server_identity import why_missing
+
+
+@contextlib.contextmanager
+def task(answer=None, job="worker", index=0):
+    """A task at a port that accepts connections. What a client sends is answered with `answer`; with None by nobody."""
+    with socket.create_server(("localhost", 0)) as listener:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        received = connection.recv(4096)
+                        if answer is not None:
+                            connection.sendall(answer(received))
+                        connection.recv(4096)  # Until the client goes.
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield Task(job, index, "localhost", listener.getsockname()[1])
+
+
+def test_tasks_are_asked_at_the_same_time(monkeypatch):
+    def one_after_the_other(task, timeout):
+        time.sleep(timeout)
+        return task.index == 0
+
+    monkeypatch.setattr(peers, "is_listening", one_after_the_other)
+    tasks = [Task("worker", index, "192.0.2.1", 1) for index in range(20)]
+    begin = time.monotonic()
+    assert not_listening(tasks, 0.2)[-1] == tasks[-1]
+    with pytest.raises(StartTimeoutError, match=r"gave up after 0 s: no answer from worker:1 .* and 9 more; start these tasks"):
+        wait_for_tasks(tasks, 0.4, print)
+    assert time.monotonic() - begin < 3.0  # One after the other: 4 s, and 20 s.
+
+
+def test_a_task_that_starts_later_is_found():
+    begin = time.monotonic()
+    wait_for_tasks(
+        [Task("worker", 0, "localhost", 1)], 30.0, print, lambda *_: None if time.monotonic() - begin > 0.3 else Missing.SILENT
+    )
+    assert 0.3 <= time.monotonic() - begin < 5.0
+
+
+def test_a_tensorflow_server_is_known_by_the_names_of_its_devices():
+    reply = b"\0\0\0\4\0\0\0\0\0 framed: \x0a$/job:worker/replica:0/task:1/device:CPU:0"
+    with task(lambda _: reply, index=1) as worker:
+        assert why_missing(worker, Deadline.after(5.0)) is None
+        wait_for_tasks([worker], 5.0, print, why_missing)
+    with task(lambda _: reply, job="ps", index=1) as ps:
+        assert why_missing(ps, Deadline.after(5.0)) is Missing.OTHER_TASK
+
+
+def test_other_programs_at_the_port_of_a_task_are_named():
+    closed = Task("ps", 0, "localhost", 1)
+    with task(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as http, task(index=1) as mute:
+        logged = []
+        begin = time.monotonic()
+        with pytest.raises(StartTimeoutError) as error:
+            wait_for_tasks([http, mute, closed], 0.5, logged.append, why_missing)
+        assert time.monotonic() - begin < 3.0
+    for sentence in (
+        f"something else than a TensorFlow server answers at the address of worker:0 ({http.address}); end that program",
+        f"no TensorFlow server answers, at the address of worker:1 ({mute.address}); end the program that has this port",
+        f"no answer from ps:0 ({closed.address}); start these tasks",
+    ):
+        assert sentence in str(error.value)
+
+
+def test_the_reason_why_a_port_cannot_be_used():
+    with socket.create_server(("localhost", 0)) as listener:
+        task = Task("ps", 0, "localhost", listener.getsockname()[1])
+        assert port_error(task) == "Address already in use"
+    assert port_error(task) is None
