@@ -37,7 +37,7 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**options)
     strategy.steps_per_synchronization = period // strategy.synchronization.fragments
-    membership = Membership(strategy.worker_groups)
+    membership = strategy.membership = strategy.executions._membership = Membership(strategy.worker_groups)
     strategy.local_replicas = LocalReplicas(strategy, membership)
     strategy.local_replicas.in_flight = lambda: 0
     for group in range(groups, len(strategy.worker_groups)):
@@ -392,7 +392,7 @@ def what_steps_wait_for(strategy):
         on_ps = {op for op in graph.get_operations() if "job:ps" in op.device}
         return len(on_ps), sorted(op.name for op in on_ps & waited_for)
 
-    optimizers = [{"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")]
+    optimizers = [{"outer": outer, "overlap": True} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")]
     return [counted(options) for options in (*optimizers, {"compression": "int8"})]
 
 
