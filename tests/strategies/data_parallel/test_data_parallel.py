@@ -166,7 +166,7 @@ def test_custom_training_loop(results):
 
 def test_what_cannot_work_says_so(results):
     for task in results:
-        assert "was made outside the strategy's scope; make it, and call compile, inside" in task["outside"]
+        assert "was built outside the strategy's scope, and its variables cannot move; make it" in task["outside"]
         assert "BatchNormalization(synchronized=True) does: XLA cannot compile that" in task["synchronized"]
         assert "this train_step applies gradients twice; leave jit_compile at 'auto'" in task["two_updates"]
 

@@ -382,6 +382,7 @@ def what_cannot_work_says_so(strategy):
             return super().train_step(data)
 
     outside = optimizers.SGD()
+    outside.build([keras.Variable(np.zeros(1))])  # Else it would move into the scope.
     with strategy.scope():
         models = {"outside": regression(outside), "two_updates": TwoUpdates()}
         models["two_updates"].compile("sgd", "mse", jit_compile=True)
