@@ -58,7 +58,7 @@ OUTER_OPTIMIZERS = {
     "nesterov": OuterOptions(
         _RATE_AND_MOMENTUM, rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8), overlaps=False
     ),
-    "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8)),
+    "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.5)),
     "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
     "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
 }
