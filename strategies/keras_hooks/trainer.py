@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope
+from tfdist.strategies.keras_hooks import build_scope, global_seed
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
@@ -33,6 +33,7 @@ def install() -> None:
     patches.SYMBOLIC_BUILD.patch(_symbolic_build)
     patches.CALLBACK_LIST.patch(_init_callback_list)
     build_scope.install()
+    global_seed.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 
 
@@ -75,6 +76,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
     if (hooks := hooks_of(model.distribute_strategy)) is not None:
         if model._distribute_strategy is not None:
             _adopt(model)
+        global_seed.prepare(model.distribute_strategy)
         return hooks.step_function(model, step_function)
     if model._distribute_strategy is None:
         _log.warning("%s was made outside the strategy's scope and trains in this process alone", model.name)
@@ -86,6 +88,7 @@ def _make_predict_function(original: Callable[..., Any], model: Any, force: bool
     if hooks is None:
         original(model, force)
     elif model.predict_function is None or force:
+        global_seed.prepare(model.distribute_strategy)
         model.predict_function = hooks.predict_function(model)
 
 

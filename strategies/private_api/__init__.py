@@ -30,6 +30,8 @@ MultiOptimizer: Any = need("keras.src.optimizers.multi_optimizer", "MultiOptimiz
 LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 LearningRateSchedule: Any = keras.optimizers.schedules.LearningRateSchedule
 keras_loss_module: Any = need("keras.src.losses", "loss")
+# Where random operations without a seed get theirs.
+seed_generator_module: Any = need("keras.src.random", "seed_generator")
 
 # Keras' variable on TensorFlow, and whether a call to it is only recorded.
 KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")

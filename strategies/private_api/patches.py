@@ -24,6 +24,7 @@ from tfdist.strategies.private_api import (
     legacy_h5_format,
     saved_model_save,
     saving_lib,
+    seed_generator_module,
 )
 from tfdist.strategies.private_api.checks import UnsupportedVersionError, need_function
 
@@ -139,6 +140,11 @@ BEGIN_EPOCH = PatchPoint(
 # keras_hooks/build_scope.py
 OPEN_NAME_SCOPE = PatchPoint(
     keras.Layer, "_open_name_scope", "self", "A model that is built outside of the scope creates its variables inside."
+)
+
+# keras_hooks/global_seed.py
+GLOBAL_SEED_GENERATOR = PatchPoint(
+    seed_generator_module, "global_seed_generator", "", "Keras keeps a generator per thread; replicas trace in several."
 )
 
 # keras_hooks/optimizer.py: replicas add up their gradients once, before all other parts of an update.

@@ -193,6 +193,24 @@ def dropout(strategy):
     return classified(strategy, lambda: [keras.layers.Flatten(), keras.layers.Dropout(0.2)])[1]
 
 
+@case("unseeded_random_operations")
+def unseeded_random_operations(strategy):
+    class Noisy(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.layer = keras.layers.Dense(1)
+
+        def call(self, x):  # As the sampling layer of a VAE.
+            return self.layer(x) + 0.1 * keras.random.normal((keras.ops.shape(x)[0], 1))
+
+    model = compiled(strategy, Noisy, slow, "mse")
+    history = fit(model, X, Y, epochs=2)
+    first, second = (model.predict(X, verbose=0) for _ in range(2))
+    noise = float(np.std(first - second))  # Of two normal numbers with a deviation of 0.1 each: 0.14.
+    assert 0.1 < noise < 0.2 and len(np.unique(first - second)) > 0.3 * N, noise
+    return {"exact": {"names": sorted(history), "steps": int(model.optimizer.iterations.numpy())}}
+
+
 @case("recurrent")
 def recurrent(strategy):
     return classified(strategy, lambda: [keras.layers.LSTM(4)])[1]

@@ -168,6 +168,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("batch_normalization", "BatchNormalization (each replica normalizes its own part of the batch)", near=0.15, replicas=0.15),
         Row("synchronized_batch_normalization", "BatchNormalization(synchronized=True)", near=0.15),
         Row("dropout", "Dropout (each replica draws its own)", near=0.15, replicas=0.15),
+        Row("unseeded_random_operations", "`keras.random` without a seed, as in a VAE (each replica draws its own)"),
         Row("recurrent", "recurrent layers", near=0.15),
         Row("model_without_call", "a model without `call`: a GAN with its own `train_step` and two optimizers", near=0.15),
         Row("fewer_examples_than_replicas", "a batch with fewer examples than there are replicas", near=0.15),
