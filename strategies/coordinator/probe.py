@@ -6,12 +6,10 @@ from collections.abc import Iterable
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.server_identity import SETTINGS, hello
 
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""The beginning of an HTTP/2 connection (RFC 9113, section 3.4), with empty settings. gRPC servers speak HTTP/2."""
-
-_HEADER_BYTES, _SETTINGS = 9, 4
-"""The length of the header of an HTTP/2 frame, whose fourth byte is the type, and the type that a server sends first."""
+_HEADER_BYTES = 9
+"""The length of the header of an HTTP/2 frame, whose fourth byte is the type."""
 
 
 def answering(tasks: Iterable[Task], deadline: Deadline) -> set[Task]:
@@ -39,7 +37,7 @@ def _answers(task: Task, deadline: Deadline) -> bool:
     answer = b""
     try:
         with socket.create_connection((task.host, task.port), max(0.01, deadline.remaining())) as connection:
-            connection.sendall(_HELLO)
+            connection.sendall(hello())
             while len(answer) < _HEADER_BYTES:
                 connection.settimeout(max(0.01, deadline.remaining()))
                 if not (received := connection.recv(_HEADER_BYTES - len(answer))):
@@ -47,4 +45,4 @@ def _answers(task: Task, deadline: Deadline) -> bool:
                 answer += received
     except OSError:
         return False
-    return answer[3] == _SETTINGS
+    return answer[3] == SETTINGS

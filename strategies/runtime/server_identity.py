@@ -16,8 +16,10 @@ from tfdist.strategies.runtime.peers import Missing
 
 CONNECT_SECONDS = 1.0
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_DATA, _HEADERS, _SETTINGS = 0, 1, 4
+SETTINGS = 4
+"""The type of the HTTP/2 frame that either side sends first."""
+
+_DATA, _HEADERS = 0, 1
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 _EMPTY_MESSAGE = bytes(5)  # As gRPC frames it: not compressed, length 0.
 _DEVICE = re.compile(rb"/job:(\w+)/replica:\d+/task:(\d+)/")
@@ -54,6 +56,11 @@ def why_missing(task: Task, deadline: Deadline) -> Missing | None:
     return Missing.NOT_TENSORFLOW if answer else Missing.MUTE
 
 
+def hello() -> bytes:
+    """Returns the beginning of an HTTP/2 connection (RFC 9113, section 3.4), with empty settings."""
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(SETTINGS, 0, 0, b"")
+
+
 def _request(authority: str) -> bytes:
     headers = {
         ":method": "POST",
@@ -64,12 +71,7 @@ def _request(authority: str) -> bytes:
         "te": "trailers",
     }
     block = b"".join(b"\0" + _literal(name) + _literal(value) for name, value in headers.items())
-    return (
-        _PREFACE
-        + _frame(_SETTINGS, 0, 0, b"")
-        + _frame(_HEADERS, _END_HEADERS, 1, block)
-        + _frame(_DATA, _END_STREAM, 1, _EMPTY_MESSAGE)
-    )
+    return hello() + _frame(_HEADERS, _END_HEADERS, 1, block) + _frame(_DATA, _END_STREAM, 1, _EMPTY_MESSAGE)
 
 
 def _literal(text: str) -> bytes:
