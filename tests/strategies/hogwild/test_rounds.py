@@ -83,4 +83,4 @@ def test_groups_that_wait_train_as_synchronous_diloco(start, tmp_path):
     batches = [[None] * given["groups"]] * given["updates"]
     outer = oracles.Nesterov(np.zeros(3), given["outer_rate"], given["outer_momentum"])
     expected = oracles.local_sgd(gradient, np.zeros(3), batches, given["rate"], given["period"], given["momentum"], outer)
-    assert json.loads(file.read_text()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5)
+    assert json.loads(file.read_text()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5), job.output
