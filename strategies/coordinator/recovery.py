@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.call_gate import HOLD_SECONDS, CallGate
 from tfdist.strategies.coordinator.probe import answering
@@ -25,6 +27,12 @@ PROBE_SECONDS = 5.0
 
 _LOST = ("Resource input tensor contains an invalid device",)
 """Messages of errors that mean that a worker has been restarted, beside those that TensorFlow knows."""
+
+_NOT_TAKEN = "Unable to parse request"
+"""gRPC's answer, as INTERNAL, to a request that has arrived damaged: no handler of the worker has seen it.
+
+It was seen twice in hundreds of jobs. TensorFlow would end the training.
+"""
 
 _log = logging.getLogger("tfdist")
 
@@ -85,7 +93,13 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                 on_recovery_fn()
 
         with super().wait_on_failure(fail, on_transient_failure_fn, recover, worker_device_name):
-            yield
+            try:
+                yield
+            except tf.errors.InternalError as error:
+                if on_transient_failure_fn is None or _NOT_TAKEN not in str(error):
+                    raise
+                _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
+                on_transient_failure_fn()
 
     @overrides(WorkerPreemptionHandler)
     def _preemption_handler(self) -> None:

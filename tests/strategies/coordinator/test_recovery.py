@@ -1,11 +1,14 @@
 """Restarted workers come back to the cluster although others are gone, and calls wait while TensorFlow changes it."""
 
+import contextlib
 import os
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 
 from tfdist.cluster import Task
@@ -119,6 +122,21 @@ def test_an_error_of_a_ps_reaches_the_groups_and_that_of_a_worker_is_tried_again
 def test_the_error_of_a_resource_of_a_restarted_worker_is_that_of_a_lost_worker(monkeypatch):
     handler = Handler(monkeypatch, {})
     handler._validate_preemption_failure(ValueError("Resource input tensor contains an invalid device. This might happen"))
+
+
+@pytest.mark.parametrize("message", ["Unable to parse request", "another internal error"])
+def test_a_call_that_was_damaged_on_its_way_is_made_again(monkeypatch, message):
+    handler, again = Handler(monkeypatch, {}), []
+    handler._should_preemption_thread_run = True
+    handler._cluster = SimpleNamespace(
+        _record_and_ignore_transient_ps_failure=lambda error: False, _record_and_ignore_transient_timeouts=lambda error: False
+    )
+    monkeypatch.setattr(handler, "_validate_preemption_failure", lambda error: (_ for _ in ()).throw(error))
+    damaged = message == "Unable to parse request"
+    with contextlib.nullcontext() if damaged else pytest.raises(tf.errors.InternalError, match=message):  # noqa: SIM117
+        with handler.wait_on_failure(on_transient_failure_fn=lambda: again.append(1), worker_device_name="a"):
+            raise tf.errors.InternalError(None, None, f"from worker: {message}")
+    assert again == [1] * damaged
 
 
 @pytest.fixture
