@@ -23,7 +23,7 @@ from tfdist.cluster import Task
 from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.disconnect import disconnect
 from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.coordinator.probe import answering
+from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import GroupCall
 from tfdist.strategies.private_api import dispatch_context, schedule_for_reader, schedule_on_coordinator
@@ -47,9 +47,6 @@ ones. Without an answer its group is lost, and the execution gets a backup on an
 
 A worker that is stopped or cut off does not answer, not even with an error. A worker that is only slower is still useful.
 """
-
-PROBE_SECONDS = 5.0
-"""How long a worker has to answer when it is asked."""
 
 POLL_SECONDS = 5.0
 """How often the chief looks for workers that are gone and for executions that need a backup."""
@@ -346,7 +343,7 @@ class Executions:
         busy = {group for execution in list(self._in_flight) for group in list(execution.running)}
         idle = [group.number for group in self._groups if group.number not in busy and self._membership.is_live(group.number)]
         if idle:
-            self.give_up(idle, max(BACKUP_SECONDS, PROBE_SECONDS), logging.DEBUG)  # So it is at the end of the program, too.
+            self.give_up(idle, BACKUP_SECONDS, logging.DEBUG)  # So it is at the end of the program, too.
 
     def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING) -> None:
         """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.

@@ -8,6 +8,9 @@ from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.server_identity import SETTINGS, hello
 
+PROBE_SECONDS = 5.0
+"""How long a worker has to answer when it is asked."""
+
 _HEADER_BYTES = 9
 """The length of the header of an HTTP/2 frame, whose fourth byte is the type."""
 

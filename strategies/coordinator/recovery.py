@@ -14,16 +14,13 @@ import tensorflow as tf
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.call_gate import HOLD_SECONDS, CallGate
-from tfdist.strategies.coordinator.probe import answering
+from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.private_api import WorkerPreemptionHandler, update_server_def
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime.deadline import Deadline
 
 POLL_SECONDS = 0.5
 """How often a worker that is gone is asked whether it answers again."""
-
-PROBE_SECONDS = 5.0
-"""How long a worker has to answer."""
 
 _LOST = ("Resource input tensor contains an invalid device",)
 """Messages of errors that mean that a worker has been restarted, beside those that TensorFlow knows."""

@@ -55,19 +55,6 @@ def is_listening(task: Task, timeout: float = 1.0) -> bool:
     return True
 
 
-def not_listening(tasks: Sequence[Task], timeout: float = 1.0) -> list[Task]:
-    """Returns those of `tasks` that do not accept TCP connections, after at most `timeout` seconds for all of them."""
-    listening: set[Task] = set()
-    deadline = Deadline.after(timeout)
-
-    def ask(task: Task) -> None:
-        if is_listening(task, timeout):
-            listening.add(task)
-
-    in_parallel(ask, tasks, deadline)
-    return [task for task in tasks if task not in listening]
-
-
 def in_parallel(function: Callable[[Task], object], tasks: Iterable[Task], deadline: Deadline) -> None:
     """Calls `function` for each task, in a thread for each, and waits for the calls until `deadline`."""
     threads = [threading.Thread(target=function, args=(task,), name="tfdist-peers", daemon=True) for task in tasks]

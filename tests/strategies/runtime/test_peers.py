@@ -10,7 +10,7 @@ import pytest
 from tfdist.cluster import Task
 from tfdist.strategies.runtime import peers
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, not_listening, port_error, wait_for_tasks
+from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, port_error, wait_for_tasks
 from tfdist.strategies.runtime.server_identity import why_missing
 
 
@@ -41,10 +41,9 @@ def test_tasks_are_asked_at_the_same_time(monkeypatch):
     monkeypatch.setattr(peers, "is_listening", one_after_the_other)
     tasks = [Task("worker", index, "192.0.2.1", 1) for index in range(20)]
     begin = time.monotonic()
-    assert not_listening(tasks, 0.2)[-1] == tasks[-1]
     with pytest.raises(StartTimeoutError, match=r"gave up after 0 s: no answer from worker:1 .* and 9 more; start these tasks"):
         wait_for_tasks(tasks, 0.4, print)
-    assert time.monotonic() - begin < 3.0  # One after the other: 4 s, and 20 s.
+    assert time.monotonic() - begin < 3.0  # One after the other: 20 s.
 
 
 def test_a_task_that_starts_later_is_found():
