@@ -3,6 +3,7 @@
 from absl import flags
 
 from tfdist.dialects.cloudml.tiers import tier_name
+from tfdist.launch.errors import UsageError
 from tfdist.launch.job import Program
 
 EXAMPLE = "tfdist.examples.digits"
@@ -22,7 +23,7 @@ def split(argv: list[str], flag_values: flags.FlagValues) -> tuple[list[str], li
         flag_values: the flags of the launcher.
     """
     position = _start_of_program(argv, flag_values)
-    return [_with_underscores(word) for word in argv[:position]], argv[position:]
+    return understood([_with_underscores(word) for word in argv[:position]]), argv[position:]
 
 
 def program(words: list[str], module: str | None) -> Program:
@@ -50,12 +51,67 @@ def misplaced(program: Program) -> str:
     return ""
 
 
+_HOSTS = "name the hosts in --cluster 'horovodrun -np 8 -H a:4,b:4' with --backend ssh"
+_ADDRESSES = "the launcher finds the addresses itself; leave it out"
+_FOREIGN = {
+    "nproc_per_node": "use -n 4, or --workers=4",
+    "nproc_per_machine": "use -n 4, or --workers=4",
+    "num_processes": "use -n 4, or --workers=4",
+    "num_proc": "use -n 4, or --workers=4",
+    "np": "use -n 4, or --workers=4",
+    "nnodes": _HOSTS,
+    "num_machines": _HOSTS,
+    "hosts": _HOSTS,
+    "H": _HOSTS,
+    "node_rank": "the launcher starts the tasks of all hosts itself; " + _HOSTS,
+    "machine_rank": "the launcher starts the tasks of all hosts itself; " + _HOSTS,
+    "master_addr": _ADDRESSES,
+    "master_port": _ADDRESSES,
+    "rdzv_backend": _ADDRESSES,
+    "rdzv_endpoint": _ADDRESSES,
+    "rdzv_id": _ADDRESSES,
+    "max_restarts": "tasks that may be restarted are restarted three times",
+    "tee": "every task has a log file and is shown; --log_dir names the folder",
+    "redirects": "every task has a log file and is shown; --log_dir names the folder",
+    "no_python": "give a Python script, or -m MODULE",
+    "run_path": "give the script itself",
+}
+"""Flags of torchrun, horovodrun and Accelerate: what to do instead."""
+
+
+def understood(words: list[str]) -> list[str]:
+    """Returns the words of the launcher with what users of torchrun type as flags of the launcher.
+
+    `--nproc_per_node=4` (`--nproc-per-node 4`, `-np 4`, `--num_processes 4`) becomes `--workers=4`; `--nnodes=1` and
+    `--standalone`, which are what this launcher does anyway, are dropped.
+
+    Raises:
+        UsageError: for a flag of another launcher that means nothing here; the message says what to do instead.
+    """
+    result: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        name = name.lstrip("-") if word.startswith("-") else ""
+        if name == "standalone":
+            continue
+        if name in _FOREIGN:
+            value = value if equals else next(rest, "")
+            if _FOREIGN[name].startswith("use -n") and value.isascii() and value.isdecimal():
+                result.append(f"--workers={value}")
+            elif name != "nnodes" or value not in ("1", "1:1"):
+                raise UsageError(f"{word} is a flag of another launcher: {_FOREIGN[name]}")
+            continue
+        result.append(word)
+    return result
+
+
 def _start_of_program(argv: list[str], flag_values: flags.FlagValues) -> int:
     flag = ""  # The flag whose value the next word may be.
     for position, word in enumerate(argv[1:], start=1):
         if flag in ("-m", "--m"):
             return position + 1
-        is_value = flag in flag_values and not flag_values[flag].boolean
+        is_value = (flag in flag_values and not flag_values[flag].boolean) or flag in _FOREIGN
         if word == "--" or not (word.startswith("-") or is_value):
             return position
         if word.startswith(("-m=", "--m=")):

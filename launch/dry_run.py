@@ -1,23 +1,16 @@
-"""Prints what a command would start: the tasks, their addresses and TF_CONFIG, the strategy and the reason for it."""
+"""Prints a plan: the tasks, their addresses and TF_CONFIG, the strategy and the reason for it."""
 
 import json
-import os
 import shlex
 
-from tfdist.choice import Choice
-from tfdist.cluster import Cluster, Task
-from tfdist.launch.backends.local.resources import Resources
+from tfdist.cluster import Task
+from tfdist.launch.backends.interface import Plan
+from tfdist.messages import printable, without_secrets
 
 
-def explain(cluster: Cluster, choice: Choice, refusal: str | None, resources: Resources) -> None:
-    """Prints the dry run.
-
-    Args:
-        cluster: the prepared cluster, with addresses. A run may replace ports that the description leaves open.
-        choice: its strategy.
-        refusal: why the cluster cannot be started, or None.
-        resources: what its tasks get of this machine.
-    """
+def explain(plan: Plan) -> None:
+    """Prints the plan. A run may replace ports that the description leaves open."""
+    cluster, choice = plan.job.cluster, plan.job.choice
     print(f"topology  {cluster.describe()}   ({cluster.source.dialect}: {cluster.source.name})")
     print(f"strategy  {choice.strategy}")
     print(f"rule      {choice.rule}")
@@ -29,19 +22,25 @@ def explain(cluster: Cluster, choice: Choice, refusal: str | None, resources: Re
         print(f"options   {', '.join(f'{name} {value}' for name, value in options.items())}")
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
-    gpus = ", ".join(resources.plan.visible)
-    cores = f"{resources.cores} core{'s' * (resources.cores > 1)}"
-    print(f"machine   {cores}, {f'GPU {gpus}' if gpus else 'no GPU'} to use here")
-    for warning in resources.plan.warnings():
+    program = plan.job.program
+    named = program.script or f"-m {program.module}"
+    print(f"program   {printable(without_secrets(shlex.join([named, *program.args])))}   in {printable(plan.job.folder)}")
+    for word, line in plan.notes:
+        print(f"{word:<9} {line}")
+    for warning in plan.warnings:
         print(f"warning   {warning}")
-    if refusal:
-        print(f"note      cannot be started: {refusal}")
+    if plan.job.environment:
+        print(f"variables {', '.join(plan.job.environment)}   (--env; the values are not shown)")
+    if plan.refusal is not None:
+        print(f"note      cannot be started: {plan.refusal}")
     width = max(len(task.name) for task in cluster.tasks)
     for task in cluster.tasks:
         print(f"\n{task.name:<{width}}  {task.address}{_hardware(task)}")
-        if resources.has(task) and (variables := resources.environment(task, os.environ)):
+        if variables := plan.environment.get(task.name):
             print("  " + " ".join(f"{name}={value}" for name, value in variables.items()))
         print(f"  TF_CONFIG={shlex.quote(json.dumps(cluster.tf_config(task.job, task.index)))}")
+    if plan.request:
+        print(f"\n{plan.request.rstrip()}")
 
 
 def _hardware(task: Task) -> str:

@@ -1,7 +1,9 @@
-"""Events that happen to the processes of tasks, as a backend reports them."""
+"""Events that happen to the processes of tasks, as a back end reports them (`backends/interface.py`)."""
 
 import signal
 from dataclasses import dataclass
+
+from tfdist.cluster import Cluster
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,45 @@ class NotStarted(Exited):
 
 
 @dataclass(frozen=True)
+class Unreachable(Exited):
+    """The connection to a task is gone, and the task with it; `note` says why, as the second half of a sentence.
+
+    `code` is -SIGKILL: that is how such a task ends.
+    """
+
+    @property
+    def cause(self) -> str:
+        """See `Exited`."""
+        return f"it cannot be reached any more: {self.note}"
+
+
+@dataclass(frozen=True)
+class Output:
+    """A task has printed something.
+
+    Attributes:
+        task: `job:index`.
+        data: the bytes, cut anywhere.
+        is_last: whether this process of the task prints nothing more: its last line ends here.
+    """
+
+    task: str
+    data: bytes
+    is_last: bool = False
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A task accepts connections at its address: it has started.
+
+    Attributes:
+        task: `job:index`.
+    """
+
+    task: str
+
+
+@dataclass(frozen=True)
 class Stopped:
     """A signal stopped the process of a task, or the process resumed.
 
@@ -71,18 +112,25 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Ready:
-    """The backend can start tasks."""
+    """The back end can start tasks.
+
+    Attributes:
+        cluster: the cluster with the addresses at which the tasks will listen.
+    """
+
+    cluster: Cluster
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The backend ended, and all tasks with it.
+    """The back end ended, and all tasks with it.
 
     Attributes:
-        reason: why, as the second half of a sentence.
+        reason: a sentence that says what ended, and why.
     """
 
     reason: str
 
 
-Event = Exited | Stopped | Ready | Lost  # NotStarted is an Exited.
+Event = Exited | Output | Listening | Stopped | Ready | Lost
+"""What a back end reports. `NotStarted` and `Unreachable` are `Exited`."""

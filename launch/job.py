@@ -1,6 +1,8 @@
-"""`Job`: what a backend runs. It holds a cluster with addresses, its strategy, a program, and a folder for logs."""
+"""`Job`: what a back end runs. It holds a cluster, its strategy and a program. `JobFiles`: where its output goes."""
 
 import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,26 +27,35 @@ class Program:
     module: str | None = None
     args: list[str] = field(default_factory=list)
 
+    def command(self, python: str) -> list[str]:
+        """Returns the command line that runs a script or module with the interpreter `python`."""
+        assert self.script is not None or self.module is not None
+        return [python, *([self.script] if self.script is not None else ["-m", str(self.module)]), *self.args]
+
 
 @dataclass(frozen=True)
 class Job:
-    """A cluster and the program that its tasks run.
+    """A cluster, the program that its tasks run, and what the user asked for besides.
 
     Attributes:
-        cluster: the prepared cluster, with addresses.
+        cluster: the prepared cluster.
         choice: its strategy.
         program: what every task runs.
-        log_dir: existing folder for the output of the tasks.
-        report_dir: existing folder for the report of steps and metrics; None for `log_dir`.
         gpus_per_task: number of GPUs for each task that computes; None to go by the description.
+        environment: variables for every task that the user gave (`--env`). They may be secret: nobody shows their values.
+        folder: the working folder of the tasks.
+        verbose: whether TensorFlow logs everything instead of errors only.
+        options: values of the back end's own flags, by name.
     """
 
     cluster: Cluster
     choice: Choice
     program: Program
-    log_dir: Path
-    report_dir: Path | None = None
     gpus_per_task: int | None = None
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    folder: str = field(default_factory=os.getcwd)
+    verbose: bool = False
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def serving(self) -> tuple[Task, ...]:
@@ -68,6 +79,19 @@ class Job:
         """The tasks without which the others train on until they are restarted. Evaluators are not among them."""
         jobs = replaceable_jobs(self.choice.strategy)
         return tuple(task for task in self.cluster.training_tasks if task.job in jobs)
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """The files of a job on the machine of its launcher.
+
+    Attributes:
+        log_dir: existing folder for the output of the tasks.
+        report_dir: existing folder for the report of steps and metrics; None for `log_dir`.
+    """
+
+    log_dir: Path
+    report_dir: Path | None = None
 
     @property
     def report(self) -> Path:

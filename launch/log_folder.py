@@ -40,6 +40,7 @@ class LogFolder:
         Raises:
             LogFolderError: if it cannot be written, or another launcher writes there now.
         """
+        self._is_default = not log_dir
         self.path = Path(log_dir or os.path.join("tfdist_logs", time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"))
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,15 @@ class LogFolder:
             os.close(self._lock)
             raise LogFolderError(f"{self.path} cannot be written: {error.strerror}; name another folder") from error
         self.report_dir = _folder_in_memory() or self.path
+
+    def discard(self) -> None:
+        """Removes a folder in which nothing was written, because the job was not started."""
+        for folder in (self.path, self.path.parent if self._is_default else None):
+            try:
+                if folder is not None:
+                    folder.rmdir()
+            except OSError:
+                return  # It holds files.
 
     def close(self) -> None:
         """Lets other launchers use the folder."""

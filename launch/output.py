@@ -1,14 +1,9 @@
 """The output of the tasks: each task has its log file, and the terminal shows all, each line with the name of its task."""
 
 import codecs
-import fcntl
 import os
 import re
-import select
-import shutil
-import struct
 import sys
-import termios
 import time
 from pathlib import Path
 from typing import IO, TextIO
@@ -22,10 +17,6 @@ _PROGRESS_SECONDS = 0.1
 
 MAX_LINE = 1 << 16
 """Longest unfinished line, in characters; a longer one is taken as finished."""
-
-READ_BYTES = 1 << 16
-PIPE_BYTES = 1 << 20
-"""The most that a pipe holds without privileges (pipe(7), /proc/sys/fs/pipe-max-size)."""
 
 LAST_LINES = 20
 """Number of lines that `last_lines` returns."""
@@ -131,17 +122,15 @@ class Terminal:
 
 
 class TaskOutput:
-    """The output of one task: its pipe or pseudo-terminal, and its log file."""
+    """The output of one task: its lines on the terminal, and its log file."""
 
-    def __init__(self, task: str, path: Path, terminal: Terminal, use_terminal: bool, append: bool = False) -> None:
-        """Opens the pipe and the file.
+    def __init__(self, task: str, path: Path, terminal: Terminal) -> None:
+        """Opens the file.
 
         Args:
             task: `job:index`.
             path: file for everything that the task prints.
             terminal: shows the lines.
-            use_terminal: whether the task gets a pseudo-terminal, so that its progress bar stays on one line.
-            append: whether to continue an existing file, because the task is restarted.
         """
         self.task = task
         self.path = path
@@ -149,55 +138,22 @@ class TaskOutput:
         self._lines = Lines()
         self._file: IO[str] | None = None
         try:
-            self._file = open(path, "a" if append else "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+            self._file = open(path, "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
         except OSError as error:
             self._say_not_written(error)
-        if use_terminal:
-            self._read_end, self.write_end = os.openpty()
-            size = shutil.get_terminal_size()
-            fcntl.ioctl(self.write_end, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, max(40, size.columns - 12), 0, 0))
-        else:
-            self._read_end, self.write_end = os.pipe()
-        os.set_blocking(self._read_end, False)
 
-    def fileno(self) -> int:
-        """Returns the descriptor that becomes readable when there is output."""
-        return self._read_end
-
-    def started(self) -> None:
-        """Closes this process' copy of the end to which the task writes. Call it after the task has started."""
-        os.close(self.write_end)
-
-    def pump(self) -> bool:
-        """Reads the output that there is; returns False when the task has closed its end."""
-        try:
-            data = os.read(self._read_end, READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:  # The other end of the pseudo-terminal is closed.
-            data = b""
-        for line in self._lines.feed(data):
+    def add(self, data: bytes, is_last: bool = False) -> None:
+        """Adds what the task has printed. The last bytes of a process end its last line."""
+        for line in self._lines.feed(data, is_last):
             self._add(line)
-        if data and self._lines.rest:
+        if self._lines.rest:
             self._terminal.progress(self.task, self._lines.rest)
-        return bool(data)
 
     def close(self) -> None:
-        """Reads the rest of the output and closes the pipe and the file.
-
-        The rest is what the pipe can hold: a process that the task has left behind may write for ever.
-        """
-        for _ in range(PIPE_BYTES // READ_BYTES):
-            if not self.pump() or not self._has_more():
-                break
-        for line in self._lines.feed(b"", final=True):
-            self._add(line)
-        os.close(self._read_end)
+        """Ends the unfinished line, and closes the file."""
+        self.add(b"", is_last=True)
         if self._file is not None:
             self._file.close()
-
-    def _has_more(self) -> bool:
-        return bool(select.select([self._read_end], [], [], 0)[0])
 
     def _add(self, line: str) -> None:
         self._write(_ESCAPE.sub("", line) + "\n")

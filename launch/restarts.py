@@ -41,6 +41,7 @@ class Restarts:
         start: Callable[[Task], None],
         kill: Callable[[Task], None],
         say: Callable[[str], None],
+        limit: int = MAX_RESTARTS,
     ) -> None:
         """Prepares the restarts.
 
@@ -49,12 +50,14 @@ class Restarts:
             start: starts the process of a task.
             kill: kills the process of a task.
             say: shows a line to the user.
+            limit: restarts of each task, at most.
         """
         self._all = {task.name: _Restartable(task) for task in tasks}
         self._start = start
         self._kill = kill
         self._say = say
         self._over = False
+        self._limit = limit
         self._last_tick = time.monotonic()
 
     @property
@@ -76,12 +79,14 @@ class Restarts:
         """Plans the restart of a task that exited, unless it finished or failed too often."""
         each = self._all[event.task]
         each.stopped_seconds = None
-        if event.code == 0 or self._over or each.restarts == MAX_RESTARTS:
+        if event.code == 0 or self._over or each.restarts == self._limit:
             each.ended = True
             if event.code and not self._over:
                 self._say(
-                    f"{event.task} failed {MAX_RESTARTS + 1} times, most recently because {event.cause}; "
+                    f"{event.task} failed {self._limit + 1} times, most recently because {event.cause}; "
                     "the training continues without it"
+                    if self._limit
+                    else f"{event.task} ended early: {event.cause}; the training continues without it"
                 )
             return
         each.restart_at = time.monotonic() + FIRST_DELAY_SECONDS * 2**each.restarts

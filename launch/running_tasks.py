@@ -1,14 +1,12 @@
-"""`RunningTasks`: the processes of a job's tasks with their output and their exit codes."""
+"""`RunningTasks`: the tasks of a job with their output and their exit codes, whatever back end runs them."""
 
-import selectors
-import time
 from collections import deque
 from collections.abc import Iterable
 
-from tfdist.cluster import Task
-from tfdist.launch.backends.local.processes import LocalProcesses
-from tfdist.launch.events import Event, Exited, Lost, NotStarted
-from tfdist.launch.job import Job
+from tfdist.cluster import Cluster, Task
+from tfdist.launch.backends.interface import TaskRunner
+from tfdist.launch.events import Event, Exited, Output, Ready
+from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.output import TaskOutput, Terminal
 
 
@@ -16,18 +14,20 @@ class RunningTasks:
     """Starts tasks, passes their output on, and records their exit codes.
 
     Attributes:
+        cluster: the cluster, since `Ready` with the addresses of the tasks.
         exits: exit code by task name, minus the number of the signal that killed the task. A restarted task has none.
     """
 
-    def __init__(self, job: Job, processes: LocalProcesses, terminal: Terminal) -> None:
+    def __init__(self, job: Job, files: JobFiles, runner: TaskRunner, terminal: Terminal) -> None:
+        self.cluster: Cluster = job.cluster
         self.exits: dict[str, int] = {}
-        self._job = job
-        self._processes = processes
+        self._files = files
+        self._runner = runner
         self._terminal = terminal
+        self._training = {task.name for task in job.training}
+        self._reporter = job.reporter.name
         self._outputs: dict[str, TaskOutput] = {}
-        self._not_started: deque[NotStarted] = deque()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(processes, selectors.EVENT_READ)
+        self._events: deque[Event] = deque()
 
     @property
     def any_started(self) -> bool:
@@ -36,61 +36,43 @@ class RunningTasks:
 
     def poll(self, timeout: float) -> Event | None:
         """Passes output on for at most `timeout` seconds, until something happens; returns the event, if there is one."""
-        event: Event | None = None
         # Behind a slow reader the tasks wait in their own writes, as they would without the launcher.
         has_room = self._terminal.wait_for_room(timeout)
-        for key, _ in self._selector.select(timeout if has_room and not self._not_started else 0):
-            if not isinstance(key.fileobj, TaskOutput):
-                event = self._processes.read()
-            elif has_room and not key.fileobj.pump():
-                self._selector.unregister(key.fileobj)
-        if event is None and self._not_started:
-            event = self._not_started.popleft()
+        self._take(self._runner.poll(timeout if has_room and not self._events else 0, output=has_room))
+        event = self._events.popleft() if self._events else None
         if isinstance(event, Exited):
             self.exits[event.task] = event.code
-        elif isinstance(event, Lost):
-            self._selector.unregister(self._processes)
+        elif isinstance(event, Ready):
+            self.cluster = event.cluster
         return event
 
     def start(self, task: Task) -> None:
         """Starts a task, or restarts one that exited."""
-        is_training = task in self._job.training
-        earlier = self._outputs.pop(task.name, None)
-        if earlier is not None:
+        task = self.cluster.find(task.job, task.index)
+        is_training = task.name in self._training
+        earlier = self._outputs.get(task.name)
+        if earlier is None:
+            self._outputs[task.name] = TaskOutput(task.name, self._files.log(task), self._terminal)
+        else:
             self.exits.pop(task.name, None)
-            if earlier.fileno() in self._selector.get_map():
-                self._selector.unregister(earlier)
-            earlier.close()
-        try:
-            output = TaskOutput(
-                task.name,
-                self._job.log(task),
-                self._terminal,
-                use_terminal=self._terminal.is_tty and is_training,
-                append=earlier is not None,
-            )
-        except OSError as error:  # Too many open files.
-            self._not_started.append(NotStarted(task.name, 1, time.time(), str(error)))
-            return
-        environment = {}
-        if is_training:
-            path = self._job.report.absolute()  # The program may change its working directory.
-            environment["TFDIST_REPORT"] = str(path) if task == self._job.reporter else ""
-        try:
-            self._processes.start(task, output.write_end, environment)
-        except OSError as error:
-            self._not_started.append(NotStarted(task.name, 1, time.time(), str(error)))
-        output.started()
-        self._outputs[task.name] = output
-        self._selector.register(output, selectors.EVENT_READ)
+        environment = {"TFDIST_REPORT": ""} if is_training else {}
+        # The program may change its working directory.
+        report = str(self._files.report.absolute()) if task.name == self._reporter else None
+        self._runner.start(task, environment, report, self._terminal.is_tty and is_training)
 
     def signal(self, names: Iterable[str], number: int) -> None:
         """Sends a signal to those tasks of `names` that have not exited."""
-        self._processes.signal([name for name in names if name not in self.exits], number)
+        self._runner.signal([name for name in names if name not in self.exits], number)
 
     def close(self) -> None:
-        """Ends all processes, and reads and closes their output."""
-        self._processes.close()
+        """Ends all tasks, and reads and closes their output."""
+        self._take(self._runner.close())
         for output in self._outputs.values():
             output.close()
-        self._selector.close()
+
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Output):
+                self._outputs[event.task].add(event.data, event.is_last)
+            else:
+                self._events.append(event)

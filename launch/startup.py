@@ -3,13 +3,10 @@
 import time
 from collections.abc import Callable, Mapping
 
-from tfdist.cluster import Task
+from tfdist.cluster import Cluster, Task
 from tfdist.launch.failure import Failure
 from tfdist.launch.job import Job
-from tfdist.strategies.runtime.peers import LOG_SECONDS, is_listening, waiting_for
-
-CONNECT_SECONDS = 0.2
-"""Longest wait for the answer of one task; the launcher passes on no output meanwhile."""
+from tfdist.strategies.runtime.peers import LOG_SECONDS, waiting_for
 
 
 class Startup:
@@ -35,9 +32,14 @@ class Startup:
         self._ready_at: float | None = None
         self._said_at = 0.0
 
-    def ready(self) -> None:
-        """Starts the time for the tasks: TensorFlow is imported."""
+    def ready(self, cluster: Cluster) -> None:
+        """Starts the time for the tasks: TensorFlow is imported. `cluster` has their addresses."""
         self._ready_at = self._said_at = time.monotonic()
+        self._missing = [cluster.find(task.job, task.index) for task in self._missing]
+
+    def listening(self, name: str) -> None:
+        """Notes that the task `name` listens."""
+        self._missing = [task for task in self._missing if task.name != name]
 
     def is_missing(self, name: str) -> bool:
         """Returns whether the task `name` has not listened yet."""
@@ -60,10 +62,7 @@ class Startup:
                 return None
             return Failure(f"gave up: importing TensorFlow took more than {self._timeout:.0f} s (--start_timeout)", 1)
         # A program that ends with 0 without ever listening needed no other task.
-        self._missing = [
-            task for task in self._missing if exits.get(task.name) != 0 and not is_listening(task, CONNECT_SECONDS)
-        ]
-        now = time.monotonic()
+        self._missing = [task for task in self._missing if exits.get(task.name) != 0]
         waited = now - self._ready_at
         if self._missing and waited > self._timeout:
             return Failure(

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from tfdist.launch.job import Job
+from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.supervisor import Outcome
 
 
-def make(job: Job, outcome: Outcome) -> dict[str, Any]:
+def make(job: Job, files: JobFiles, outcome: Outcome) -> dict[str, Any]:
     """Returns the summary of a job.
 
     Returns:
@@ -26,10 +26,10 @@ def make(job: Job, outcome: Outcome) -> dict[str, Any]:
                 "task": task.name,
                 "address": task.address,
                 "exit_code": outcome.exits.get(task.name),
-                "log": str(job.log(task)),
+                "log": str(files.log(task)),
                 **({"restarts": outcome.restarts[task.name]} if task.name in outcome.restarts else {}),
             }
-            for task in job.cluster.tasks
+            for task in outcome.cluster.tasks
         ],
         "wall_seconds": round(outcome.seconds, 3),
         "steps": report.get("steps"),
@@ -38,7 +38,7 @@ def make(job: Job, outcome: Outcome) -> dict[str, Any]:
         "history": report.get("history", {}),
         "exit_code": outcome.failure.exit_code if outcome.failure else 0,
         "failure": outcome.failure.reason if outcome.failure else None,
-        "log_dir": str(job.log_dir),
+        "log_dir": str(files.log_dir),
     }
 
 

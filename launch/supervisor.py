@@ -1,4 +1,4 @@
-"""Runs a job on this machine: starts its tasks, watches them, and ends them all.
+"""Runs a job: starts its tasks through a back end, watches them, and ends them all.
 
 A job ends when its program has finished, when a required task fails, or when the user ends it.
 """
@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist.cluster import Task
-from tfdist.launch.backends.local.processes import LocalProcesses
-from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
+from tfdist.cluster import Cluster, Task
+from tfdist.launch.backends.interface import Attached, TaskRunner
+from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.failure import Failure, FirstFailure
-from tfdist.launch.job import Job
+from tfdist.launch.job import Job, JobFiles
+from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.output import Terminal
-from tfdist.launch.restarts import Restarts
+from tfdist.launch.restarts import MAX_RESTARTS, Restarts
 from tfdist.launch.running_tasks import RunningTasks
 from tfdist.launch.startup import Startup
+from tfdist.launch.status_board import StatusBoard
 
 TICK_SECONDS = 0.1
 
@@ -39,6 +41,8 @@ class Outcome:
 
     Attributes:
         failure: why the job failed; None after success.
+        status: the final states of job and tasks.
+        cluster: the cluster, with the addresses of its tasks.
         seconds: duration of the job, without its end.
         exits: exit code by task name, minus the number of the signal that ended the task, for all tasks.
         restarts: number of restarts by task name, for the tasks that may be restarted.
@@ -46,6 +50,8 @@ class Outcome:
     """
 
     failure: Failure | None
+    status: JobStatus
+    cluster: Cluster
     seconds: float
     exits: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
@@ -55,19 +61,34 @@ class Outcome:
 class Supervisor:
     """Runs one job."""
 
-    def __init__(self, job: Job, processes: LocalProcesses, terminal: Terminal, start_timeout: float) -> None:
+    def __init__(
+        self,
+        job: Job,
+        files: JobFiles,
+        back_end: Attached,
+        runner: TaskRunner,
+        terminal: Terminal,
+        start_timeout: float,
+        publish: Callable[[JobStatus], None] = lambda status: None,
+    ) -> None:
         """Prepares the job; `run` runs it.
 
         Args:
-            job: the job, whose ports are held.
-            processes: starts its tasks; may still be importing TensorFlow.
+            job: the job.
+            files: its folders.
+            back_end: what the back end can do.
+            runner: runs its tasks; may not be ready yet.
             terminal: shows their output.
             start_timeout: seconds until every serving task and the chief must listen.
+            publish: is called with each new status, except the last, which is that of the outcome.
         """
+        self._board = StatusBoard(job, publish)
         self._job = job
-        self._processes = processes
+        self._files = files
+        self._runner = runner
+        self._can_restart = back_end.can_restart
         self._say = terminal.say
-        self._tasks = RunningTasks(job, processes, terminal)
+        self._tasks = RunningTasks(job, files, runner, terminal)
         self._training = {task.name for task in job.training}
         self._servers = {task.name for task in job.serving}
         self._startup = Startup(job, start_timeout, terminal.say)
@@ -84,11 +105,14 @@ class Supervisor:
             failure = self._loop(self._verdict, limit=None)
             seconds = time.monotonic() - begin
             self._end_tasks(failure)
-            report = self._job.read_report()  # The fork server removes its folder.
+            report = self._files.read_report()  # The back end removes its folder.
         finally:
             self._tasks.close()
             restore_signals()
-        return Outcome(failure, seconds, self._tasks.exits, self._evaluators.counts | self._workers.counts, report)
+        state = State.SUCCEEDED if failure is None else State.CANCELLED if self._signals else State.FAILED
+        status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
+        restarts = self._evaluators.counts | self._workers.counts
+        return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report)
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
@@ -116,10 +140,13 @@ class Supervisor:
         return self._first_failure.get() or self._startup.check(self._tasks.exits) or False
 
     def _handle(self, event: Event) -> None:
+        self._board.add(event)
         if isinstance(event, Ready):
-            self._startup.ready()
-            for task in self._job.cluster.tasks:
+            self._startup.ready(event.cluster)
+            for task in event.cluster.tasks:
                 self._tasks.start(task)
+        elif isinstance(event, Listening):
+            self._startup.listening(event.task)
         elif isinstance(event, Exited):
             self._handle_exit(event)
         elif isinstance(event, Stopped):
@@ -134,8 +161,7 @@ class Supervisor:
             self._workers.stop()
             for task in self._job.cluster.tasks:
                 self._tasks.exits.setdefault(task.name, -signal.SIGKILL)
-            reason = f"the parent process of all tasks is gone: {event.reason}"
-            self._first_failure.report(Failure(reason, 1, log=self._processes.log))
+            self._first_failure.report(Failure(event.reason, 1, log=self._runner.log))
 
     def _handle_exit(self, event: Exited) -> None:
         """Plans the restart of a task that may be replaced; judges the exit of another."""
@@ -152,7 +178,15 @@ class Supervisor:
         return (event.code < 0 or isinstance(event, NotStarted)) and not self._startup.is_missing(event.task)
 
     def _make_restarts(self, tasks: Iterable[Task]) -> Restarts:
-        return Restarts(tasks, start=self._tasks.start, kill=self._processes.kill, say=self._say)
+        limit = MAX_RESTARTS if self._can_restart else 0
+        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit)
+
+    def _restart(self, task: Task) -> None:
+        self._board.restarted(task.name)
+        self._tasks.start(task)
+
+    def _kill(self, task: Task) -> None:
+        self._tasks.signal([task.name], signal.SIGKILL)
 
     def _end_tasks(self, failure: Failure | None) -> None:
         """After success, lets servers end by themselves. Otherwise signals every task to end, and kills those that do not."""

@@ -1,5 +1,6 @@
-"""The places where tasks run, one room each: `local/` runs them as processes on this machine.
+"""The places where tasks run: start reading at `interface.py`, then `local/backend.py`. `registry.py` has the table.
 
-A backend starts the tasks of a `tfdist.launch.job.Job`, sends them signals, and reports `tfdist.launch.events`. Backends import
-the other files of `tfdist.launch` except `cli.py`, `supervisor.py` and `running_tasks.py`, which use them.
+A back end plans a `tfdist.launch.job.Job`, and then either runs its tasks and reports `tfdist.launch.events`, or hands it to a
+system with a supervision of its own. Back ends import `events.py`, `job.py`, `job_status.py` and `output.py` of
+`tfdist.launch`; the other files there use them.
 """

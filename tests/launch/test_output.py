@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from tfdist.launch.backends.local.pipes import Pipe
 from tfdist.launch.output import Lines, TaskOutput, Terminal, last_lines
 
 
@@ -78,11 +79,13 @@ def test_the_terminal_hides_the_lines_of_every_tensorflow_start_unless_verbose()
 @pytest.mark.parametrize("use_terminal", [False, True])
 def test_the_log_file_of_a_task_holds_all_its_output(tmp_path, use_terminal):
     stream = io.StringIO()
-    output = TaskOutput("ps:1", tmp_path / "ps-1.log", Terminal(["ps:1"], stream), use_terminal)
-    os.write(output.write_end, b"".join(b"line %d\n" % n for n in range(50)) + b"no newline")
-    output.started()
-    while output.pump():
-        pass
+    output = TaskOutput("ps:1", tmp_path / "ps-1.log", Terminal(["ps:1"], stream))
+    pipe = Pipe("ps:1", use_terminal)
+    os.write(pipe.write_end, b"".join(b"line %d\n" % n for n in range(50)) + b"no newline")
+    pipe.started()
+    while data := pipe.read():
+        output.add(data)
+    assert list(pipe.close()) == []
     output.close()
     assert (tmp_path / "ps-1.log").read_text().splitlines() == [*(f"line {n}" for n in range(50)), "no newline"]
     assert last_lines(tmp_path / "ps-1.log") == [*(f"line {n}" for n in range(31, 50)), "no newline"]

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
+from tfdist.launch.backends.local.backend import plan
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
 from tfdist.launch.backends.local.processes import LocalProcesses
 from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
-from tfdist.launch.job import Job, Program
+from tfdist.launch.job import Job, JobFiles, Program
 from tfdist.launch.output import last_lines
 from tfdist.launch.restarts import Restarts
 
@@ -44,7 +45,7 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     cluster = ports.hold(cluster, {"chief:0", *(task.name for task in tasks)})
     folder = Path(tempfile.mkdtemp(prefix="tfdist-"))
     started = [cluster.find(task.job, task.index) for task in tasks]  # With their ports.
-    servers = _Servers(Job(cluster, choose(cluster), Program(), folder), started)
+    servers = _Servers(Job(cluster, choose(cluster), Program()), JobFiles(folder), started)
     owner = os.getpid()
 
     def end() -> None:
@@ -61,14 +62,14 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
 class _Servers:
     """The running servers. A thread restarts those that may be replaced, and logs what happens to the others."""
 
-    def __init__(self, job: Job, tasks: list[Task]) -> None:
+    def __init__(self, job: Job, files: JobFiles, tasks: list[Task]) -> None:
         _log.debug("starting %s on this machine", ", ".join(task.name for task in tasks))
-        self._job = job
         self._ending = threading.Event()
-        self._processes = LocalProcesses(job, verbose=False, removed=[job.log_dir])
+        planned = plan(job, lambda task: is_local(task.host)).with_cluster(job.cluster)
+        self._processes = LocalProcesses(planned, files.log_dir, removed=[files.log_dir])
         replaceable = [task for task in tasks if task in job.replaceable]
         self._restarts = Restarts(replaceable, start=self._restart, kill=self._processes.kill, say=_log.warning)
-        self._logs = {task.name: job.log(task) for task in tasks}
+        self._logs = {task.name: files.log(task) for task in tasks}
         for task in tasks:
             self._start(task)
         threading.Thread(target=self._watch, name="tfdist-servers", daemon=True).start()
@@ -78,7 +79,7 @@ class _Servers:
         self._processes.close()
 
     def _start(self, task: Task) -> None:
-        with open(self._job.log(task), "ab") as log:
+        with open(self._logs[task.name], "ab") as log:
             self._processes.start(task, log.fileno())
 
     def _restart(self, task: Task) -> None:
@@ -101,12 +102,14 @@ class _Servers:
         if isinstance(event, Ready) or self._ending.wait(POLL_SECONDS):
             return True
         if isinstance(event, Lost):
-            _log.error("the parent process of the ps and worker tasks is gone: %s", event.reason)
+            _log.error("%s", event.reason)
             return False
         if isinstance(event, Stopped):
             if event.message:
                 _log.warning("%s", event.message)
             self._restarts.stopped(event)
+        elif not isinstance(event, Exited):
+            pass
         elif event.task in self._restarts.names and (event.code < 0 or isinstance(event, NotStarted)):
             self._restarts.exited(event)
         elif event.code != 0:

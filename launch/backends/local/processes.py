@@ -15,12 +15,10 @@ from typing import IO, Any
 
 from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
+from tfdist.launch.backends.interface import Plan
 from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
-from tfdist.launch.backends.local.ports import is_local
-from tfdist.launch.backends.local.resources import Resources
 from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
-from tfdist.launch.job import Job
 from tfdist.launch.output import last_lines
 
 SEND_SECONDS = 5.0
@@ -30,28 +28,25 @@ SEND_SECONDS = 5.0
 class LocalProcesses:
     """The fork server and the tasks that it forks. They end with `close`, or with this process, even if it is killed."""
 
-    def __init__(self, job: Job, *, verbose: bool, removed: Iterable[Path] = (), adopt: bool = False) -> None:
+    def __init__(self, plan: Plan, log_dir: Path, *, removed: Iterable[Path] = (), adopt: bool = False) -> None:
         """Starts the fork server, which imports TensorFlow while the caller continues.
 
         Args:
-            job: the job whose tasks are started. The fork server writes its output to `fork_server.log` in `job.log_dir`.
-            verbose: whether TensorFlow logs everything instead of errors only.
+            plan: the plan whose tasks are started, with addresses.
+            log_dir: existing folder. The fork server writes its output to `fork_server.log` there.
             removed: folders that the fork server removes when it ends, even if this process is killed.
             adopt: whether this process adopts, and `close` ends, what tasks leave behind if the fork server is killed. It then
                 starts no other processes.
         """
-        self._job = job
-        tasks = (task for task in job.cluster.tasks if is_local(task.host))
-        self._resources = Resources(tasks, job.choice.strategy, job.gpus_per_task)
+        self.plan = plan
         self._spared: set[int] | None = None
         if adopt:
             become_subreaper()
             self._spared = set(children())
-        self.log = job.log_dir / "fork_server.log"
+        self.log = log_dir / "fork_server.log"
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = dict(os.environ)
-        environment["TF_GRPC_REUSE_PORT"] = "1"
-        if verbose:
+        environment = {**os.environ, **plan.job.environment, "TF_GRPC_REUSE_PORT": "1"}
+        if plan.job.verbose:
             environment["TFDIST_VERBOSE"] = "1"
         else:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
@@ -86,7 +81,11 @@ class LocalProcesses:
             return NotStarted(message["not_started"], 1, time.time(), message["reason"])
         if "stopped" in message:
             return Stopped(message["stopped"], message["pid"], message["signal"])
-        return Ready() if "ready" in message else Lost(message["failed"])
+        return (
+            Ready(self.plan.job.cluster)
+            if "ready" in message
+            else Lost(f"the parent process of all tasks is gone: {message['failed']}")
+        )
 
     def start(self, task: Task, output: int, environment: Mapping[str, str] | None = None) -> None:
         """Forks a task, which runs the program of the job.
@@ -94,16 +93,15 @@ class LocalProcesses:
         Args:
             task: a task of `job.cluster`.
             output: the descriptor for its standard output and standard error. The caller closes its copy.
-            environment: variables for this task besides TF_CONFIG and those of `Resources`.
+            environment: variables for this task besides TF_CONFIG and those of the plan and the user.
 
         Raises:
             OSError: if the fork server cannot be asked. If it is gone, `read` returns Lost instead.
         """
-        message = {
-            "env": self._resources.environment(task, os.environ) | self._description(task) | dict(environment or {}),
-            "cwd": os.getcwd(),
-            "program": dataclasses.asdict(self._job.program),
-        }
+        job = self.plan.job
+        description = {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(job.cluster.tf_config(task.job, task.index))}
+        variables = {**self.plan.environment.get(task.name, {}), **job.environment, **description, **(environment or {})}
+        message = {"env": variables, "cwd": job.folder, "program": dataclasses.asdict(job.program)}
         # In a file: TF_CONFIG of a large cluster and long argument lists exceed the limit of a message on a socket.
         with os.fdopen(os.memfd_create(task.name), "w", encoding="utf-8", errors="surrogateescape") as file:
             json.dump(message, file)
@@ -137,9 +135,6 @@ class LocalProcesses:
             self._process.wait()
         if self._spared is not None:
             end_children(self._spared, self._reap)
-
-    def _description(self, task: Task) -> dict[str, str]:
-        return {STARTED_VARIABLE: "1", "TF_CONFIG": json.dumps(self._job.cluster.tf_config(task.job, task.index))}
 
     def _reap(self) -> None:
         for pid in children().keys() - (self._spared or set()):

@@ -1,0 +1,177 @@
+"""The back end `local`: `plan` divides this machine among the tasks, `LocalTasks` runs them."""
+
+import dataclasses
+import os
+import selectors
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tfdist.cluster import Cluster, Task
+from tfdist.errors import Source
+from tfdist.launch.backends.interface import Attached, Backend, Plan
+from tfdist.launch.backends.listening import ListenProbe
+from tfdist.launch.backends.local.pipes import Pipe
+from tfdist.launch.backends.local.ports import HeldPorts, is_local, names_this_machine
+from tfdist.launch.backends.local.processes import LocalProcesses
+from tfdist.launch.backends.local.resources import Resources
+from tfdist.launch.events import Event, Lost, NotStarted, Output
+from tfdist.launch.job import Job, JobFiles
+
+
+def plan(job: Job, is_here: Callable[[Task], bool] | None = None) -> Plan:
+    """Plans a job on this machine.
+
+    Args:
+        job: the job.
+        is_here: tells which tasks run on this machine. Default: all, if every host is this machine; else the plan is refused,
+            and holds what the tasks get whose hosts are named like this machine.
+    """
+    refusal = None
+    if is_here is None:
+        elsewhere = next((task for task in job.cluster.tasks if not is_local(task.host)), None)
+        if elsewhere is not None:
+            refusal = job.cluster.source.error(
+                f"{elsewhere.name} is on {elsewhere.host}, and --backend local starts tasks on this machine only; start them "
+                "there with --backend ssh, start the program there with its TF_CONFIG (--dry_run prints it), or run all tasks "
+                "here with --local"
+            )
+        is_here = (lambda task: names_this_machine(task.host)) if refusal else lambda task: True
+    here = [task for task in job.cluster.tasks if is_here(task)]
+    resources = Resources(here, job.choice.strategy, job.gpus_per_task)
+    visible = resources.plan.visible
+    if (job.gpus_per_task or 0) > len(visible):
+        flag = Source("flags", f"--gpus_per_task {job.gpus_per_task}")
+        refusal = refusal or flag.error(f"this process sees {len(visible)} GPUs on this machine")
+    gpus = f"GPU {', '.join(visible)}" if visible else "no GPU"
+    cores = f"{resources.cores} core{'s' * (resources.cores > 1)}"
+    return Plan(
+        dataclasses.replace(job, cluster=job.cluster.addressed()),
+        environment={task.name: resources.environment(task, os.environ) for task in here},
+        open_ports=frozenset(task.name for task in job.cluster.tasks if task.port is None),
+        notes=(("machine", f"{cores}, {gpus} to use here"),),
+        warnings=tuple(resources.plan.warnings()),
+        refusal=refusal,
+    )
+
+
+def start(plan: Plan, files: JobFiles) -> "LocalTasks":
+    """Holds the ports, and starts the parent of all tasks.
+
+    Raises:
+        ClusterError: if a described port is taken.
+    """
+    return LocalTasks(plan, files, {task.name for task in plan.job.cluster.training_tasks}, adopt=True)
+
+
+class LocalTasks:
+    """Tasks of a job on this machine: a `TaskRunner`.
+
+    Attributes:
+        cluster: the cluster, with the addresses of these tasks.
+    """
+
+    def __init__(self, plan: Plan, files: JobFiles, listening: set[str], *, adopt: bool) -> None:
+        """Holds the ports of the tasks and starts the fork server.
+
+        Args:
+            plan: the plan.
+            files: the folders of the job.
+            listening: names of the tasks of this machine that will listen.
+            adopt: see `LocalProcesses`.
+
+        Raises:
+            ClusterError: if a described port is taken.
+        """
+        self._ports = HeldPorts()
+        self.cluster: Cluster = self._ports.hold(plan.described_cluster, listening)
+        tasks = [task for task in self.cluster.training_tasks if task.name in listening]
+        self._probe = ListenProbe(tasks if len(self.cluster.training_tasks) > 1 else ())
+        removed = [files.report_dir] if files.report_dir not in (None, files.log_dir) else []
+        self._processes = LocalProcesses(
+            plan.with_cluster(self.cluster), files.log_dir, removed=[path for path in removed if path], adopt=adopt
+        )
+        self._pipes: dict[str, Pipe] = {}
+        self._pending: list[Event] = []
+        self._output = selectors.DefaultSelector()  # Of everything.
+        self._control = selectors.DefaultSelector()  # Of the fork server only.
+        for selector in (self._output, self._control):
+            selector.register(self._processes, selectors.EVENT_READ)
+
+    @property
+    def log(self) -> Path | None:
+        """The log of the fork server."""
+        return self._processes.log
+
+    def set_cluster(self, cluster: Cluster) -> None:
+        """Sets the cluster that tasks started from now on find in TF_CONFIG."""
+        self._processes.plan = self._processes.plan.with_cluster(cluster)
+
+    def poll(self, timeout: float, *, output: bool = True) -> list[Event]:
+        """See `TaskRunner`."""
+        events, self._pending = self._pending, []
+        events += self._probe.events()
+        selector = self._output if output else self._control
+        for key, _ in selector.select(0 if events else timeout):
+            if isinstance(key.fileobj, Pipe):
+                data = key.fileobj.read()
+                if data is not None:
+                    events.append(Output(key.fileobj.task, data, is_last=not data))
+                if data == b"":
+                    self._output.unregister(key.fileobj)
+            else:
+                events.append(self._processes.read())
+                if isinstance(events[-1], Lost):
+                    self._output.unregister(self._processes)
+                    self._control.unregister(self._processes)
+        return events
+
+    def start(self, task: Task, environment: Mapping[str, str], report: str | None, terminal: bool) -> None:
+        """See `TaskRunner`."""
+        self._close_pipe(task.name)
+        if report is not None:
+            environment = {**environment, "TFDIST_REPORT": report}
+        try:
+            pipe = Pipe(task.name, terminal)
+        except OSError as error:  # Too many open files.
+            self._pending.append(NotStarted(task.name, 1, time.time(), str(error)))
+            return
+        try:
+            self._processes.start(task, pipe.write_end, environment)
+        except OSError as error:
+            self._pending.append(NotStarted(task.name, 1, time.time(), str(error)))
+        pipe.started()
+        self._pipes[task.name] = pipe
+        self._output.register(pipe, selectors.EVENT_READ)
+
+    def signal(self, names: list[str], number: int) -> None:
+        """See `TaskRunner`."""
+        self._processes.signal(names, number)
+
+    def close(self) -> list[Event]:
+        """See `TaskRunner`."""
+        self._processes.close()
+        for name in list(self._pipes):
+            self._close_pipe(name)
+        self._output.close()
+        self._control.close()
+        self._ports.close()
+        events, self._pending = self._pending, []
+        return events
+
+    def _close_pipe(self, name: str) -> None:
+        pipe = self._pipes.pop(name, None)
+        if pipe is None:
+            return
+        if pipe.fileno() in self._output.get_map():
+            self._output.unregister(pipe)
+        self._pending += [Output(name, data) for data in pipe.close()]
+        self._pending.append(Output(name, b"", is_last=True))
+
+
+BACKEND = Backend(
+    name="local",
+    title="processes on this machine",
+    plan=plan,
+    runs=Attached(start),
+)

@@ -1,0 +1,66 @@
+"""`Pipe`: the pipe or pseudo-terminal to which a task on this machine prints."""
+
+import fcntl
+import os
+import select
+import shutil
+import struct
+import termios
+from collections.abc import Iterator
+
+READ_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20
+"""The most that a pipe holds without privileges (pipe(7), /proc/sys/fs/pipe-max-size)."""
+
+
+class Pipe:
+    """Both ends, until the task has started; then the end to read."""
+
+    def __init__(self, task: str, is_terminal: bool) -> None:
+        """Opens it.
+
+        Args:
+            task: `job:index`.
+            is_terminal: whether the task gets a pseudo-terminal, so that its progress bar stays on one line.
+
+        Raises:
+            OSError: if too many files are open.
+        """
+        self.task = task
+        if is_terminal:
+            self._read_end, self.write_end = os.openpty()
+            size = shutil.get_terminal_size()
+            fcntl.ioctl(self.write_end, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, max(40, size.columns - 12), 0, 0))
+        else:
+            self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+
+    def fileno(self) -> int:
+        """Returns the descriptor that becomes readable when there is output."""
+        return self._read_end
+
+    def started(self) -> None:
+        """Closes this process' copy of the end to which the task writes. Call it after the task has started."""
+        os.close(self.write_end)
+
+    def read(self) -> bytes | None:
+        """Returns the output that there is; None if there is none now, and nothing when the task has closed its end."""
+        try:
+            return os.read(self._read_end, READ_BYTES)
+        except BlockingIOError:
+            return None
+        except OSError:  # The other end of the pseudo-terminal is closed.
+            return b""
+
+    def close(self) -> Iterator[bytes]:
+        """Yields the rest of the output and closes the pipe.
+
+        The rest is what the pipe can hold: a process that the task has left behind may write for ever.
+        """
+        for _ in range(PIPE_BYTES // READ_BYTES):
+            data = self.read()
+            if data:
+                yield data
+            if not data or not select.select([self._read_end], [], [], 0)[0]:
+                break
+        os.close(self._read_end)

@@ -1,0 +1,65 @@
+"""What is checked before anything is started: program and files of a command line."""
+
+import importlib.util
+import os
+import sys
+
+from tfdist.errors import nearest
+from tfdist.launch import command_line
+from tfdist.launch.errors import UsageError
+from tfdist.launch.job import Program
+
+
+def check_program(program: Program) -> None:
+    """Raises UsageError if there is no such script or module, or the bundled example lacks its images."""
+    if program.script is not None:
+        if not os.path.isfile(program.script):
+            folder, name = os.path.split(program.script)
+            others = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
+            raise UsageError(f"{program.script}: there is no such program{nearest(name, others)}")
+        return
+    assert program.module is not None
+    # Only the first part of the name: the search for the rest would run the package's code in the launcher.
+    package = program.module.partition(".")[0]
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(package)
+    except ValueError:  # `-m __main__`
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        raise UsageError(f"-m {program.module}: there is no module {package} in {os.getcwd()} or among the installed packages")
+    if program.module == command_line.EXAMPLE and importlib.util.find_spec("sklearn") is None:
+        raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+
+
+def check_summary(path: str | None) -> None:
+    """Raises UsageError for a file that cannot be written, before hours of training instead of after them.
+
+    Removes an earlier summary, which must not be taken for that of this job.
+    """
+    if path is None:
+        return
+    folder = os.path.dirname(path) or "."
+    if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"--summary {path}: this file cannot be written; name a file in an existing folder")
+    if os.path.isfile(path):
+        os.remove(path)
+
+
+def environment(words: list[str]) -> dict[str, str]:
+    """Returns the variables of `--env`: `NAME=VALUE`, or `NAME` for the value that this process has.
+
+    Raises:
+        UsageError: if a name is none, or has no value here. The message does not show values.
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or name.strip() != name or "\0" in word:
+            raise UsageError("--env: expected NAME=VALUE, or NAME for its value here")
+        if not equals and name not in os.environ:
+            raise UsageError(f"--env {name}: this variable has no value here; set it, or give --env {name}=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found

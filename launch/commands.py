@@ -1,0 +1,101 @@
+"""The command `tfdist`, also `python -m tfdist`: run, translate, status, logs, cancel, doctor.
+
+Each verb imports what it needs when it runs, so that `tfdist --help` answers at once.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from tfdist.errors import nearest
+from tfdist.launch.errors import UsageError, print_error
+from tfdist.version import __version__
+
+HELP = """tfdist trains unchanged Keras 3 programs on a cluster described in whatever language you already have.
+
+usage: tfdist COMMAND ...
+
+  tfdist run -n 4 train.py                     run a program: here 4 workers on this machine
+  tfdist run --cluster FILE train.py           on a described cluster; --dry_run only shows what would be started
+  tfdist translate FILE --to tf_config         print a description in another language
+  tfdist status [HANDLE]                       how a job in the background is doing, or all of them
+  tfdist logs [-f] HANDLE [TASK]               its output, or that of one task
+  tfdist cancel HANDLE                         end it
+  tfdist doctor                                versions, devices, ports and tools: what a bug report needs
+
+tfdist COMMAND --help tells more. Exit code 2: a bad command line or description, and nothing was started.
+"""
+
+
+def _run(argv: list[str]) -> int:
+    from tfdist.launch.cli import main as run
+
+    run(["tfdist run", *argv])
+
+
+def _translate(argv: list[str]) -> int:
+    from tfdist.translate import main as translate
+
+    return translate(["tfdist translate", *argv])
+
+
+def _job(verb: str) -> Callable[[list[str]], int]:
+    def run(argv: list[str]) -> int:
+        from tfdist.launch import job_commands
+
+        return job_commands.main(verb, argv)
+
+    return run
+
+
+def _doctor(argv: list[str]) -> int:
+    from tfdist.launch.doctor import main as doctor
+
+    return doctor(argv)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "translate": _translate,
+    "status": _job("status"),
+    "logs": _job("logs"),
+    "cancel": _job("cancel"),
+    "doctor": _doctor,
+}
+
+
+def main() -> NoReturn:
+    """Runs the command and exits with its code."""
+    words = sys.argv[1:]
+    try:
+        code = _main(words)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `tfdist status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except UsageError as error:
+        print_error(error)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
+
+
+def _main(words: list[str]) -> int:
+    if not words or words[0] in ("--help", "-h", "-help", "help"):
+        print(HELP, end="")
+        return 0 if words else 2
+    if words[0] in ("--version", "-V", "version"):
+        print(f"tfdist {__version__}")
+        return 0
+    command = COMMANDS.get(words[0])
+    if command is None:
+        raise UsageError(_unknown(words[0]))
+    return command(words[1:])
+
+
+def _unknown(word: str) -> str:
+    if word.startswith("-") or word.endswith(".py"):
+        return f"{word}: the command is missing; did you mean tfdist run {word}?"
+    return f"{word!r} is not a command; there are {', '.join(COMMANDS)}{nearest(word, COMMANDS)}"

@@ -1,0 +1,82 @@
+"""`JobStatus`: how a job and its tasks are doing, in the same words for every back end."""
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+
+class State(enum.StrEnum):
+    """The states of a job and of a task."""
+
+    QUEUED = "queued"
+    """Accepted; nothing runs yet."""
+    STARTING = "starting"
+    """The back end prepares; for a task: it runs, and does not listen yet."""
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    """Its supervision is gone without having said how it ended."""
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing follows."""
+        return self in (State.SUCCEEDED, State.FAILED, State.CANCELLED, State.LOST)
+
+
+@dataclass(frozen=True)
+class TaskStatus:
+    """How a task is doing.
+
+    Attributes:
+        name: `job:index`.
+        state: its state.
+        where: host, node or pod; empty if unknown.
+        exit_code: exit code, or minus the number of the signal that killed it; None while it runs or if unknown.
+        restarts: how often it was started again.
+        note: what else is known: what it waits for, the path of its log.
+    """
+
+    name: str
+    state: State
+    where: str = ""
+    exit_code: int | None = None
+    restarts: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """How a job is doing.
+
+    Attributes:
+        state: its state.
+        tasks: its tasks, as far as they are known.
+        reason: a sentence: what it waits for, why it failed; or empty.
+        exit_code: the exit code that the launcher would have had; None before the end, or if unknown.
+    """
+
+    state: State
+    tasks: tuple[TaskStatus, ...] = ()
+    reason: str = ""
+    exit_code: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts."""
+        return {
+            "state": str(self.state),
+            "reason": self.reason,
+            "exit_code": self.exit_code,
+            "tasks": [
+                {
+                    "task": task.name,
+                    "state": str(task.state),
+                    "where": task.where,
+                    "exit_code": task.exit_code,
+                    "restarts": task.restarts,
+                    "note": task.note,
+                }
+                for task in self.tasks
+            ],
+        }

@@ -1,0 +1,69 @@
+"""`StatusBoard`: the states of a running job and of its tasks, made from the events of the back end."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tfdist.launch.events import Event, Exited, Listening, Ready, Stopped
+from tfdist.launch.job import Job
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+
+
+class StatusBoard:
+    """The states, and who hears about changes."""
+
+    def __init__(self, job: Job, publish: Callable[[JobStatus], None]) -> None:
+        """Begins with a job that starts.
+
+        Args:
+            job: the job.
+            publish: is called with each new status.
+        """
+        training = job.cluster.training_tasks
+        self._listeners = {task.name for task in training} if len(training) > 1 else set()
+        self._tasks = {task.name: TaskStatus(task.name, State.STARTING, task.host or "") for task in job.cluster.tasks}
+        self._state = State.STARTING
+        self._publish = publish
+
+    @property
+    def status(self) -> JobStatus:
+        """The status now."""
+        return JobStatus(self._state, tuple(self._tasks.values()))
+
+    def add(self, event: Event) -> None:
+        """Takes note of an event."""
+        if isinstance(event, Ready):
+            for task in event.cluster.tasks:
+                state = State.STARTING if task.name in self._listeners else State.RUNNING
+                self._set(task.name, state=state, where=task.host or "", note=task.address)
+        elif isinstance(event, Listening):
+            self._set(event.task, state=State.RUNNING)
+        elif isinstance(event, Exited):
+            self._set(event.task, state=State.FAILED if event.code else State.SUCCEEDED, exit_code=event.code)
+        elif isinstance(event, Stopped):
+            self._set(event.task, note=f"stopped by {event.signal_name}" if event.signal is not None else "")
+        else:
+            return
+        if self._state == State.STARTING and all(task.state != State.STARTING for task in self._tasks.values()):
+            self._state = State.RUNNING
+        self._publish(self.status)
+
+    def restarted(self, name: str) -> None:
+        """Takes note of the restart of a task."""
+        restarts = self._tasks[name].restarts + 1
+        self._set(name, state=State.RUNNING, exit_code=None, restarts=restarts)
+        self._publish(self.status)
+
+    def ended(self, state: State, reason: str, exits: dict[str, int]) -> JobStatus:
+        """Returns the final status.
+
+        Args:
+            state: the state of the job.
+            reason: why; or empty.
+            exits: exit code by task name.
+        """
+        for name, code in exits.items():
+            self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code)
+        return JobStatus(state, tuple(self._tasks.values()), reason)
+
+    def _set(self, name: str, **changes: object) -> None:
+        self._tasks[name] = replace(self._tasks[name], **changes)  # type: ignore[arg-type]

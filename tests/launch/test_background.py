@@ -1,0 +1,149 @@
+"""Jobs in the background: status, logs and cancel from another process, after the terminal, or the supervisor, is gone."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from conftest import MARK, processes_of
+from support_paths import PROGRAMS
+
+pytestmark = pytest.mark.cluster
+
+QUICK = str(PROGRAMS / "quick_launcher.py")
+COUNTS = "import time\nfor n in range(10000): print('count', n, flush=True); time.sleep(0.05)\n"
+
+
+@pytest.fixture
+def variables(tmp_path):
+    """The environment of the commands of a test; ends what they leave running."""
+    mark = uuid.uuid4().hex
+    yield os.environ | {MARK: mark, "TFDIST_STATE_DIR": str(tmp_path / "state"), "PYTHONUNBUFFERED": "1"}
+    for pid in processes_of(mark):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+@pytest.fixture
+def tfdist(tmp_path, variables):
+    def run(*words, command=("-m", "tfdist"), timeout=60, **more):
+        return subprocess.run(
+            [sys.executable, *command, *words],
+            cwd=tmp_path,
+            env=variables | more,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run
+
+
+@pytest.fixture
+def detach(tfdist, tmp_path):
+    """Starts a program in the background; returns its handle."""
+
+    def start(body, *flags, arguments=(), **more):
+        name = f"program{len(list(tmp_path.glob('program*')))}.py"
+        (tmp_path / name).write_text(body)
+        got = tfdist("--tier", "BASIC", "--detach", *flags, name, *arguments, command=(QUICK,), **more)
+        assert got.returncode == 0, got.stderr
+        assert re.fullmatch(r"local://\d{8}-\d{6}-[0-9a-f]{6}\n", got.stdout), got.stdout
+        return got.stdout.strip()
+
+    return start
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
+
+
+def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdist, variables, tmp_path):
+    (tmp_path / "program.py").write_text(COUNTS)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        command = [sys.executable, QUICK, "--tier", "BASIC", "--detach", "program.py"]
+        os.execve(sys.executable, command, variables)
+    shown = b""
+    while b"\n" not in shown:
+        shown += os.read(terminal, 1024)
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    handle = shown.decode().strip()
+    wait_for(lambda: "count 20" in tfdist("logs", handle).stdout)
+    status = tfdist("status", handle)
+    assert (status.returncode, status.stdout.splitlines()[0]) == (0, f"{handle}  running")
+    assert tfdist("status").stdout.startswith(f"{handle}  running")
+    cancelled = tfdist("cancel", handle)
+    assert (cancelled.returncode, cancelled.stdout) == (0, f"{handle}  cancelled\n")
+    assert processes_of(variables[MARK]) == {}
+    status = tfdist("status", handle, "--json")
+    state = json.loads(status.stdout)
+    assert (status.returncode, state["state"], state["exit_code"], state["reason"]) == (1, "cancelled", 143, "ended by SIGTERM")
+    assert tfdist("cancel", handle).stdout == f"{handle} has ended already: cancelled\n"
+
+
+def test_following_ends_with_the_job_and_misses_no_line_and_two_jobs_do_not_meet(detach, tfdist):
+    other = detach(COUNTS)
+    handle = detach("import time\nfor n in range(300): print('line', n, flush=True); time.sleep(0.005)\nprint('end', end='')")
+    one = tfdist("logs", "-f", handle, "chief:0")
+    assert (one.returncode, one.stdout.splitlines()) == (0, [*(f"line {n}" for n in range(300)), "end"])
+    everything = tfdist("logs", "--follow", handle).stdout
+    assert "chief:0 | line 299\n" in everything and "tfdist: done in" in everything
+    status = tfdist("status", handle)
+    assert status.returncode == 0 and "succeeded" in status.stdout and "exit code 0" in status.stdout
+    assert [row.split()[1] for row in tfdist("status").stdout.splitlines()] == ["running", "succeeded"]
+    assert tfdist("cancel", other).returncode == 0
+
+
+def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
+    body = "import os, sys\nassert os.environ['KEY'] == sys.argv[2] == 'geheim 7'\nsys.exit(3)"
+    handle = detach(body, "--env", "KEY", arguments=("--token", "geheim 7"), KEY="geheim 7")
+    wait_for(lambda: '"state": "failed"' in tfdist("status", handle, "--json").stdout)
+    status = tfdist("status", handle)
+    assert status.returncode == 1
+    assert status.stdout.startswith(f"{handle}  failed: chief:0 failed first: it exited with 3\n  chief:0  failed")
+    folders = [path for path in (tmp_path / "state").rglob("*") if path.is_dir()]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    files = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert files and {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert not any("geheim" in path.read_text() for path in files)
+
+
+def test_a_killed_supervisor_is_told_from_a_living_one_and_leaves_no_process(detach, tfdist, variables, tmp_path):
+    handle = detach(COUNTS)
+    (state,) = (tmp_path / "state").rglob("state.json")
+    wait_for(lambda: json.loads(state.read_text())["state"] == "running")
+    os.kill(json.loads(state.read_text())["supervisor"]["pid"], signal.SIGKILL)
+    wait_for(lambda: processes_of(variables[MARK]) == {}, 10)
+    status = tfdist("status", handle)
+    assert status.returncode == 1 and "lost: its supervisor (process" in status.stdout
+    assert tfdist("logs", "-f", handle).returncode == 0  # It does not wait for ever.
+    assert tfdist("cancel", handle).stdout == f"{handle} has ended already: lost\n"
+
+
+def test_a_job_that_cannot_be_started_is_one_line_and_leaves_no_folder(detach, tfdist, tmp_path):
+    (tmp_path / "program.py").write_text("")
+    command = {"command": (QUICK,)}
+    for flags, message in (
+        (("--cluster", '{"cluster": {"worker": ["localhost:1", "localhost:1"]}}'), "same address"),
+        (("--tier", "BASIC", "--log_dir", "/proc/self"), "--log_dir: /proc/self cannot be written"),
+        (("--tier", "BASIC", "--env", "NO_SUCH_VARIABLE"), "--env NO_SUCH_VARIABLE: this variable has no value here"),
+    ):
+        got = tfdist(*flags, "--detach", "program.py", **command)
+        assert (got.returncode, got.stdout, got.stderr.count("\n")) == (2, "", 1), got.stderr
+        assert message in got.stderr
+    assert list((tmp_path / "state").rglob("job.json")) == []

@@ -1,0 +1,90 @@
+"""The folder of a background job: who may read it, and whether its supervisor lives."""
+
+import dataclasses
+import json
+import os
+import time
+
+import pytest
+
+from tfdist.launch import job_folder
+from tfdist.launch.backends.interface import BackendError
+from tfdist.launch.job_folder import JobFolder, ProcessName
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_STATE_DIR", str(tmp_path))
+    return JobFolder.create("local")
+
+
+RUNNING = JobStatus(State.RUNNING, (TaskStatus("worker:0", State.FAILED, "here", -9, 2, "note"),), "a reason")
+
+
+def supervised_by(folder, **changes):
+    """Makes the folder one of another supervisor than this process."""
+    values = json.loads((folder.path / "state.json").read_text())
+    values["supervisor"].update(changes)
+    (folder.path / "state.json").write_text(json.dumps(values))
+
+
+def test_a_status_is_read_as_it_was_written(folder):
+    assert folder.status() == JobStatus(State.STARTING)
+    folder.write_status(RUNNING)
+    assert folder.status() == RUNNING
+    assert JobFolder.open("local", folder.id).status() == RUNNING
+    assert not list(folder.path.glob("*.part"))
+
+
+def test_a_supervisor_whose_number_belongs_to_another_process_now_is_gone(folder):
+    folder.write_status(RUNNING)
+    supervised_by(folder, start=ProcessName.own().start + 1)
+    assert (folder.status().state, folder.status().tasks) == (State.LOST, RUNNING.tasks)
+
+
+def test_a_job_that_has_ended_is_not_lost_when_its_supervisor_is_gone(folder):
+    ended = dataclasses.replace(RUNNING, state=State.SUCCEEDED)
+    folder.write_status(ended)
+    supervised_by(folder, start=1)
+    assert folder.status() == ended
+
+
+def test_a_supervisor_on_another_machine_is_not_declared_lost(folder):
+    folder.write_status(RUNNING)
+    supervised_by(folder, place="elsewhere boot namespace", start=1)
+    assert folder.status().state == State.RUNNING
+    assert folder.status().reason == "as last written by its supervisor on elsewhere; ask there"
+
+
+@pytest.mark.parametrize("job_id", ["..", "../jobs", "", "20200101-000000-abcdef", "a/b"])
+def test_ids_that_name_no_job_are_refused(folder, job_id):
+    with pytest.raises(BackendError, match="there is no job local://"):
+        JobFolder.open("local", job_id)
+
+
+def test_a_job_of_another_back_end_or_user_is_refused(folder, monkeypatch):
+    with pytest.raises(BackendError, match="is a job of the back end local, not of ssh"):
+        JobFolder.open("ssh", folder.id)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    with pytest.raises(BackendError, match="belongs to another user"):
+        JobFolder.open("local", folder.id)
+    assert list(JobFolder.all()) == []
+
+
+def test_a_damaged_file_is_an_error_with_its_path(folder):
+    (folder.path / "state.json").write_text("{")
+    with pytest.raises(BackendError, match=r"state\.json cannot be read"):
+        folder.status()
+
+
+def test_only_folders_of_jobs_that_ended_long_ago_are_removed(folder, monkeypatch):
+    running, lately = JobFolder.create("local"), JobFolder.create("local")
+    for each, state in ((folder, State.FAILED), (running, State.RUNNING), (lately, State.FAILED)):
+        each.write_status(JobStatus(state))
+    monkeypatch.setattr(job_folder, "KEEP_SECONDS", 1000.0)
+    for each in (folder, running):
+        for path in (each.output, each.path):
+            os.utime(path, (time.time() - 2000,) * 2)
+    assert {each.id for each in JobFolder.all()} == {running.id, lately.id}
+    assert not folder.path.exists()

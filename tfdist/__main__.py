@@ -1,0 +1,6 @@
+"""Runs the command `tfdist`, as `python -m tfdist`: see `launch/commands.py`."""
+
+from tfdist.launch.commands import main
+
+if __name__ == "__main__":
+    main()
