@@ -23,8 +23,8 @@ def explain(plan: Plan) -> None:
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
     program = plan.job.program
-    named = program.script or f"-m {program.module}"
-    print(f"program   {printable(without_secrets(shlex.join([named, *program.args])))}   in {printable(plan.job.folder)}")
+    words = [program.script] if program.script is not None else ["-m", str(program.module)]
+    print(f"program   {printable(without_secrets(shlex.join([*words, *program.args])))}   in {printable(plan.job.folder)}")
     for word, line in plan.notes:
         print(f"{word:<9} {line}")
     for warning in plan.warnings:

@@ -6,6 +6,7 @@ import selectors
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import Source
@@ -85,7 +86,8 @@ class LocalTasks:
         """
         self._ports = HeldPorts()
         self.cluster: Cluster = self._ports.hold(plan.described_cluster, listening)
-        tasks = [task for task in self.cluster.training_tasks if task.name in listening]
+        # By this name, because the host of the description may be one that only others know.
+        tasks = [dataclasses.replace(task, host="localhost") for task in self.cluster.training_tasks if task.name in listening]
         self._probe = ListenProbe(tasks if len(self.cluster.training_tasks) > 1 else ())
         removed = [files.report_dir] if files.report_dir not in (None, files.log_dir) else []
         self._processes = LocalProcesses(
@@ -103,6 +105,11 @@ class LocalTasks:
         """The log of the fork server."""
         return self._processes.log
 
+    def also_wait_for(self, file: Any) -> None:
+        """Makes `poll` return early when `file` can be read. Its owner reads it."""
+        self._output.register(file, selectors.EVENT_READ)
+        self._control.register(file, selectors.EVENT_READ)
+
     def set_cluster(self, cluster: Cluster) -> None:
         """Sets the cluster that tasks started from now on find in TF_CONFIG."""
         self._processes.plan = self._processes.plan.with_cluster(cluster)
@@ -119,7 +126,7 @@ class LocalTasks:
                     events.append(Output(key.fileobj.task, data, is_last=not data))
                 if data == b"":
                     self._output.unregister(key.fileobj)
-            else:
+            elif key.fileobj is self._processes:
                 events.append(self._processes.read())
                 if isinstance(events[-1], Lost):
                     self._output.unregister(self._processes)

@@ -30,7 +30,11 @@ class QuickPopen(subprocess.Popen):
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
-if __name__ == "__main__":
+def make_quick():
     processes.subprocess = type(sys)("subprocess")
     processes.subprocess.__dict__.update(vars(subprocess), Popen=QuickPopen)
+
+
+if __name__ == "__main__":
+    make_quick()
     cli.main()

@@ -1,0 +1,259 @@
+"""The agent on a host of a job: runs the host's tasks as the back end `local` does, for a launcher at the other end of stdin.
+
+It ends all of them when its standard input ends, when it hears nothing for `--ssh_silence` seconds, or when nobody reads what
+it says: remote tasks live no longer than their launcher, even if the connection is cut. If the agent itself is killed, the fork
+server ends them.
+"""
+
+import dataclasses
+import os
+import select
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tfdist.choice import Choice
+from tfdist.cluster import Cluster
+from tfdist.dialects import read
+from tfdist.errors import ClusterError
+from tfdist.launch.backends.local.backend import LocalTasks, plan
+from tfdist.launch.backends.ssh.frames import BEAT_SECONDS, START, Decoder, encode
+from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped
+from tfdist.launch.job import Job, JobFiles, Program
+from tfdist.version import __version__
+
+POLL_SECONDS = 0.5
+RESOLVE_SECONDS = 5.0
+
+
+class _Ended(Exception):
+    """The launcher is gone, or wants the end."""
+
+
+class _Launcher:
+    """The launcher, at the other end of standard input and output."""
+
+    def __init__(self, silence: float) -> None:
+        # Whatever else prints in this process, prints to standard error.
+        self._out = os.dup(1)
+        os.dup2(2, 1)
+        os.set_blocking(self._out, False)
+        os.set_blocking(0, False)
+        self._decoder = Decoder()
+        self._silence = silence
+        self._heard_at = time.monotonic()
+        self._said_at = 0.0
+        self._write(START)
+
+    def fileno(self) -> int:
+        return 0
+
+    def say(self, message: dict[str, Any], data: bytes = b"") -> None:
+        self._write(encode(message, data))
+
+    def beat(self) -> None:
+        """Says that this side is alive, once a second."""
+        if time.monotonic() - self._said_at >= BEAT_SECONDS:
+            self.say({"beat": True})
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Returns what the launcher has said. Raises _Ended if it is gone."""
+        messages: list[dict[str, Any]] = []
+        while True:
+            try:
+                data = os.read(0, 1 << 16)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                raise _Ended from error
+            if not data:
+                raise _Ended
+            self._heard_at = time.monotonic()
+            messages += [message for message, _ in self._decoder.feed(data)]
+        if time.monotonic() - self._heard_at > self._silence:
+            print(f"tfdist agent: nothing heard for {self._silence:.0f} s; ending the tasks", file=sys.stderr)
+            raise _Ended
+        return messages
+
+    def _write(self, data: bytes) -> None:
+        self._said_at = time.monotonic()
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._out, view) :]
+            except BlockingIOError:
+                if not select.select([], [self._out], [], self._silence)[1]:
+                    raise _Ended from None
+            except OSError as error:
+                raise _Ended from error
+
+
+class _Agent:
+    """The tasks of this host."""
+
+    def __init__(self, launcher: _Launcher, hello: dict[str, Any], folder: Path) -> None:
+        self._launcher = launcher
+        self._reports = folder
+        self._reporter = ""
+        self._has_room = True
+        cluster = _cluster(hello["cluster"])
+        open_ports = set(hello["open_ports"])
+        opened = (dataclasses.replace(task, port=None) if task.name in open_ports else task for task in cluster.tasks)
+        mine = set(hello["tasks"])
+        job = Job(
+            dataclasses.replace(cluster, tasks=tuple(opened)),
+            Choice(**hello["choice"]),
+            Program(**hello["program"]),
+            gpus_per_task=hello["gpus_per_task"],
+            environment=hello["environment"],
+            folder=hello["folder"],
+            verbose=hello["verbose"],
+        )
+        planned = plan(job, lambda task: task.name in mine)
+        if planned.refusal is not None:
+            raise planned.refusal
+        (folder / "log").mkdir()
+        listening = {task.name for task in cluster.training_tasks if task.name in mine}
+        self._tasks = LocalTasks(planned, JobFiles(folder / "log", folder), listening, adopt=True)
+        self._tasks.also_wait_for(launcher)
+        launcher.say(
+            {
+                "hello": {
+                    "version": __version__,
+                    "address": (os.environ.get("SSH_CONNECTION", "").split() or [""] * 3)[2],
+                    "unknown_hosts": _unknown({task.host for task in cluster.tasks if task.host}),
+                    "ports": {task.name: task.port for task in self._tasks.cluster.tasks if task.name in mine},
+                    "warnings": list(planned.warnings),
+                }
+            }
+        )
+
+    def serve(self) -> None:
+        """Serves until the launcher wants the end or is gone."""
+        try:
+            while True:
+                for message in self._launcher.hear():
+                    self._obey(message)
+                for event in self._tasks.poll(POLL_SECONDS, output=self._has_room):
+                    self._pass_on(event)
+                self._launcher.beat()
+        except _Ended:
+            pass
+        finally:
+            last = self._tasks.close()
+        for event in last:
+            self._pass_on(event)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        if "start" in message:
+            task = self._tasks.cluster.find(*_split(message["start"]))
+            report = None
+            if message["report"]:
+                self._reporter = task.name
+                report = str(self._reports / "report.json")
+            self._tasks.start(task, message["env"], report, message["terminal"])
+        elif "signal" in message:
+            self._tasks.signal(message["tasks"], message["signal"])
+        elif "cluster" in message:
+            self._tasks.set_cluster(_cluster(message["cluster"]))
+        elif "output" in message:
+            self._has_room = message["output"]
+        elif "end" in message:
+            raise _Ended
+
+    def _pass_on(self, event: Event) -> None:
+        say = self._launcher.say
+        if isinstance(event, Output):
+            say({"output": event.task, "last": event.is_last}, event.data)
+        elif isinstance(event, NotStarted):
+            say({"not_started": event.task, "reason": event.note})
+        elif isinstance(event, Exited):
+            if event.task == self._reporter:
+                self._send_report(event.task)
+            say({"exited": event.task, "code": event.code, "time": event.time, "note": event.note})
+        elif isinstance(event, Stopped):
+            say({"stopped": event.task, "pid": event.pid, "signal": event.signal})
+        elif isinstance(event, Listening):
+            say({"listening": event.task})
+        elif isinstance(event, Ready):
+            say({"ready": True})
+        elif isinstance(event, Lost):
+            say({"lost": event.reason})
+
+    def _send_report(self, name: str) -> None:
+        try:
+            data = (self._reports / "report.json").read_bytes()
+        except OSError:
+            return
+        self._launcher.say({"report": name}, data)
+
+
+def _cluster(config: dict[str, Any]) -> Cluster:
+    cluster = read(config)
+    assert isinstance(cluster, Cluster)
+    return cluster
+
+
+def _split(name: str) -> tuple[str, int]:
+    job, _, index = name.partition(":")
+    return job, int(index)
+
+
+def _unknown(hosts: set[str]) -> list[str]:
+    """Returns the hosts that have no address here, or whose address is not found in time."""
+    known: set[str] = set()
+
+    def look_up(host: str) -> None:
+        try:
+            socket.getaddrinfo(host, 0)
+        except OSError:
+            return
+        known.add(host)
+
+    threads = [threading.Thread(target=look_up, args=(host,), daemon=True) for host in hosts]
+    deadline = time.monotonic() + RESOLVE_SECONDS
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return sorted(hosts - known)
+
+
+def _check(hello: dict[str, Any]) -> None:
+    """Changes into the folder of the job. Raises ClusterError if the folder or the program is not here."""
+    folder, script = hello["folder"], hello["program"]["script"]
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise ClusterError(
+            f"the working folder {folder} cannot be used there: {error.strerror}; name another with --ssh_folder"
+        ) from error
+    if script is not None and not os.path.isfile(script):
+        raise ClusterError(f"there is no program {script} in {folder} there; copy it, or use a shared folder (--ssh_folder)")
+
+
+def main(hello: dict[str, Any]) -> NoReturn:
+    """Runs the agent for the job that the launcher's first line describes."""
+    launcher = _Launcher(hello["silence"])
+    folder = Path(tempfile.mkdtemp(prefix="tfdist-agent-"))
+    code = 1
+    try:
+        _check(hello)
+        _Agent(launcher, hello, folder).serve()
+        code = 0
+    except _Ended:
+        pass
+    except (ClusterError, OSError) as error:
+        try:
+            launcher.say({"failed": str(error)})
+        except _Ended:
+            pass
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    sys.stderr.flush()
+    os._exit(code)  # Threads that look up a name may still wait.

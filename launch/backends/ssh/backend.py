@@ -1,0 +1,299 @@
+"""The back end `ssh`: an agent on each host, started with the user's own `ssh`, runs the tasks of that host."""
+
+import dataclasses
+import os
+import selectors
+import shlex
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tfdist
+from tfdist.cluster import Cluster, Task
+from tfdist.errors import Source
+from tfdist.launch.backends.interface import Attached, Backend, Plan
+from tfdist.launch.backends.local.ports import LOCAL_HOSTS
+from tfdist.launch.backends.ssh.frames import BOOTSTRAP, SILENCE_SECONDS
+from tfdist.launch.backends.ssh.link import Link
+from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped, Unreachable
+from tfdist.launch.job import Job, JobFiles
+from tfdist.version import __version__
+
+CLOSE_SECONDS = 7.5
+"""How long the agents may take to end their tasks, before ssh is killed."""
+
+BUFFERED_BYTES = 1 << 20
+"""Output that waits here for a slow reader, before the agents are told to keep theirs."""
+
+SENT_PREFIXES = ("TF_", "TFDIST_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "OMP_", "PYTHON")
+"""Variables of the launcher that the tasks get; `--env` adds others."""
+
+NOT_SENT = {"TF_CONFIG", "TFDIST_STATE_DIR", "PYTHONHOME"}
+
+
+def plan(job: Job) -> Plan:
+    """Plans a job on the hosts of its description."""
+    cluster = job.cluster
+    refusal = None
+    hosts = _by_host(cluster)
+    open_host = next((task.name for task in cluster.tasks if task.host is None), None)
+    loopback = next((host for host in hosts if host in LOCAL_HOSTS), None)
+    if open_host is not None:
+        refusal = cluster.source.error(f"{open_host} has no host; --backend ssh needs a description that names all hosts")
+    elif loopback is not None and len(hosts) > 1:
+        refusal = cluster.source.error(f"{loopback} is another machine on each of the hosts; give the name of the machine")
+    elif cluster.job("evaluator") and len(hosts) > 1 and not cluster.job_dir:
+        refusal = Source("flags", "--job_dir").error("an evaluator on several hosts needs a folder that all of them share")
+    elif not _is_silence(job.options.get("ssh_silence", "20")):
+        refusal = Source("flags", "--ssh_silence").error(f"{job.options['ssh_silence']!r} is not a number of seconds from 3")
+    elif shutil.which("ssh") is None:
+        refusal = Source("environment", "PATH").error("--backend ssh needs the command ssh")
+    notes = [("host", f"{host}: {', '.join(task.name for task in tasks)}") for host, tasks in hosts.items()]
+    command = shlex.join(_command("HOST", job))
+    return Plan(
+        dataclasses.replace(job, cluster=cluster.addressed()),
+        open_ports=frozenset(task.name for task in cluster.tasks if task.port is None),
+        notes=(*notes, ("machine", "GPUs and cores of each host are divided among its tasks there"), ("ssh", command)),
+        refusal=refusal,
+    )
+
+
+def _is_silence(text: str) -> bool:
+    try:
+        return 3 <= float(text) < 1e6
+    except ValueError:
+        return False
+
+
+def _by_host(cluster: Cluster) -> dict[str, list[Task]]:
+    hosts: dict[str, list[Task]] = {}
+    for task in cluster.tasks:
+        hosts.setdefault((task.host or "localhost").lower(), []).append(task)
+    return hosts
+
+
+def _command(host: str, job: Job) -> list[str]:
+    """Returns the command line that starts the agent. Neither variables nor arguments of the program are in it."""
+    config = job.options.get("ssh_config")
+    python = job.options.get("ssh_python", sys.executable)
+    remote = f"exec {shlex.quote(python)} -c {shlex.quote(BOOTSTRAP)}"
+    options = ["BatchMode=yes", "ConnectTimeout=30", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=4"]
+    words = [word for option in options for word in ("-o", option)]
+    return ["ssh", *(["-F", config] if config else []), "-T", "-e", "none", *words, "--", host, remote]
+
+
+class RemoteTasks:
+    """Tasks on other hosts: a `TaskRunner`."""
+
+    def __init__(self, plan: Plan, files: JobFiles) -> None:
+        """Starts ssh to each host.
+
+        Args:
+            plan: the plan.
+            files: the folders of the job, on this machine.
+        """
+        self._plan = plan
+        self._log_dir = files.log_dir
+        self._cluster = plan.job.cluster
+        self._hosts = _by_host(self._cluster)
+        self._host_of = {task.name: host for host, tasks in self._hosts.items() for task in tasks}
+        self._hellos: dict[str, dict[str, Any]] = {}
+        self._ready: set[str] = set()
+        self._running: set[str] = set()
+        self._reports: dict[str, str] = {}
+        self._events: list[Event] = []
+        self._output: list[Output] = []
+        self._has_room = True
+        self._is_ready = False
+        self._selector = selectors.DefaultSelector()
+        self._links: dict[str, Link] = {}
+        for host in self._hosts:
+            self._connect(host)
+
+    @property
+    def log(self) -> Path | None:
+        """None: what ssh says is part of the reason of `Lost`."""
+        return None
+
+    def poll(self, timeout: float, *, output: bool = True) -> list[Event]:
+        """See `TaskRunner`."""
+        for host, link in list(self._links.items()):
+            link.tick()
+            if link.lost is not None:
+                self._lose(host)
+        waits = not self._events and not (output and self._output)
+        for key, _ in self._selector.select(timeout if waits else 0):
+            link = key.fileobj  # type: ignore[assignment]
+            for message, data in link.hear():
+                self._handle(link.host, message, data)
+            if link.lost is not None:
+                self._lose(link.host)
+        self._regulate(output)
+        events, self._events = self._events, []
+        if output:
+            # Output first: what a task printed before it exited is then in its log when the exit is judged.
+            events, self._output = [*self._output, *events], []
+        return events
+
+    def start(self, task: Task, environment: Mapping[str, str], report: str | None, terminal: bool) -> None:
+        """See `TaskRunner`."""
+        link = self._links.get(self._host_of[task.name])
+        if link is None:
+            reason = f"the connection to {self._host_of[task.name]} is gone"
+            self._events.append(NotStarted(task.name, 1, time.time(), reason))
+            return
+        if report is not None:
+            self._reports[task.name] = report
+        self._running.add(task.name)
+        link.say({"start": task.name, "env": dict(environment), "report": report is not None, "terminal": terminal})
+
+    def signal(self, names: list[str], number: int) -> None:
+        """See `TaskRunner`."""
+        for host, link in self._links.items():
+            if mine := [name for name in names if self._host_of[name] == host]:
+                link.say({"signal": int(number), "tasks": mine})
+
+    def close(self) -> list[Event]:
+        """See `TaskRunner`."""
+        for link in self._links.values():
+            link.say({"end": True})
+        deadline = time.monotonic() + CLOSE_SECONDS
+        last: list[Event] = []
+        while self._links and time.monotonic() < deadline:
+            last += self.poll(0.1)
+        for host in list(self._links):
+            self._drop(host)
+        self._selector.close()
+        return [event for event in last if isinstance(event, Output)]
+
+    def _connect(self, host: str) -> None:
+        job = self._plan.job
+        first_line = {
+            "env": {
+                name: value for name, value in os.environ.items() if name.startswith(SENT_PREFIXES) and name not in NOT_SENT
+            },
+            "path": _module_folders(),
+            "cluster": _config(self._cluster),
+            "open_ports": sorted(self._plan.open_ports),
+            "tasks": [task.name for task in self._hosts[host]],
+            "choice": dataclasses.asdict(job.choice),
+            "program": dataclasses.asdict(job.program),
+            "gpus_per_task": job.gpus_per_task,
+            "environment": dict(job.environment),
+            "folder": job.options.get("ssh_folder", job.folder),
+            "verbose": job.verbose,
+            "silence": float(job.options.get("ssh_silence", SILENCE_SECONDS)),
+        }
+        link = Link(host, _command(host, job), first_line, self._log_dir / f"ssh-{host.replace(':', '_')}.log")
+        self._links[host] = link
+        self._selector.register(link, selectors.EVENT_READ)
+
+    def _handle(self, host: str, message: dict[str, Any], data: bytes) -> None:
+        if "output" in message:
+            self._output.append(Output(message["output"], data, message["last"]))
+        elif "exited" in message:
+            self._running.discard(message["exited"])
+            self._events.append(Exited(message["exited"], message["code"], message["time"], message["note"]))
+        elif "not_started" in message:
+            self._running.discard(message["not_started"])
+            self._events.append(NotStarted(message["not_started"], 1, time.time(), message["reason"]))
+        elif "listening" in message:
+            self._events.append(Listening(message["listening"]))
+        elif "stopped" in message:
+            self._events.append(Stopped(message["stopped"], message["pid"], message["signal"]))
+        elif "report" in message:
+            self._write_report(message["report"], data)
+        elif "hello" in message:
+            self._greet(host, message["hello"])
+        elif "ready" in message:
+            self._ready.add(host)
+            if self._ready == set(self._hosts):
+                self._is_ready = True
+                self._events.append(Ready(self._cluster))
+        elif "failed" in message or "lost" in message:
+            self._links[host].lost = message.get("failed") or message["lost"]
+
+    def _greet(self, host: str, hello: dict[str, Any]) -> None:
+        """Notes the ports of a host; tells all hosts the addresses when the last has said its ports."""
+        if hello["version"] != __version__:
+            self._links[host].lost = f"tfdist {hello['version']} is installed there, and {__version__} here"
+            return
+        self._hellos[host] = hello
+        if self._hellos.keys() != self._hosts.keys():
+            return
+        # A name in the description may be one of the user's ssh configuration only.
+        unknown = {name for each in self._hellos.values() for name in each["unknown_hosts"]}
+        tasks = []
+        for task in self._cluster.tasks:
+            found = self._hellos[self._host_of[task.name]]
+            address = found["address"] if task.host in unknown and found["address"] else task.host
+            tasks.append(dataclasses.replace(task, host=address, port=found["ports"][task.name]))
+        self._cluster = dataclasses.replace(self._cluster, tasks=tuple(tasks))
+        for link in self._links.values():
+            link.say({"cluster": _config(self._cluster)})
+
+    def _write_report(self, name: str, data: bytes) -> None:
+        if name in self._reports:
+            part = Path(f"{self._reports[name]}.part")
+            try:
+                part.write_bytes(data)
+                part.rename(self._reports[name])
+            except OSError:
+                pass  # A full disk; the summary says nothing about steps then.
+
+    def _lose(self, host: str) -> None:
+        """Reports what a lost connection means: before the start of the tasks, the end of the job."""
+        reason = self._links[host].lost
+        self._drop(host)
+        if not self._is_ready:
+            self._events.append(Lost(f"{host} cannot be used: {reason}"))
+            return
+        for name in sorted(self._running):
+            if self._host_of[name] == host:
+                self._running.discard(name)
+                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), f"{host}: {reason}"))
+
+    def _drop(self, host: str) -> None:
+        link = self._links.pop(host)
+        self._selector.unregister(link)
+        link.close()
+
+    def _regulate(self, output: bool) -> None:
+        """Tells the agents to keep the output of their tasks while nobody takes it here."""
+        has_room = output or sum(len(each.data) for each in self._output) < BUFFERED_BYTES
+        if has_room != self._has_room:
+            self._has_room = has_room
+            for link in self._links.values():
+                link.say({"output": has_room})
+
+
+def _module_folders() -> list[str]:
+    """Returns where the hosts find modules besides their installed packages: PYTHONPATH, and the clone that runs here."""
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    clone = str(Path(tfdist.__file__).parent.parent)
+    return folders if "-packages" in clone or clone in folders else [*folders, clone]
+
+
+def _config(cluster: Cluster) -> dict[str, Any]:
+    """Returns the cluster as TF_CONFIG without a task, which `tfdist.read` reads."""
+    first = cluster.tasks[0]
+    return {name: value for name, value in cluster.tf_config(first.job, first.index).items() if name != "task"}
+
+
+BACKEND = Backend(
+    name="ssh",
+    title="the hosts of the description, over ssh",
+    plan=plan,
+    runs=Attached(RemoteTasks),
+    options={
+        "ssh_config": "File with the configuration of ssh. Default: yours.",
+        "ssh_python": "Python on the hosts, with tfdist installed. Default: the path of this one.",
+        "ssh_folder": "Working folder on the hosts. Default: the path of the current one.",
+        "ssh_silence": f"Seconds without a word after which a connection is lost, at least 3. Default: {SILENCE_SECONDS:.0f}.",
+    },
+    tools=("ssh",),
+)

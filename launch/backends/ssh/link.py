@@ -1,0 +1,139 @@
+"""`Link`: the connection to the agent on one host, a child process that runs `ssh`."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from tfdist.launch.backends.ssh.frames import BEAT_SECONDS, START, Decoder, encode
+from tfdist.launch.output import last_lines
+
+START_SECONDS = 60.0
+"""How long login and the start of the agent may take until its first word."""
+
+LONGEST_TICK_SECONDS = 1.0
+"""Longest time between two calls that counts as silence. After a longer one, this process was stopped itself."""
+
+_READ_BYTES = 1 << 18
+
+
+class Link:
+    """One connection. It never blocks: what cannot be sent yet waits in memory.
+
+    Attributes:
+        host: the host, as the description names it.
+        lost: why the connection is gone, as the second half of a sentence; None while it stands.
+    """
+
+    def __init__(self, host: str, command: list[str], first_line: dict[str, Any], log: Path) -> None:
+        """Starts `ssh`, and sends the line that the bootstrap reads.
+
+        Args:
+            host: the host.
+            command: the command line.
+            first_line: what the bootstrap and the agent get.
+            log: file for what ssh and the agent print to standard error.
+        """
+        self.host = host
+        self.lost: str | None = None
+        self._log = log
+        self._limit: float = first_line["silence"]
+        self._has_spoken = False
+        self._decoder = Decoder(START)
+        self._unsent = bytearray(encode(first_line))
+        self._silent = 0.0
+        self._last_tick = time.monotonic()
+        self._said_at = 0.0
+        try:
+            errors: Any = open(log, "ab")  # noqa: SIM115  closed below
+        except OSError:
+            errors = open(os.devnull, "wb")  # noqa: SIM115
+        with errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only.
+            )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout
+        for pipe in (self._in, self._out):
+            os.set_blocking(pipe.fileno(), False)
+
+    def fileno(self) -> int:
+        """Returns the descriptor that becomes readable when `hear` has something."""
+        return self._out.fileno()
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Sends a message as soon as possible."""
+        self._unsent += encode(message)
+        self._send()
+
+    def tick(self) -> None:
+        """Sends a sign of life and what waits, and notices that nothing is heard any more. Call it several times a second."""
+        now = time.monotonic()
+        self._silent += min(now - self._last_tick, LONGEST_TICK_SECONDS)
+        self._last_tick = now
+        limit = self._limit if self._has_spoken else START_SECONDS
+        if self.lost is None and self._silent > limit:
+            self._lose(f"nothing was heard from there for {limit:.0f} s")
+        elif now - self._said_at >= BEAT_SECONDS:
+            self._said_at = now
+            self.say({"beat": True})
+        else:
+            self._send()
+
+    def hear(self) -> list[tuple[dict[str, Any], bytes]]:
+        """Returns what the agent has said."""
+        try:
+            data = os.read(self._out.fileno(), _READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self._lose(None)
+            return []
+        self._silent = 0.0
+        found = self._decoder.feed(data)
+        self._has_spoken = self._has_spoken or bool(found)
+        return found
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until ssh has ended; returns whether it has."""
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Ends ssh. The agent notices it, and ends."""
+        for pipe in (self._in, self._out):
+            try:
+                pipe.close()
+            except OSError:
+                pass
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self.lost = self.lost or "it was closed"
+
+    def _send(self) -> None:
+        while self._unsent and self.lost is None:
+            try:
+                sent = os.write(self._in.fileno(), self._unsent[: 1 << 16])
+            except BlockingIOError:
+                return
+            except OSError:
+                return  # ssh has ended; `hear` finds out why.
+            del self._unsent[:sent]
+
+    def _lose(self, reason: str | None) -> None:
+        if reason is None:
+            ended = f"ssh ended with {self._process.returncode}" if self.wait(2.0) else "ssh closed its output"
+            last = last_lines(self._log)[-1:]
+            reason = f"{ended}: {last[0].strip()}" if last else ended
+        self.lost = self.lost or reason

@@ -1,0 +1,291 @@
+"""The back end ssh: real servers on this machine, each a host; its tasks run without TensorFlow, except in the last test."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import ssh_here
+from conftest import MARK, processes_of
+from support_paths import CHECKOUT, PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(ssh_here.REASON is not None, reason=str(ssh_here.REASON))]
+
+SERVES = """
+import json, os, pathlib, socket, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+me = config["task"]
+address = config["cluster"][me["type"]][me["index"]]
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("", int(address.rpartition(":")[2])))
+listener.listen()
+pathlib.Path(f"pid-{me['index']}").write_text(str(os.getpid()))
+"""
+
+
+class Hosts:
+    """Hosts `h1` and `h2`, and the launcher that uses them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.python = folder / "python"
+        self.python.write_text(f'#!/bin/sh\nPYTHONPATH={CHECKOUT} exec {sys.executable} {PROGRAMS / "quick_agent.py"} "$@"\n')
+        self.python.chmod(0o755)
+        ssh_here.keys(folder)
+
+    def start(
+        self, body, *words, arguments=(), cluster="horovodrun -np 4 -H h1:2,h2:2", command=("-m", "tfdist", "run"), **more
+    ):
+        """Starts the launcher; returns its process."""
+        for path in self.folder.glob("pid-*"):
+            path.unlink()
+        (self.folder / "program.py").write_text(body)
+        flags = ["--backend", "ssh", "--ssh_config", str(self.folder / "config"), "--cluster", cluster]
+        if "--ssh_python" not in words:
+            flags += ["--ssh_python", str(self.python)]
+        environ = (
+            os.environ | {"PYTHONPATH": str(CHECKOUT), "TFDIST_STATE_DIR": str(self.folder / "state"), MARK: self.mark} | more
+        )
+        return subprocess.Popen(
+            [sys.executable, *command, *flags, *words, "program.py", *arguments],
+            cwd=self.folder,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words, timeout=60, **more):
+        """Runs the launcher to its end; returns exit code and output. Nothing of it is left."""
+        process = self.start(*words, **more)
+        output = process.communicate(timeout=timeout)[0]
+        assert self.left(within=2) == {}
+        return process.returncode, output
+
+    def pids(self, count):
+        """Waits until `count` tasks run; returns their process ids."""
+        deadline = time.monotonic() + 40
+        while True:
+            texts = [path.read_text() for path in sorted(self.folder.glob("pid-*"))]
+            if len(texts) == count and all(texts):
+                return [int(text) for text in texts]
+            assert time.monotonic() < deadline, texts
+            time.sleep(0.05)
+
+    def left(self, within):
+        """Returns the processes of launcher, hosts and tasks that are alive after `within` seconds; at once when none are."""
+        deadline = time.monotonic() + within
+        while (alive := processes_of(self.mark)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return alive
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    hosts = Hosts(tmp_path_factory.mktemp("ssh"))
+    port = ssh_here.free_port()
+    ssh_here.add_host(hosts.folder, "h1 h2", "127.0.0.1", port)
+    with ssh_here.server(hosts.folder, "127.0.0.1", port, variables={MARK: hosts.mark}):
+        yield hosts
+
+
+@pytest.fixture(autouse=True)
+def ends_everything(request):
+    yield
+    if "hosts" in request.fixturenames:
+        for pid in processes_of(request.getfixturevalue("hosts").mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def command_lines():
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes())
+        except OSError:
+            continue
+    return lines
+
+
+def test_arguments_variables_output_and_report_arrive_and_no_process_list_shows_them(hosts):
+    odd = "ge heim\n\"$HOME\" 'q' `id` ü \\ %s"
+    body = SERVES + (
+        "print('got', json.dumps([os.environ['SECRET'], sys.argv[1:]]), os.getppid(), flush=True)\n"
+        "if os.environ['TFDIST_REPORT']: pathlib.Path(os.environ['TFDIST_REPORT']).write_text('{\"steps\": 5}')\n"
+        "while not os.path.exists('go'): time.sleep(0.05)\n"
+    )
+    launcher = hosts.start(body, "--env", "SECRET", "--summary", "summary.json", arguments=(odd, "--x="), SECRET=odd)
+    hosts.pids(4)
+    lines = [line for line in command_lines() if b"ge heim" in line]
+    (hosts.folder / "go").touch()
+    output = launcher.communicate(timeout=40)[0]
+    (hosts.folder / "go").unlink()
+    assert launcher.returncode == 0, output
+    assert all(b"tfdist\0run" in line for line in lines)  # The user's own command names it; no other does.
+    got = [line for line in output.splitlines() if " | got " in line]
+    assert len(got) == 4 and all(json.dumps([odd, [odd, "--x="]]) in line for line in got)
+    assert len({line.rpartition(" ")[2] for line in got}) == 2  # One fork server for each host.
+    assert json.loads((hosts.folder / "summary.json").read_text())["steps"] == 5
+    assert hosts.left(within=2) == {}
+
+
+def test_a_task_that_fails_ends_all_and_is_named_with_its_last_lines(hosts):
+    body = SERVES + "if me['index'] == 2: print('my last words', flush=True); sys.exit(7)\ntime.sleep(600)"
+    code, output = hosts.run(body)
+    assert code == 7
+    assert "tfdist: worker:2 failed first: it exited with 7" in output
+    assert "my last words" in output.rpartition("the last lines of")[2]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_remote_tasks_die_with_the_launcher(hosts, number):
+    launcher = hosts.start(
+        SERVES + "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)"
+    )
+    hosts.pids(4)
+    launcher.send_signal(number)
+    assert hosts.left(within=10) == {}
+    assert launcher.wait(1) == (130 if number == signal.SIGINT else -9)
+
+
+def test_a_killed_agent_takes_its_tasks_along_and_is_named(hosts):
+    launcher = hosts.start(SERVES + "time.sleep(600)")
+    pid = hosts.pids(4)[3]
+    fork_server = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    agent = int(Path(f"/proc/{fork_server}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(agent, signal.SIGKILL)
+    output = launcher.communicate(timeout=30)[0]
+    assert launcher.returncode == 137
+    assert "worker:2 failed first: it cannot be reached any more: h2: ssh ended with" in output
+    assert hosts.left(within=10) == {}
+
+
+def test_much_output_arrives_complete_also_behind_a_slow_reader(hosts):
+    lines = 30_000
+    body = SERVES + f"for n in range({lines}): print('x' * 90, n)\n"
+    launcher = hosts.start(body)
+    time.sleep(4)  # Meanwhile nobody reads, and 10 MB are more than pipes and buffers hold.
+    output = launcher.communicate(timeout=50)[0]
+    assert launcher.returncode == 0
+    (folder,) = {path.parent for path in hosts.folder.glob("tfdist_logs/*/worker-0.log") if path.stat().st_size > 1 << 20}
+    for index in range(4):
+        log = (folder / f"worker-{index}.log").read_text().splitlines()
+        assert [line.split()[1] for line in log] == [str(n) for n in range(lines)]
+    left_out = sum(int(line.split()[1]) for line in output.splitlines() if "left out here" in line)
+    assert output.count("| xxx") + left_out == 4 * lines
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "more", "message"),
+    [
+        ((), {"cluster": "horovodrun -np 2 -H h1:1,nowhere:1"}, "tfdist: nowhere cannot be used: ssh ended with 255: ssh: "),
+        (("--ssh_python", "/no/python"), {}, "cannot be used: ssh ended with 127: "),
+        (
+            ("--ssh_folder", "/no/folder"),
+            {},
+            "cannot be used: the working folder /no/folder cannot be used there: No such file",
+        ),
+        (
+            ("--ssh_folder", "/"),
+            {},
+            "cannot be used: there is no program program.py in / there; copy it, or use a shared folder",
+        ),
+    ],
+)
+def test_a_host_that_cannot_be_used_is_one_line(hosts, words, more, message):
+    code, output = hosts.run(SERVES, *words, **more)
+    assert code == 1
+    (line,) = [line for line in output.splitlines() if "cannot be used" in line]
+    assert message in line
+
+
+def test_a_job_in_the_background_is_followed_and_ended_by_its_handle(hosts):
+    launcher = hosts.start(SERVES + "print('ready', flush=True)\ntime.sleep(600)", "--detach")
+    handle = launcher.communicate(timeout=40)[0].strip()
+    assert launcher.returncode == 0 and handle.startswith("ssh://")
+    hosts.pids(4)
+    environ = os.environ | {"TFDIST_STATE_DIR": str(hosts.folder / "state")}
+
+    def tfdist(*words):
+        command = [sys.executable, "-m", "tfdist", *words]
+        return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=40).stdout
+
+    deadline = time.monotonic() + 20
+    while f"{handle}  running" not in (status := tfdist("status", handle)):
+        assert time.monotonic() < deadline, status
+    assert "worker:3  running  127.0.0.1" in status
+    assert tfdist("logs", handle, "worker:3") == "ready\n"
+    assert tfdist("cancel", handle) == f"{handle}  cancelled\n"
+    assert hosts.left(within=2) == {}
+
+
+@pytest.fixture
+def far_hosts(tmp_path):
+    """Hosts h1 and h2 in network namespaces of their own; the launcher reaches them over a virtual cable."""
+    if ssh_here.NAMESPACES is not None:
+        pytest.skip(ssh_here.NAMESPACES)
+    hosts = Hosts(tmp_path)
+    with ExitStack() as stack:
+        for number, name in enumerate(("h1", "h2")):
+            address = stack.enter_context(ssh_here.namespace(f"tfd{os.getpid()}{number}", 84 + number))
+            ssh_here.add_host(tmp_path, name, address, 2222)
+            prefix = ("ip", "netns", "exec", f"tfd{os.getpid()}{number}")
+            stack.enter_context(ssh_here.server(tmp_path, address, 2222, prefix=prefix, variables={MARK: hosts.mark}))
+        yield hosts
+        for pid in processes_of(hosts.mark):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def test_when_the_link_is_cut_the_remote_tasks_end_and_the_host_is_named(far_hosts):
+    launcher = far_hosts.start(SERVES + "time.sleep(600)", "--ssh_silence", "4")
+    pids = far_hosts.pids(4)
+    subprocess.run(["ip", "link", "set", f"v{os.getpid()}1", "down"], check=True)
+    cut = time.monotonic()
+    output = launcher.communicate(timeout=40)[0]
+    assert launcher.returncode == 137 and time.monotonic() - cut < 15
+    assert "cannot be reached any more: h2: nothing was heard from there for 4 s" in output
+    assert far_hosts.left(within=10) == {}
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+TRAINS = """
+import keras, numpy as np, tfdist
+with tfdist.strategy().scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=16, epochs=2, verbose=2)
+"""
+
+
+def test_a_model_trains_on_two_hosts_and_each_imports_tensorflow_once(hosts):
+    code, output = hosts.run(
+        TRAINS,
+        "--summary",
+        "trained.json",
+        "--ssh_python",
+        sys.executable,
+        cluster="horovodrun -np 4 -H h1:2,h2:2",
+        timeout=200,
+    )
+    assert code == 0, output
+    summary = json.loads((hosts.folder / "trained.json").read_text())
+    assert (summary["strategy"], summary["steps"]) == ("multi_worker_mirrored", 8)
+    assert "worker:0 | Epoch 2/2" in output
