@@ -58,8 +58,8 @@ def environment(words: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not name or name.strip() != name or "\0" in word:
-            raise UsageError("--env: expected NAME=VALUE, or NAME for its value here")
+            raise UsageError("--env: expected NAME=... or NAME, which takes its value here")
         if not equals and name not in os.environ:
-            raise UsageError(f"--env {name}: this variable has no value here; set it, or give --env {name}=VALUE")
+            raise UsageError(f"--env {name}: this variable has no value here; set it, or give --env {name}=...")
         found[name] = value if equals else os.environ[name]
     return found

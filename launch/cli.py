@@ -28,12 +28,13 @@ from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import checks, command_line, dry_run
 from tfdist.launch.attached import Settings, run_attached
-from tfdist.launch.backends.interface import Attached, BackendError, handle_of
+from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
 from tfdist.launch.background import run_in_background
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.help_topics import help_text
 from tfdist.launch.job import Job, Program
+from tfdist.launch.submitted import run_submitted
 from tfdist.rank_info import RankInfo
 
 FLAGS = flags.FLAGS
@@ -136,8 +137,7 @@ def _run(program: Program) -> int:
         raise plan.refusal
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
-        print(handle_of(backend.name, backend.runs.submit(plan)))
-        return 0
+        return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
     settings = Settings(FLAGS.log_dir, FLAGS.summary, FLAGS.start_timeout)
     if FLAGS.detach:
         return run_in_background(backend.name, backend.runs, plan, settings)

@@ -45,7 +45,7 @@ def plain(tmp_path):
     with_package = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}:{CHECKOUT}"}
 
     def run(*words):
-        command = [sys.executable, "-m", "tfdist", "run", *words]
+        command = [sys.executable, "-m", "tfdist", *words]
         return subprocess.run(command, cwd=tmp_path, env=with_package, capture_output=True, text=True, timeout=60, check=False)
 
     return run
@@ -56,10 +56,10 @@ def test_the_back_end_of_the_page_runs_a_job_and_its_failure_is_found(plain):
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
         addresses = [f"localhost:{server.getsockname()[1]}" for server in (one, other)]
     cluster = ("--backend", "plain", "--cluster", json.dumps({"cluster": {"worker": addresses}}), "program.py")
-    got = plain(*cluster, "well")
+    got = plain("run", *cluster, "well")
     assert got.returncode == 0, got.stdout + got.stderr
     assert got.stderr == "" and "worker:1 | I am 1 well" in got.stdout and "tfdist: done in" in got.stdout
-    got = plain(*cluster, "fail")
+    got = plain("run", *cluster, "fail")
     assert got.returncode == 7
     assert (
         "tfdist: worker:1 failed first: it exited with 7" in got.stdout
@@ -110,3 +110,67 @@ def test_an_unknown_back_end_is_an_error_with_all_names():
     with pytest.raises(BackendError, match=r"'locl' is not a back end; there are local.*; did you mean local\?"):
         find("locl")
     assert list(registry.backends()) == [backend.name for backend in BUILT_IN]
+
+
+QUEUE = """
+import json, os, pathlib
+from dataclasses import replace
+from tfdist.launch.backends.interface import Backend, BackendError, LogLine, Plan
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+
+FOLDER = pathlib.Path(__file__).parent
+
+def plan(job):
+    request = "queue " + job.options.get("queue_name", "all") + " " + " ".join(task.name for task in job.cluster.tasks)
+    return Plan(replace(job, cluster=job.cluster.addressed()), request=request)
+
+class Queue:
+    def submit(self, plan):
+        (FOLDER / "17").write_text(plan.request)
+        return "17"
+
+    def status(self, job_id):
+        if not (FOLDER / job_id).exists():
+            raise BackendError(f"the queue has no job {job_id}")
+        return JobStatus(State.FAILED, (TaskStatus("worker:0", State.FAILED, "node7", exit_code=3),), "node7 burns", 3)
+
+    def logs(self, job_id, task, follow):
+        yield LogLine("", (FOLDER / job_id).read_text())
+        yield LogLine("worker:0", f"task={task} follow={follow}")
+
+    def cancel(self, job_id):
+        raise BackendError("the queue does not answer")
+
+BACKEND = Backend("queue", "a queue", plan=plan, runs=Queue(), options={"queue_name": "Which queue."})
+"""
+
+
+@pytest.mark.cluster
+def test_a_detached_back_end_answers_all_verbs_and_gets_what_the_dry_run_shows(plain, tmp_path):
+    site = tmp_path / "site"
+    (site / "tfdist_plain-1.0.dist-info" / "entry_points.txt").write_text(f"[{GROUP}]\nqueue = tfdist_queue:BACKEND\n")
+    (site / "tfdist_queue.py").write_text(QUEUE)
+    words = ("run", "--backend", "queue", "--queue_name", "fast", "-n", "1", "program.py")
+    dry = plain(*words[:1], "--dry_run", *words[1:])
+    assert dry.returncode == 0 and not (site / "17").exists()
+    job = plain(*words)
+    assert (job.returncode, job.stderr) == (3, "")
+    assert job.stdout.splitlines() == [
+        "tfdist: 1 worker, submitted as queue://17",
+        "queue fast worker:0",
+        "worker:0 | task=None follow=True",
+        "tfdist: queue://17 failed: node7 burns",
+    ]
+    assert dry.stdout.splitlines()[-1] == (site / "17").read_text()
+    assert plain(*words[:1], "--detach", *words[1:]).stdout == "queue://17\n"
+    status = plain("status", "queue://17")
+    assert status.returncode == 1
+    assert status.stdout == "queue://17  failed: node7 burns\n  worker:0  failed  node7  exit code 3\n"
+    assert plain("logs", "queue://17", "worker:0").stdout.splitlines()[1] == "task=worker:0 follow=False"
+    for command, message in (
+        (("status", "queue://18"), "the queue has no job 18"),
+        (("logs",), "expected HANDLE or HANDLE TASK"),
+    ):
+        got = plain(*command)
+        assert (got.returncode, got.stderr.count("\n")) == (2, 1) and message in got.stderr
+    assert "--queue_name goes with --backend queue" in plain("run", "--queue_name", "fast", "-n", "1", "program.py").stderr

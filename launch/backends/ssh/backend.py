@@ -21,6 +21,7 @@ from tfdist.launch.backends.ssh.frames import BOOTSTRAP, SILENCE_SECONDS
 from tfdist.launch.backends.ssh.link import Link
 from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped, Unreachable
 from tfdist.launch.job import Job, JobFiles
+from tfdist.messages import printable
 from tfdist.version import __version__
 
 CLOSE_SECONDS = 7.5
@@ -188,7 +189,8 @@ class RemoteTasks:
             "verbose": job.verbose,
             "silence": float(job.options.get("ssh_silence", SILENCE_SECONDS)),
         }
-        link = Link(host, _command(host, job), first_line, self._log_dir / f"ssh-{host.replace(':', '_')}.log")
+        name = self._hosts[host][0].host or host  # As the user wrote it: names in a configuration of ssh have capitals.
+        link = Link(host, _command(name, job), first_line, self._log_dir / f"ssh-{host.replace(':', '_')}.log")
         self._links[host] = link
         self._selector.register(link, selectors.EVENT_READ)
 
@@ -215,7 +217,7 @@ class RemoteTasks:
                 self._is_ready = True
                 self._events.append(Ready(self._cluster))
         elif "failed" in message or "lost" in message:
-            self._links[host].lost = message.get("failed") or message["lost"]
+            self._links[host].lost = printable(message.get("failed") or message["lost"])
 
     def _greet(self, host: str, hello: dict[str, Any]) -> None:
         """Notes the ports of a host; tells all hosts the addresses when the last has said its ports."""

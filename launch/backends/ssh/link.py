@@ -8,6 +8,7 @@ from typing import Any
 
 from tfdist.launch.backends.ssh.frames import BEAT_SECONDS, START, Decoder, encode
 from tfdist.launch.output import last_lines
+from tfdist.messages import printable
 
 START_SECONDS = 60.0
 """How long login and the start of the agent may take until its first word."""
@@ -97,7 +98,11 @@ class Link:
             self._lose(None)
             return []
         self._silent = 0.0
-        found = self._decoder.feed(data)
+        try:
+            found = self._decoder.feed(data)
+        except ValueError:
+            self._lose("something else than the agent wrote to the connection")
+            return []
         self._has_spoken = self._has_spoken or bool(found)
         return found
 
@@ -135,5 +140,5 @@ class Link:
         if reason is None:
             ended = f"ssh ended with {self._process.returncode}" if self.wait(2.0) else "ssh closed its output"
             last = last_lines(self._log)[-1:]
-            reason = f"{ended}: {last[0].strip()}" if last else ended
+            reason = f"{ended}: {printable(last[0].strip())}" if last else ended
         self.lost = self.lost or reason

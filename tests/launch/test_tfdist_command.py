@@ -1,0 +1,137 @@
+"""The command `tfdist`: its verbs, help, what users of other launchers type, and doctor."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from absl import flags
+
+from tfdist.launch import cli, command_line, help_topics
+from tfdist.launch.commands import COMMANDS, HELP
+from tfdist.launch.errors import UsageError
+from tfdist.version import __version__
+
+
+@pytest.fixture
+def tfdist(tmp_path):
+    def run(*words):
+        environ = os.environ | {"TFDIST_STATE_DIR": str(tmp_path / "state")}
+        command = [sys.executable, "-m", "tfdist", *words]
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ, timeout=60, check=False)
+
+    return run
+
+
+def test_help_and_version_and_the_help_of_every_verb(tfdist):
+    assert tfdist("--help").stdout == HELP
+    assert tfdist("--version").stdout == f"tfdist {__version__}\n"
+    for verb in COMMANDS:
+        assert f"tfdist {verb}" in HELP
+        got = tfdist(verb, "--help")
+        assert (got.returncode, got.stderr) == (0, ""), verb
+        assert len(got.stdout.splitlines()) >= 3
+    assert tfdist().returncode == 2
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["status"], ["translate", "-h"]])
+def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
+    code = (
+        "import sys\nfrom tfdist.launch.commands import main\n"
+        "try:\n    main()\nexcept SystemExit as end: assert not end.code\n"
+        "assert not {'tensorflow', 'keras', 'numpy'} & sys.modules.keys()\n"
+        "assert sys.argv[1:] != ['--help'] or 'tfdist.launch.cli' not in sys.modules"
+    )
+    environ = os.environ | {"TFDIST_STATE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code, *words], check=True, env=environ, capture_output=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["stauts"], "'stauts' is not a command; there are run, translate, status, logs, cancel, doctor; did you mean status?"),
+        (["train.py"], "train.py: the command is missing; did you mean tfdist run train.py?"),
+        (["--tier"], "--tier: the command is missing; did you mean tfdist run --tier?"),
+        (["run", "--teir", "BASIC"], "Did you mean: tier"),
+        (["run", "--backend", "loca", "-n", "1"], "'loca' is not a back end; there are local, ssh; did you mean local?"),
+        (["run", "--ssh_python", "x", "-n", "1"], "--ssh_python goes with --backend ssh, and this is --backend local"),
+        (
+            ["run", "--backend", "ssh", "-n", "1", "here.py"],
+            "worker:0 has no host; --backend ssh needs a description that names",
+        ),
+        (["run", "-n", "1", "--tier", "BASIC"], "give it without --tier and --cluster"),
+        (["run", "-n", "0"], "workers"),
+        (["run", "-n", "1", "--env", "=x", "here.py"], "--env: expected NAME=... or NAME"),
+        (["status", "--josn"], "Did you mean: json"),
+        (["status", "x"], "'x' is not a handle; expected BACKEND://ID"),
+        (["logs"], "expected HANDLE or HANDLE TASK"),
+        (["cancel"], "expected one HANDLE"),
+        (["cancel", "nowhere://1"], "'nowhere' is not a back end"),
+        (["doctor", "--fast"], "'--fast' is not a flag of it; there is --quick"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(tfdist, tmp_path, words, message):
+    (tmp_path / "here.py").write_text("")
+    got = tfdist(*words)
+    assert (got.returncode, got.stdout) == (2, "")
+    assert got.stderr.startswith("tfdist: ") and got.stderr.count("\n") == 1, got.stderr
+    assert message in got.stderr
+
+
+def split(*words):
+    return command_line.split(["tfdist run", *words], flags.FLAGS)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-n", "4"),
+        ("-n=4",),
+        ("--nproc_per_node=4",),
+        ("--nproc-per-node", "4"),
+        ("-np", "4"),
+        ("--num_processes", "4"),
+        ("--standalone", "--nnodes=1", "--nproc_per_node=4"),
+        ("--nnodes", "1:1", "--nproc-per-node=4"),
+    ],
+)
+def test_what_users_of_other_launchers_type_for_one_machine_is_understood(words):
+    launcher, program = split(*words, "train.py", "--nnodes", "7")
+    assert program == ["train.py", "--nnodes", "7"]
+    values = flags.FlagValues()
+    flags.DEFINE_integer("workers", None, "", short_name="n", flag_values=values)
+    values(launcher)
+    assert values.workers == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (("--nnodes", "2"), "--nnodes is a flag of another launcher: name the hosts in --cluster"),
+        (("--nproc_per_node=gpu",), "use -n 4"),
+        (("--master_addr=a",), "leave it out"),
+        (("--node-rank", "1"), "starts the tasks of all hosts itself"),
+        (("-H", "a:2,b:2"), "name the hosts in --cluster"),
+    ],
+)
+def test_a_flag_of_another_launcher_is_answered_with_the_right_one(words, answer):
+    with pytest.raises(UsageError, match="is a flag of another launcher") as error:
+        split(*words, "train.py")
+    assert answer in str(error.value)
+
+
+def test_every_flag_of_run_is_under_one_topic():
+    topics = help_topics.topics(flags.FLAGS)
+    names = [name for topic in topics.values() for name in topic]
+    assert sorted(names) == sorted({flag.name for flag in flags.FLAGS.get_key_flags_for_module(cli.__name__)})
+    assert set(topics) <= {*help_topics.TOPICS, "Back end ssh"}
+
+
+def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["secret-host:1"]}, "task": {"type": "worker", "index": 0}}')
+    got = tfdist("doctor", "--quick")
+    assert got.returncode == 0, got.stderr
+    words = [line.split()[0] for line in got.stdout.splitlines()]
+    assert {"tfdist", "python", "tensorflow", "keras", "machine", "GPUs", "limits", "ports", "tools", "launcher"} <= set(words)
+    assert "backend local  can be used" in got.stdout and "TF_CONFIG (tf_config)" in got.stdout
+    assert "secret-host" not in got.stdout
