@@ -2,35 +2,25 @@
 
 import dataclasses
 import os
+import signal
 import sys
-from dataclasses import dataclass
 
 from tfdist import strategies
 from tfdist.errors import ClusterError
 from tfdist.launch import summary
-from tfdist.launch.backends.interface import Attached, Plan
+from tfdist.launch.backends.interface import Attached, Plan, TaskRunner
 from tfdist.launch.errors import UsageError
+from tfdist.launch.failure import Failure
 from tfdist.launch.job import JobFiles
-from tfdist.launch.job_status import JobStatus
+from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.log_folder import LogFolder, LogFolderError
 from tfdist.launch.output import Terminal, last_lines
+from tfdist.launch.settings import Settings
 from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
 
-
-@dataclass(frozen=True)
-class Settings:
-    """How a job is run here.
-
-    Attributes:
-        log_dir: folder for the output of the tasks; None for a new one.
-        summary: file for the summary as JSON, or None.
-        start_timeout: seconds until every serving task and the chief must listen.
-    """
-
-    log_dir: str | None
-    summary: str | None
-    start_timeout: float
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
+"""Delay before the first restart of the whole job; it doubles with each further restart, up to the second number."""
 
 
 class Watcher:
@@ -63,27 +53,65 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     try:
         if cluster.job("evaluator"):
             plan = _with_evaluation_folder(plan, files)
-        try:
-            runner = back_end.start(plan, files)
-        except ClusterError:
-            folder.discard()
-            raise
+        runner = _started(back_end, plan, files, folder, watcher)
         terminal.say(f"{cluster.describe()} on {_places(plan)}; {plan.job.choice.strategy}: {plan.job.choice.rule}")
         terminal.say(f"logs in {files.log_dir}")
         for warning in plan.warnings:
             terminal.say(warning)
-        try:
-            watcher.started(plan, files)
-        except OSError as error:
-            runner.close()
-            raise UsageError(f"the job cannot be recorded, and was not started: {error}") from error
-        outcome = Supervisor(plan.job, files, back_end, runner, terminal, settings.start_timeout, watcher.changed).run()
-        code = _report(plan, files, outcome, settings.summary, terminal)
+        restarts = 0
+        while True:
+            supervisor = Supervisor(
+                plan.job, files, back_end, runner, terminal, settings, watcher.changed, is_restart=restarts > 0
+            )
+            outcome = supervisor.run()
+            if outcome.failure is None or not outcome.failure.may_pass or restarts == settings.max_restarts:
+                break
+            restarts += 1
+            delay = min(FIRST_DELAY_SECONDS * 2 ** (restarts - 1), LONGEST_DELAY_SECONDS)
+            terminal.say(
+                f"{outcome.failure.reason}; all tasks are started again in {delay:.0f} s "
+                f"(restart {restarts} of {settings.max_restarts})"
+            )
+            if (number := _signal_within(delay)) is not None:
+                failure = Failure(f"ended by {signal.Signals(number).name}", 128 + number)
+                status = dataclasses.replace(outcome.status, state=State.CANCELLED, reason=failure.reason)
+                outcome = dataclasses.replace(outcome, failure=failure, status=status)
+                break
+            files = JobFiles(folder.path, folder.new_report_dir())
+            runner = _started(back_end, plan, files, folder, None)
+        code = _report(plan, files, outcome, restarts, settings.summary, terminal)
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code
     finally:
         folder.close()
         terminal.close()
+
+
+def _started(back_end: Attached, plan: Plan, files: JobFiles, folder: LogFolder, watcher: Watcher | None) -> TaskRunner:
+    """Starts the plan, and tells the watcher."""
+    try:
+        runner = back_end.start(plan, files)
+    except ClusterError:
+        folder.discard()
+        raise
+    try:
+        if watcher is not None:
+            watcher.started(plan, files)
+    except OSError as error:
+        runner.close()
+        raise UsageError(f"the job cannot be recorded, and was not started: {error}") from error
+    return runner
+
+
+def _signal_within(seconds: float) -> int | None:
+    """Waits; returns the number of a signal that ends the launcher, if one comes before the time is over."""
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        received = signal.sigtimedwait(numbers, seconds)
+        return None if received is None else received.si_signo
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _places(plan: Plan) -> str:
@@ -105,9 +133,9 @@ def _with_evaluation_folder(plan: Plan, files: JobFiles) -> Plan:
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, environment=environment))
 
 
-def _report(plan: Plan, files: JobFiles, outcome: Outcome, path: str | None, terminal: Terminal) -> int:
+def _report(plan: Plan, files: JobFiles, outcome: Outcome, restarts: int, path: str | None, terminal: Terminal) -> int:
     """Writes and shows the summary, or the failure; returns the exit code."""
-    values = summary.make(plan.job, files, outcome)
+    values = summary.make(plan.job, files, outcome, restarts)
     if path is not None:
         try:
             summary.write(values, path)

@@ -6,12 +6,13 @@ import time
 import traceback
 
 from tfdist.errors import ClusterError
-from tfdist.launch.attached import Settings, Watcher, run_attached
+from tfdist.launch.attached import Watcher, run_attached
 from tfdist.launch.backends.interface import Attached, Plan, handle_of
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.job import JobFiles
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.settings import Settings
 
 _STARTED = b"started"
 

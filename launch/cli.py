@@ -27,13 +27,14 @@ from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
 from tfdist.launch import checks, command_line, dry_run
-from tfdist.launch.attached import Settings, run_attached
+from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
 from tfdist.launch.background import run_in_background
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.help_topics import help_text
 from tfdist.launch.job import Job, Program
+from tfdist.launch.settings import Settings
 from tfdist.launch.submitted import run_submitted
 from tfdist.rank_info import RankInfo
 
@@ -58,6 +59,18 @@ flags.DEFINE_integer(
     None,
     "GPUs of this machine for each task that computes, 0 for none. Default: as the description says, else equal numbers.",
     lower_bound=0,
+)
+flags.DEFINE_integer(
+    "max_restarts",
+    0,
+    "Start all tasks again after a task has failed, up to so many times. The program continues from its last checkpoint.",
+    lower_bound=0,
+)
+flags.DEFINE_float(
+    "stall_timeout",
+    None,
+    "Seconds without output of any training task after which the job has failed. The logs then hold the Python stacks.",
+    lower_bound=1.0,
 )
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
 for _backend in backends().values():
@@ -138,7 +151,7 @@ def _run(program: Program) -> int:
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
-    settings = Settings(FLAGS.log_dir, FLAGS.summary, FLAGS.start_timeout)
+    settings = Settings(FLAGS.log_dir, FLAGS.summary, FLAGS.start_timeout, FLAGS.max_restarts, FLAGS.stall_timeout)
     if FLAGS.detach:
         return run_in_background(backend.name, backend.runs, plan, settings)
     return run_attached(backend.runs, plan, settings)

@@ -70,7 +70,6 @@ _FOREIGN = {
     "rdzv_backend": _ADDRESSES,
     "rdzv_endpoint": _ADDRESSES,
     "rdzv_id": _ADDRESSES,
-    "max_restarts": "tasks that may be restarted are restarted three times",
     "tee": "every task has a log file and is shown; --log_dir names the folder",
     "redirects": "every task has a log file and is shown; --log_dir names the folder",
     "no_python": "give a Python script, or -m MODULE",

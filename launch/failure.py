@@ -22,12 +22,14 @@ class Failure:
         exit_code: exit code of the launcher.
         task: name of the task that caused it, or None.
         log: a file that tells more where no task caused it, or None.
+        may_pass: whether the job may succeed if all tasks are started again.
     """
 
     reason: str
     exit_code: int
     task: str | None = None
     log: Path | None = None
+    may_pass: bool = False
 
 
 class FirstFailure:
@@ -65,7 +67,7 @@ class FirstFailure:
         if not is_training and event.code in (0, EXIT_CHIEF_FAILED):
             # A server ends when the chief's program has ended, which is shortly before the chief's process ends.
             reason = f"{event.task} ended by itself while the chief was still running"
-            self._suspect_from(now + SETTLE_SECONDS, Failure(reason, event.code or 1, event.task))
+            self._suspect_from(now + SETTLE_SECONDS, Failure(reason, event.code or 1, event.task, may_pass=True))
         else:
             finished = [name for name, code in self._exits.items() if code == 0 and name in self._training]
             before = f"; {', '.join(finished)} had ended with 0 before" if finished else ""
@@ -74,7 +76,9 @@ class FirstFailure:
             if silent and event.code > 0:
                 names = ", ".join(f"{each.task} was stopped by {each.signal_name}" for each in silent)
                 reason = f"{names}, and {event.task} could not go on without it: {event.cause}{before}"
-            self._suspect_from(now, Failure(reason, event.code if event.code >= 0 else 128 - event.code, event.task))
+            code = event.code if event.code >= 0 else 128 - event.code
+            # Exit code 2 is that of a bad description or command line, which stays bad.
+            self._suspect_from(now, Failure(reason, code, event.task, may_pass=code != 2))
 
     def report(self, failure: Failure) -> None:
         """Records a failure that precedes all others."""

@@ -56,6 +56,13 @@ class LogFolder:
             raise LogFolderError(f"{self.path} cannot be written: {error.strerror}; name another folder") from error
         self.report_dir = _folder_in_memory() or self.path
 
+    def new_report_dir(self) -> Path:
+        """Returns a new `report_dir`, for another attempt: the one before is removed with the tasks that used it."""
+        if self.report_dir != self.path:
+            shutil.rmtree(self.report_dir, ignore_errors=True)
+        self.report_dir = _folder_in_memory() or self.path
+        return self.report_dir
+
     def discard(self) -> None:
         """Removes a folder in which nothing was written, because the job was not started."""
         for folder in (self.path, self.path.parent if self._is_default else None):

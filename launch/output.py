@@ -124,13 +124,14 @@ class Terminal:
 class TaskOutput:
     """The output of one task: its lines on the terminal, and its log file."""
 
-    def __init__(self, task: str, path: Path, terminal: Terminal) -> None:
+    def __init__(self, task: str, path: Path, terminal: Terminal, append: bool = False) -> None:
         """Opens the file.
 
         Args:
             task: `job:index`.
             path: file for everything that the task prints.
             terminal: shows the lines.
+            append: whether to continue an existing file, because the whole job is started again.
         """
         self.task = task
         self.path = path
@@ -138,7 +139,7 @@ class TaskOutput:
         self._lines = Lines()
         self._file: IO[str] | None = None
         try:
-            self._file = open(path, "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+            self._file = open(path, "a" if append else "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
         except OSError as error:
             self._say_not_written(error)
 

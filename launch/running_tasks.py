@@ -18,9 +18,11 @@ class RunningTasks:
         exits: exit code by task name, minus the number of the signal that killed the task. A restarted task has none.
     """
 
-    def __init__(self, job: Job, files: JobFiles, runner: TaskRunner, terminal: Terminal) -> None:
+    def __init__(self, job: Job, files: JobFiles, runner: TaskRunner, terminal: Terminal, is_restart: bool = False) -> None:
         self.cluster: Cluster = job.cluster
         self.exits: dict[str, int] = {}
+        self._is_restart = is_restart
+        self._has_printed = False
         self._files = files
         self._runner = runner
         self._terminal = terminal
@@ -46,13 +48,18 @@ class RunningTasks:
             self.cluster = event.cluster
         return event
 
+    def have_printed(self) -> bool:
+        """Returns whether a training task has printed something since the last call."""
+        answer, self._has_printed = self._has_printed, False
+        return answer
+
     def start(self, task: Task) -> None:
         """Starts a task, or restarts one that exited."""
         task = self.cluster.find(task.job, task.index)
         is_training = task.name in self._training
         earlier = self._outputs.get(task.name)
         if earlier is None:
-            self._outputs[task.name] = TaskOutput(task.name, self._files.log(task), self._terminal)
+            self._outputs[task.name] = TaskOutput(task.name, self._files.log(task), self._terminal, self._is_restart)
         else:
             self.exits.pop(task.name, None)
         environment = {"TFDIST_REPORT": ""} if is_training else {}
@@ -74,5 +81,6 @@ class RunningTasks:
         for event in events:
             if isinstance(event, Output):
                 self._outputs[event.task].add(event.data, event.is_last)
+                self._has_printed = self._has_printed or event.task in self._training
             else:
                 self._events.append(event)

@@ -46,6 +46,11 @@ class Startup:
         return any(task.name == name for task in self._missing)
 
     @property
+    def missing(self) -> set[str]:
+        """Names of the tasks that have not listened yet."""
+        return {task.name for task in self._missing}
+
+    @property
     def no_task_served(self) -> bool:
         """Whether the job has serving tasks and none of them has listened."""
         return bool(self._servers) and self._servers <= {task.name for task in self._missing}
@@ -69,6 +74,7 @@ class Startup:
                 f"gave up after {waited:.0f} s (--start_timeout): {waiting_for(self._missing)} did not start; "
                 "does the program call tfdist.strategy on every task?",
                 1,
+                self._missing[0].name,
             )
         if self._missing and now - self._said_at > LOG_SECONDS:
             self._said_at = now

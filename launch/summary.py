@@ -7,11 +7,12 @@ from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.supervisor import Outcome
 
 
-def make(job: Job, files: JobFiles, outcome: Outcome) -> dict[str, Any]:
+def make(job: Job, files: JobFiles, outcome: Outcome, restarts: int = 0) -> dict[str, Any]:
     """Returns the summary of a job.
 
     Returns:
-        A dict for `json.dumps` with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `wall_seconds`, `steps` and
+        A dict for `json.dumps` with the keys `topology`, `strategy`, `rule`, `tasks` (a list), `restarts` (of the
+        whole job), `wall_seconds` (since the last restart), `steps` and
         `examples_per_second` (None where the program did not call `fit`), `metrics` (those of the last `evaluate`, and those of
         the last `fit` that `evaluate` does not have), `history` (the last epoch of `fit`), `exit_code`, `failure`, `log_dir`.
     """
@@ -31,6 +32,7 @@ def make(job: Job, files: JobFiles, outcome: Outcome) -> dict[str, Any]:
             }
             for task in outcome.cluster.tasks
         ],
+        "restarts": restarts,
         "wall_seconds": round(outcome.seconds, 3),
         "steps": report.get("steps"),
         "examples_per_second": round(report["examples"] / seconds, 1) if seconds and report.get("examples") else None,

@@ -18,8 +18,10 @@ from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.output import Terminal
 from tfdist.launch.restarts import MAX_RESTARTS, Restarts
 from tfdist.launch.running_tasks import RunningTasks
+from tfdist.launch.settings import Settings
 from tfdist.launch.startup import Startup
 from tfdist.launch.status_board import StatusBoard
+from tfdist.launch.watchdog import Watchdog
 
 TICK_SECONDS = 0.1
 
@@ -28,6 +30,9 @@ GRACE_SECONDS = 5.0
 
 SERVER_GRACE_SECONDS = 1.0
 """The same for servers, which have nothing to save. With the times of `fork_server.py`, all tasks end within 10 seconds."""
+
+STACKS_SECONDS = 1.0
+"""How long tasks may take to print their Python stacks."""
 
 EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, after the training, for the remaining checkpoints."""
@@ -68,8 +73,10 @@ class Supervisor:
         back_end: Attached,
         runner: TaskRunner,
         terminal: Terminal,
-        start_timeout: float,
+        settings: Settings,
         publish: Callable[[JobStatus], None] = lambda status: None,
+        *,
+        is_restart: bool = False,
     ) -> None:
         """Prepares the job; `run` runs it.
 
@@ -79,8 +86,9 @@ class Supervisor:
             back_end: what the back end can do.
             runner: runs its tasks; may not be ready yet.
             terminal: shows their output.
-            start_timeout: seconds until every serving task and the chief must listen.
+            settings: the limits.
             publish: is called with each new status, except the last, which is that of the outcome.
+            is_restart: whether the whole job is started again: log files are continued.
         """
         self._board = StatusBoard(job, publish)
         self._job = job
@@ -88,14 +96,17 @@ class Supervisor:
         self._runner = runner
         self._can_restart = back_end.can_restart
         self._say = terminal.say
-        self._tasks = RunningTasks(job, files, runner, terminal)
+        self._tasks = RunningTasks(job, files, runner, terminal, is_restart)
         self._training = {task.name for task in job.training}
         self._servers = {task.name for task in job.serving}
-        self._startup = Startup(job, start_timeout, terminal.say)
+        self._startup = Startup(job, settings.start_timeout, terminal.say)
+        self._watchdog = Watchdog(settings.stall_timeout)
+        self._stall_timeout = settings.stall_timeout or 0.0
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
         self._workers = self._make_restarts(job.replaceable)
         self._signals: list[int] = []
+        self._to_pass_on: list[int] = []
 
     def run(self) -> Outcome:
         """Runs the job to its end; when it returns, all processes of the job have ended."""
@@ -123,6 +134,7 @@ class Supervisor:
                 self._handle(event)
             self._evaluators.tick()
             self._workers.tick()
+            self._pass_signals_on()
             answer = verdict()
             if isinstance(answer, Failure):
                 return answer
@@ -137,7 +149,37 @@ class Supervisor:
             return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
         if all(self._tasks.exits.get(name) == 0 for name in self._training):
             return Failure(NO_TASK_SERVED, 1, self._job.reporter.name) if self._startup.no_task_served else True
-        return self._first_failure.get() or self._startup.check(self._tasks.exits) or False
+        return self._first_failure.get() or self._late_start() or self._stall() or False
+
+    def _late_start(self) -> Failure | None:
+        failure = self._startup.check(self._tasks.exits)
+        if failure is not None:
+            self._show_stacks(self._startup.missing)
+        return failure
+
+    def _stall(self) -> Failure | None:
+        """Returns a failure if the training tasks have been silent for too long, after their Python stacks went to the logs."""
+        if self._tasks.have_printed() or self._startup.missing or not self._tasks.any_started:
+            self._watchdog.heard()
+        if not self._watchdog.tick():
+            return None
+        self._show_stacks(self._training | self._servers)
+        reason = (
+            f"no training task has printed anything for {self._stall_timeout:.0f} s (--stall_timeout); the logs of all tasks "
+            "end with their Python stacks"
+        )
+        return Failure(reason, 1, self._job.reporter.name, may_pass=True)
+
+    def _show_stacks(self, names: Set[str]) -> None:
+        """Makes these tasks print their Python stacks, and waits a moment for it."""
+        self._tasks.signal(names, signal.SIGQUIT)  # See backends/local/run_program.py.
+        self._loop(lambda: names <= self._tasks.exits.keys(), STACKS_SECONDS)
+
+    def _pass_signals_on(self) -> None:
+        while self._to_pass_on:
+            number = self._to_pass_on.pop(0)
+            self._say(f"{signal.Signals(number).name} is passed on to {', '.join(sorted(self._training))}")
+            self._tasks.signal(self._training, number)
 
     def _handle(self, event: Event) -> None:
         self._board.add(event)
@@ -161,7 +203,7 @@ class Supervisor:
             self._workers.stop()
             for task in self._job.cluster.tasks:
                 self._tasks.exits.setdefault(task.name, -signal.SIGKILL)
-            self._first_failure.report(Failure(event.reason, 1, log=self._runner.log))
+            self._first_failure.report(Failure(event.reason, 1, log=self._runner.log, may_pass=True))
 
     def _handle_exit(self, event: Exited) -> None:
         """Plans the restart of a task that may be replaced; judges the exit of another."""
@@ -223,11 +265,13 @@ class Supervisor:
             self._loop(lambda: names <= self._tasks.exits.keys() or len(self._signals) > received, limit)
 
     def _receive_signals(self) -> Callable[[], None]:
-        """Collects the signals that end the launcher; returns a function that restores the earlier handlers."""
+        """Collects the signals that end the job or are passed on; returns a function that restores the earlier handlers."""
         previous = {
             number: signal.signal(number, lambda n, _: self._signals.append(n))
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         }
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            previous[number] = signal.signal(number, lambda n, _: self._to_pass_on.append(n))
 
         def restore() -> None:
             for number, handler in previous.items():

@@ -1,6 +1,7 @@
 """Runs the program of a task in a forked process, as `python SCRIPT` or `python -m MODULE` would, or a server alone."""
 
 import atexit
+import faulthandler
 import os
 import runpy
 import signal
@@ -52,6 +53,7 @@ def execute(program: Program) -> None:
         SystemExit: with 1 after an exception, whose traceback is printed from the program's first line on; with 2 after a
             `ClusterError`, which is printed as one line; with 130 after Ctrl-C; with the argument of `sys.exit`.
     """
+    faulthandler.register(signal.SIGQUIT)  # The launcher sends it to a task that hangs.
     try:
         if program.script is not None:
             sys.argv = [program.script, *program.args]

@@ -1,0 +1,90 @@
+"""Restarts of the whole job, the watchdog, and signals that are passed on. The tasks run without TensorFlow."""
+
+import signal
+import time
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = pytest.mark.cluster
+
+QUICK = str(PROGRAMS / "quick_launcher.py")
+
+COUNTED = """
+    import sys, time
+    attempt = int(pathlib.Path("attempt").read_text()) + 1 if os.path.exists("attempt") else 1
+    pathlib.Path("attempt").write_text(str(attempt))
+    print("attempt", attempt, flush=True)
+"""
+
+
+def test_all_tasks_are_started_again_after_a_failure_and_the_report_is_that_of_the_last_attempt(
+    start, script, tmp_path, read_json
+):
+    body = (
+        COUNTED
+        + """
+    path = pathlib.Path(os.environ["TFDIST_REPORT"])
+    path.write_text(json.dumps({"steps": attempt}))
+    if attempt == 1: sys.exit(7)
+    if attempt == 2: os.kill(os.getpid(), 9)
+    """
+    )
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", "--summary", "summary.json", script(body))
+    assert job.wait(60) == 0, job.output
+    assert "chief:0 failed first: it exited with 7; all tasks are started again in 1 s (restart 1 of 2)" in job.output
+    assert "chief:0 failed first: it was killed by SIGKILL" in job.output and "in 2 s (restart 2 of 2)" in job.output
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    assert log.read_text() == "attempt 1\nattempt 2\nattempt 3\n"
+    assert (read_json("summary.json")["steps"], read_json("summary.json")["restarts"]) == (3, 2)
+    assert job.left() == {}
+
+
+@pytest.mark.parametrize(("code", "attempts"), [(2, 1), (3, 2)])
+def test_restarts_end_at_their_limit_and_a_bad_description_is_not_tried_again(start, script, tmp_path, code, attempts):
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "1", script(COUNTED + f"    sys.exit({code})"))
+    assert job.wait(60) == code
+    assert (tmp_path / "attempt").read_text() == str(attempts)
+
+
+def test_ctrl_c_ends_a_job_that_waits_for_its_restart(start, script):
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "9", script(COUNTED + "    sys.exit(3)"))
+    job.wait_for("started again in 4 s")
+    job.process.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    assert job.wait(10) == 130 and time.monotonic() - sent < 3
+    assert job.output.splitlines()[-1] == "tfdist: ended by SIGINT"
+
+
+def test_a_silent_training_fails_with_the_python_stacks_of_its_tasks(start, script, tmp_path):
+    body = """
+    import time
+    def waits_for_ever():
+        time.sleep(600)
+    for n in range(8): print(n, flush=True); time.sleep(0.5)
+    waits_for_ever()
+    """
+    job = start(QUICK, "--tier", "BASIC", "--stall_timeout", "2", script(body))
+    assert job.wait(40) == 1
+    assert "tfdist: no training task has printed anything for 2 s (--stall_timeout)" in job.output
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    assert "\n7\nCurrent thread 0x" in log.read_text() and "in waits_for_ever\n" in log.read_text()
+    assert "in waits_for_ever" in job.output.rpartition("the last lines of")[2]
+    assert job.left() == {}
+
+
+def test_user_signals_reach_the_training_task(start, script):
+    body = """
+    import signal, sys, time
+    signal.signal(signal.SIGUSR1, lambda *_: print("saved", flush=True))
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(5))
+    print("waits", flush=True)
+    while True: time.sleep(0.1)
+    """
+    job = start(QUICK, "--tier", "BASIC", script(body))
+    job.wait_for("chief:0 | waits")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for("chief:0 | saved")
+    assert "tfdist: SIGUSR1 is passed on to chief:0" in job.output
+    job.process.send_signal(signal.SIGUSR2)
+    assert job.wait(20) == 5
