@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 
 from tfdist.errors import nearest
+from tfdist.launch.backends import ssh
 from tfdist.launch.backends.interface import Attached, Backend, BackendError
 from tfdist.launch.backends.local import backend as local
-from tfdist.launch.backends.ssh import backend as ssh
 
 BUILT_IN: tuple[Backend, ...] = (local.BACKEND, ssh.BACKEND)
 """The back ends of this package. A new one is one new file (or folder) and one line here."""

@@ -1,26 +1,21 @@
-"""The back end `ssh`: an agent on each host, started with the user's own `ssh`, runs the tasks of that host."""
+"""`RemoteTasks`: tasks on other hosts, run by an agent on each, however the agents are started."""
 
 import dataclasses
 import os
 import selectors
-import shlex
-import shutil
 import signal
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tfdist
 from tfdist.cluster import Cluster, Task
-from tfdist.errors import Source
-from tfdist.launch.backends.interface import Attached, Backend, Plan
-from tfdist.launch.backends.local.ports import LOCAL_HOSTS
-from tfdist.launch.backends.ssh.frames import BOOTSTRAP, SILENCE_SECONDS
-from tfdist.launch.backends.ssh.link import Link
+from tfdist.launch.backends.agents.frames import SILENCE_SECONDS
+from tfdist.launch.backends.agents.link import Link
+from tfdist.launch.backends.interface import Plan
 from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped, Unreachable
-from tfdist.launch.job import Job, JobFiles
+from tfdist.launch.job import JobFiles
 from tfdist.messages import printable
 from tfdist.version import __version__
 
@@ -36,71 +31,36 @@ SENT_PREFIXES = ("TF_", "TFDIST_", "KERAS_", "XLA_", "NCCL_", "GRPC_", "OMP_", "
 NOT_SENT = {"TF_CONFIG", "TFDIST_STATE_DIR", "PYTHONHOME"}
 
 
-def plan(job: Job) -> Plan:
-    """Plans a job on the hosts of its description."""
-    cluster = job.cluster
-    refusal = None
-    hosts = _by_host(cluster)
-    open_host = next((task.name for task in cluster.tasks if task.host is None), None)
-    loopback = next((host for host in hosts if host in LOCAL_HOSTS), None)
-    if open_host is not None:
-        refusal = cluster.source.error(f"{open_host} has no host; --backend ssh needs a description that names all hosts")
-    elif loopback is not None and len(hosts) > 1:
-        refusal = cluster.source.error(f"{loopback} is another machine on each of the hosts; give the name of the machine")
-    elif cluster.job("evaluator") and len(hosts) > 1 and not cluster.job_dir:
-        refusal = Source("flags", "--job_dir").error("an evaluator on several hosts needs a folder that all of them share")
-    elif not _is_silence(job.options.get("ssh_silence", "20")):
-        refusal = Source("flags", "--ssh_silence").error(f"{job.options['ssh_silence']!r} is not a number of seconds from 3")
-    elif shutil.which("ssh") is None:
-        refusal = Source("environment", "PATH").error("--backend ssh needs the command ssh")
-    notes = [("host", f"{host}: {', '.join(task.name for task in tasks)}") for host, tasks in hosts.items()]
-    command = shlex.join(_command("HOST", job))
-    return Plan(
-        dataclasses.replace(job, cluster=cluster.addressed()),
-        open_ports=frozenset(task.name for task in cluster.tasks if task.port is None),
-        notes=(*notes, ("machine", "GPUs and cores of each host are divided among its tasks there"), ("ssh", command)),
-        refusal=refusal,
-    )
-
-
-def _is_silence(text: str) -> bool:
-    try:
-        return 3 <= float(text) < 1e6
-    except ValueError:
-        return False
-
-
-def _by_host(cluster: Cluster) -> dict[str, list[Task]]:
+def by_host(cluster: Cluster) -> dict[str, list[Task]]:
+    """Returns the tasks of each host, by its name in lower case."""
     hosts: dict[str, list[Task]] = {}
     for task in cluster.tasks:
         hosts.setdefault((task.host or "localhost").lower(), []).append(task)
     return hosts
 
 
-def _command(host: str, job: Job) -> list[str]:
-    """Returns the command line that starts the agent. Neither variables nor arguments of the program are in it."""
-    config = job.options.get("ssh_config")
-    python = job.options.get("ssh_python", sys.executable)
-    remote = f"exec {shlex.quote(python)} -c {shlex.quote(BOOTSTRAP)}"
-    options = ["BatchMode=yes", "ConnectTimeout=30", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=4"]
-    words = [word for option in options for word in ("-o", option)]
-    return ["ssh", *(["-F", config] if config else []), "-T", "-e", "none", *words, "--", host, remote]
-
-
 class RemoteTasks:
     """Tasks on other hosts: a `TaskRunner`."""
 
-    def __init__(self, plan: Plan, files: JobFiles) -> None:
-        """Starts ssh to each host.
+    def __init__(
+        self, plan: Plan, files: JobFiles, command: Callable[[str], list[str]], folder: str, silence: float = SILENCE_SECONDS
+    ) -> None:
+        """Starts the agent of each host.
 
         Args:
             plan: the plan.
             files: the folders of the job, on this machine.
+            command: returns the command line that starts the agent on a host (`BOOTSTRAP`), with its standard input and output.
+            folder: the working folder on the hosts.
+            silence: seconds without a word after which a connection is lost.
         """
         self._plan = plan
+        self._command = command
+        self._folder = folder
+        self._silence = silence
         self._log_dir = files.log_dir
         self._cluster = plan.job.cluster
-        self._hosts = _by_host(self._cluster)
+        self._hosts = by_host(self._cluster)
         self._host_of = {task.name: host for host, tasks in self._hosts.items() for task in tasks}
         self._hellos: dict[str, dict[str, Any]] = {}
         self._ready: set[str] = set()
@@ -185,12 +145,12 @@ class RemoteTasks:
             "program": dataclasses.asdict(job.program),
             "gpus_per_task": job.gpus_per_task,
             "environment": dict(job.environment),
-            "folder": job.options.get("ssh_folder", job.folder),
+            "folder": self._folder,
             "verbose": job.verbose,
-            "silence": float(job.options.get("ssh_silence", SILENCE_SECONDS)),
+            "silence": self._silence,
         }
         name = self._hosts[host][0].host or host  # As the user wrote it: names in a configuration of ssh have capitals.
-        link = Link(host, _command(name, job), first_line, self._log_dir / f"ssh-{host.replace(':', '_')}.log")
+        link = Link(host, self._command(name), first_line, self._log_dir / f"agent-{host.replace(':', '_')}.log")
         self._links[host] = link
         self._selector.register(link, selectors.EVENT_READ)
 
@@ -284,18 +244,3 @@ def _config(cluster: Cluster) -> dict[str, Any]:
     """Returns the cluster as TF_CONFIG without a task, which `tfdist.read` reads."""
     first = cluster.tasks[0]
     return {name: value for name, value in cluster.tf_config(first.job, first.index).items() if name != "task"}
-
-
-BACKEND = Backend(
-    name="ssh",
-    title="the hosts of the description, over ssh",
-    plan=plan,
-    runs=Attached(RemoteTasks),
-    options={
-        "ssh_config": "File with the configuration of ssh. Default: yours.",
-        "ssh_python": "Python on the hosts, with tfdist installed. Default: the path of this one.",
-        "ssh_folder": "Working folder on the hosts. Default: the path of the current one.",
-        "ssh_silence": f"Seconds without a word after which a connection is lost, at least 3. Default: {SILENCE_SECONDS:.0f}.",
-    },
-    tools=("ssh",),
-)

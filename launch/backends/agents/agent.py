@@ -1,6 +1,6 @@
 """The agent on a host of a job: runs the host's tasks as the back end `local` does, for a launcher at the other end of stdin.
 
-It ends all of them when its standard input ends, when it hears nothing for `--ssh_silence` seconds, or when nobody reads what
+It ends all of them when its standard input ends, when it hears nothing for `SILENCE_SECONDS`, or when nobody reads what
 it says: remote tasks live no longer than their launcher, even if the connection is cut. If the agent itself is killed, the fork
 server ends them.
 """
@@ -21,8 +21,8 @@ from tfdist.choice import Choice
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError
+from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
-from tfdist.launch.backends.ssh.frames import BEAT_SECONDS, START, Decoder, encode
 from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped
 from tfdist.launch.job import Job, JobFiles, Program
 from tfdist.version import __version__
@@ -125,7 +125,7 @@ class _Agent:
             {
                 "hello": {
                     "version": __version__,
-                    "address": (os.environ.get("SSH_CONNECTION", "").split() or [""] * 3)[2],
+                    "address": _own_address(),
                     "unknown_hosts": _unknown({task.host for task in cluster.tasks if task.host}),
                     "ports": {task.name: task.port for task in self._tasks.cluster.tasks if task.name in mine},
                     "warnings": list(planned.warnings),
@@ -204,6 +204,20 @@ def _split(name: str) -> tuple[str, int]:
     return job, int(index)
 
 
+def _own_address() -> str:
+    """Returns the address at which others reach this host; empty if nothing says it."""
+    if os.environ.get("SSH_CONNECTION"):
+        return os.environ["SSH_CONNECTION"].split()[2]
+    if launcher := os.environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+        with socket.socket(socket.AF_INET6 if ":" in launcher else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((launcher, 9))  # Sends nothing, but chooses the interface.
+                return str(probe.getsockname()[0])
+            except OSError:
+                return ""
+    return ""
+
+
 def _unknown(hosts: set[str]) -> list[str]:
     """Returns the hosts that have no address here, or whose address is not found in time."""
     known: set[str] = set()
@@ -231,10 +245,10 @@ def _check(hello: dict[str, Any]) -> None:
         os.chdir(folder)
     except OSError as error:
         raise ClusterError(
-            f"the working folder {folder} cannot be used there: {error.strerror}; name another with --ssh_folder"
+            f"the working folder {folder} cannot be used there: {error.strerror}; name another, for example with --ssh_folder"
         ) from error
     if script is not None and not os.path.isfile(script):
-        raise ClusterError(f"there is no program {script} in {folder} there; copy it, or use a shared folder (--ssh_folder)")
+        raise ClusterError(f"there is no program {script} in {folder} there; copy it, or use a shared folder")
 
 
 def main(hello: dict[str, Any]) -> NoReturn:

@@ -1,4 +1,4 @@
-"""`Link`: the connection to the agent on one host, a child process that runs `ssh`."""
+"""`Link`: the connection to the agent on one host, a child process such as `ssh` or `srun`."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tfdist.launch.backends.ssh.frames import BEAT_SECONDS, START, Decoder, encode
+from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
 from tfdist.launch.output import last_lines
 from tfdist.messages import printable
 
@@ -28,17 +28,18 @@ class Link:
     """
 
     def __init__(self, host: str, command: list[str], first_line: dict[str, Any], log: Path) -> None:
-        """Starts `ssh`, and sends the line that the bootstrap reads.
+        """Starts the command, and sends the line that the bootstrap reads.
 
         Args:
             host: the host.
             command: the command line.
             first_line: what the bootstrap and the agent get.
-            log: file for what ssh and the agent print to standard error.
+            log: file for what the command and the agent print to standard error.
         """
         self.host = host
         self.lost: str | None = None
         self._log = log
+        self._name = command[0]
         self._limit: float = first_line["silence"]
         self._has_spoken = False
         self._decoder = Decoder(START)
@@ -107,7 +108,7 @@ class Link:
         return found
 
     def wait(self, timeout: float) -> bool:
-        """Waits until ssh has ended; returns whether it has."""
+        """Waits until the command has ended; returns whether it has."""
         try:
             self._process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -115,7 +116,7 @@ class Link:
         return True
 
     def close(self) -> None:
-        """Ends ssh. The agent notices it, and ends."""
+        """Ends the command. The agent notices it, and ends."""
         for pipe in (self._in, self._out):
             try:
                 pipe.close()
@@ -133,12 +134,14 @@ class Link:
             except BlockingIOError:
                 return
             except OSError:
-                return  # ssh has ended; `hear` finds out why.
+                return  # It has ended; `hear` finds out why.
             del self._unsent[:sent]
 
     def _lose(self, reason: str | None) -> None:
         if reason is None:
-            ended = f"ssh ended with {self._process.returncode}" if self.wait(2.0) else "ssh closed its output"
+            ended = (
+                f"{self._name} ended with {self._process.returncode}" if self.wait(2.0) else f"{self._name} closed its output"
+            )
             last = last_lines(self._log)[-1:]
             reason = f"{ended}: {printable(last[0].strip())}" if last else ended
         self.lost = self.lost or reason

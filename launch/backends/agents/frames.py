@@ -22,11 +22,11 @@ START = b"\0tfdist agent\n"
 BEAT_SECONDS = 1.0
 
 SILENCE_SECONDS = 20.0
-"""A side that hears nothing from the other for this long takes the connection for lost (`--ssh_silence`)."""
+"""A side that hears nothing from the other for this long takes the connection for lost (for ssh: `--ssh_silence`)."""
 
 BOOTSTRAP = (
     "import json,os,sys;f=open(0,'rb',0,closefd=False);h=json.loads(f.readline());"
-    "os.environ.update(h['env']);sys.path[:0]=h['path'];from tfdist.launch.backends.ssh.agent import main;main(h)"
+    "os.environ.update(h['env']);sys.path[:0]=h['path'];from tfdist.launch.backends.agents.agent import main;main(h)"
 )
 """The program that the remote Python gets on its command line. It is the same for every job: no value appears there."""
 
