@@ -135,6 +135,7 @@ def _run(program: Program) -> int:
         environment=checks.environment(FLAGS.env),
         verbose=FLAGS.verbose,
         options=_options(),
+        flags=_given_flags(),
     )
     plan = backend.plan(job)
     if refusal := strategies.refusal(cluster, choice):
@@ -172,6 +173,15 @@ def _options() -> dict[str, str]:
             if value is not None:
                 found[name] = value
     return found
+
+
+def _given_flags() -> tuple[str, ...]:
+    """Returns the given flags that describe the job, wherever it runs."""
+    known = [flag.name for flag in FLAGS.get_key_flags_for_module(__name__)]
+    of_backends = {name for backend in backends().values() for name in backend.options}
+    left_out = {"backend", "detach", "dry_run", "env", "m"} | of_backends
+    given = [FLAGS[name].serialize() for name in known if FLAGS[name].present and name not in left_out]
+    return (*given, *(f"--env={word.partition('=')[0]}" for word in FLAGS.env))
 
 
 def _described_cluster(program: Program) -> Cluster:

@@ -46,6 +46,8 @@ class Job:
         folder: the working folder of the tasks.
         verbose: whether TensorFlow logs everything instead of errors only.
         options: values of the back end's own flags, by name.
+        flags: the flags of `tfdist run` that describe this job, for a back end that runs the launcher elsewhere. They are not
+            those of back ends, and `--env` has no values.
     """
 
     cluster: Cluster
@@ -56,6 +58,7 @@ class Job:
     folder: str = field(default_factory=os.getcwd)
     verbose: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
 
     @property
     def serving(self) -> tuple[Task, ...]:

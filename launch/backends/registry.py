@@ -12,11 +12,11 @@ import re
 from collections.abc import Sequence
 
 from tfdist.errors import nearest
-from tfdist.launch.backends import ssh
+from tfdist.launch.backends import slurm, ssh
 from tfdist.launch.backends.interface import Attached, Backend, BackendError
 from tfdist.launch.backends.local import backend as local
 
-BUILT_IN: tuple[Backend, ...] = (local.BACKEND, ssh.BACKEND)
+BUILT_IN: tuple[Backend, ...] = (local.BACKEND, ssh.BACKEND, slurm.BACKEND, slurm.SRUN)
 """The back ends of this package. A new one is one new file (or folder) and one line here."""
 
 GROUP = "tfdist.backends"

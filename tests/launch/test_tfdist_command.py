@@ -53,7 +53,10 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         (["train.py"], "train.py: the command is missing; did you mean tfdist run train.py?"),
         (["--tier"], "--tier: the command is missing; did you mean tfdist run --tier?"),
         (["run", "--teir", "BASIC"], "Did you mean: tier"),
-        (["run", "--backend", "loca", "-n", "1"], "'loca' is not a back end; there are local, ssh; did you mean local?"),
+        (
+            ["run", "--backend", "loca", "-n", "1"],
+            "'loca' is not a back end; there are local, ssh, slurm, srun; did you mean local?",
+        ),
         (["run", "--ssh_python", "x", "-n", "1"], "--ssh_python goes with --backend ssh, and this is --backend local"),
         (
             ["run", "--backend", "ssh", "-n", "1", "here.py"],
@@ -124,7 +127,7 @@ def test_every_flag_of_run_is_under_one_topic():
     topics = help_topics.topics(flags.FLAGS)
     names = [name for topic in topics.values() for name in topic]
     assert sorted(names) == sorted({flag.name for flag in flags.FLAGS.get_key_flags_for_module(cli.__name__)})
-    assert set(topics) <= {*help_topics.TOPICS, "Back end ssh"}
+    assert set(topics) <= {*help_topics.TOPICS, "Back end ssh", "Back end slurm"}
 
 
 def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatch):

@@ -1,0 +1,244 @@
+"""The back ends of Slurm: `slurm` submits a batch script, and `srun`, in that script or in `salloc`, runs the tasks.
+
+The batch script starts `tfdist run --backend srun` on the first node of its allocation. That is the launcher: it starts an
+agent on each node with `srun`, and supervises the tasks as everywhere else.
+"""
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfdist.cluster import Cluster, Task
+from tfdist.errors import ClusterError, Source
+from tfdist.launch.backends.agents.frames import BOOTSTRAP
+from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
+from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, Plan
+from tfdist.launch.job import Job, JobFiles
+from tfdist.launch.job_status import JobStatus, State
+
+COMMAND_SECONDS = 60.0
+"""How long a command of Slurm may take: a busy controller answers late."""
+
+END_SECONDS = 20.0
+"""How long a job may take to end after SIGTERM, before Slurm kills it."""
+
+POLL_SECONDS = 2.0
+
+_TASK_LINE = re.compile(r"([a-z]+:\d+) +\| (.*)", re.ASCII | re.DOTALL)
+_QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_RUNNING = {"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING"}
+
+
+def plan_srun(job: Job) -> Plan:
+    """Plans a job on the nodes of the allocation in which this process runs. Tasks without a host are spread over the nodes."""
+    nodes, refusal = _nodes()
+    cluster = _spread(job.cluster, nodes) if nodes else job.cluster
+    outside = next((task for task in cluster.tasks if nodes and task.host not in nodes), None)
+    if outside is not None:
+        refusal = cluster.source.error(f"{outside.name} is on {outside.host}, and the allocation has {', '.join(nodes)}")
+    elif cluster.job("evaluator") and len(nodes) > 1 and not cluster.job_dir:
+        refusal = refusal or Source("flags", "--job_dir").error("an evaluator on several nodes needs a folder that all share")
+    notes = [("node", f"{host}: {', '.join(task.name for task in tasks)}") for host, tasks in by_host(cluster).items()]
+    return Plan(
+        dataclasses.replace(job, cluster=cluster.addressed()),
+        open_ports=frozenset(task.name for task in cluster.tasks if task.port is None),
+        notes=(*(notes if nodes else ()), ("srun", shlex.join(_agent_command("NODE")))),
+        refusal=refusal,
+    )
+
+
+def _nodes() -> tuple[list[str], ClusterError | None]:
+    """Returns the nodes of the allocation, or why there are none."""
+    names = os.environ.get("SLURM_JOB_NODELIST", "")
+    if not names or shutil.which("scontrol") is None:
+        return [], Source("flags", "--backend srun").error(
+            "it runs inside an allocation of Slurm (sbatch, salloc); --backend slurm submits a job"
+        )
+    return _slurm("scontrol", "show", "hostnames", names).split(), None
+
+
+def _spread(cluster: Cluster, nodes: list[str]) -> Cluster:
+    """Returns the cluster with a node for each task: those of a job in equal blocks, in order, and an evaluator on the last."""
+
+    def node(task: Task) -> str:
+        if task.job == "evaluator":
+            return nodes[-1]
+        tasks = cluster.job(task.job)
+        return nodes[tasks.index(task) * len(nodes) // len(tasks)]
+
+    tasks = (task if task.host is not None else dataclasses.replace(task, host=node(task)) for task in cluster.tasks)
+    return dataclasses.replace(cluster, tasks=tuple(tasks))
+
+
+def _agent_command(node: str) -> list[str]:
+    words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={node}", "--overlap", "--unbuffered"]
+    return [*words, "--cpu-bind=none", "--mpi=none", sys.executable, "-c", BOOTSTRAP]
+
+
+def start_srun(plan: Plan, files: JobFiles) -> RemoteTasks:
+    """Starts an agent on each node that has tasks."""
+    return RemoteTasks(plan, files, _agent_command, plan.job.folder)
+
+
+def plan_slurm(job: Job) -> Plan:
+    """Plans a batch job. The batch script is `Plan.request`."""
+    refusal = None
+    if shutil.which("sbatch") is None:
+        refusal = Source("environment", "PATH").error("--backend slurm needs the commands of Slurm (sbatch)")
+    hosts = {task.host for task in job.cluster.tasks if task.host is not None}
+    nodes = job.options.get("slurm_nodes") or str(max(1, len(hosts)))
+    try:
+        options = shlex.split(job.options.get("slurm_options", ""))
+        if int(nodes) < 1 or any(not word.startswith("-") or "\n" in word for word in options):
+            raise ValueError
+    except ValueError:
+        raise Source("flags", "--slurm_options").error(
+            "expected options of sbatch, each as one word: --slurm_options='--partition=gpu --time=1:00:00'; and a number of "
+            "nodes from 1 in --slurm_nodes"
+        ) from None
+    lines = [
+        "--job-name=tfdist",
+        f"--nodes={nodes}",
+        "--ntasks-per-node=1",
+        f"--chdir={job.folder}",
+        "--output=tfdist-%j.log",
+        "--open-mode=append",  # After a requeue it goes on.
+        "--signal=B:TERM@30",  # Before the time limit, so that the tasks end in order.
+        *([f"--nodelist={','.join(sorted(hosts))}"] if hosts else []),
+        *options,
+    ]
+    program = job.program
+    words = [program.script] if program.script is not None else ["-m", str(program.module)]
+    run = [sys.executable, "-m", "tfdist", "run", "--backend=srun", *job.flags, *words, "--", *program.args]
+    script = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)
+    return Plan(
+        dataclasses.replace(job, cluster=job.cluster.addressed()),
+        notes=(("addresses", "are chosen on the nodes when the job starts"),),
+        request=f"#!/bin/bash\n{script}exec {shlex.join(run)}\n",
+        refusal=refusal,
+    )
+
+
+class Batch:
+    """Batch jobs: the verbs of `Detached`."""
+
+    def submit(self, plan: Plan) -> str:
+        """See `Detached`. Variables of `--env` travel in the environment of sbatch, which Slurm hands on."""
+        environ = {**os.environ, **plan.job.environment}
+        return _slurm("sbatch", "--parsable", "--export=ALL", text=plan.request, environ=environ).strip().partition(";")[0]
+
+    def status(self, job_id: str) -> JobStatus:
+        """See `Detached`."""
+        found = _show(job_id)
+        state, reason = found["JobState"], found.get("Reason", "None")
+        code, _, number = found.get("ExitCode", "0:0").partition(":")
+        exit_code = 128 + int(number) if int(number) else int(code)
+        nodes = found.get("NodeList", "")
+        if state in _QUEUED:
+            return JobStatus(State.QUEUED, reason=f"Slurm says {state}, {reason}")
+        if state in _RUNNING:
+            return JobStatus(State.RUNNING, reason=f"on {nodes}")
+        if state == "COMPLETED":
+            return JobStatus(State.SUCCEEDED, reason=f"on {nodes}", exit_code=0)
+        # A job that `cancel` ended has the exit code of a launcher that received SIGTERM.
+        is_cancelled = state == "CANCELLED" or (state == "FAILED" and exit_code == 143)
+        more = "" if reason in ("None", "NonZeroExitCode") else f", {reason}"
+        said = f"Slurm says {state}, exit code {exit_code}{more}"
+        if exit_code == 143:
+            said += "; the launcher received SIGTERM, from tfdist cancel or shortly before the time limit"
+        return JobStatus(State.CANCELLED if is_cancelled else State.FAILED, reason=said, exit_code=exit_code or 1)
+
+    def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
+        """See `Detached`: the output of the launcher in the batch job."""
+        path = Path(_show(job_id)["StdOut"])
+        position, buffered = 0, b""
+        while True:
+            has_ended = not follow or self.status(job_id).state.is_final  # Before the read, which then gets everything.
+            if path.exists():
+                with open(path, "rb") as file:
+                    file.seek(position)
+                    data = file.read()
+                position += len(data)
+                *lines, buffered = (buffered + data).split(b"\n")
+                for line in lines + ([buffered] if has_ended and buffered else []):
+                    text = line.decode("utf-8", "replace")
+                    match = _TASK_LINE.fullmatch(text)
+                    shown = LogLine(match[1], match[2]) if match else LogLine("", text)
+                    if task is None or shown.task == task:
+                        yield shown
+            if has_ended:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def cancel(self, job_id: str) -> None:
+        """See `Detached`. The launcher in the batch job ends the tasks first; one that does not is ended by Slurm."""
+        if self.status(job_id).state == State.RUNNING:
+            _slurm("scancel", "--batch", "--signal=TERM", job_id)
+            deadline = time.monotonic() + END_SECONDS
+            while time.monotonic() < deadline:
+                if self.status(job_id).state.is_final:
+                    return
+                time.sleep(POLL_SECONDS / 4)
+        _slurm("scancel", job_id)
+
+
+def _show(job_id: str) -> dict[str, str]:
+    """Returns what Slurm knows about a job: from its controller, or after some minutes from its accounting, if there is one."""
+    if not re.fullmatch(r"[0-9]+(_[0-9]+)?", job_id, re.ASCII):
+        raise BackendError(f"{job_id!r} is not a job id of Slurm; expected a number")
+    try:
+        line = _slurm("scontrol", "show", "job", "--oneliner", job_id)
+        # Values hold blanks; a field begins with a name in capitals after a blank.
+        return {name: value.strip() for name, value in re.findall(r"(?:^| )([A-Z]\w*)=(.*?)(?= [A-Z]\w*=|$)", line)}
+    except BackendError as error:
+        if "Invalid job id" not in str(error):
+            raise
+    fields = ("State", "ExitCode", "NodeList", "Reason")
+    try:
+        line = _slurm("sacct", "-n", "-X", "-P", "-j", job_id, "-o", ",".join(fields)).splitlines()[0]
+    except (BackendError, IndexError):
+        raise BackendError(f"Slurm does not know the job {job_id} (any more)") from None
+    found = dict(zip(fields, line.split("|"), strict=True))
+    return {**found, "JobState": found["State"].partition(" ")[0], "StdOut": f"tfdist-{job_id}.log"}
+
+
+def _slurm(*command: str, text: str | None = None, environ: dict[str, str] | None = None) -> str:
+    try:
+        got = subprocess.run(
+            command, input=text, env=environ, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False
+        )
+    except FileNotFoundError as error:
+        raise BackendError(f"{command[0]} is not installed here; is this a machine of the cluster?") from error
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(f"{command[0]} did not answer within {COMMAND_SECONDS:.0f} s") from error
+    if got.returncode != 0:
+        raise BackendError(f"{command[0]}: {' '.join(got.stderr.split()) or f'exit code {got.returncode}'}")
+    return got.stdout
+
+
+SRUN = Backend(
+    name="srun",
+    title="the nodes of the allocation of Slurm in which this command runs",
+    plan=plan_srun,
+    runs=Attached(start_srun),
+    tools=("srun", "scontrol"),
+)
+
+BACKEND = Backend(
+    name="slurm",
+    title="a batch job of Slurm",
+    plan=plan_slurm,
+    runs=Batch(),
+    options={
+        "slurm_nodes": "Number of nodes. Default: the hosts of the description, else 1.",
+        "slurm_options": "Further options of sbatch: '--partition=gpu --time=1:00:00 --gpus-per-node=4'.",
+    },
+    tools=("sbatch", "scontrol", "scancel"),
+)
