@@ -58,6 +58,8 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
         terminal.say(f"logs in {files.log_dir}")
         for warning in plan.warnings:
             terminal.say(warning)
+        if not back_end.holds_ports:
+            terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
         restarts = 0
         while True:
             supervisor = Supervisor(

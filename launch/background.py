@@ -1,6 +1,7 @@
 """Jobs in the background (`--detach`): the launcher itself leaves the terminal, and keeps a folder about its job."""
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -36,8 +37,12 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
     pid = os.fork()
     if pid:
         os.close(write_end)
-        with open(read_end, "rb") as pipe:
-            answer = pipe.read()
+        try:
+            with open(read_end, "rb") as pipe:
+                answer = pipe.read()
+        except KeyboardInterrupt:
+            os.kill(pid, signal.SIGTERM)
+            return 128 + signal.SIGINT
         if answer == _STARTED:
             print(handle_of(backend, folder.id))
             return 0
@@ -55,9 +60,11 @@ def _supervise(back_end: Attached, plan: Plan, settings: Settings, recorder: "_R
         return run_attached(back_end, plan, settings, recorder)
     except (ClusterError, UsageError) as error:
         print_error(error)
+        recorder.failed(error, 2)
         return 2
-    except Exception:
+    except Exception as error:
         traceback.print_exc()
+        recorder.failed(error, 1)
         return 1
     finally:
         sys.stdout.flush()
@@ -100,6 +107,10 @@ class _Recorder(Watcher):
         self._folder.write_status(JobStatus(State.STARTING))
         os.write(self._pipe, _STARTED)
         os.close(self._pipe)
+
+    def failed(self, error: Exception, code: int) -> None:
+        """Takes note of an error of the launcher itself."""
+        self.changed(JobStatus(State.FAILED, reason=" ".join(str(error).split()), exit_code=code))
 
     def changed(self, status: JobStatus) -> None:
         try:

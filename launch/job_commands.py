@@ -96,7 +96,11 @@ def _task_row(task: "dict[str, object]") -> list[str]:
 def _table(as_json: bool) -> int:
     found = []
     for folder in JobFolder.all():
-        job, status = folder.job, folder.status()
+        try:
+            job, status = folder.job, folder.status()
+        except BackendError as error:
+            print_error(error)
+            continue
         found.append((handle_of(str(job.get("backend", "local")), folder.id), job, status))
     if as_json:
         print(json.dumps([{"handle": handle, **job, **status.as_json()} for handle, job, status in found], indent=2))

@@ -131,7 +131,7 @@ class JobFolder:
             if _ID.fullmatch(path.name) and path.lstat().st_uid == os.geteuid():
                 folder = cls(path)
                 age = time.time() - max(path.stat().st_mtime, folder.output.stat().st_mtime if folder.output.exists() else 0)
-                if age > KEEP_SECONDS and folder.status().state.is_final:
+                if age > KEEP_SECONDS and folder._has_ended():
                     folder.remove()
                     continue
                 yield folder
@@ -180,6 +180,12 @@ class JobFolder:
                 return status
         reason = f"its supervisor (process {supervisor.pid if supervisor else '?'}) is gone without a word about the end"
         return JobStatus(State.LOST, status.tasks, reason)
+
+    def _has_ended(self) -> bool:
+        try:
+            return self.status().state.is_final
+        except BackendError:
+            return True  # Nobody can read it.
 
     def remove(self) -> None:
         """Removes the folder."""

@@ -120,7 +120,8 @@ class Supervisor:
         finally:
             self._tasks.close()
             restore_signals()
-        state = State.SUCCEEDED if failure is None else State.CANCELLED if self._signals else State.FAILED
+        is_cancelled = bool(self._signals) and failure is not None and failure.task is None
+        state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
         restarts = self._evaluators.counts | self._workers.counts
         return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report)

@@ -151,7 +151,7 @@ class Batch:
         is_cancelled = state == "CANCELLED" or (state == "FAILED" and exit_code == 143)
         more = "" if reason in ("None", "NonZeroExitCode") else f", {reason}"
         said = f"Slurm says {state}, exit code {exit_code}{more}"
-        if exit_code == 143:
+        if is_cancelled and exit_code == 143:
             said += "; the launcher received SIGTERM, from tfdist cancel or shortly before the time limit"
         return JobStatus(State.CANCELLED if is_cancelled else State.FAILED, reason=said, exit_code=exit_code or 1)
 

@@ -178,7 +178,7 @@ def test_much_output_arrives_complete_also_behind_a_slow_reader(hosts):
     lines = 30_000
     body = SERVES + f"for n in range({lines}): print('x' * 90, n)\n"
     launcher = hosts.start(body)
-    time.sleep(4)  # Meanwhile nobody reads, and 10 MB are more than pipes and buffers hold.
+    time.sleep(2)  # Meanwhile nobody reads, and 10 MB are more than pipes and buffers hold.
     output = launcher.communicate(timeout=50)[0]
     assert launcher.returncode == 0
     (folder,) = {path.parent for path in hosts.folder.glob("tfdist_logs/*/worker-0.log") if path.stat().st_size > 1 << 20}
@@ -199,11 +199,6 @@ def test_much_output_arrives_complete_also_behind_a_slow_reader(hosts):
             ("--ssh_folder", "/no/folder"),
             {},
             "cannot be used: the working folder /no/folder cannot be used there: No such file",
-        ),
-        (
-            ("--ssh_folder", "/"),
-            {},
-            "cannot be used: there is no program program.py in / there; copy it, or use a shared folder",
         ),
     ],
 )

@@ -49,7 +49,7 @@ def test_restarts_end_at_their_limit_and_a_bad_description_is_not_tried_again(st
 
 def test_ctrl_c_ends_a_job_that_waits_for_its_restart(start, script):
     job = start(QUICK, "--tier", "BASIC", "--max_restarts", "9", script(COUNTED + "    sys.exit(3)"))
-    job.wait_for("started again in 4 s")
+    job.wait_for("started again in 2 s")
     job.process.send_signal(signal.SIGINT)
     sent = time.monotonic()
     assert job.wait(10) == 130 and time.monotonic() - sent < 3

@@ -1,0 +1,95 @@
+"""What launcher and agents say to each other, and what an agent checks before it starts anything."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from support_paths import CHECKOUT
+
+from tfdist.errors import ClusterError
+from tfdist.launch.backends.agents import agent, link
+from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, encode
+from tfdist.launch.backends.agents.link import Link
+
+MESSAGES = [
+    ({"output": "worker:0", "last": False}, b"\n{\0\xff" * 7),
+    ({"beat": True}, b""),
+    ({"output": "ü", "last": True}, b""),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_messages_arrive_however_they_are_cut_and_what_a_login_shell_prints_is_skipped(size):
+    sent = b"Welcome to h1!\n\0tfdist {}\n" + START + b"".join(encode(message, data) for message, data in MESSAGES)
+    decoder = Decoder(START)
+    got = [found for start in range(0, len(sent), size) for found in decoder.feed(sent[start : start + size])]
+    assert [({name: value for name, value in message.items() if name != "bytes"}, data) for message, data in got] == MESSAGES
+
+
+def test_an_agent_refuses_a_folder_or_a_program_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ClusterError, match="the working folder /no/folder cannot be used there: No such file"):
+        agent._check({"folder": "/no/folder", "program": {"script": None}})
+    with pytest.raises(ClusterError, match=r"there is no program train\.py in .* there; copy it, or use a shared folder"):
+        agent._check({"folder": str(tmp_path), "program": {"script": "train.py"}})
+    agent._check({"folder": str(tmp_path), "program": {"script": None}})
+
+
+@pytest.fixture
+def open_link(tmp_path, monkeypatch):
+    links = []
+
+    def connect(body, silence=60.0):
+        command = [sys.executable, "-c", f"import os, sys, time\n{body}"]
+        links.append(Link("h1", command, {"silence": silence}, tmp_path / "h1.log"))
+        return links[-1]
+
+    yield connect
+    for each in links:
+        each.close()
+
+
+def until_lost(connection, seconds=20):
+    deadline = time.monotonic() + seconds
+    while connection.lost is None:
+        assert time.monotonic() < deadline
+        connection.tick()
+        connection.hear()
+        time.sleep(0.02)
+    return connection.lost
+
+
+def test_a_lost_connection_says_why(open_link, monkeypatch):
+    assert until_lost(open_link("sys.exit('Permission denied\\x1b[31m (publickey).')")) == (
+        f"{sys.executable} ended with 1: Permission denied\\x1b[31m (publickey)."
+    )
+    assert until_lost(open_link(f"os.write(1, {START!r} + b'garbage\\n'); time.sleep(60)")) == (
+        "something else than the agent wrote to the connection"
+    )
+    speaks_once = f"os.write(1, {START!r} + b'{{\"beat\": true}}\\n'); time.sleep(60)"
+    assert until_lost(open_link(speaks_once, silence=0.5)) == "nothing was heard from there for 0 s"
+    monkeypatch.setattr(link, "START_SECONDS", 0.5)
+    assert until_lost(open_link("time.sleep(60)")) == "nothing was heard from there for 0 s"
+
+
+def test_a_message_to_a_host_that_reads_nothing_waits_in_memory(open_link):
+    connection = open_link("time.sleep(60)")
+    begin = time.monotonic()
+    connection.say({"start": "x" * 10_000_000})
+    assert time.monotonic() - begin < 5 and connection.lost is None
+
+
+def test_the_bootstrap_takes_variables_from_its_first_line_and_not_from_its_command_line(tmp_path):
+    (tmp_path / "tfdist/launch/backends/agents").mkdir(parents=True)
+    for folder in ("tfdist", "tfdist/launch", "tfdist/launch/backends", "tfdist/launch/backends/agents"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "tfdist/launch/backends/agents/agent.py").write_text(
+        "import os, sys\ndef main(hello): print(hello['x'], os.environ['SECRET'], sys.stdin.read())"
+    )
+    line = encode({"env": {"SECRET": "a\nb"}, "path": [str(tmp_path)], "x": 1})
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    got = subprocess.run([sys.executable, "-c", BOOTSTRAP], input=line + b"rest", env=environ, capture_output=True, timeout=30)
+    assert got.stdout == b"1 a\nb rest\n", got.stderr
+    assert str(CHECKOUT) not in BOOTSTRAP
