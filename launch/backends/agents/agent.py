@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from tfdist.choice import Choice
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, Source
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
 from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped
@@ -106,7 +106,7 @@ class _Agent:
         opened = (dataclasses.replace(task, port=None) if task.name in open_ports else task for task in cluster.tasks)
         mine = set(hello["tasks"])
         job = Job(
-            dataclasses.replace(cluster, tasks=tuple(opened)),
+            dataclasses.replace(cluster, tasks=tuple(opened), source=Source(cluster.source.dialect, hello["source"])),
             Choice(**hello["choice"]),
             Program(**hello["program"]),
             gpus_per_task=hello["gpus_per_task"],

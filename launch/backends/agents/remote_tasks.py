@@ -104,7 +104,7 @@ class RemoteTasks:
         """See `TaskRunner`."""
         link = self._links.get(self._host_of[task.name])
         if link is None:
-            reason = f"the connection to {self._host_of[task.name]} is gone"
+            reason = f"the connection to {self._shown(self._host_of[task.name])} is gone"
             self._events.append(NotStarted(task.name, 1, time.time(), reason))
             return
         if report is not None:
@@ -139,6 +139,7 @@ class RemoteTasks:
             },
             "path": _module_folders(),
             "cluster": _config(self._cluster),
+            "source": self._cluster.source.name,
             "open_ports": sorted(self._plan.open_ports),
             "tasks": [task.name for task in self._hosts[host]],
             "choice": dataclasses.asdict(job.choice),
@@ -149,8 +150,7 @@ class RemoteTasks:
             "verbose": job.verbose,
             "silence": self._silence,
         }
-        name = self._hosts[host][0].host or host  # As the user wrote it: names in a configuration of ssh have capitals.
-        link = Link(host, self._command(name), first_line, self._log_dir / f"agent-{host.replace(':', '_')}.log")
+        link = Link(host, self._command(self._shown(host)), first_line, self._log_dir / f"agent-{host.replace(':', '_')}.log")
         self._links[host] = link
         self._selector.register(link, selectors.EVENT_READ)
 
@@ -212,12 +212,16 @@ class RemoteTasks:
         reason = self._links[host].lost
         self._drop(host)
         if not self._is_ready:
-            self._events.append(Lost(f"{host} cannot be used: {reason}"))
+            self._events.append(Lost(f"{self._shown(host)} cannot be used: {reason}"))
             return
         for name in sorted(self._running):
             if self._host_of[name] == host:
                 self._running.discard(name)
-                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), f"{host}: {reason}"))
+                self._events.append(Unreachable(name, -signal.SIGKILL, time.time(), f"{self._shown(host)}: {reason}"))
+
+    def _shown(self, host: str) -> str:
+        """Returns the name of a host as the user wrote it: names in a configuration of ssh may have capitals."""
+        return self._hosts[host][0].host or host
 
     def _drop(self, host: str) -> None:
         link = self._links.pop(host)
