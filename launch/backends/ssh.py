@@ -52,7 +52,7 @@ def _command(host: str, job: Job) -> list[str]:
     config = job.options.get("ssh_config")
     python = job.options.get("ssh_python", sys.executable)
     remote = f"exec {shlex.quote(python)} -c {shlex.quote(BOOTSTRAP)}"
-    options = ["BatchMode=yes", "ConnectTimeout=30", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=4"]
+    options = ["BatchMode=yes", "ConnectTimeout=15", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=4"]
     words = [word for option in options for word in ("-o", option)]
     return ["ssh", *(["-F", config] if config else []), "-T", "-e", "none", *words, "--", host, remote]
 

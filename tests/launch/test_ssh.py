@@ -284,3 +284,33 @@ def test_a_model_trains_on_two_hosts_and_each_imports_tensorflow_once(hosts):
     summary = json.loads((hosts.folder / "trained.json").read_text())
     assert (summary["strategy"], summary["steps"]) == ("multi_worker_mirrored", 8)
     assert "worker:0 | Epoch 2/2" in output
+
+
+def test_under_hogwild_a_worker_whose_link_was_cut_is_started_again_when_the_link_is_back(far_hosts):
+    ports = [ssh_here.free_port() for _ in range(4)]
+    cluster = {"chief": [f"h1:{ports[0]}"], "worker": [f"h1:{ports[1]}", f"h2:{ports[2]}"], "ps": [f"h1:{ports[3]}"]}
+    (far_hosts.folder / "cluster.json").write_text(json.dumps({"cluster": cluster}))
+    body = SERVES.replace("pid-{me['index']}", "pid-{me['type']}-{me['index']}") + (
+        "if me['type'] == 'chief':\n    while not os.path.exists('go'): time.sleep(0.05)\nelse: time.sleep(600)\n"
+    )
+    launcher = far_hosts.start(body, "--strategy", "hogwild", "--ssh_silence", "3", "--detach", cluster="cluster.json")
+    handle = launcher.communicate(timeout=40)[0].strip()
+    far_hosts.pids(4)
+    first = (far_hosts.folder / "pid-worker-1").read_text()
+    log = next(far_hosts.folder.glob("state/jobs/*/output.log"))
+
+    def wait_for(condition):
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+
+    time.sleep(1)  # Until the launcher knows that all tasks listen.
+    subprocess.run(["ip", "link", "set", f"v{os.getpid()}1", "down"], check=True)
+    wait_for(lambda: "worker:1 ended early: it cannot be reached any more: h2: nothing was heard" in log.read_text())
+    subprocess.run(["ip", "link", "set", f"v{os.getpid()}1", "up"], check=True)
+    wait_for(lambda: (far_hosts.folder / "pid-worker-1").read_text() not in ("", first))
+    assert processes_of(far_hosts.mark).keys() & {int(first)} == set()
+    assert handle.startswith("ssh://")
+    for pid in processes_of(far_hosts.mark):
+        os.kill(pid, signal.SIGTERM)

@@ -81,6 +81,14 @@ def test_bad_input_is_one_line_and_exit_code_2(tfdist, tmp_path, words, message)
     assert message in got.stderr
 
 
+def test_defaults_come_from_a_file_of_flags(tfdist, tmp_path):
+    (tmp_path / "defaults").write_text("--tier=STANDARD_1\n--strategy=hogwild\n# a comment\n--sync_period=4\n")
+    got = tfdist("run", "--flagfile", "defaults", "--sync_period=8", "--dry_run")
+    assert got.returncode == 0 and "strategy  hogwild\n" in got.stdout and "period    8 updates" in got.stdout
+    missing = tfdist("run", "--flagfile=nowhere", "--dry_run")
+    assert (missing.returncode, missing.stderr.count("\n")) == (2, 1) and "nowhere" in missing.stderr
+
+
 def split(*words):
     return command_line.split(["tfdist run", *words], flags.FLAGS)
 

@@ -83,6 +83,8 @@ def namespace(name: str, number: int) -> Iterator[str]:
         run(f"ip -n {name} link set lo up")
         yield f"10.{number}.7.2"
     finally:
+        # Left to itself, the cable goes some time after the last process of the namespace.
+        subprocess.run(["ip", "link", "delete", here], check=False, capture_output=True, timeout=30)
         run(f"ip netns delete {name}")
 
 

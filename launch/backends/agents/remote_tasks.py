@@ -65,6 +65,7 @@ class RemoteTasks:
         self._hellos: dict[str, dict[str, Any]] = {}
         self._ready: set[str] = set()
         self._running: set[str] = set()
+        self._to_start: dict[str, list[dict[str, Any]]] = {}  # What waits for an agent that is not ready.
         self._reports: dict[str, str] = {}
         self._events: list[Event] = []
         self._output: list[Output] = []
@@ -102,15 +103,17 @@ class RemoteTasks:
 
     def start(self, task: Task, environment: Mapping[str, str], report: str | None, terminal: bool) -> None:
         """See `TaskRunner`."""
-        link = self._links.get(self._host_of[task.name])
-        if link is None:
-            reason = f"the connection to {self._shown(self._host_of[task.name])} is gone"
-            self._events.append(NotStarted(task.name, 1, time.time(), reason))
-            return
+        host = self._host_of[task.name]
         if report is not None:
             self._reports[task.name] = report
         self._running.add(task.name)
-        link.say({"start": task.name, "env": dict(environment), "report": report is not None, "terminal": terminal})
+        if host not in self._links:
+            self._connect(host)  # Its tasks ended with the last connection.
+        message = {"start": task.name, "env": dict(environment), "report": report is not None, "terminal": terminal}
+        if host in self._ready:
+            self._links[host].say(message)
+        else:
+            self._to_start.setdefault(host, []).append(message)
 
     def signal(self, names: list[str], number: int) -> None:
         """See `TaskRunner`."""
@@ -140,7 +143,7 @@ class RemoteTasks:
             "path": _module_folders(),
             "cluster": _config(self._cluster),
             "source": self._cluster.source.name,
-            "open_ports": sorted(self._plan.open_ports),
+            "open_ports": [] if self._is_ready else sorted(self._plan.open_ports),
             "tasks": [task.name for task in self._hosts[host]],
             "choice": dataclasses.asdict(job.choice),
             "program": dataclasses.asdict(job.program),
@@ -173,7 +176,9 @@ class RemoteTasks:
             self._greet(host, message["hello"])
         elif "ready" in message:
             self._ready.add(host)
-            if self._ready == set(self._hosts):
+            for start in self._to_start.pop(host, ()):
+                self._links[host].say(start)
+            if self._ready == set(self._hosts) and not self._is_ready:
                 self._is_ready = True
                 self._events.append(Ready(self._cluster))
         elif "failed" in message or "lost" in message:
@@ -185,7 +190,7 @@ class RemoteTasks:
             self._links[host].lost = f"tfdist {hello['version']} is installed there, and {__version__} here"
             return
         self._hellos[host] = hello
-        if self._hellos.keys() != self._hosts.keys():
+        if self._is_ready or self._hellos.keys() != self._hosts.keys():
             return
         # A name in the description may be one of the user's ssh configuration only.
         unknown = {name for each in self._hellos.values() for name in each["unknown_hosts"]}
@@ -225,6 +230,8 @@ class RemoteTasks:
 
     def _drop(self, host: str) -> None:
         link = self._links.pop(host)
+        self._ready.discard(host)
+        self._to_start.pop(host, None)
         self._selector.unregister(link)
         link.close()
 
