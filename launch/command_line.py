@@ -78,6 +78,10 @@ _FOREIGN = {
 """Flags of torchrun, horovodrun and Accelerate: what to do instead."""
 
 
+_ABSEIL = ("flagfile", "undefok")
+"""Flags with a value that absl reads before all others."""
+
+
 def understood(words: list[str]) -> list[str]:
     """Returns the words of the launcher with what users of torchrun type as flags of the launcher.
 
@@ -110,7 +114,7 @@ def _start_of_program(argv: list[str], flag_values: flags.FlagValues) -> int:
     for position, word in enumerate(argv[1:], start=1):
         if flag in ("-m", "--m"):
             return position + 1
-        is_value = (flag in flag_values and not flag_values[flag].boolean) or flag in _FOREIGN
+        is_value = (flag in flag_values and not flag_values[flag].boolean) or flag in (*_FOREIGN, *_ABSEIL)
         if word == "--" or not (word.startswith("-") or is_value):
             return position
         if word.startswith(("-m=", "--m=")):
