@@ -88,3 +88,22 @@ def test_user_signals_reach_the_training_task(start, script):
     assert "tfdist: SIGUSR1 is passed on to chief:0" in job.output
     job.process.send_signal(signal.SIGUSR2)
     assert job.wait(20) == 5
+
+
+def test_a_task_that_hangs_at_its_start_is_named_with_its_python_stack(start, script):
+    body = """
+    import socket, time
+    def hangs():
+        time.sleep(600)
+    if me["index"] == 1: hangs()
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"][0].rpartition(":")[2])))
+    listener.listen()
+    time.sleep(600)
+    """
+    job = start(QUICK, "-n", "2", "--start_timeout", "4", script(body))
+    assert job.wait(60) == 1
+    assert "gave up after 4 s (--start_timeout): worker:1 (localhost:" in job.output and "worker:0 (" not in job.output
+    assert " in hangs\n" in job.output.rpartition("the last lines of")[2]
+    assert job.left() == {}
