@@ -116,9 +116,11 @@ class Ready:
 
     Attributes:
         cluster: the cluster with the addresses at which the tasks will listen.
+        warnings: sentences for the user that the plan could not know.
     """
 
     cluster: Cluster
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

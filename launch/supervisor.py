@@ -185,6 +185,8 @@ class Supervisor:
     def _handle(self, event: Event) -> None:
         self._board.add(event)
         if isinstance(event, Ready):
+            for warning in event.warnings:
+                self._say(warning)
             self._startup.ready(event.cluster)
             for task in event.cluster.tasks:
                 self._tasks.start(task)

@@ -93,3 +93,37 @@ def test_the_bootstrap_takes_variables_from_its_first_line_and_not_from_its_comm
     got = subprocess.run([sys.executable, "-c", BOOTSTRAP], input=line + b"rest", env=environ, capture_output=True, timeout=30)
     assert got.stdout == b"1 a\nb rest\n", got.stderr
     assert str(CHECKOUT) not in BOOTSTRAP
+
+
+def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
+    from tfdist import Cluster, Task
+    from tfdist.choice import choose
+    from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
+    from tfdist.launch.backends.interface import Plan
+    from tfdist.launch.events import Ready
+    from tfdist.launch.job import Job, JobFiles, Program
+    from tfdist.version import __version__
+
+    cluster = Cluster((Task("worker", 0, "Gpu1", 1), Task("worker", 1, "gpu2", 1)))
+
+    def command(host):
+        hello = {"version": __version__, "address": f"10.0.0.{host[-1]}", "unknown_hosts": ["Gpu1"], "warnings": ["no GPU 7"]}
+        hello["ports"] = {f"worker:{int(host[-1]) - 1}": 4000 + int(host[-1])}
+        says = START + encode({"hello": hello}) + encode({"ready": True})
+        return [sys.executable, "-c", f"import os, time; os.write(1, {says!r}); time.sleep(60)"]
+
+    plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
+    tasks = RemoteTasks(plan, JobFiles(tmp_path), command, "/")
+    try:
+        deadline, events = time.monotonic() + 20, []
+        while not events:
+            assert time.monotonic() < deadline
+            events = tasks.poll(0.1)
+        (ready,) = events
+        assert isinstance(ready, Ready) and ready.warnings == ("Gpu1: no GPU 7", "gpu2: no GPU 7")
+        # The first host is known only to the user's ssh, so its tasks get the address at which ssh reached it.
+        assert [task.address for task in ready.cluster.tasks] == ["10.0.0.1:4001", "gpu2:4002"]
+    finally:
+        for link_ in tasks._links.values():
+            link_._process.kill()
+        tasks.close()

@@ -180,7 +180,10 @@ class RemoteTasks:
                 self._links[host].say(start)
             if self._ready == set(self._hosts) and not self._is_ready:
                 self._is_ready = True
-                self._events.append(Ready(self._cluster))
+                found = [(name, text) for name in self._hosts for text in self._hellos[name]["warnings"]]
+                self._events.append(
+                    Ready(self._cluster, tuple(f"{self._shown(name)}: {printable(text)}" for name, text in found))
+                )
         elif "failed" in message or "lost" in message:
             self._links[host].lost = printable(message.get("failed") or message["lost"])
 
