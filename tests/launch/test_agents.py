@@ -8,10 +8,17 @@ import time
 import pytest
 from support_paths import CHECKOUT
 
+from tfdist import Cluster, Task
+from tfdist.choice import choose
 from tfdist.errors import ClusterError
 from tfdist.launch.backends.agents import agent, link
 from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, encode
 from tfdist.launch.backends.agents.link import Link
+from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
+from tfdist.launch.backends.interface import Plan
+from tfdist.launch.events import Ready
+from tfdist.launch.job import Job, JobFiles, Program
+from tfdist.version import __version__
 
 MESSAGES = [
     ({"output": "worker:0", "last": False}, b"\n{\0\xff" * 7),
@@ -96,14 +103,6 @@ def test_the_bootstrap_takes_variables_from_its_first_line_and_not_from_its_comm
 
 
 def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
-    from tfdist import Cluster, Task
-    from tfdist.choice import choose
-    from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
-    from tfdist.launch.backends.interface import Plan
-    from tfdist.launch.events import Ready
-    from tfdist.launch.job import Job, JobFiles, Program
-    from tfdist.version import __version__
-
     cluster = Cluster((Task("worker", 0, "Gpu1", 1), Task("worker", 1, "gpu2", 1)))
 
     def command(host):

@@ -237,7 +237,7 @@ def far_hosts(tmp_path):
     hosts = Hosts(tmp_path)
     with ExitStack() as stack:
         for number, name in enumerate(("h1", "h2")):
-            address = stack.enter_context(ssh_here.namespace(f"tfd{os.getpid()}{number}", 84 + number))
+            address = stack.enter_context(ssh_here.namespace(f"tfd{os.getpid()}{number}", os.getpid() % 100 * 2 + 20 + number))
             ssh_here.add_host(tmp_path, name, address, 2222)
             prefix = ("ip", "netns", "exec", f"tfd{os.getpid()}{number}")
             stack.enter_context(ssh_here.server(tmp_path, address, 2222, prefix=prefix, variables={MARK: hosts.mark}))
