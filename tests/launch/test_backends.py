@@ -5,13 +5,14 @@ import json
 import logging
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
 import tomllib
 
 import pytest
-from support_paths import CHECKOUT
+from support_paths import CHECKOUT, PROGRAMS
 
 from tfdist.launch.backends import registry
 from tfdist.launch.backends.interface import Attached, Backend, BackendError
@@ -174,3 +175,28 @@ def test_a_detached_back_end_answers_all_verbs_and_gets_what_the_dry_run_shows(p
         got = plain(*command)
         assert (got.returncode, got.stderr.count("\n")) == (2, 1) and message in got.stderr
     assert "--queue_name goes with --backend queue" in plain("run", "--queue_name", "fast", "-n", "1", "program.py").stderr
+
+
+@pytest.mark.cluster
+def test_a_local_task_gets_exactly_what_the_dry_run_shows(start, script, tmp_path):
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        addresses = [f"localhost:{server.getsockname()[1]}" for server in (one, other)]
+    cluster = json.dumps({"cluster": {"worker": addresses}})
+    body = """
+    import sys, time
+    pathlib.Path(f"got-{me['index']}").write_text(json.dumps([dict(os.environ), sys.argv[1:]]))
+    time.sleep(1)
+    """
+    flags = ("--cluster", cluster, "--env", "KEY=secret 7")
+    dry = start("-m", "tfdist", "run", *flags, "--dry_run", program := script(body), "a b")
+    assert dry.wait(60) == 0
+    job = start(str(PROGRAMS / "quick_launcher.py"), *flags, program, "a b")
+    assert job.wait(60) == 0, job.output
+    assert "variables KEY " in dry.output and "secret 7" not in dry.output + job.output
+    assert f"program   {shlex.join([program, 'a b'])} " in dry.output
+    shown = dict(re.findall(r"^worker:(\d) .*\n((?:  .*\n)+)", dry.output, re.MULTILINE))
+    for index in ("0", "1"):
+        environment, arguments = json.loads((tmp_path / f"got-{index}").read_text())
+        variables = dict(word.split("=", 1) for word in shlex.split(shown[index]))
+        assert variables and variables.items() <= environment.items()
+        assert (environment["KEY"], arguments) == ("secret 7", ["a b"])
