@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest_plugins = ("rendezvous_here",)
+pytest_plugins = ("tools", "rendezvous_here")
 
 MARK = "TFDIST_TEST_MARK"
 """Environment variable that every process of a test inherits."""
