@@ -245,6 +245,7 @@ def mpirun(tmp_path, program, size):
 
 
 @needs("mpirun")
+@pytest.mark.cluster
 def test_a_real_mpirun_tells_every_process_its_rank(tmp_path):
     program = "import sys, tfdist; sys.stdout.write(f'rank {tfdist.rank()} {tfdist.size()} {tfdist.local_rank()} {tfdist.local_size()}\\n')"
     assert mpirun(tmp_path, program, 3) == ["rank 0 3 0 3", "rank 1 3 1 3", "rank 2 3 2 3"]

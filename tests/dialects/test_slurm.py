@@ -177,6 +177,7 @@ sys.stdout.write(f"{tfdist.rank()} {task.host} {tfdist.local_rank()} {len({t.add
 
 
 @needs("slurm")
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
