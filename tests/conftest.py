@@ -60,6 +60,15 @@ def processes_of(mark: str) -> dict[int, str]:
     return found
 
 
+def end_processes(mark: str) -> None:
+    """Kills the live processes that have inherited a mark."""
+    for pid in processes_of(mark):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
 @dataclass
 class Job:
     """A started command with its output and its processes."""
@@ -109,6 +118,34 @@ def warm_python() -> Iterator[WarmPython]:
     python.close()
 
 
+@pytest.fixture(scope="session")
+def run_python(warm_python: WarmPython) -> Callable[..., int]:
+    """Runs a Python command in a folder and ends all its processes; for clusters that several tests share.
+
+    `run_python(folder, *command, timeout=seconds, output="output.txt", environment={})` returns the exit code. What the command
+    writes is added to the file `output` in the folder.
+
+    Raises:
+        subprocess.TimeoutExpired: if it takes longer than `timeout`.
+    """
+
+    def run(
+        folder: Path, *command: str, timeout: float, output: str = "output.txt", environment: dict[str, str] | None = None
+    ) -> int:
+        mark = uuid.uuid4().hex
+        variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+        variables.update({MARK: mark, "PYTHONUNBUFFERED": "1"}, **(environment or {}))
+        with open(folder / output, "ab") as file:
+            process = warm_python.start(command, str(folder), variables, file.fileno())
+        try:
+            return process.wait(timeout)
+        finally:
+            end_processes(mark)
+            process.wait(10)
+
+    return run
+
+
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
     """Starts a Python command in a temporary folder, with extra variables; ends all its processes after the test.
@@ -143,11 +180,7 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
 
     yield start_job
     for job in jobs:
-        for pid in processes_of(job.mark):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        end_processes(job.mark)
         job.process.wait(10)
 
 

@@ -190,6 +190,7 @@ def _become(environ: Mapping[str, str], output: int, *kept: int) -> None:
                 pass  # That of the folder /proc/self/fd.
     os.environ.clear()
     os.environ.update(environ)
+    sys.path[:0] = [folder for folder in environ.get("PYTHONPATH", "").split(":") if folder and folder not in sys.path]
     tempfile.tempdir = None  # It was chosen by the environment before.
     sys.modules["numpy"].random.seed()
 

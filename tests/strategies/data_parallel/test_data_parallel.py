@@ -6,8 +6,6 @@ few cases). test_contract.py has some of these cases too, with the tolerance of 
 
 import functools
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -68,7 +66,7 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, run_python):
     """Returns a function that runs a cluster, once, and returns the results of its tasks and its folder."""
 
     @functools.cache
@@ -79,9 +77,7 @@ def run(tmp_path_factory):
             f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
         )
         command = [PROGRAM, "3"] if cluster == "mirrored" else ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM]
-        with open(folder / "output.txt", "wb") as output:
-            command = [sys.executable, *command, *(CLUSTERS[cluster][1] or ())]
-            subprocess.run(command, cwd=folder, stdout=output, stderr=output, timeout=880)
+        run_python(folder, *command, *(CLUSTERS[cluster][1] or ()), timeout=880)
         return [json.loads(path.read_text()) for path in sorted(folder.glob("data_parallel-*.json"))], folder
 
     return run
