@@ -207,6 +207,10 @@ def _run(arguments: Sequence[str]) -> NoReturn:
             sys.argv = ["-m", *arguments[2:]]
             sys.path.insert(0, os.getcwd())
             runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+        elif arguments[0] == "-c":
+            sys.argv = ["-c", *arguments[2:]]
+            sys.path.insert(0, "")
+            exec(compile(arguments[1], "<string>", "exec"), main.__dict__)
         else:
             sys.argv = [*arguments]
             sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))

@@ -6,6 +6,7 @@ few cases). test_contract.py has some of these cases too, with the tolerance of 
 
 import functools
 import json
+import subprocess
 
 import numpy as np
 import pytest
@@ -77,7 +78,10 @@ def run(tmp_path_factory, run_python):
             f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
         )
         command = [PROGRAM, "3"] if cluster == "mirrored" else ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM]
-        run_python(folder, *command, *(CLUSTERS[cluster][1] or ()), timeout=880)
+        try:
+            run_python(folder, *command, *(CLUSTERS[cluster][1] or ()), timeout=880)
+        except subprocess.TimeoutExpired:
+            pass  # `ran` reports what is missing, once for all tests.
         return [json.loads(path.read_text()) for path in sorted(folder.glob("data_parallel-*.json"))], folder
 
     return run
