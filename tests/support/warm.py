@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import json
+import multiprocessing.process
 import os
 import runpy
 import select
@@ -22,7 +23,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -162,6 +162,7 @@ def _serve(tests: socket.socket, mark: str) -> None:
                 ctypes.memmove(address, message["environ"][mark].encode(), 32)
                 _become(message["environ"], output)
                 os.chdir(message["cwd"])
+                multiprocessing.process.ORIGINAL_DIR = message["cwd"]  # It spawns programs relative to this.
                 _run(message["arguments"])
             os.close(output)
             running[pid] = status
@@ -214,20 +215,18 @@ def _run(arguments: Sequence[str]) -> NoReturn:
         else:
             sys.argv = [*arguments]
             sys.path.insert(0, os.path.dirname(os.path.abspath(arguments[0])))
-            main.__file__ = arguments[0]
+            main.__file__ = os.path.abspath(arguments[0])
             with open(arguments[0], "rb") as file:
-                program = compile(file.read(), arguments[0], "exec")
+                program = compile(file.read(), main.__file__, "exec")
             exec(program, main.__dict__)
     except SystemExit as end:
         code = end.code
-    except KeyboardInterrupt:
-        traceback.print_exc()
-        code = -signal.SIGINT
     except BaseException as error:
-        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         assert error.__traceback__ is not None
-        sys.excepthook(type(error), error, error.__traceback__.tb_next)
-        code = 1
+        trace = error.__traceback__.tb_next  # Without this function.
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
