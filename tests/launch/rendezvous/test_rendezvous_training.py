@@ -40,7 +40,7 @@ def test_ranks_that_a_real_torchrun_restarts_meet_again_and_train(start, script)
         sys.exit(tfdist.rank())
     """
     program = script(fails_once + TRAINS)
-    job = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", program)
+    job = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", program, fresh=True)
     assert job.wait() == 0, job.output
     ranks = sorted(line.partition(" loss ")[::2] for line in job.output.splitlines() if line.startswith("rank "))
     assert [who for who, _ in ranks] == ["rank 0 of 2 MultiWorkerMirrored", "rank 1 of 2 MultiWorkerMirrored"], job.output
