@@ -14,11 +14,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm import Process, WarmPython
 
-pytest_plugins = ("rendezvous_here",)
+pytest_plugins = ("tools", "rendezvous_here")
 
 MARK = "TFDIST_TEST_MARK"
 """Environment variable that every process of a test inherits."""
+
+BEFORE_IMPORT = ("TF_", "PYTHON", "LD_", "OMP_", "CUDA_", "KERAS_", "XLA_")
+"""Beginnings of environment variables that Python, TensorFlow or Keras read at their start."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest first, so that no worker of pytest-xdist is alone with one at the end.
+
+    Those with the longest time limits take longest, then those with the most tests of clusters.
+    """
+
+    def weight(item: pytest.Item) -> tuple[float, int]:
+        if item.get_closest_marker("cluster") is None:
+            return 0, 0
+        limit = item.get_closest_marker("timeout")
+        return limit.args[0] if limit else 0, 1
+
+    weights: dict[Path, tuple[float, int]] = {}
+    for item in items:
+        limit, count = weights.get(item.path, (0, 0))
+        weights[item.path] = (max(limit, weight(item)[0]), count + weight(item)[1])
+    items.sort(key=lambda item: weights[item.path], reverse=True)
 
 
 def processes_of(mark: str) -> dict[int, str]:
@@ -37,11 +60,20 @@ def processes_of(mark: str) -> dict[int, str]:
     return found
 
 
+def end_processes(mark: str) -> None:
+    """Kills the live processes that have inherited a mark."""
+    for pid in processes_of(mark):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
 @dataclass
 class Job:
     """A started command with its output and its processes."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Process
     mark: str
     folder: Path
     output_path: Path
@@ -78,36 +110,77 @@ class Job:
         return alive
 
 
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Python with TensorFlow imported."""
+    python = WarmPython(MARK)
+    yield python
+    python.close()
+
+
+@pytest.fixture(scope="session")
+def run_python(warm_python: WarmPython) -> Callable[..., int]:
+    """Runs a Python command in a folder and ends all its processes; for clusters that several tests share.
+
+    `run_python(folder, *command, timeout=seconds, output="output.txt", environment={})` returns the exit code. What the command
+    writes is added to the file `output` in the folder.
+
+    Raises:
+        subprocess.TimeoutExpired: if it takes longer than `timeout`.
+    """
+
+    def run(
+        folder: Path, *command: str, timeout: float, output: str = "output.txt", environment: dict[str, str] | None = None
+    ) -> int:
+        mark = uuid.uuid4().hex
+        variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
+        variables.update({MARK: mark, "PYTHONUNBUFFERED": "1"}, **(environment or {}))
+        with open(folder / output, "ab") as file:
+            process = warm_python.start(command, str(folder), variables, file.fileno())
+        try:
+            return process.wait(timeout)
+        finally:
+            end_processes(mark)
+            process.wait(10)
+
+    return run
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Starts a Python command in a temporary folder, with extra variables; ends all its processes after the test."""
+def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Job]]:
+    """Starts a Python command in a temporary folder, with extra variables; ends all its processes after the test.
+
+    `start(*command, environment={}, fresh=False)`: a fresh process imports all that it needs. Others are forks of one that has
+    imported TensorFlow already, unless the variables have an effect on the import.
+    """
     jobs: list[Job] = []
 
-    def start_job(*command: str, environment: dict[str, str] | None = None) -> Job:
+    def start_job(*command: str, environment: dict[str, str] | None = None, fresh: bool = False) -> Job:
         mark = uuid.uuid4().hex
         variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
         variables.update({MARK: mark, "PYTHONUNBUFFERED": "1"}, **(environment or {}))
         path = tmp_path / f"output-{len(jobs)}.txt"
         with open(path, "wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=tmp_path,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            process: Any
+            if fresh or any(name.startswith(BEFORE_IMPORT) and name != "TF_CONFIG" for name in environment or ()):
+                process = subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=tmp_path,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            else:
+                python = request.getfixturevalue("warm_python")
+                process = python.start(command, str(tmp_path), variables, output.fileno())
         jobs.append(Job(process, mark, tmp_path, path))
         return jobs[-1]
 
     yield start_job
     for job in jobs:
-        for pid in processes_of(job.mark):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+        end_processes(job.mark)
         job.process.wait(10)
 
 

@@ -5,14 +5,11 @@ One cluster per column runs all cases of contract/cases_*.py. It starts with the
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import pytest
-from conftest import MARK, processes_of
 
 from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, different, page
 
@@ -25,8 +22,8 @@ cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The re
 class Runs:
     """The runs of the columns, at most one of each."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, folder, run_python):
+        self.folder, self.run_python = folder, run_python
         self.results = {}
 
     def of(self, column):
@@ -50,30 +47,16 @@ class Runs:
         folder = self.folder / column.name
         folder.mkdir(exist_ok=True)
         (folder / "cluster").write_text(column.source)
-        mark = uuid.uuid4().hex
-        environment = os.environ | {MARK: mark, "PYTHONPATH": str(TESTS), "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, "-m", "tfdist.launch", "--cluster", "cluster", "-m", "contract.program", "--", *arguments]
+        command = ["-m", "tfdist.launch", "--cluster", "cluster", "-m", "contract.program", "--", *arguments]
         try:
-            with open(folder / "output.txt", "ab") as output:
-                subprocess.run(
-                    command,
-                    cwd=folder,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    timeout=SECONDS,
-                )
+            self.run_python(folder, *command, timeout=SECONDS, environment={"PYTHONPATH": str(TESTS)})
         except subprocess.TimeoutExpired:
             pass  # `read` reports what is missing.
-        finally:
-            for pid in processes_of(mark):
-                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return Runs(tmp_path_factory.mktemp("contract"))
+def runs(tmp_path_factory, run_python):
+    return Runs(tmp_path_factory.mktemp("contract"), run_python)
 
 
 def columns(**only):

@@ -3,11 +3,11 @@
 import dataclasses
 import os
 import random
-import shutil
 import subprocess
 import sys
 
 import pytest
+from tools import needs
 
 import tfdist
 from tfdist import process_cluster
@@ -233,27 +233,25 @@ def test_what_horovod_has_no_words_for(source, message):
 
 # The real one.
 
-MPIRUN = shutil.which("mpirun")
-needs_mpirun = pytest.mark.skipif(MPIRUN is None, reason="mpirun is not installed (apt-get install openmpi-bin)")
-
 
 def mpirun(tmp_path, program, size):
     path = tmp_path / "program.py"
     path.write_text(program)
     clean = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
-    command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "-np", str(size), sys.executable, str(path)]
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", str(size), sys.executable, str(path)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=clean, cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     return sorted(line for line in result.stdout.split("\n") if line.startswith("rank"))
 
 
-@needs_mpirun
+@needs("mpirun")
+@pytest.mark.cluster
 def test_a_real_mpirun_tells_every_process_its_rank(tmp_path):
     program = "import sys, tfdist; sys.stdout.write(f'rank {tfdist.rank()} {tfdist.size()} {tfdist.local_rank()} {tfdist.local_size()}\\n')"
     assert mpirun(tmp_path, program, 3) == ["rank 0 3 0 3", "rank 1 3 1 3", "rank 2 3 2 3"]
 
 
-@needs_mpirun
+@needs("mpirun")
 @pytest.mark.cluster
 def test_a_program_trains_under_mpirun_without_any_description(tmp_path):
     program = """

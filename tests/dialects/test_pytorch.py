@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tfdist import Cluster, ClusterError
+from tfdist import Cluster, ClusterError, machine
 from tfdist.dialects import description, environment, pytorch
 from tfdist.rank_info import RankInfo, Store
 
@@ -121,13 +121,13 @@ def test_pet_variables_count_below_the_command_line(monkeypatch):
 
 
 def test_gpus_are_counted_where_they_are_asked_for(monkeypatch):
-    real = os.listdir
-    devices = ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"]
-    monkeypatch.setattr(os, "listdir", lambda path=".": devices if path == "/dev" else real(path))
+    monkeypatch.setattr(machine, "installed", lambda: machine.Installed(("0", "1", "2")))
     assert len(description("torchrun --nproc-per-node gpu train.py").tasks) == 3
     assert len(description("torchrun --nproc-per-node auto train.py").tasks) == 3
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,10")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
     assert len(description("torchrun --nproc-per-node gpu train.py").tasks) == 2
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,10,0")  # For CUDA an id that does not exist ends the list.
+    assert len(description("torchrun --nproc-per-node gpu train.py").tasks) == 1
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ClusterError, match="gpu asks for one process per GPU, and this machine has none"):
         description("torchrun --nproc-per-node gpu train.py")

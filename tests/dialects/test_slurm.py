@@ -7,6 +7,7 @@ import time
 
 import pytest
 import slurm_here
+from tools import needs
 
 import tfdist
 from tfdist.cluster import Cluster, Task
@@ -153,8 +154,6 @@ def test_a_batch_script_that_tfdist_did_not_write():
 
 # The real one.
 
-needs_slurm = pytest.mark.skipif(slurm_here.REASON is not None, reason=str(slurm_here.REASON))
-
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
@@ -177,7 +176,8 @@ sys.stdout.write(f"{tfdist.rank()} {task.host} {tfdist.local_rank()} {len({t.add
 """
 
 
-@needs_slurm
+@needs("slurm")
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -208,7 +208,7 @@ sys.stdout.write(f"{tfdist.role()} {losses[-1] < losses[0]}\\n")
 """
 
 
-@needs_slurm
+@needs("slurm")
 @pytest.mark.cluster
 def test_the_batch_script_trains_with_a_parameter_server(real, tmp_path):
     script, program, output = tmp_path / "job.sh", tmp_path / "program.py", tmp_path / "output"

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from support_paths import CHECKOUT
+from tools import needs
 
 from tfdist.translate import main
 
@@ -44,10 +45,9 @@ def test_the_example_of_the_readme_trains_as_written(tmp_path):
         (tmp_path / "digits.keras").unlink()
 
 
+@needs("sphinx")
 @pytest.mark.cluster
 def test_the_site_builds_without_a_warning(tmp_path):
-    pytest.importorskip("furo")
-    pytest.importorskip("myst_parser")
     command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs", "-W", "--keep-going", ".", str(tmp_path)]
     job = subprocess.run(command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, check=False)
     assert job.returncode == 0, job.stderr

@@ -22,7 +22,7 @@ def quick(start, script):
     """Starts the launcher for one task; `body` runs in it. Returns the job."""
 
     def run(body, *flags, environment=None):
-        return start(QUICK, "--tier", "BASIC", *flags, script(body), environment=environment)
+        return start(QUICK, "--tier", "BASIC", *flags, script(body), environment=environment, fresh=True)
 
     return run
 

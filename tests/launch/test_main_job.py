@@ -8,7 +8,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_standard_1_trains_the_digits_and_writes_a_summary(start, read_json):
-    job = start("-m", "tfdist.launch", "--tier", "STANDARD_1", "--summary", "summary.json")
+    job = start("-m", "tfdist.launch", "--tier", "STANDARD_1", "--summary", "summary.json", fresh=True)
     assert job.wait() == 0, job.output
     assert job.left() == {}
     summary = read_json("summary.json")
@@ -168,6 +168,7 @@ def test_an_idle_task_has_less_than_100_megabytes_of_private_memory(start, scrip
         "--cluster",
         small_cluster,
         script("import tfdist, time\ntfdist.strategy()\nprint('all here', flush=True)\ntime.sleep(600)"),
+        fresh=True,
     )
     job.wait_for("all here")
     for task in ("ps:0", "worker:0", "worker:1"):

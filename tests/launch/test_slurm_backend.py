@@ -8,6 +8,7 @@ import time
 import pytest
 import slurm_here
 from support_paths import CHECKOUT, PROGRAMS
+from tools import needs
 
 from tfdist.launch.backends import slurm
 from tfdist.launch.backends.interface import BackendError
@@ -89,8 +90,6 @@ if me["index"] == 1: sys.exit(int(sys.argv[1]))
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Returns a function that runs tfdist on a machine of a Slurm cluster."""
-    if slurm_here.REASON is not None:
-        pytest.skip(slurm_here.REASON)
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "quick").mkdir()
     (folder / "quick" / "sitecustomize.py").write_text(
@@ -124,6 +123,7 @@ BATCH = (
 
 
 @pytest.mark.cluster
+@needs("slurm")
 def test_a_batch_job_runs_what_the_dry_run_shows_and_its_exit_code_and_output_come_back(cluster):
     dry = cluster(*BATCH, "--dry_run", "program.py", "0", "a b")
     assert "#SBATCH --nodes=2\n" in dry.stdout and dry.stdout.endswith("program.py -- 0 'a b'\n") and "geheim" not in dry.stdout
@@ -140,6 +140,7 @@ def test_a_batch_job_runs_what_the_dry_run_shows_and_its_exit_code_and_output_co
 
 
 @pytest.mark.cluster
+@needs("slurm")
 def test_a_batch_job_is_asked_and_ended_from_elsewhere_also_one_that_waits(cluster):
     handle = cluster(*BATCH, "--detach", "program.py", "stay").stdout.strip()
     assert re.fullmatch(r"slurm://\d+", handle)
@@ -165,6 +166,7 @@ def _environments_of(name):
 
 
 @pytest.mark.cluster
+@needs("slurm")
 def test_srun_outside_an_allocation_and_bad_options_are_one_line(cluster):
     for words, message in (
         (("run", "--backend", "srun", "-n", "2", "program.py"), "--backend srun: it runs inside an allocation of Slurm"),

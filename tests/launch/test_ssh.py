@@ -15,8 +15,9 @@ import pytest
 import ssh_here
 from conftest import MARK, processes_of
 from support_paths import CHECKOUT, PROGRAMS
+from tools import needs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.skipif(ssh_here.REASON is not None, reason=str(ssh_here.REASON))]
+pytestmark = [pytest.mark.cluster, needs("sshd")]
 
 SERVES = """
 import json, os, pathlib, socket, sys, time
@@ -232,8 +233,6 @@ def test_a_job_in_the_background_is_followed_and_ended_by_its_handle(hosts):
 @pytest.fixture
 def far_hosts(tmp_path):
     """Hosts h1 and h2 in network namespaces of their own; the launcher reaches them over a virtual cable."""
-    if ssh_here.NAMESPACES is not None:
-        pytest.skip(ssh_here.NAMESPACES)
     hosts = Hosts(tmp_path)
     with ExitStack() as stack:
         for number, name in enumerate(("h1", "h2")):
@@ -249,6 +248,7 @@ def far_hosts(tmp_path):
                 pass
 
 
+@needs("namespaces")
 def test_when_the_link_is_cut_the_remote_tasks_end_and_the_host_is_named(far_hosts):
     launcher = far_hosts.start(SERVES + "time.sleep(600)", "--ssh_silence", "4")
     pids = far_hosts.pids(4)
@@ -286,6 +286,7 @@ def test_a_model_trains_on_two_hosts_and_each_imports_tensorflow_once(hosts):
     assert "worker:0 | Epoch 2/2" in output
 
 
+@needs("namespaces")
 def test_under_hogwild_a_worker_whose_link_was_cut_is_started_again_when_the_link_is_back(far_hosts):
     ports = [ssh_here.free_port() for _ in range(4)]
     cluster = {"chief": [f"h1:{ports[0]}"], "worker": [f"h1:{ports[1]}", f"h2:{ports[2]}"], "ps": [f"h1:{ports[3]}"]}

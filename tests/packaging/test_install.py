@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support_paths import CHECKOUT
+from tools import needs
 
 LINKS = {"strategies", "launch", "examples"}
 COMMANDS = (
@@ -29,8 +30,6 @@ def run(*command, cwd, python=sys.executable, code=0):
 
 
 def git(*command):
-    if shutil.which("git") is None or not (CHECKOUT / ".git").exists():
-        pytest.skip("needs git and a clone of the repository")
     return subprocess.run(["git", *command], cwd=CHECKOUT, capture_output=True, text=True, check=True).stdout
 
 
@@ -62,7 +61,6 @@ def new_python(tmp_path_factory):
 @pytest.fixture(scope="session")
 def distributions(clone, tmp_path_factory):
     """The sdist, the wheel that is built from it, and the wheel that is built from the checkout."""
-    pytest.importorskip("build")
     folder = tmp_path_factory.mktemp("distributions")
     run("-m", "build", "--quiet", "--outdir", str(folder), str(clone), cwd=folder)
     run("-m", "build", "--quiet", "--wheel", "--outdir", str(folder / "direct"), str(clone), cwd=folder)
@@ -75,12 +73,14 @@ def contents(wheel):
         return {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
 
 
+@needs("git")
 def test_git_stores_the_rooms_as_links():
     modes = dict(reversed(line.split()[::3]) for line in git("ls-files", "--stage", "tfdist").splitlines())
     assert {name for name, mode in modes.items() if mode == "120000"} == {f"tfdist/{link}" for link in LINKS}
     assert {path.name for path in (CHECKOUT / "tfdist").iterdir() if path.is_symlink()} == LINKS
 
 
+@needs("git")
 @pytest.mark.cluster
 def test_python_started_inside_a_clone_needs_no_install(clone, new_python):
     python = new_python()
@@ -88,6 +88,7 @@ def test_python_started_inside_a_clone_needs_no_install(clone, new_python):
         run(*command, cwd=clone, python=python)
 
 
+@needs("git")
 @pytest.mark.cluster
 def test_the_editable_install_answers_from_every_folder(clone, new_python, tmp_path):
     python = new_python()
@@ -100,6 +101,8 @@ def test_the_editable_install_answers_from_every_folder(clone, new_python, tmp_p
     assert Path(where.strip()).resolve() == (clone / "launch" / "__init__.py").resolve()
 
 
+@needs("git")
+@needs("build")
 @pytest.mark.cluster
 def test_the_wheel_answers_from_every_folder_without_the_checkout(distributions, new_python, tmp_path):
     python = new_python()
@@ -111,6 +114,8 @@ def test_the_wheel_answers_from_every_folder_without_the_checkout(distributions,
             assert Path(file).is_relative_to(Path(python).parent.parent)
 
 
+@needs("git")
+@needs("build")
 @pytest.mark.cluster
 def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(distributions, clone):
     sdist, wheel, direct = distributions
@@ -125,9 +130,11 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(distribution
     assert expected | {"LICENSE", "README.md", "BUILD.md", "CHANGELOG.md", "docs/hogwild.md"} <= names
 
 
+@needs("git")
+@needs("build")
+@needs("twine")
 @pytest.mark.cluster
 def test_an_index_accepts_and_renders_the_distributions(distributions, tmp_path):
-    pytest.importorskip("twine")
     run("-m", "twine", "check", "--strict", *map(str, distributions), cwd=tmp_path)
     metadata = next(text for name, text in contents(distributions[1]).items() if name.endswith("/METADATA")).decode()
     for field in ("License-Expression: Apache-2.0", "License-File: LICENSE", "Author: The tfdist authors"):

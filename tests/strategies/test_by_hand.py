@@ -23,7 +23,7 @@ TRAINS = """
 
 def test_four_processes_train_and_servers_exit_with_0_after_the_chief(start, script):
     program = script(TRAINS.format(argument=""))
-    jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=2, ps=1).items()}
+    jobs = {task: start(program, environment=env, fresh=True) for task, env in configs(chief=1, worker=2, ps=1).items()}
     assert jobs["chief", 0].wait() == 0, jobs["chief", 0].output
     assert "trained 4 steps as ParameterServer" in jobs["chief", 0].output
     for task, job in jobs.items():

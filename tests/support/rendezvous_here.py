@@ -4,15 +4,14 @@ The processes are forked from one that has imported tfdist, so that a test waits
 """
 
 import importlib
-import importlib.util
 import multiprocessing
-import shutil
 import socket
 import subprocess
 import time
 from contextlib import closing
 
 import pytest
+from tools import needs
 
 from tfdist import ClusterError
 from tfdist.errors import Source
@@ -22,14 +21,7 @@ from tfdist.launch.rendezvous.stores import tcp
 from tfdist.rank_info import RankInfo, Store
 from tfdist.strategies.runtime.peers import StartTimeoutError
 
-NO_REDIS = (
-    "redis-server is not installed (apt-get install redis-server)"
-    if shutil.which("redis-server") is None
-    else "the client library is not installed (pip install redis)"
-    if importlib.util.find_spec("redis") is None
-    else ""
-)
-needs_redis = pytest.mark.skipif(bool(NO_REDIS), reason=NO_REDIS)
+needs_redis = needs("redis")
 PASSWORD = "a-Secret_of-some-length"
 
 SHORT_WAITS = {

@@ -1,23 +1,12 @@
 """Starts a real Slurm on this machine: one controller and three nodes, with all files in a temporary folder."""
 
 import os
-import shutil
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-MISSING = next((name for name in ("slurmctld", "slurmd", "srun", "sbatch") if shutil.which(name) is None), None)
-REASON = (
-    f"{MISSING} is not installed (apt-get install slurmctld slurmd slurm-client)"
-    if MISSING
-    else "slurmd runs as root"
-    if os.getuid() != 0
-    else None
-)
-"""Why Slurm cannot run here, or None."""
 
 _CONFIG = """
 ClusterName=tfdist

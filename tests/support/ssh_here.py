@@ -11,22 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-MISSING = [
-    name
-    for name, found in (("sshd", SSHD), ("ssh", shutil.which("ssh")), ("ssh-keygen", shutil.which("ssh-keygen")))
-    if not found
-]
-REASON = f"{MISSING[0]} is not installed (apt-get install openssh-server openssh-client)" if MISSING else None
-"""Why there can be no server here, or None."""
-
-NAMESPACES = (
-    "only root makes network namespaces"
-    if os.geteuid() != 0
-    else "ip is not installed (apt-get install iproute2)"
-    if shutil.which("ip") is None
-    else None
-)
-"""Why there can be no network namespaces here, or None."""
 
 _SERVER = """
 ListenAddress {address}:{port}

@@ -51,10 +51,10 @@ def test_entries_of_a_killed_run_with_the_same_run_id_are_ignored(start_ranks, s
     assert not remaining()
 
 
+# A port holds one store; see the test of a port of another run.
+@pytest.mark.parametrize("store", ["file", pytest.param("redis", marks=needs_redis)], indirect=True)
 def test_runs_with_different_run_ids_share_a_store(start_ranks, store):
     where, _ = store
-    if where.kind == "tcp":
-        pytest.skip("a port holds one store; see the test of a store of another run")
     one = start_ranks(where, (0, 2), run_id="one")
     met(start_ranks(where, (0, 2), (1, 2), run_id="two"))
     met([*start_ranks(where, (1, 2), run_id="one"), *one])

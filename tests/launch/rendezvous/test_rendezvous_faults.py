@@ -122,7 +122,8 @@ def test_a_missing_or_wrong_password_is_an_immediate_error_that_never_shows_it(s
 
 @pytest.mark.parametrize("password", [PASSWORD, "p@ss/w:rd' \"\n", "hunter2" * 40])
 def test_no_message_has_a_part_of_the_password(password):
-    redis = pytest.importorskip("redis")
+    import redis
+
     store = RedisStore(RankInfo(2, 0, Source("test", "t"), Store("redis", "h", 1, password=password)), 1, 1)
     for text in (f"{'x' * 190}{password}", f"AUTH {password!r}", f"redis://:{password}@h", f"redis://:{quote(password)}@h"):
 

@@ -1,9 +1,8 @@
 """Programs described by PyTorch's or Paddle's variables alone: the ranks exchange addresses, then train together."""
 
-import importlib.util
-
 import pytest
 from rendezvous_here import free_port
+from tools import needs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -32,7 +31,7 @@ def test_two_processes_with_pytorchs_variables_train_together(start, script):
     assert len(losses) == 1
 
 
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torchrun is not installed (pip install torch)")
+@needs("torchrun")
 def test_ranks_that_a_real_torchrun_restarts_meet_again_and_train(start, script):
     fails_once = """
     import os, sys, tfdist
@@ -41,7 +40,7 @@ def test_ranks_that_a_real_torchrun_restarts_meet_again_and_train(start, script)
         sys.exit(tfdist.rank())
     """
     program = script(fails_once + TRAINS)
-    job = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", program)
+    job = start("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1", program, fresh=True)
     assert job.wait() == 0, job.output
     ranks = sorted(line.partition(" loss ")[::2] for line in job.output.splitlines() if line.startswith("rank "))
     assert [who for who, _ in ranks] == ["rank 0 of 2 MultiWorkerMirrored", "rank 1 of 2 MultiWorkerMirrored"], job.output

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tfdist.errors import ClusterError, Source
+from tfdist.launch.rendezvous.stores import bounded
 from tfdist.launch.rendezvous.stores import folder as folder_module
 from tfdist.launch.rendezvous.stores.bounded import BoundedCalls
 from tfdist.launch.rendezvous.stores.folder import FolderStore
@@ -151,6 +152,7 @@ def test_a_file_system_that_hangs_does_not_block_beyond_the_timeout(tmp_path, mo
 
     store = store_in(tmp_path, timeout=0.3)
     store.put("leaders", "a", "x")
+    monkeypatch.setattr(bounded, "LAST_SECONDS", 0.2)
     monkeypatch.setattr(folder_module, "_open_folder", hang)
     for call in (lambda: store.get("leaders"), lambda: store.put("leaders", "a", "x"), lambda: store.remove("leaders", "a")):
         begin = time.monotonic()

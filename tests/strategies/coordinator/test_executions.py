@@ -1,8 +1,6 @@
 """Executions have owners and states: nobody takes the results of others, and what is cancelled does not run."""
 
 import json
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
@@ -226,27 +224,26 @@ def test_training_fails_if_no_group_runs_anything_although_workers_answer(coordi
         executions.wait_for_any("fit")
 
 
-def found_by(program, strategy, folder, without):
-    """Runs a program, whose standard error must not have the text `without`, and returns what it has found."""
-    command = [sys.executable, str(PROGRAMS / program), strategy]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert without not in done.stderr
-    return json.loads(done.stdout.partition("FOUND ")[2])
+def found_by(start, program, strategy, without):
+    """Runs a program, whose output must not have the text `without`, and returns what it has found."""
+    job = start(str(PROGRAMS / program), strategy)
+    assert job.wait(280) == 0, job.output[-3000:]
+    assert without not in job.output
+    return json.loads(job.output.partition("FOUND ")[2].partition("\n")[0])
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
-def test_a_slow_callback_lets_no_batch_be_trained_twice(strategy, tmp_path):
-    found = found_by("slow_callback.py", strategy, tmp_path, without="no answer")
+def test_a_slow_callback_lets_no_batch_be_trained_twice(start, strategy):
+    found = found_by(start, "slow_callback.py", strategy, without="no answer")
     assert found["seen"] == [found["expected"]] * 2
     assert (found["batches"], found["iterations"]) == (48, 48)
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
-def test_calls_inside_fit_lose_no_steps(strategy, tmp_path):
-    found = found_by("nested_calls.py", strategy, tmp_path, without="ran out of data")
+def test_calls_inside_fit_lose_no_steps(start, strategy):
+    found = found_by(start, "nested_calls.py", strategy, without="ran out of data")
     for name, seen in found.items():
         assert (seen["batches"], seen["iterations"]) == (80, 80), name
         assert len(seen["inside"]) == (0 if name == "none" else 4), name

@@ -4,9 +4,9 @@ Three clusters, each started once: two tasks with one replica each; one task wit
 few cases). test_contract.py has some of these cases too, with the tolerance of its table for many steps.
 """
 
+import functools
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -42,39 +42,64 @@ FEW = (
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
 )
-TASKS = {"mirrored": 1, "multi_worker_mirrored": 2, "multi_worker_mirrored, two replicas each": 2}
+CLUSTERS = {
+    "mirrored": (1, (*FEW, *LOSSES)),
+    "multi_worker_mirrored": (2, None),
+    "multi_worker_mirrored, two replicas each": (2, FEW),
+}
+"""Name of a cluster -> the number of its tasks, and the cases that it runs. None are all."""
 N = 250
 ONCE = [N, N * (N - 1) / 2, (N - 1) * N * (2 * N - 1) / 6]
 
 
-@pytest.fixture(scope="module", params=TASKS)
-def ran(request, tmp_path_factory):
+def clusters_of(case):
+    return [name for name, (_, cases) in CLUSTERS.items() if cases is None or case in cases]
+
+
+def pytest_generate_tests(metafunc):
+    """Runs a test on the clusters that have its case: that of its parameter `name`, or of its own name."""
+    if "name" in metafunc.fixturenames:
+        metafunc.parametrize(("cluster", "name"), [(cluster, name) for name in COMPARED for cluster in clusters_of(name)])
+    elif "results" in metafunc.fixturenames:
+        metafunc.parametrize("cluster", clusters_of(metafunc.function.__name__.removeprefix("test_")))
+    elif "ran" in metafunc.fixturenames:
+        metafunc.parametrize("cluster", CLUSTERS)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, run_python):
+    """Returns a function that runs a cluster, once, and returns the results of its tasks and its folder."""
+
+    @functools.cache
+    def run(cluster):
+        folder = tmp_path_factory.mktemp("data_parallel")
+        wide = "each" in cluster
+        (folder / "workers.conf").write_text(
+            f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
+        )
+        command = [PROGRAM, "3"] if cluster == "mirrored" else ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM]
+        try:
+            run_python(folder, *command, *(CLUSTERS[cluster][1] or ()), timeout=880)
+        except subprocess.TimeoutExpired:
+            pass  # `ran` reports what is missing, once for all tests.
+        return [json.loads(path.read_text()) for path in sorted(folder.glob("data_parallel-*.json"))], folder
+
+    return run
+
+
+@pytest.fixture
+def ran(run, cluster):
     """(name of the cluster, results of each task, folder of the run)"""
-    folder = tmp_path_factory.mktemp("data_parallel")
-    wide = "each" in request.param
-    (folder / "workers.conf").write_text(
-        f"cluster {{ nworkers_per_group: {4 if wide else 2} nworkers_per_procs: {2 if wide else 1} }}"
-    )
-    command = {
-        "mirrored": [PROGRAM, "3", *FEW, *LOSSES],
-        "multi_worker_mirrored": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM],
-        "multi_worker_mirrored, two replicas each": ["-m", "tfdist.launch", "--cluster", "workers.conf", PROGRAM, *FEW],
-    }[request.param]
-    with open(folder / "output.txt", "wb") as output:
-        subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=880)
-    files = sorted(folder.glob("data_parallel-*.json"))
-    assert len(files) == TASKS[request.param], (folder / "output.txt").read_text()[-5000:]
-    return request.param, [json.loads(path.read_text()) for path in files], folder
+    tasks, folder = run(cluster)
+    assert len(tasks) == CLUSTERS[cluster][0], (folder / "output.txt").read_text()[-5000:]
+    return cluster, tasks, folder
 
 
 @pytest.fixture
 def results(ran, request):
     """The results of every task in the case with the name of the test, or of its parameter."""
-    cluster, tasks, _ = ran
     name = request.node.callspec.params.get("name", request.node.originalname.removeprefix("test_"))
-    if name not in {"multi_worker_mirrored": (name,), "mirrored": (*FEW, *LOSSES)}.get(cluster, FEW):
-        pytest.skip("runs on the other clusters")
-    got = [task[name] for task in tasks]
+    got = [task[name] for task in ran[1]]
     for result in got:
         assert "error" not in result, result["error"]
     return got
@@ -115,7 +140,6 @@ COMPARED = (
 )
 
 
-@pytest.mark.parametrize("name", COMPARED)
 def test_equals_one_process(results, name):
     for task in results:
         assert equal(results[0]["one"], task["ours"])

@@ -205,8 +205,9 @@ def test_training_that_ended_while_the_evaluator_was_away_and_a_second_job_in_th
 
     # The files are from a training that it has evaluated to the end: it waits for the next one.
     (tmp_path / "evaluator.json").unlink()
+    (tmp_path / "pid-evaluator-0").unlink()
     again = start(path, environment=evaluator)
-    again.wait_for("absl::InitializeLog")
+    wait_until((tmp_path / "pid-evaluator-0").exists, again)
     job = start(path, environment=chief)
     assert job.wait(100) == 0, job.output
     assert again.wait(100) == 0, again.output

@@ -1,8 +1,6 @@
 """In a real cluster and a known order of events, Hogwild computes what the models of periodic synchronization compute."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -402,23 +400,12 @@ def test_rows_that_two_groups_have_trained_are_averaged(results):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def results(tmp_path_factory, run_python):
     """Runs the program once, for all cases in one cluster, and returns its results."""
     folder = tmp_path_factory.mktemp("exact")
     (folder / "job.conf").write_text(f"cluster {{ {CLUSTER} }}")
     (folder / "cases.json").write_text(json.dumps(CASES))
-    command = [
-        sys.executable,
-        "-m",
-        "tfdist.launch",
-        "--cluster",
-        "job.conf",
-        "--topology",
-        "ring",
-        str(PROGRAM),
-        "--",
-    ]  # The ps see each other.
-    with open(folder / "output.txt", "wb") as output:
-        subprocess.run([*command, "cases.json", "results.json"], cwd=folder, stdout=output, stderr=output, timeout=380)
+    launch = ["-m", "tfdist.launch", "--cluster", "job.conf", "--topology", "ring"]  # The ps see each other.
+    run_python(folder, *launch, str(PROGRAM), "--", "cases.json", "results.json", timeout=380)
     assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]
     return json.loads((folder / "results.json").read_text())

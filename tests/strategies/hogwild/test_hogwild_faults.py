@@ -124,7 +124,7 @@ def test_under_the_launcher_a_worker_is_started_again(start, script, small_clust
 def test_a_worker_of_a_plain_program_is_started_again(start, script, small_cluster, tmp_path):
     cluster = f'dataclasses.replace(tfdist.read("{small_cluster}"), strategy="hogwild", sync_period=2)'
     program = "import dataclasses\n" + textwrap.dedent(TRAINS).replace("tfdist.strategy()", f"tfdist.strategy({cluster})")
-    job = start(script(program))
+    job = start(script(program), fresh=True)  # It shows which of its processes is the fork server.
     job.wait_for("change 1: 2 training")
     servers = sorted(pid for pid, command in processes_of(job.mark).items() if "fork_server" in command)
     forked = servers[1:]  # By the first, in the order of their tasks.

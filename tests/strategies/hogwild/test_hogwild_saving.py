@@ -47,22 +47,20 @@ assert not any(name.startswith("tfdist") for name in sys.modules)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, run_python):
     """Runs the programs: two groups with 2 ps, without tfdist, two groups with 3 ps, one group. Returns their folder."""
     folder = tmp_path_factory.mktemp("saving")
 
     def launch(part, groups, servers):
         separate = "nserver_groups: 1 server_worker_separate: true"
         (folder / f"{part}.conf").write_text(f"cluster {{ nworker_groups: {groups} nservers_per_group: {servers} {separate} }}")
-        return run(part, "-m", "tfdist.launch", "--cluster", f"{part}.conf", *OPTIONS, PROGRAM, "--", part)
-
-    def run(part, *command):
-        with open(folder / f"{part}.txt", "wb") as output:
-            subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=300)
+        command = ["-m", "tfdist.launch", "--cluster", f"{part}.conf", *OPTIONS, PROGRAM, "--", part]
+        run_python(folder, *command, output=f"{part}.txt", timeout=300)
         assert (folder / f"{part}.json").exists(), (folder / f"{part}.txt").read_text()[-5000:]
 
     launch("save", 2, 2)
-    run("plain", "-c", PLAIN)
+    plain = subprocess.run([sys.executable, "-c", PLAIN], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert plain.returncode == 0, plain.stderr[-5000:]
     launch("restore", 2, 3)
     launch("one", 1, 2)
     return folder

@@ -1,8 +1,5 @@
 """Programs that train under hogwild and do what programs do: rely on constraints, assign variables in callbacks."""
 
-import subprocess
-import sys
-
 import pytest
 
 pytestmark = pytest.mark.cluster
@@ -31,9 +28,9 @@ print("fine")
 """
 
 
-def test_a_model_exports_after_fit_and_keeps_its_constraints(tmp_path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0 and "fine" in done.stdout, done.stderr[-3000:]
+def test_a_model_exports_after_fit_and_keeps_its_constraints(start, script):
+    job = start(script(PROGRAM))
+    assert job.wait(200) == 0 and "fine" in job.output, job.output[-3000:]
 
 
 ANNEALED = """
@@ -73,6 +70,6 @@ print("fine")
 """
 
 
-def test_a_variable_that_a_callback_assigns_costs_no_progress(tmp_path):
-    done = subprocess.run([sys.executable, "-c", ANNEALED], cwd=tmp_path, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0 and "fine" in done.stdout, done.stderr[-3000:]
+def test_a_variable_that_a_callback_assigns_costs_no_progress(start, script):
+    job = start(script(ANNEALED))
+    assert job.wait(280) == 0 and "fine" in job.output, job.output[-3000:]

@@ -1,8 +1,6 @@
 """Tests worker groups and sharded variables of parameter_server. tests/contract tests what Keras does under them."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,44 +22,49 @@ CASES = [
 ONE_PROCESS_OF_TWO = ["momentum", "rows_looked_up"]
 
 
-def run(folder, cluster, only=()):
-    """Returns the results of the program on a SINGA cluster, or in one process if `cluster` is None."""
-    command = [sys.executable, str(PROGRAM), "results.json"]
-    if cluster:
-        (folder / "job.conf").write_text(f"cluster {{ {cluster} }}")
-        command = [sys.executable, "-m", "tfdist.launch", "--cluster", "job.conf", str(PROGRAM), "--", "results.json"]
-    if only:
-        command.append(",".join(only))
-    with open(folder / "output.txt", "wb") as output:
-        subprocess.run(command, cwd=folder, stdout=output, stderr=output, timeout=400)
-    assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]
-    return json.loads((folder / "results.json").read_text())
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, run_python):
+    """A function that returns the results of the program on a SINGA cluster, or in one process if `cluster` is None."""
+
+    def run(cluster, only=()):
+        folder = tmp_path_factory.mktemp("worker_groups")
+        command = [str(PROGRAM), "results.json"]
+        if cluster:
+            (folder / "job.conf").write_text(f"cluster {{ {cluster} }}")
+            command = ["-m", "tfdist.launch", "--cluster", "job.conf", str(PROGRAM), "--", "results.json"]
+        if only:
+            command.append(",".join(only))
+        run_python(folder, *command, timeout=400)
+        assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]
+        return json.loads((folder / "results.json").read_text())
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("alone"), None)
+def alone(run):
+    return run(None)
 
 
 @pytest.fixture(scope="module")
-def sandblaster(tmp_path_factory):
+def sandblaster(run):
     cluster = "nworker_groups: 1 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true"
-    return run(tmp_path_factory.mktemp("sandblaster"), cluster)
+    return run(cluster)
 
 
 @pytest.fixture(scope="module")
-def sandblaster_in_one_process(tmp_path_factory):
+def sandblaster_in_one_process(run):
     cluster = (
         "nworker_groups: 1 nworkers_per_group: 2 nworkers_per_procs: 2 nserver_groups: 1 nservers_per_group: 2 "
         "server_worker_separate: true"
     )
-    return run(tmp_path_factory.mktemp("one_process"), cluster, ONE_PROCESS_OF_TWO)
+    return run(cluster, ONE_PROCESS_OF_TWO)
 
 
 @pytest.fixture(scope="module")
-def downpour(tmp_path_factory):
+def downpour(run):
     cluster = "nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true"
-    return run(tmp_path_factory.mktemp("downpour"), cluster, ["momentum", "rows_looked_up", "callbacks", "best_weights"])
+    return run(cluster, ["momentum", "rows_looked_up", "callbacks", "best_weights"])
 
 
 def assert_equal(got, expected):
@@ -127,15 +130,15 @@ def test_asynchronous_groups_learn(downpour, alone):
         assert downpour[case]["iterations"] == alone[case]["iterations"]
 
 
-def test_files_saved_with_two_ps_load_with_three_with_one_and_without_a_cluster(tmp_path):
+def test_files_saved_with_two_ps_load_with_three_with_one_and_without_a_cluster(run_python, tmp_path):
     program = str(PROGRAM.parent / "shards_files.py")
 
     def run_on(servers, what):
-        command = [sys.executable, program, what]
+        command = [program, what]
         if servers:
             (tmp_path / "job.conf").write_text(f"cluster {{ nservers_per_group: {servers} server_worker_separate: true }}")
-            command = [sys.executable, "-m", "tfdist.launch", "--cluster", "job.conf", program, "--", what]
-        subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+            command = ["-m", "tfdist.launch", "--cluster", "job.conf", program, "--", what]
+        assert run_python(tmp_path, *command, timeout=120) == 0, (tmp_path / "output.txt").read_text()[-3000:]
 
     run_on(2, "save")
     for servers in (3, 1, 0):
@@ -146,12 +149,11 @@ def test_files_saved_with_two_ps_load_with_three_with_one_and_without_a_cluster(
         assert max(got["differences"].values()) < 1e-6, got
 
 
-def test_losses_of_every_form_equal_one_process(tmp_path):
+def test_losses_of_every_form_equal_one_process(start):
     """All cases of support/programs/losses.py in one synchronous group of two workers."""
-    program = [sys.executable, str(PROGRAMS / "group_losses.py")]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr[-3000:]
-    cases = [json.loads(line.removeprefix("CASE ")) for line in done.stdout.splitlines() if line.startswith("CASE ")]
+    job = start(str(PROGRAMS / "group_losses.py"))
+    assert job.wait(500) == 0, job.output[-3000:]
+    cases = [json.loads(line.removeprefix("CASE ")) for line in job.output.splitlines() if line.startswith("CASE ")]
     assert len(cases) == 16
     for name, one, group in cases:
         assert one.keys() == group.keys()

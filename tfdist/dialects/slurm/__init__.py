@@ -152,7 +152,7 @@ def _gpus(environ: Mapping[str, str], counts: list[int], source: Source) -> tupl
     """Returns slots and GPUs of each task: those of `--gpus-per-task`, else an equal share of the GPUs of a node.
 
     Every task has to read the same cluster and knows only its own node. So GPUs of a node count only if all nodes have as many
-    tasks, and as many GPUs as far as the variables say. Without GPUs a task has one slot.
+    tasks, and as many GPUs as far as the variables say. Otherwise a task has one slot, and nothing is said of its GPUs.
     """
     values = Values(source, environ)
     gpus = gpus_per_task(values, "SLURM_GPUS_PER_TASK")

@@ -146,7 +146,7 @@ def gpus_per_task(values: Values, name: str) -> int:
 
 
 def share(gpus: int, tasks: int) -> int:
-    """Returns the GPUs of one of several tasks. It is 0 where the tasks share GPUs, or some have more than others."""
+    """Returns the GPUs of one of several tasks; 0, which says nothing, where tasks share GPUs or some have more than others."""
     return gpus // tasks if tasks and gpus % tasks == 0 else 0
 
 
