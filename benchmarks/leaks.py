@@ -1,6 +1,6 @@
 """Memory, threads and open files of the chief, a worker and a ps over many short calls of `fit`.
 
-    python benchmarks/leaks.py --markdown benchmarks/leaks.md      # 200 calls each
+    python benchmarks/leaks.py --markdown benchmarks/leaks.md      # 200 calls each, 10 minutes on an idle machine
 
 Each case is a job of its own, one process per task:
 
@@ -19,6 +19,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import figures
 
 STRATEGIES = ("parameter_server", "hogwild")
 CASES = ("same", "new")
@@ -123,12 +125,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200, help="calls of fit in each job; default 200")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
     parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
-    parser.add_argument("--markdown", help="write the table to this file, else to the standard output")
+    parser.add_argument("--markdown", help="file whose part after `## Figures` gets the table; else it is printed only")
     parser.add_argument("--program", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.program:
         program(*arguments.program[:2], int(arguments.program[2]))
         return
+    figures.check(arguments.markdown)
     lines = [
         f"| strategy | case | task | MB after {arguments.rounds} calls | growth per call: memory, kB | threads | files |",
         "|---|---|---|---|---|---|---|",
@@ -144,11 +147,7 @@ def main() -> None:
                     f"{per_call[1]:.2f} | {per_call[2]:.2f} |"
                 )
             print(f"{strategy}, {case}: {time.monotonic() - begin:.0f} s", file=sys.stderr)
-    text = "\n".join(lines) + "\n"
-    if arguments.markdown:
-        Path(arguments.markdown).write_text(text, encoding="utf-8")
-    else:
-        print(text, end="")
+    figures.put(arguments.markdown, "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

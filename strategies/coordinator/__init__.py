@@ -2,7 +2,7 @@
 
 The chief connects to the cluster (`strategy.py`), divides the workers into groups (`worker_groups.py`), runs Keras' loop
 (`hooks.py`, `training_loop.py`) and schedules executions (`executions.py`). It knows which groups are live (`membership.py`),
-gives up workers that do not answer (`probe.py`, `disconnect.py`) and takes restarted ones in (`recovery.py`). A worker group
+gives up those that do not answer (`group_answers.py`, `backups.py`) and takes restarted ones in (`recovery.py`). A worker group
 runs traced functions (`group_function.py`), in which its replicas make one step together (`group_step.py`); the metrics of all
 groups come back to the chief (`metric_logs.py`). `remote_garbage.py` frees on other tasks what the program has dropped. The two
 strategies supply the rest: where variables live, what one function computes, and how steps are scheduled.

@@ -5,25 +5,21 @@ inside a callback of `fit` waits for its own. Every wait ends: with a result, wi
 group answers.
 """
 
-import enum
 import logging
 import math
 import queue
 import statistics
 import threading
-import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import Task
 from tfdist.strategies.coordinator.call_gate import CallGate
-from tfdist.strategies.coordinator.disconnect import disconnect
+from tfdist.strategies.coordinator.execution import Execution, State
+from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
-from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import GroupCall
 from tfdist.strategies.private_api import dispatch_context, schedule_for_reader, schedule_on_coordinator
@@ -49,7 +45,7 @@ A worker that is stopped or cut off does not answer, not even with an error. A w
 """
 
 POLL_SECONDS = 5.0
-"""How often the chief looks for workers that are gone and for executions that need a backup."""
+"""How often the chief asks for answers while it waits."""
 
 _log = logging.getLogger("tfdist")
 
@@ -58,49 +54,17 @@ class WorkersGoneError(RuntimeError):
     """In every worker group some worker has stopped answering while executions were in flight, or no group runs any."""
 
 
-class State(enum.Enum):
-    """The states of an execution."""
-
-    QUEUED = "waits for a group"
-    RUNNING = "a group runs it"
-    FINISHED = "the chief has its result"
-    CANCELLED = "no group starts it any more, and nobody gets its result"
-
-
-class Execution:
-    """One call of a function on a worker group.
-
-    Attributes:
-        function: the function.
-        owner: the object that takes the result from `wait_for_any`; None if only the execution itself holds it.
-        state: its state. A backup queues it again while a group that does not answer still runs it.
-        running: the groups that run it, by number, and when they have started, in seconds of the clock of the executions.
-        group: the number of the group that has finished it; -1 before.
-        result: what the function returned, on the chief; None before.
-    """
-
-    def __init__(self, function: Callable[[int], Any], owner: Any = None) -> None:
-        self.function = function
-        self.owner = owner
-        self.state = State.QUEUED
-        self.running: dict[int, float] = {}
-        self.group = -1
-        self.result: Any = None
-
-
 class Executions:
     """The executions in flight of one strategy.
 
     An execution is in flight from `schedule` until the chief has its result and no live group runs it any more. The thread of
     the group notes that it has finished, so that a group is idle although the chief's main thread is busy, in a callback.
 
-    A group that does not answer is lost, and another group does its execution too (the backup executions of MapReduce: Dean and
-    Ghemawat, OSDI 2004, section 3.6). As with a worker that is killed, a batch then counts twice if the first group has already
-    trained on it, or still does so later; a warning names the workers.
+    A group that does not answer is lost, and another group does its execution too (see `Backups`).
 
     Args:
         coordinator: TensorFlow's ClusterCoordinator.
-        workers: the worker tasks, with addresses.
+        answers: asks groups for an answer.
         membership: the groups that are live. Executions note which join and which are lost.
         gate: what every call to a worker passes.
         clock: returns the current moment in seconds. The default does not count the time of tracing.
@@ -112,14 +76,13 @@ class Executions:
     def __init__(
         self,
         coordinator: "tf.distribute.coordinator.ClusterCoordinator",
-        workers: tuple[Task, ...],
+        answers: GroupAnswers,
         membership: Membership,
         gate: CallGate,
         clock: Callable[[], float] = tracing_lock.now,
     ) -> None:
         self._coordinator = coordinator
-        self._workers = {task.index: task for task in workers}
-        self._groups = coordinator.strategy.worker_groups
+        self._answers = answers
         self._membership = membership
         self._gate = gate
         self._clock = clock
@@ -129,9 +92,9 @@ class Executions:
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
-        self._watcher: threading.Thread | None = None
+        groups = len(membership.owners)
         # A single group is exact: callbacks have seen a step before the next one starts.
-        self.limit = 1 if len(self._groups) == 1 else IN_FLIGHT_PER_GROUP * len(self._groups)
+        self.limit = 1 if groups == 1 else IN_FLIGHT_PER_GROUP * groups
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -152,10 +115,6 @@ class Executions:
         execution = Execution(function, owner)
         self._schedule(execution, group)
         self._in_flight.add(execution)
-        if self._watcher is None:
-            # In a thread: calls to a worker that is stopped block the chief's main thread.
-            self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-backups", daemon=True)
-            self._watcher.start()
         return execution
 
     def _schedule(self, execution: Execution, group: int | None = None) -> None:
@@ -233,9 +192,8 @@ class Executions:
             except queue.Empty:
                 if latest.expired():
                     return
-                answers = answering(self._workers.values(), Deadline.after(PROBE_SECONDS))
-            silent = [task for task in self._workers.values() if task not in answers]
-            if any({task.index for task in silent}.isdisjoint(group.tasks) for group in self._groups):
+                silent = self._answers.silent()
+            if self._answers.is_any_complete(silent):
                 gone = Deadline.after(WORKERS_GONE_SECONDS)
             elif gone.expired():
                 self._fail(
@@ -305,68 +263,39 @@ class Executions:
                     execution.state = State.CANCELLED
         self._in_flight.clear()
         self._finished.clear()
-        deadline = Deadline.after(self._longest(), self._clock)
+        deadline = Deadline.after(self.longest(), self._clock)
         while any(map(self._is_running, cancelled)) and not deadline.expired():
             try:
                 self._events.get(timeout=deadline.within(POLL_SECONDS).remaining())
             except queue.Empty:
-                self.give_up([group for execution in cancelled for group in list(execution.running)])
+                self._answers.give_up([group for execution in cancelled for group in list(execution.running)])
 
-    # Groups that do not answer.
+    # For `Backups` and `cancel`.
 
-    def _longest(self) -> float:
+    def in_flight(self) -> list[Execution]:
+        """Returns the executions in flight."""
+        return list(self._in_flight)
+
+    def longest(self) -> float:
         """Returns how long an execution may take before its group is asked for an answer, in seconds."""
         median = statistics.median(list(self._durations) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
         return max(BACKUP_SECONDS, BACKUP_TIMES * median)
 
-    def back_up(self) -> None:
-        """Gives up groups that do not answer, and schedules again what they run, if no execution waits for a group."""
-        in_flight = list(self._in_flight)
-        if len(self._groups) == 1 or any(execution.state is State.QUEUED for execution in in_flight):
-            return  # A single group is waited for: it stays exact.
-        latest = self._clock() - self._longest()
-        for execution in in_flight:
-            running = dict(execution.running)
-            if not running or max(running.values()) >= latest:
-                continue
-            self.give_up(running)
-            with self._lock:
-                needs_backup = execution.state is State.RUNNING and not self._is_running(execution)
-                if needs_backup:
-                    execution.state = State.QUEUED
+    def late(self) -> list[Execution]:
+        """Returns the executions that take longer than `longest` on each group that runs them."""
+        latest = self._clock() - self.longest()
+        running = [(execution, list(execution.running.values())) for execution in self.in_flight()]
+        return [execution for execution, since in running if since and max(since) < latest]
+
+    def back_up(self, execution: Execution) -> None:
+        """Schedules an execution again if all groups that run it are lost."""
+        with self._lock:
+            needs_backup = execution.state is State.RUNNING and not self._is_running(execution)
             if needs_backup:
-                self._schedule(execution)
-            self._events.put((execution, None))  # It may be over.
-
-    def give_up_idle(self) -> None:
-        """Gives up live groups that run nothing and do not answer: the chief's next new function would wait for them."""
-        busy = {group for execution in list(self._in_flight) for group in list(execution.running)}
-        idle = [group.number for group in self._groups if group.number not in busy and self._membership.is_live(group.number)]
-        if idle:
-            self.give_up(idle, BACKUP_SECONDS, logging.DEBUG)  # So it is at the end of the program, too.
-
-    def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING) -> None:
-        """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.
-
-        Args:
-            groups: the numbers of the groups.
-            seconds: how long the workers have to answer.
-            level: of the message that names those that do not.
-        """
-        tasks_of = {group: [self._workers[index] for index in self._groups[group].tasks] for group in groups}
-        answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(seconds))
-        for group, tasks in tasks_of.items():
-            if silent := [task for task in tasks if task not in answers]:
-                _log.log(
-                    level,
-                    "no answer from %s: worker group %d is left out until it answers; if it was training on a batch, another "
-                    "group does it, and it counts twice if this one has trained on it",
-                    waiting_for(silent),
-                    group,
-                )
-                self._membership.lose(group)
-                for task in silent:
-                    disconnect(task)
+                execution.state = State.QUEUED
+        if needs_backup:
+            self._schedule(execution)
+        self._events.put((execution, None))  # It may be over.
 
 
 class _Call(GroupCall):
@@ -381,12 +310,3 @@ class _Call(GroupCall):
 
     def fail(self, error: Exception) -> None:
         self._executions.fail(self._execution, error)
-
-
-def _watch(reference: "weakref.ref[Executions]") -> None:
-    """Looks for groups that do not answer every `POLL_SECONDS`, as long as the executions exist."""
-    while (executions := reference()) is not None:
-        executions.back_up()
-        executions.give_up_idle()
-        del executions
-        time.sleep(POLL_SECONDS)

@@ -153,7 +153,7 @@ class GroupFunction:
 
             def from_bytes(message: Any) -> Any:
                 arguments, begin = unpack_arguments(message, self._program.arguments)
-                data = tf.nest.pack_sequence_as(like.values, unpack(message, specs, begin))
+                data = like.filled(unpack(message, specs, begin))
                 return self._program.run(variant, devices, data, stacked, *arguments)
 
             function = tf.function(from_bytes, autograph=False)
@@ -167,7 +167,7 @@ class HostBatch:
 
     Attributes:
         values: the nested tensors.
-        flat: the tensors in the order of `tf.nest.flatten`.
+        flat: the tensors in the order of `tf.nest.flatten`; those that are None only if the batch cannot travel as bytes.
         arrays: views of them as numpy arrays; None if they cannot travel as bytes.
         signature: what two batches have in common if one traced function takes both: structure, dtypes and shapes.
         is_dense: whether several of them with the same signature can be stacked.
@@ -180,12 +180,19 @@ class HostBatch:
         self.flat = tf.nest.flatten(values)
         self.is_dense = all(isinstance(value, tf.Tensor) for value in self.flat)
         self.arrays: list[Any] | None = None
-        if can_pack(self.flat):
+        given = [value for value in self.flat if value is not None]  # `train_on_batch` passes None for missing weights.
+        if given and can_pack(given):
+            self.flat = given
             self.arrays = [np.asarray(value) for value in self.flat]
             types: tuple[Any, ...] = tuple((array.dtype, array.shape) for array in self.arrays)
         else:
             types = tuple(_type_of(value) for value in self.flat)
         self.signature = (_structure_of(values), types)
+
+    def filled(self, tensors: Sequence[Any]) -> Any:
+        """Returns nested tensors like `values` with these in place of the tensors in `flat`, where no other is None."""
+        each = iter(tensors)
+        return tf.nest.map_structure(lambda value: None if value is None else next(each), self.values)
 
     @classmethod
     def of(cls, batch: Any) -> "HostBatch":
@@ -201,7 +208,7 @@ def _structure_of(values: Any) -> Hashable:
         return ("dict", *((name, _structure_of(values[name])) for name in sorted(values)))
     if isinstance(values, tf.Tensor):
         return 0
-    return str(tf.nest.map_structure(lambda _: 0, values))
+    return str(tf.nest.map_structure(lambda value: None if value is None else 0, values))
 
 
 def runs_of_equal_shapes(batches: list[Any]) -> list[list[HostBatch]]:

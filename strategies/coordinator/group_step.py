@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
-from tfdist.strategies.inputs.batches import concatenated
+from tfdist.strategies.inputs.batches import concatenated, rows_of
 from tfdist.strategies.keras_hooks import replica_context
 
 ReplicaBegin = Callable[[str], None]
@@ -99,7 +99,7 @@ class GroupStep:
                 index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
                 share = shares[index] if len(devices) > 1 else None
                 begin_replica(devices[index])
-                with replica_context.entered(replica_context.Replica(self._strategy, index, share)):
+                with replica_context.entered(replica_context.Replica(self._strategy, index, share, rows_of(shard))):
                     if counts is None:
                         return self._outputs.of_replica(self._step(shard), None)
                     return self._outputs.of_replica(self._step_that_may_not_count(shard, share), counts[index])

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
+from tfdist.strategies.coordinator.backups import Backups
 from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import GroupExtended
+from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 from tfdist.strategies.keras_hooks import optimizer, trainer
@@ -48,6 +50,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         worker_groups: the groups.
         membership: which groups are live.
         call_gate: what every call to a worker passes.
+        answers: asks groups for an answer.
         executions: what the groups run.
         tfdist_hooks: the interface to Keras. Subclasses set it.
     """
@@ -79,7 +82,10 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self.membership = Membership(self.worker_groups, shares_replicas)
         self.call_gate, workers = CallGate(), cluster.job("worker")
         coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate)
-        self.executions = Executions(coordinator, workers, self.membership, self.call_gate)
+        self.answers = GroupAnswers(self.worker_groups, workers, self.membership)
+        self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate)
+        self._backups = Backups(self.executions, self.answers, self.membership)
+        self._backups.start()
 
 
 def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyStrategy]) -> AnyStrategy:

@@ -8,7 +8,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tfdist.strategies.coordinator.executions import Execution, Executions
+from tfdist.strategies.coordinator.execution import Execution
+from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.source import BatchIterator

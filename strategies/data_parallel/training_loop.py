@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
-from tfdist.strategies.inputs.batches import as_tensors
+from tfdist.strategies.inputs.batches import as_tensors, rows_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 
@@ -171,7 +171,7 @@ class TrainingLoop:
         If the batch may be too small for every replica, a replica without examples computes another one's example. It counts
         for nothing: the share is 0, and the replica's metrics get their values back.
         """
-        with entered(Replica(self._strategy, self._layout.local_index(), share, looping=looping)) as replica:
+        with entered(Replica(self._strategy, self._layout.local_index(), share, rows_of(shard), looping=looping)) as replica:
             if not small:
                 logs = self._step(shard)
             else:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.strategies.evaluator.folder import Checkpoint
 from tfdist.strategies.evaluator.progress import Progress
+from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer
 from tfdist.strategies.private_api import train_validation_split
 
 _log = logging.getLogger("tfdist")
@@ -97,6 +98,8 @@ class Evaluations:
     def build(self) -> bool:
         """Makes the variables of model and optimizer, which have to exist before a file is loaded; returns whether it could."""
         model = self._model
+        if model.optimizer is not None and model.distribute_strategy is self._strategy:
+            adopt_optimizer(model.optimizer, self._strategy)  # `compile` may have been outside of the scope.
         if not model.built:
             if self._validation is None:
                 _log.warning("%s: the model has no shapes yet and keeps its first weights", self._name)

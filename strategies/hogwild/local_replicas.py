@@ -58,7 +58,7 @@ class LocalReplicas:
         self._membership = membership
         self._membership.when_lost = self._forget
         self._functions = SynchronizationFunctions(strategy)
-        self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, strategy.executions.give_up)
+        self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, strategy.answers.give_up)
         self._rounds = Rounds()
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.

@@ -45,7 +45,8 @@ class Rounds:
             live: numbers of the groups that train.
 
         Returns:
-            Whether another group completed the round.
+            Whether the round is complete and other groups have pushed to it. The push of any of them may have completed it on
+            the ps, whose answers need not arrive in the order of the pushes.
         """
         begin = self._since.get((block, group))
         limit = FIRST_SECONDS if begin is None else PERIODS * (self._clock() - begin)
@@ -54,15 +55,15 @@ class Rounds:
             pushed = self._pushed.setdefault(block, set())
             pushed.add(group)
             before = self._complete.get(block, 0)
-            by_another = False
             if pushed.issuperset(live):
+                is_complete = len(pushed) > 1
                 pushed.clear()
                 self._complete[block] = before + 1
                 self._changed.notify_all()
             else:
-                by_another = self._changed.wait_for(lambda: self._complete.get(block, 0) > before, deadline.remaining())
+                is_complete = self._changed.wait_for(lambda: self._complete.get(block, 0) > before, deadline.remaining())
         self._since[block, group] = self._clock()
-        return by_another
+        return is_complete
 
     def forget(self, block: Hashable) -> None:
         """Forgets the rounds of a block that no group pushes any more."""

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.executions import Execution, Executions
+from tfdist.strategies.coordinator.execution import Execution
+from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs

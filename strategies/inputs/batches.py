@@ -19,3 +19,9 @@ def without_optionals(batch: Any) -> Any:
 def concatenated(outputs: Sequence[Any]) -> Any:
     """Returns the outputs for several batches or shards, concatenated along the first dimension."""
     return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)
+
+
+def rows_of(batch: Any) -> int | None:
+    """Returns the number of examples of a batch; None if no shape tells it, as in a function for batches of all sizes."""
+    shapes = [value.shape for value in tf.nest.flatten(batch) if isinstance(value, tf.Tensor)]
+    return next((shape[0] for shape in shapes if shape.rank), None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import losses, replica_context, variables
+from tfdist.strategies.keras_hooks import batch_sums, losses, replica_context, variables
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.private_api import ResourceVariable, patches
@@ -24,6 +24,7 @@ def install() -> None:
         apply.patch(_apply)
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
+    batch_sums.install()
     variables.install()
 
 

@@ -24,6 +24,7 @@ class Replica:
         strategy: the strategy of the replica.
         index: its number among the replicas of this task.
         share: its part of the examples of the whole batch, a float32 scalar; the shares of all replicas add up to 1.
+        rows: the number of its examples; None if it is not known while the step is traced.
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
@@ -37,6 +38,7 @@ class Replica:
     strategy: tf.distribute.Strategy
     index: int
     share: Any
+    rows: int | None = None
     assigned: dict[int, Any] = field(default_factory=dict)
     reduced: bool = False
     postponed: list[Any] | None = None

@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.executions import Execution, Executions
+from tfdist.strategies.coordinator.execution import Execution
+from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.group_function import GroupFunction, GroupProgram, runs_of_equal_shapes
 from tfdist.strategies.coordinator.group_step import GroupStep, ReplicaBegin, StepScope

@@ -179,6 +179,9 @@ UPDATE_MEAN = PatchPoint(
     keras.metrics.Mean, "update_state", "self, values, sample_weight", "The replicas together count a number per batch once."
 )
 
+# keras_hooks/batch_sums.py
+ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over a batch count too little, and a warning says so.")
+
 # keras_hooks/variables.py
 DIRECT_ASSIGN = PatchPoint(
     KerasVariable,

@@ -13,7 +13,8 @@ PROGRAM = """
     strategy = tfdist.strategy()
     import keras, numpy as np, tensorflow as tf
 
-    def megabytes(task):
+    def of_task(task):
+        # Megabytes of memory, and threads.
         pid = pathlib.Path(f"pid-{task}-0").read_text()
         lines = pathlib.Path(f"/proc/{pid}/status").read_text().splitlines()
         status = dict(line.split(":", 1) for line in lines)
@@ -23,20 +24,28 @@ PROGRAM = """
         x = tf.random.uniform([1024, 1024])
         return tf.data.Dataset.from_tensors(0).repeat().map(lambda _: (x + 1, x + 2)).prefetch(4)
 
-    usage = []
-    for _ in range(9):
-        with strategy.scope():
-            model = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1024)])
-            model.compile(keras.optimizers.SGD(1e-6, momentum=0.9), "mse")
-        data = strategy.distribute_datasets_from_function(of_group)
-        model.fit(data, steps_per_epoch=2, verbose=0)
-        del model, data
-        gc.collect()
-        time.sleep(1)
-        usage.append([megabytes("worker"), megabytes("ps")])
-        print(usage[-1], flush=True)
+    usage = {"new models": [], "new data": []}
+    for case, models, datasets in (("new models", 9, 1), ("new data", 1, 9)):
+        for _ in range(models):
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1024)])
+                model.compile(keras.optimizers.SGD(1e-6, momentum=0.9), "mse")
+            for _ in range(datasets):
+                data = strategy.distribute_datasets_from_function(of_group)
+                model.fit(data, steps_per_epoch=2, verbose=0)
+                if models > 1:
+                    del model
+                del data
+                gc.collect()
+                time.sleep(0.5)
+                usage[case].append([of_task("worker"), of_task("ps")])
+                print(case, usage[case][-1], flush=True)
     pathlib.Path("usage.json").write_text(json.dumps(usage))
 """
+
+
+OTHER_THREADS = 1
+"""gRPC starts and ends a thread of its own now and then."""
 
 
 def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hogwild(start, script, read_json):
@@ -48,7 +57,13 @@ def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hog
     jobs = {task: start(program, environment=environment) for task, environment in environments.items()}
     assert jobs["chief", 0].wait(200) == 0, jobs["chief", 0].output
     usage = read_json("usage.json")
-    (worker, worker_threads), (ps, _) = ([last - first for last, first in zip(*pair, strict=True)] for pair in zip(usage[-1], usage[3], strict=True))  # fmt: skip
-    # Five models of 4 MiB, as much again for the momentum, and batches that are read ahead, at least 4 times 8 MiB.
-    assert worker < 5 * 30 and ps < 5 * 4, usage
-    assert worker_threads < 5 * 3, usage
+    # Five models of 4 MiB, as much again for the momentum, and batches that are read ahead, at least 4 times 8 MiB: a call that
+    # frees nothing adds more than 40 MB to the worker and 8 MB to the ps.
+    grown = {case: [[last - first for last, first in zip(*task, strict=True)] for task in zip(of[-1], of[3], strict=True)] for case, of in usage.items()}  # fmt: skip
+    (worker, worker_threads), (ps, ps_threads) = grown["new models"]
+    # TensorFlow never releases the part on a worker of a function that has another part on a ps, with the thread that reads.
+    assert 0 < worker_threads <= 5 + OTHER_THREADS and ps_threads <= OTHER_THREADS, usage
+    assert worker < 5 * 25 and ps < 5 * 3, usage  # Each new thread may begin a heap of its own, of which glibc has 8 per core.
+    (worker, worker_threads), (ps, ps_threads) = grown["new data"]
+    assert worker_threads <= OTHER_THREADS and ps_threads <= OTHER_THREADS, usage
+    assert worker < 5 * 8 and ps < 5 * 1, usage

@@ -9,8 +9,12 @@ from support_paths import PROGRAMS
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator import executions as module
+from tfdist.strategies.coordinator import group_answers
+from tfdist.strategies.coordinator.backups import Backups
 from tfdist.strategies.coordinator.call_gate import CallGate
-from tfdist.strategies.coordinator.executions import Executions, State, WorkersGoneError
+from tfdist.strategies.coordinator.execution import State
+from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
+from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
 
 
@@ -41,9 +45,9 @@ def coordinator(monkeypatch):
     monkeypatch.setattr(module, "dispatch_context", lambda: SimpleNamespace(worker_index=coordinator.group))
     monkeypatch.setattr(module.chief_device, "fetched", lambda value: value)
     monkeypatch.setattr(
-        module, "answering", lambda tasks, deadline: {task for task in tasks if task.index in coordinator.answers}
+        group_answers, "answering", lambda tasks, deadline: {task for task in tasks if task.index in coordinator.answers}
     )
-    monkeypatch.setattr(module, "disconnect", lambda task: coordinator.disconnected.append(task.index))
+    monkeypatch.setattr(group_answers, "disconnect", lambda task: coordinator.disconnected.append(task.index))
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     return coordinator
 
@@ -52,8 +56,9 @@ def coordinator(monkeypatch):
 def executions(coordinator):
     membership = Membership(coordinator.strategy.worker_groups)
     workers = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(2))
-    executions = Executions(coordinator, workers, membership, CallGate(), lambda: coordinator.clock)
-    executions._watcher = threading.current_thread()  # Tests call what it calls.
+    answers = GroupAnswers(coordinator.strategy.worker_groups, workers, membership)
+    executions = Executions(coordinator, answers, membership, CallGate(), lambda: coordinator.clock)
+    coordinator.backups = Backups(executions, answers, membership)
     return executions
 
 
@@ -149,7 +154,7 @@ def test_a_group_is_not_lost_because_the_main_thread_is_busy(coordinator, execut
     executions.schedule(lambda group: 1, "fit")
     coordinator.call(0)
     coordinator.clock += 1e6  # A callback runs meanwhile.
-    executions.back_up()
+    coordinator.backups._back_up()
     assert executions._membership.live == {0, 1} and len(coordinator.queue) == 1
     assert executions.wait_for_any("fit").result == 1
 
@@ -165,10 +170,10 @@ def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coo
     execution = running(executions)
     coordinator.answers = {1}
     coordinator.clock = module.WORKERS_GONE_SECONDS - 1
-    executions.back_up()
+    coordinator.backups._back_up()
     assert executions._membership.live == {0, 1}
     coordinator.clock = module.WORKERS_GONE_SECONDS + 1
-    executions.back_up()
+    coordinator.backups._back_up()
     assert executions._membership.live == {1} and execution.state is State.QUEUED
     assert coordinator.disconnected == [0]
     assert "no answer from worker:0 (w0:1): worker group 0 is left out" in caplog.text and "counts twice" in caplog.text
@@ -181,14 +186,14 @@ def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coo
 def test_a_group_that_is_slow_and_answers_is_not_lost(coordinator, executions):
     execution = running(executions)
     coordinator.clock = 1e6
-    executions.back_up()
+    coordinator.backups._back_up()
     assert executions._membership.live == {0, 1} and execution.state is State.RUNNING and len(coordinator.queue) == 1
 
 
 def test_an_idle_group_that_does_not_answer_is_lost_without_a_backup(coordinator, executions):
     execution = running(executions)
     coordinator.answers = set()
-    executions.give_up_idle()
+    coordinator.backups._give_up_idle()
     assert executions._membership.live == {0} and coordinator.disconnected == [1]
     assert execution.running == {0: 0.0} and len(coordinator.queue) == 1
 

@@ -1,6 +1,7 @@
 """Restarted workers come back to the cluster although others are gone, and calls wait while TensorFlow changes it."""
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from support_paths import PROGRAMS
 from tensorflow.core.protobuf import tensorflow_server_pb2
 
 from tfdist.cluster import Task
@@ -57,6 +59,14 @@ def test_no_wait_at_the_gate_is_without_a_limit(monkeypatch):
         thread.start()
         assert passed.wait(10)  # And so may an update.
     thread.join(10)
+
+
+@pytest.mark.cluster
+def test_no_call_to_a_healthy_worker_fails_while_restarted_ones_are_taken_into_the_cluster(start):
+    job = start(str(PROGRAMS / "cluster_updates.py"), "8")
+    assert job.wait(200) == 0, job.output
+    found = json.loads(job.output.partition("FOUND ")[2].splitlines()[0])
+    assert not found["errors"] and found["updates"] > 10 and found["calls"] > found["updates"], found
 
 
 class Handler(recovery.Recovery):

@@ -89,3 +89,19 @@ def test_flattened_tensors_are_unflattened():
     for got, sent in zip(arrays, values[1:], strict=True):
         np.testing.assert_array_equal(got, sent)
     assert unflatten(tf.zeros([0]), []) == []
+
+
+def test_a_batch_without_weights_travels_as_bytes_and_keeps_its_structure():
+    import tensorflow as tf
+
+    from tfdist.strategies.coordinator.group_function import HostBatch
+    from tfdist.strategies.coordinator.tensor_fusion import pack, unpack
+
+    x, y = tf.reshape(tf.range(6.0), [3, 2]), tf.constant([1, 2, 3])
+    batch = HostBatch((x, y, None))
+    assert batch.arrays is not None and len(batch.flat) == 2
+    specs = [tf.TensorSpec(value.shape, value.dtype) for value in batch.flat]
+    data = batch.filled(tf.function(lambda message: unpack(message, specs))(pack([batch.arrays])))
+    assert data[0].numpy().tolist() == x.numpy().tolist() and data[1].numpy().tolist() == [1, 2, 3] and data[2] is None
+    others = [(x, y), (x, None, y), [x, None], [None, x]]
+    assert len({batch.signature, *(HostBatch(values).signature for values in others)}) == 5

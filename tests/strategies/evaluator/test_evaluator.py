@@ -45,6 +45,9 @@ PROGRAM = """
     model.save("final.keras")
 """
 
+COMPILED_OUTSIDE = PROGRAM.replace("        model.compile(", "    model.compile(")
+"""The same with `compile` after the scope."""
+
 
 @pytest.fixture
 def program(script):
@@ -219,7 +222,7 @@ def test_training_that_ended_while_the_evaluator_was_away_and_a_second_job_in_th
 
 def test_an_evaluator_that_only_its_own_tf_config_names_announces_itself_in_the_folder(start, program, tmp_path, read_json):
     chief, evaluator = (env | {"TFDIST_EVALUATOR_DIR": "job"} for env in by_hand(evaluator_in_cluster=False))
-    path = program()
+    path = program(body=COMPILED_OUTSIDE)
     waiting = start(path, environment=evaluator)
     wait_until(lambda: (tmp_path / "job/evaluator/state.json").exists(), waiting)
     job = start(path, environment=chief)

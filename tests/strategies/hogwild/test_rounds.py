@@ -13,13 +13,13 @@ from tfdist.strategies.hogwild.rounds import FIRST_SECONDS, PERIODS, Rounds
 
 
 def pushed(rounds, groups, live, pause=0.0):
-    """Lets groups push in threads, one every `pause` seconds. Returns by group (round completed by another, seconds waited)."""
+    """Lets groups push in threads, one every `pause` seconds. Returns by group (round of several complete, seconds waited)."""
     found = {}
 
     def push(group):
         begin = time.monotonic()
-        by_another = rounds.wait("block", group, live)
-        found[group] = by_another, time.monotonic() - begin
+        is_complete = rounds.wait("block", group, live)
+        found[group] = is_complete, time.monotonic() - begin
 
     threads = [threading.Thread(target=push, args=(group,)) for group in groups]
     for thread in threads:
@@ -32,7 +32,7 @@ def pushed(rounds, groups, live, pause=0.0):
 
 def test_groups_wait_for_the_last_of_the_round_which_does_not_wait():
     found = pushed(Rounds(), [0, 1, 2], [0, 1, 2], pause=0.2)
-    assert [found[group][0] for group in (0, 1, 2)] == [True, True, False]
+    assert [found[group][0] for group in (0, 1, 2)] == [True] * 3
     assert 0.35 < found[0][1] < FIRST_SECONDS
     assert found[2][1] < 0.2
 
@@ -46,7 +46,7 @@ def test_a_group_waits_for_a_slow_one_for_a_few_of_its_own_periods_at_most():
     assert 0.2 * PERIODS <= found[0][1] < 0.2 * PERIODS + 1.0
     # The push of group 0 still counts, so group 1 completes the round at once.
     late = pushed(rounds, [1], [0, 1])
-    assert late[1][0] is False and late[1][1] < 0.2
+    assert late[1][0] is True and late[1][1] < 0.2
 
 
 def test_no_group_waits_for_one_that_is_gone():
@@ -54,7 +54,11 @@ def test_no_group_waits_for_one_that_is_gone():
     pushed(rounds, [0, 1, 2], [0, 1, 2])
     time.sleep(0.3)
     found = pushed(rounds, [0, 1], [0, 1], pause=0.2)
-    assert (found[0][0], found[1][0]) == (True, False)
+    assert (found[0][0], found[1][0]) == (True, True)
+
+
+def test_a_group_that_is_alone_has_completed_its_round_itself():
+    assert pushed(Rounds(), [0], [0])[0][0] is False
 
 
 def test_a_restarted_round_ends_all_waits():

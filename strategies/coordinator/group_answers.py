@@ -1,0 +1,62 @@
+"""`GroupAnswers`: which worker groups answer. A group with a worker that is stopped or cut off is lost."""
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from tfdist.cluster import Task
+from tfdist.strategies.coordinator.disconnect import disconnect
+from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
+from tfdist.strategies.coordinator.worker_groups import WorkerGroup
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.peers import waiting_for
+
+_log = logging.getLogger("tfdist")
+
+
+class GroupAnswers:
+    """Asks workers for an answer.
+
+    Args:
+        groups: the worker groups.
+        workers: the worker tasks, with addresses.
+        membership: notes which groups are lost.
+    """
+
+    def __init__(self, groups: Sequence[WorkerGroup], workers: Sequence[Task], membership: Membership) -> None:
+        self._tasks_of = {group.number: group.tasks for group in groups}
+        self._workers = {task.index: task for task in workers}
+        self._membership = membership
+
+    def silent(self) -> list[Task]:
+        """Returns the workers that do not answer within `PROBE_SECONDS`."""
+        answers = answering(self._workers.values(), Deadline.after(PROBE_SECONDS))
+        return [task for task in self._workers.values() if task not in answers]
+
+    def is_any_complete(self, silent: Iterable[Task]) -> bool:
+        """Returns whether all workers of some group answer, if only `silent` do not."""
+        indices = {task.index for task in silent}
+        return any(map(indices.isdisjoint, self._tasks_of.values()))
+
+    def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING) -> None:
+        """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.
+
+        Args:
+            groups: the numbers of the groups.
+            seconds: how long the workers have to answer.
+            level: of the message that names those that do not.
+        """
+        tasks_of = {group: [self._workers[index] for index in self._tasks_of[group]] for group in groups}
+        answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(seconds))
+        for group, tasks in tasks_of.items():
+            if silent := [task for task in tasks if task not in answers]:
+                _log.log(
+                    level,
+                    "no answer from %s: worker group %d is left out until it answers; if it was training on a batch, another "
+                    "group does it, and it counts twice if this one has trained on it",
+                    waiting_for(silent),
+                    group,
+                )
+                self._membership.lose(group)
+                for task in silent:
+                    disconnect(task)
