@@ -30,7 +30,7 @@ SIZES = {"small": (4096, 1, 128, 50), "large": (128_000, 8, 1024, 100)}
 
 TRAININGS = {
     "synchronous": None,
-    "nesterov, waits": {"outer": "nesterov", "overlap": False},
+    "nesterov, waits": {"outer": "nesterov", "delay": 0},
     "average": {},
     "delayed_nesterov": {"outer": "delayed_nesterov"},
     "delayed_nesterov, adaptive": {"outer": "delayed_nesterov", "adaptive": True},

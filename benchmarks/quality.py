@@ -55,22 +55,19 @@ def _of(task, period, rate, **options):
 
 SETTINGS = [
     _of("mnist1d", 0, 0.6),
-    _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7, overlap=False),
-    _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5, overlap=False),
-    _of("mnist1d", 16, 0.3, outer="average", overlap=False),
-    _of("mnist1d", 16, 0.2, outer="average", fragments=4),
-    _of("mnist1d", 16, 0.2, outer="average"),
-    _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5),
-    _of("mnist1d", 16, 0.1, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7),
-    _of("mnist1d", 16, 0.1, outer="elastic", overlap=False),
-    _of("mnist1d", 16, 0.025, outer="sum", overlap=False),
-    _of("mnist1d", 64, 0.1, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.7, overlap=False),
-    _of("mnist1d", 64, 0.1, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.5, overlap=False),
-    _of("mnist1d", 64, 0.2, outer="average", overlap=False),
-    _of("mnist1d", 64, 0.1, outer="average"),
+    _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7, delay=0),
+    _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5, delay=0),
+    _of("mnist1d", 16, 0.3, outer="average", delay=0),
+    _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7, fragments=4, delay=1),
+    _of("mnist1d", 16, 0.2, outer="average", fragments=4, delay=1),
+    _of("mnist1d", 16, 0.1, outer="elastic", delay=0),
+    _of("mnist1d", 16, 0.025, outer="sum", delay=0),
+    _of("mnist1d", 64, 0.1, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.7, delay=0),
+    _of("mnist1d", 64, 0.1, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.5, delay=0),
+    _of("mnist1d", 64, 0.2, outer="average", delay=0),
     *(_of("text", 0, rate) for rate in (0.005, 0.01, 0.02, 0.04)),
     *(
-        _of("text", 50, rate, outer="nesterov", outer_learning_rate=outer_rate, outer_momentum=momentum, overlap=False)
+        _of("text", 50, rate, outer="nesterov", outer_learning_rate=outer_rate, outer_momentum=momentum, delay=0)
         for rate, outer_rate, momentum in (
             (0.01, 0.7, 0.8),
             (0.01, 0.7, 0.9),

@@ -64,7 +64,7 @@ def _label(result):
     options = dict(result["options"])
     outer = options.pop("outer", "average")
     rates = "/".join(str(options.pop(key)) for key in ("outer_learning_rate", "outer_momentum") if key in options)
-    rest = ["no overlap" if key == "overlap" else f"{key} {value}" for key, value in options.items()]
+    rest = [f"{key} {value}" for key, value in options.items()]
     return ", ".join([f"period {result['period']}", f"{outer} {rates}".strip(), *rest])
 
 

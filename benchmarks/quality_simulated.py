@@ -1,10 +1,14 @@
 """Simulates Hogwild in one process, in numpy, to try rates before a cluster of processes runs them.
 
     python benchmarks/quality_simulated.py outer=average period=16 rate=0.2 [overlap=False] [seeds=3]
+    python benchmarks/quality_simulated.py outer=rounds period=16 rate=0.2 outer_rate=0.7 outer_momentum=0.7 fragments=4 delay=1
 
 Trains the network of `quality.py` for mnist1d. All groups run in step with each other and synchronize one after the other,
-evenly spread over the period. The outer optimizers are those of tests/support/periodic_oracles.py. A group does what
-strategies/hogwild/push_pull.py does: with overlap, it pulls the reply one period after the push.
+evenly spread over the period. The outer optimizers are those of tests/support/periodic_oracles.py. With overlap, a group pulls
+the reply one period after the push.
+
+With outer=rounds, groups push each fragment at the same update and pull the result of the round `delay` updates later. The
+rules are those of the strategy, in strategies/hogwild/rounds.py.
 """
 
 import ast
@@ -19,6 +23,9 @@ import numpy as np
 sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)), os.path.join(os.path.dirname(__file__), "..", "tests", "support")]
 import periodic_oracles as oracles  # noqa: E402
 from quality_data import CLASSES, FEATURES, HIDDEN, LOCAL_BATCH, STEPS, mnist1d  # noqa: E402
+from rounds_in_numpy import Fragment, Replica  # noqa: E402
+
+from tfdist.strategies.hogwild import rounds  # noqa: E402
 
 MOMENTUM = 0.9
 
@@ -117,6 +124,55 @@ class GlobalParameters:
         return self.optimizer.parameters
 
 
+class InRounds:
+    """Synchronizes the replicas of all groups in rounds, each fragment `delay` updates after it has been pushed.
+
+    Args:
+        vectors: the replicas, [groups, size].
+        period: updates between two pushes of a fragment.
+        buffers: vectors of the inner optimizer that are averaged with their fragments, and how much of them is left after an
+            update; for instance [(velocity, 0.9)].
+    """
+
+    def __init__(self, vectors, period, outer_rate, outer_momentum, fragments, delay, buffers=()):
+        groups, size = vectors.shape
+        bounds = [size * number // fragments for number in range(fragments + 1)]
+        self.parts = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
+        self.fragments = [Fragment(vectors[0, part], groups, outer_rate, outer_momentum) for part in self.parts]
+        self.replicas = [
+            [Replica(fragment, group, vectors[group, part]) for group in range(groups)]
+            for fragment, part in zip(self.fragments, self.parts, strict=True)
+        ]
+        self.period, self.delay, self.buffers = period, delay, buffers
+        self.offsets = rounds.offsets(period, fragments)
+        self.at_push = {}
+
+    def before_step(self, step):
+        """Pushes and pulls what is due before an update."""
+        for number, offset in enumerate(self.offsets):
+            since = (step - offset) % self.period
+            if since == 0 and step >= offset:
+                for replica in self.replicas[number]:
+                    replica.push()
+                self.at_push[number] = [buffer[:, self.parts[number]].copy() for buffer, _ in self.buffers]
+            if since == self.delay and step >= offset + self.delay:
+                for replica in self.replicas[number]:
+                    replica.pull()
+                for (buffer, decay), at_push in zip(self.buffers, self.at_push[number], strict=True):
+                    part, mean = self.parts[number], at_push.mean(axis=0)
+                    buffer[:, part] = rounds.momentum_after(buffer[:, part], mean, at_push, np.float32(decay), self.delay)
+
+    def collect(self):
+        """Returns the global parameters with the progress of all groups."""
+        for fragment, replicas in zip(self.fragments, self.replicas, strict=True):
+            for replica in replicas:
+                if replica.complete < fragment.round.complete:
+                    replica.pull()
+                replica.push(live=2**30, weight=1 / len(replicas))
+            fragment.settle()
+        return np.concatenate([fragment.parameters for fragment in self.fragments])
+
+
 def train(
     outer,
     period,
@@ -133,13 +189,16 @@ def train(
     fragments=1,
     spread=True,
     inner="sgd",
+    buffers=False,
     steps=STEPS,
 ):
     """Returns the validation and test accuracy of the global parameters, in percent.
 
     Args:
-        outer: as in `tfdist.Synchronization`, or "synchronous".
-        delay: updates after which a group pulls the reply; None for a period with overlap, 0 without.
+        outer: as in `tfdist.Synchronization`, "synchronous", or "rounds": nesterov, or average with outer_momentum=0, in
+            rounds.
+        delay: updates after which a group pulls the reply; None for a period with overlap, 0 without and in rounds.
+        buffers: whether groups average the buffers of the inner optimizer with their fragments. Only in rounds.
         spread: whether groups synchronize evenly spread over the period. Otherwise all synchronize at the same step.
         waits: whether groups wait for each other at the end of each round. Not with spread or overlap.
         inner: "sgd" with momentum, or "adam".
@@ -164,6 +223,10 @@ def train(
     in_flight = [None] * groups
     turns = [0] * groups
     velocity, squares = np.zeros_like(net.vectors), np.zeros_like(net.vectors)
+    in_rounds = None
+    if outer == "rounds":
+        averaged = ([(velocity, MOMENTUM)] if inner == "sgd" else [(velocity, 0.9), (squares, 0.999)]) if buffers else ()
+        in_rounds = InRounds(net.vectors, period, outer_rate, outer_momentum, fragments, delay or 0, averaged)
     each = period // fragments
     delay = (each if overlap else 0) if delay is None else delay
     order, used = generator.permutation(len(y)), 0
@@ -185,7 +248,9 @@ def train(
             order, used = generator.permutation(len(y)), 0
         rows = order[used : used + groups * LOCAL_BATCH].reshape(members, -1)
         used += groups * LOCAL_BATCH
-        if not synchronous_:
+        if in_rounds:
+            in_rounds.before_step(step)
+        elif not synchronous_:
             for group in range(groups):
                 offset = group * each // groups if spread else 0
                 begins = step >= offset and (step - offset) % each == 0
@@ -215,6 +280,8 @@ def train(
         net.vectors += velocity
     if synchronous_:
         final = net.vectors[0]
+    elif in_rounds:
+        final = in_rounds.collect()
     else:
         for group in range(groups):
             if in_flight[group]:

@@ -32,7 +32,7 @@ HOGWILD_FLAGS = {
     "fragments": "Parts of the parameters that are synchronized in turn.",
     "adaptive": "Synchronize slower groups after fewer updates.",
     "synchronization_weights": f"What the weight of a push counts: {', '.join(WEIGHTS)}.",
-    "overlap": "Continue updates while a synchronization is in flight.",
+    "delay": "Updates of a group between its push and its pull.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
@@ -80,9 +80,9 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def _hogwild_definer(name: str) -> Any:
-    if name in ("sync_period", "fragments"):
+    if name in ("sync_period", "fragments", "delay"):
         return flags.DEFINE_integer
-    if name in ("adaptive", "overlap"):
+    if name == "adaptive":
         return flags.DEFINE_bool
     return flags.DEFINE_float if "rate" in name or "momentum" in name else flags.DEFINE_string
 

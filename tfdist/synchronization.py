@@ -1,8 +1,8 @@
 """`Synchronization`: how worker groups under Hogwild keep their local replicas of the parameters together.
 
 Every worker group trains a local replica. After `sync_period` updates it pushes its progress to the global parameters on the ps
-tasks and pulls what the other groups have pushed. No group waits for another. This module does not import TensorFlow; the
-computation is in `tfdist.strategies.hogwild`.
+tasks and pulls what the other groups have pushed. This module does not import TensorFlow; the computation is in
+`tfdist.strategies.hogwild`.
 """
 
 import dataclasses
@@ -32,7 +32,6 @@ class OuterOptions:
         rates: default outer learning rate and outer momentum.
         rates_of_few: the same with fewer than `MANY_GROUPS` worker groups; None means `rates`.
         rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
-        overlaps: whether groups continue while a synchronization is in flight, unless the options say otherwise.
         pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
         weighs_groups: whether it multiplies what a group pushes by the weight of the group.
         allows_adaptive: whether groups may have different periods.
@@ -42,7 +41,6 @@ class OuterOptions:
     rates: tuple[float, float] = (1.0, 0.0)
     rates_of_few: tuple[float, float] | None = None
     rates_with_adam: tuple[float, float] | None = None
-    overlaps: bool = True
     pushes_parameters: bool = False
     weighs_groups: bool = True
     allows_adaptive: bool = True
@@ -55,9 +53,7 @@ _RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
 
 OUTER_OPTIMIZERS = {
     "average": OuterOptions(("outer_learning_rate",)),
-    "nesterov": OuterOptions(
-        _RATE_AND_MOMENTUM, rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8), overlaps=False
-    ),
+    "nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8)),
     "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.5)),
     "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
     "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
@@ -80,7 +76,7 @@ _RATES = {
     "elastic_rate": ("a number above 0 and at most 1", lambda value: 0 < value <= 1),
 }
 _ADAM = ("adam", "adamw", "adamax", "nadam")
-_MAX_FRAGMENTS = 2**16
+_NUMBERS = {"fragments": (1, 2**16), "delay": (0, 2**16)}
 
 _Fault = tuple[str, str]
 """The name of an option, and the end of a sentence that says why it is refused."""
@@ -106,8 +102,9 @@ class Synchronization:
 
             - "average": `C += outer_learning_rate * weight * d`, local SGD (arXiv 1805.09767) and FedAvg (arXiv 1602.05629).
               SINGA's Distributed Hogwild (https://singa.apache.org) with an average instead of its sum.
-            - "nesterov": one SGD step with Nesterov momentum per round. A round ends when every live group has pushed; the step
-              takes the weighted sum of their progress. DiLoCo (arXiv 2311.08105).
+            - "nesterov": one SGD step with Nesterov momentum per round, with the weighted sum of the progress of all groups. A
+              round ends when every live group has pushed, or when a group has waited four sync periods for it. A push that
+              comes later counts in the next round. DiLoCo (arXiv 2311.08105).
             - "delayed_nesterov": applies the progress of each group when it arrives, and the momentum after as many pushes as
               there are live groups (arXiv 2401.09135). The paper continues the training of a trained model. From scratch,
               others found it worse than "nesterov".
@@ -139,9 +136,10 @@ class Synchronization:
             1. All groups then synchronize about equally often (DyLU, arXiv 2401.09135). Default False.
         weights: the weight of a push. Default "groups": 1 / number of live groups. "examples": the share of the group in the
             examples that went into the last pushes of all live groups.
-        overlap: whether a group continues its updates while a synchronization is in flight. With False the group waits for the
-            reply; with "nesterov" it also waits until the round is complete, for at most four times the duration of its last
-            period. Default None: False with "nesterov", whose rounds lose 1 to 3 points of accuracy with overlap, else True.
+        delay: updates that a group makes between its push and its pull, from 0 to `sync_period / fragments`. The group pulls
+            after exactly as many, or at the end of an epoch that has fewer left, and waits there for the reply if it has not
+            arrived. The longer the delay, the more time has the network, and the more the replicas drift apart. Default None:
+            1. With 0 the group waits for the reply before its next update.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
@@ -156,7 +154,7 @@ class Synchronization:
     fragments: int = 1
     adaptive: bool = False
     weights: str = "groups"
-    overlap: bool | None = None
+    delay: int | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -169,9 +167,9 @@ class Synchronization:
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
     @property
-    def overlaps(self) -> bool:
-        """Whether a group continues its updates while a synchronization is in flight: `overlap`, or its default if None."""
-        return OUTER_OPTIMIZERS[self.outer].overlaps if self.overlap is None else self.overlap
+    def updates_to_pull(self) -> int:
+        """Updates between the push and the pull of a group: `delay`, or its default of 1 if it is None."""
+        return 1 if self.delay is None else self.delay
 
     def outer_rates(self, inner_optimizer: str, groups: int) -> tuple[float, float]:
         """Returns the outer learning rate and the outer momentum.
@@ -263,9 +261,12 @@ def problem(name: str, value: object) -> str | None:
         expected, fits = _RATES[name]
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
         return None if value is None or (is_number and fits(value)) else f"{shown} is not right; expected {expected}"
-    if name == "fragments":
-        is_valid = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= _MAX_FRAGMENTS
-        return None if is_valid else f"{shown} is not right; expected a whole number from 1 to {_MAX_FRAGMENTS}"
+    if name in _NUMBERS:
+        least, most = _NUMBERS[name]
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+        if is_valid or value is None is DEFAULTS[name]:
+            return None
+        return f"{shown} is not right; expected a whole number from {least} to {most}"
     is_valid = isinstance(value, bool) or value is DEFAULTS[name]
     return None if is_valid else f"{shown} is not right; expected true or false"
 
@@ -344,6 +345,14 @@ def _period_faults(options: Synchronization, period: int) -> list[_Fault]:
                 "fragments",
                 f"{options.fragments} fragments do not divide the sync period of {period}: one is synchronized every "
                 "sync_period / fragments updates",
+            )
+        )
+    elif options.updates_to_pull > period // options.fragments:
+        faults.append(
+            (
+                "delay",
+                f"{options.delay} updates are more than the {period // options.fragments} between two synchronizations "
+                "(sync_period / fragments)",
             )
         )
     if options.adaptive and options.fragments > 1:

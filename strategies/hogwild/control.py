@@ -18,11 +18,14 @@ class Control:
     Attributes:
         group: number of the group, int32 scalar.
         weight: weight of what the group pushes, float32 scalar. The weights of all live groups add up to 1.
-        live: number of groups that train, int32 scalar.
+        live: number of groups that train, int32 scalar. Negative if the group has nothing to push, see `rounds.arrive`.
         step: number of the first step of the call, counted over all groups, int64 scalar.
         rate: outer learning rate, float32 scalar.
         momentum: outer momentum, float32 scalar.
+        grace: how long the group waits for a round at most, in seconds, float32 scalar.
         numbers: all of these as one tensor, see `SPEC`.
+        wanted: number of the round to which the group pushes, int64 scalar. The group adds it (see push_pull.py) for outer
+            optimizers that work in rounds.
     """
 
     group: Any
@@ -31,17 +34,26 @@ class Control:
     step: Any
     rate: Any
     momentum: Any
+    grace: Any
     numbers: Any = None
+    wanted: Any = None
 
-    SPEC = tf.TensorSpec([6], tf.float64)
+    SPEC = tf.TensorSpec([7], tf.float64)
     """How the chief sends the numbers. float64 holds steps up to 2**53 exactly."""
+
+    LIVE = 2
+    """Position of `live` in the numbers."""
 
     @classmethod
     def of(cls, numbers: Any) -> "Control":
         """Unpacks `numbers`, a tensor like `SPEC`, in a function."""
-        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32)
-        group, weight, live, step, rate, momentum = map(tf.cast, tf.unstack(numbers), dtypes)
-        return cls(group, weight, live, step, rate, momentum, numbers)
+        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32, tf.float32)
+        group, weight, live, step, rate, momentum, grace = map(tf.cast, tf.unstack(numbers), dtypes)
+        return cls(group, weight, live, step, rate, momentum, grace, numbers)
+
+    def with_progress(self, has_progress: Any) -> "Control":
+        """Returns the control of a later push of the same call, if `has_progress`, bool scalar, is true."""
+        return Control.of(tf.where(has_progress, tf.abs(self.numbers), self.numbers))  # Only `live` can be negative.
 
     def on(self, device: str) -> "Control":
         """Copies the numbers to `device` in one message."""

@@ -17,7 +17,8 @@ from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
-from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
+from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer, Update
+from tfdist.strategies.hogwild.waiting import wait_while
 from tfdist.strategies.runtime import chief_device
 
 SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**19
@@ -69,23 +70,64 @@ class Shard:
         if self.acknowledged is not None:
             self.acknowledged.assign(tf.zeros(self.acknowledged.shape, self.acknowledged.dtype))
 
-    def apply(self, push: Any, control: Control) -> tuple[Any, Any]:
+    def apply(self, push: Any, control: Control, replies: bool = True) -> tuple[Any, Any]:
         """Updates the shard with what a group pushed, [n]. Runs on the ps, inside a `tf.function`.
 
         Returns:
-            The reply to the group, [n], and `Update.round`, zeros where the outer optimizer returns none.
+            The reply to the group, [n], or None without `replies`; and `Update.round`, zeros where the outer optimizer returns
+            none.
         """
         optimizer, parameters = self._optimizer, self.parameters
         assert optimizer is not None
         with critical_section(self.lock, self.device, [push], independent=True) if self.lock else contextlib.nullcontext():
             value = parameters.read() if optimizer.reads_parameters else None
-            state = {name: variable.read() for name, variable in self.state.items()}
-            update = optimizer.update(value, state, push, control)
-            for name, new in update.state.items():
-                self.state[name].assign(new)
-            parameters.assign_add(update.increment)
-            reply = parameters.read() if update.reply is None else update.reply
+            update = optimizer.update(value, self._read_state(), push, control)
+            self._write(update)
+            reply = parameters.read() if replies and update.reply is None else update.reply
         return reply, tf.zeros([2], tf.int64) if update.round is None else update.round
+
+    def await_round(self, round_: Any, control: Control) -> tuple[Any, Any]:
+        """Waits, after `apply`, until the round of the push has ended, and ends it after the grace time. Runs on the ps.
+
+        A late push does not wait, see rounds.py.
+
+        Args:
+            round_: what `apply` returned.
+            control: has the number of the round, and the grace time.
+
+        Returns:
+            The global parameters, [n]; and int64 [2]: the number of complete rounds, and 1 if they include the push, else 0.
+        """
+        optimizer, complete = self._optimizer, self.state["round"]
+        assert optimizer is not None and self.lock is not None
+        # A push that is in no round does not wait for one either.
+        awaited = tf.where(control.live < 0, tf.constant(0, tf.int64), control.wanted)
+        waited = wait_while(lambda: complete.read_now() < awaited, control.grace, [round_])
+
+        def expire() -> Any:
+            self._write(optimizer.expire(self._read_state(), awaited, control))
+            return True
+
+        with critical_section(self.lock, self.device, [waited], independent=True):
+            expired = tf.cond(complete.read() < awaited, expire, lambda: False)
+            with tf.control_dependencies([expired]):
+                reply, now = self.parameters.read(), complete.read()
+        before = round_[0] - round_[1]
+        return reply, tf.stack([now, tf.cast(now > before, tf.int64)])
+
+    def settle(self, control: Control) -> None:
+        """Ends the open round because the chief collects. Runs on the ps."""
+        assert self._optimizer is not None
+        with critical_section(self.lock, self.device, [], independent=True) if self.lock else contextlib.nullcontext():
+            self._write(self._optimizer.settle(self._read_state(), control))
+
+    def _read_state(self) -> dict[str, Any]:
+        return {name: variable.read() for name, variable in self.state.items()}
+
+    def _write(self, update: Update) -> None:
+        for name, new in update.state.items():
+            self.state[name].assign(new)
+        self.parameters.assign_add(update.increment)
 
 
 class ParameterBlock:

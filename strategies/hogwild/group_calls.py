@@ -16,7 +16,7 @@ from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatc
 from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.hogwild.control import CallNumbers
+from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
@@ -34,13 +34,13 @@ class _Functions:
         functions: the functions that synchronize different fragments, in turn. If groups share replicas, one more follows that
             synchronizes nothing. They take the batches, the number of the group, and the numbers of `CallNumbers`.
         turns: how many functions take turns.
-        overlaps: whether the functions synchronize.
+        synchronizes: whether the functions synchronize.
         examples: how many examples a batch has.
     """
 
     functions: list[Callable[..., Any]]
     turns: int
-    overlaps: bool
+    synchronizes: bool
     examples: float
 
 
@@ -61,6 +61,7 @@ class GroupCalls:
         self._trains = trains
         self._replicas = strategy.local_replicas
         groups = len(strategy.worker_groups)
+        self._sync_period = strategy.steps_per_synchronization * strategy.synchronization.fragments
         self._since = [0] * groups  # Inner steps of each group since its last synchronization.
         self._turns = [0] * groups  # Synchronizations of each group.
         if trains:  # The model keeps them as long as it is trained, also in its checkpoints.
@@ -85,40 +86,40 @@ class GroupCalls:
         """
         period = period or self._strategy.steps_per_synchronization
         batches = _taken_apart(batches)
-        overlaps = self._trains and is_due(len(batches), len(batches), period) and self._strategy.synchronization.overlaps
+        synchronizes = self._trains and is_due(len(batches), len(batches), period)
         several = len(batches) > period and self.takes_several_periods()
-        functions = self._functions_for(batches, element_spec, overlaps, several)
+        functions = self._functions_for(batches, element_spec, synchronizes, several)
         return functools.partial(self._run, functions, batches, period)
 
     def takes_several_periods(self) -> bool:
         """Returns whether `prepare` takes the batches of several periods, and the group synchronizes in each of them."""
         options = self._strategy.synchronization
         # Else the chief decides before each period: what is synchronized, when, or with which weight.
-        plain = options.overlaps and options.fragments == 1 and options.weights != "examples"
+        plain = options.fragments == 1 and options.weights != "examples"
         return self._trains and plain and not options.adaptive and not self._strategy.shares_replicas
 
     def trace_pieces(self, batches: list[Any], element_spec: Any) -> None:
         """Traces all functions that `prepare` may need for a part of these batches: threads of groups then trace none."""
         batches = _taken_apart(batches)
         for piece in (batches, batches[:1]):
-            for overlaps in {False, self._strategy.synchronization.overlaps}:
-                self._functions_for(piece, element_spec, overlaps)
+            for synchronizes in (False, True):
+                self._functions_for(piece, element_spec, synchronizes)
 
-    def _functions_for(self, batches: list[Any], element_spec: Any, overlaps: bool, several: bool = False) -> _Functions:
+    def _functions_for(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: bool = False) -> _Functions:
         first = batches[0]
         like = str(first.data.element_spec) if isinstance(first, WorkerBatch) else first.signature
-        key = (like, len(batches) > 1, overlaps, several, len(self._steps.blocks))
+        key = (like, len(batches) > 1, synchronizes, several, len(self._steps.blocks))
         if key not in self._functions:
-            self._functions[key] = self._trace(batches, element_spec, overlaps, several)
+            self._functions[key] = self._trace(batches, element_spec, synchronizes, several)
         return self._functions[key]
 
-    def _trace(self, batches: list[Any], element_spec: Any, overlaps: bool, several: bool) -> _Functions:
+    def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: bool) -> _Functions:
         self._register_weights()
         turns: list[tuple[int, ...]] = [()]
-        if overlaps:
+        if synchronizes:
             every = range(len(self._steps.blocks))
             turns = [tuple(every)] if self._strategy.synchronization.fragments == 1 else [(number,) for number in every]
-        without = [()] if overlaps and self._strategy.shares_replicas else []
+        without = [()] if synchronizes and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
         with tracing_lock, self._replicas.recording_use() as used:
             traced = [self._traced(batches, element_spec, (turn, several)) for turn in turns + without]
@@ -126,16 +127,18 @@ class GroupCalls:
         self._add_used(used)
         first = batches[0]
         examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
-        return _Functions(traced, len(turns), overlaps, float(examples or 1))
+        return _Functions(traced, len(turns), synchronizes, float(examples or 1))
 
     def _run(self, functions: _Functions, batches: list[Any], period: int, group: int, step: int) -> Any:
         """Runs a call on a group, in its thread, and synchronizes the group with it or before it if that is due."""
         replicas, steps = self._replicas, len(batches)
         owner = replicas.owners[group]
-        synchronizes = functions.overlaps and owner == group  # Of the groups that share a replica, its owner synchronizes it.
+        pushes = functions.synchronizes and owner == group  # Of the groups that share a replica, its owner synchronizes it.
         replicas.refresh(group, list(self._blocks))
+        pushed = self._steps.blocks if functions.turns == 1 else self._steps.blocks[self._turns[group] % functions.turns :][:1]
+        is_clean = pushes and not any(owner in block.dirty for block in pushed)
         if self._trains:
-            if not functions.overlaps and owner == group and is_due(self._since[owner], steps, period):
+            if not functions.synchronizes and owner == group and is_due(self._since[owner], steps, period):
                 self._synchronize(group)
             for block in self._blocks:
                 if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
@@ -144,14 +147,17 @@ class GroupCalls:
             device = self._strategy.worker_groups[group].devices[0]
             batches[0].data.begin(group, self._strategy.membership.incarnation(group), device)
         function = functions.functions[-1]
-        if synchronizes:
+        if pushes:
             function = functions.functions[self._turns[group] % functions.turns]
             self._turns[group] += 1
             replicas.count_push(group)
         if self._trains:
+            replicas.grace.begin(group, steps / self._sync_period)
             replicas.count_examples(group, steps * functions.examples)
-        self._since[owner] = min(steps, period) if synchronizes else self._since[owner] + steps
+        self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
         control = replicas.control_numbers(group, self._rates, step)
+        if is_clean and replicas.outer_optimizer.in_rounds:
+            control[Control.LIVE] *= -1
         return function(batches, group, self._numbers.pack(control, steps))
 
     def _traced(self, batches: list[Any], element_spec: Any, variant: Hashable) -> Callable[..., Any]:
@@ -174,15 +180,16 @@ class GroupCalls:
         return self._function.trace_for(group, devices, (variant, devices, str(spec)), trace)
 
     def _synchronize(self, group: int) -> None:
-        """Makes a group synchronize with a call for this alone, and wait for its round."""
+        """Makes a group synchronize with a call for this alone."""
         blocks = self._steps.blocks
         if self._strategy.synchronization.fragments > 1:
             blocks = [blocks[self._turns[group] % len(blocks)]]
         self._turns[group] += 1
         self._since[group] = 0
         for block in blocks:
-            self._replicas.synchronize_now(block, group)
-            self._replicas.wait_for_round(block, group)
+            # A push without progress would make a round, which applies the outer momentum.
+            if group in block.dirty or not self._replicas.outer_optimizer.in_rounds:
+                self._replicas.synchronize_now(block, group)
 
     def _register_weights(self) -> None:
         """Puts the model's weights into the global parameters. Frozen weights have blocks that are never synchronized."""

@@ -47,6 +47,7 @@ class InnerSteps(GroupProgram):
         self._counters = counters
         self._numbers = numbers
         self._stacks_results = stacks_results
+        self._delay = strategy.synchronization.updates_to_pull
         self.blocks: list[ParameterBlock] = []
 
     def variant_of(self, group: WorkerGroup, variant: Any) -> Any:
@@ -79,9 +80,13 @@ class InnerSteps(GroupProgram):
             if stacked:
                 results = self._loop(devices, batch, 0, count, control, synchronizations, _results(count))
                 return results.stack()
+            if not self._delay:
+                for synchronization in synchronizations:
+                    synchronization.pull()
             result = self._one_step(devices, batch(0), control.step)
-            for synchronization in synchronizations:
-                synchronization.pull()
+            if self._delay:
+                for synchronization in synchronizations:
+                    synchronization.pull()
             return result[None] if self._stacks_results else result
 
     def _push(self, chosen: tuple[int, ...], servers: int, control: Control) -> list[PushPull]:
@@ -103,7 +108,7 @@ class InnerSteps(GroupProgram):
         period = self._strategy.steps_per_synchronization
 
         def body(first: Any, results: Any) -> Any:
-            synchronizations = self._push(chosen, servers, control)
+            synchronizations = self._push(chosen, servers, control.with_progress(first > 0))
             last = tf.minimum(first + period, count)
             return last, self._loop(devices, batch, first, last, control, synchronizations, results)
 
@@ -120,20 +125,30 @@ class InnerSteps(GroupProgram):
         synchronizations: Sequence[PushPull],
         results: Any,
     ) -> Any:
-        """Makes the steps `first` to `last` - 1, and pulls meanwhile what has been pushed. Returns `results` with theirs."""
+        """Makes the steps `first` to `last` - 1, and pulls after the delay. Returns `results` with theirs."""
+        pulls_after = tf.minimum(first + self._delay, last)
 
-        def body(number: Any, pulled: list[Any], results: Any) -> Any:
+        def body(number: Any, results: Any) -> Any:
             result = self._one_step(devices, batch(number), control.step + tf.cast(number, tf.int64))
-            with tf.control_dependencies([result]):
-                pulled = [each.pull_if_arrived(is_pulled) for each, is_pulled in zip(synchronizations, pulled, strict=True)]
-            return number + 1, pulled, results.write(number, result)
 
-        with tf.control_dependencies([synchronization.post_reply() for synchronization in synchronizations]):
-            begin = (tf.identity(first), [tf.constant(False)] * len(synchronizations), results)
-            _, pulled, results = tf.while_loop(lambda number, *_: number < last, body, begin, parallel_iterations=1)
-        for synchronization, is_pulled in zip(synchronizations, pulled, strict=True):
-            synchronization.pull(is_pulled)
-        return results
+            def pull() -> Any:
+                for synchronization in synchronizations:
+                    synchronization.pull_posted(result)
+                return True
+
+            if synchronizations and self._delay:
+                tf.cond(tf.equal(number + 1, pulls_after), pull, lambda: False)
+            return number + 1, results.write(number, result)
+
+        ready = []
+        for synchronization in synchronizations:
+            if self._delay:
+                ready.append(synchronization.post_reply())
+            else:
+                synchronization.pull()
+        with tf.control_dependencies(ready):
+            begin = (tf.identity(first), results)
+            return tf.while_loop(lambda number, _: number < last, body, begin, parallel_iterations=1)[1]
 
     def _one_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
         own = {id(each) for each in with_inner(getattr(self._model, "optimizer", None))}

@@ -1,8 +1,8 @@
 """`LocalReplicas`: the local replicas of all worker groups, as the chief manages them.
 
 A facade. Each part has a file: groups that train (coordinator/membership.py), variables in blocks (block_registry.py), weights
-of pushes (push_weights.py), functions that groups run (synchronization_functions.py), groups that wait for each other
-(rounds.py), collection of all progress (collector.py), and values on the chief (chief_values.py).
+of pushes (push_weights.py), functions that groups run (synchronization_functions.py), how long groups wait for each other
+(grace.py), collection of all progress (collector.py), and values on the chief (chief_values.py).
 """
 
 import contextlib
@@ -18,15 +18,16 @@ from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.block_registry import BlockRegistry
+from tfdist.strategies.hogwild.calls_left import CallsLeft
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.grace import Grace
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.push_weights import PushWeights
-from tfdist.strategies.hogwild.rounds import Rounds
 from tfdist.strategies.hogwild.synchronization_functions import SynchronizationFunctions, Task
 from tfdist.strategies.runtime import chief_device
 
@@ -43,6 +44,8 @@ class LocalReplicas:
     Attributes:
         outer_optimizer: changes the global parameters when groups push.
         weights: the weights of pushes.
+        grace: how long each group waits for a round.
+        calls_left: how many groups can still push to a round.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
     """
@@ -58,8 +61,9 @@ class LocalReplicas:
         self._membership = membership
         self._membership.when_lost = self._forget
         self._functions = SynchronizationFunctions(strategy)
-        self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, strategy.answers.give_up)
-        self._rounds = Rounds()
+        complete_round = self._functions.complete_round
+        self._collector = Collector(self._locked_flush, membership.lose, complete_round, strategy.answers.give_up)
+        self.grace, self.calls_left = Grace(len(groups)), CallsLeft(len(groups))
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.
@@ -103,7 +107,6 @@ class LocalReplicas:
             self._chief.release(block)
             del self._models[block]
             self._functions.forget(block)
-            self._rounds.forget(block)
             for key in [key for key in list(self._pulled) if key[1] is block]:
                 self._pulled.pop(key, None)
             for device, variables in remote.items():
@@ -188,21 +191,18 @@ class LocalReplicas:
         servers_of = self._strategy.servers_of
         beside = [other for other in self._membership.training(owner) if servers_of(other) == servers_of(owner)]
         live = len(beside) if in_round is None else in_round
-        return [owner, self.weights.weight(owner, beside), live, step, *rates]
+        if in_round is None and self.outer_optimizer.in_rounds:
+            live = min(live, self.calls_left.pushing(group))
+        return [owner, self.weights.weight(owner, beside), live, step, *rates, self.grace.seconds(owner)]
 
     def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
         """See `SynchronizationFunctions.push_pull`."""
         return self._functions.push_pull(block, server_group, control)
 
     def synchronize_now(self, block: ParameterBlock, group: int) -> None:
-        """Synchronizes a block of a group, in a call of its own."""
+        """Synchronizes a block of a group, in a call of its own, and waits for the round."""
         self.count_push(group)
         self._functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates))
-
-    def wait_for_round(self, block: ParameterBlock, group: int) -> None:
-        """Waits, after `synchronize_now`, until the round is complete and pulls the result. Does nothing without rounds."""
-        if self.outer_optimizer.in_rounds and self._rounds.wait(block, group, self._membership.training(group)):
-            self._functions.call(Task.PULL_ROUND, block, group, self.control(group, block.rates))
 
     def flush(self, block: ParameterBlock, group: int) -> Any:
         """Pushes all progress of a group, whose local replica then starts anew. Does not complete a round.
@@ -249,10 +249,6 @@ class LocalReplicas:
         """Returns the current local replicas, numpy [size], by group, of a block that is not synchronized."""
         current = {owner: self._current(owner, block) for owner in self.owners if not block.changed}
         return self._collector.ask(block, [owner for owner in current if self._pulled.get((owner, block)) == current[owner]])
-
-    def _complete_round(self, block: ParameterBlock) -> None:
-        self._functions.complete_round(block)
-        self._rounds.restart(block)
 
 
 def _destroy(variables: Iterable[NamedVariable], device: str) -> None:

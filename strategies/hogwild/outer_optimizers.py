@@ -11,12 +11,17 @@ the group has already pushed or pulled. d = w - L is its progress.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfdist.strategies.hogwild import rounds
 from tfdist.strategies.hogwild.control import Control
+from tfdist.strategies.hogwild.rounds import Round
 from tfdist.synchronization import Synchronization
+
+_ARRAYS = SimpleNamespace(where=tf.where, maximum=tf.maximum, minimum=tf.minimum, sum=tf.reduce_sum)
 
 State = dict[str, Any]
 """Tensors by name: what an outer optimizer keeps for a shard of the global parameters."""
@@ -53,7 +58,7 @@ class OuterOptimizer:
     """Whether `update` reads the global parameters."""
 
     in_rounds = False
-    """Whether updates collect pushes until every live group has pushed. They then return `Update.round`."""
+    """Whether updates collect the pushes of a round, see rounds.py. They then return `Update.round`."""
 
     not_saved: tuple[str, ...] = ()
     """Entries of the state that checkpoints leave out. All others have shape [n] or []."""
@@ -79,6 +84,14 @@ class OuterOptimizer:
         """
         raise NotImplementedError
 
+    def expire(self, state: State, wanted: Any, control: Control) -> Update:
+        """As `update`, if a group has waited for the end of round `wanted` for the grace time. Used only `in_rounds`."""
+        raise NotImplementedError
+
+    def settle(self, state: State, control: Control) -> Update:
+        """As `update`, if the chief ends the round. Used only `in_rounds`."""
+        raise NotImplementedError
+
     def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """Returns the new baseline L of the group, [n]. Runs on the worker. Not used if `pushes_parameters`.
 
@@ -86,7 +99,7 @@ class OuterOptimizer:
             parameters: the global parameters in the reply, [n].
             baseline: the baseline before, [n].
             pushed: the progress that the ps received, [n]. Compression makes it differ from the progress of the group.
-            round_: `Update.round` of this reply.
+            round_: for the reply: the number of complete rounds, and 1 if that of the push is among them, else 0; int64 [2].
             last_round: number of complete rounds in the last reply before, int64 scalar. None unless `in_rounds`.
         """
         del baseline, pushed, round_, last_round
@@ -141,13 +154,10 @@ class DelayedNesterov(OuterOptimizer):
 
 @dataclass(frozen=True)
 class Nesterov(OuterOptimizer):
-    """One SGD step with Nesterov momentum per round, when every live group has pushed. DiLoCo (arXiv 2311.08105).
+    """One SGD step with Nesterov momentum per round. DiLoCo (arXiv 2311.08105).
 
     A is the weighted sum of the pushes of the round: m = beta * m + A; C += rate * (A + beta * m). A group that pushes twice in
-    a round adds to A twice.
-
-    With overlap no group waits. Until the round is complete, a group continues from its own replica. Without overlap, groups
-    wait for each other within limits (`rounds.Rounds`), and momentum can be as high as in DiLoCo.
+    a round adds to A twice. rounds.py says when a round ends.
 
     Attributes:
         groups: number of worker groups.
@@ -156,40 +166,55 @@ class Nesterov(OuterOptimizer):
     groups: int
 
     in_rounds = True
-    not_saved = ("pushed", "round")
+    not_saved = ("pushed", "absent", "round")
 
     def init(self, shape: Any, dtype: tf.DType) -> State:
-        """Returns momentum and weighted sum, [n], which groups have pushed, int32 [groups], and complete rounds, int64 []."""
+        """Returns momentum and weighted sum, [n], and the open round, see `rounds.Round`."""
         return {
             "momentum": tf.zeros(shape, dtype),
             "sum": tf.zeros(shape, dtype),
             "pushed": tf.zeros([self.groups], tf.int32),
+            "absent": tf.zeros([self.groups], tf.int32),
             "round": tf.zeros([], tf.int64),
         }
 
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
         del parameters
-        rate, beta, weight = (tf.cast(v, push.dtype) for v in (control.rate, control.momentum, control.weight))
-        total = state["sum"] + weight * push
-        pushed = tf.maximum(state["pushed"], tf.one_hot(control.group, self.groups, dtype=tf.int32))
-        is_last = tf.reduce_sum(pushed) >= control.live
-        momentum = tf.where(is_last, beta * state["momentum"] + total, state["momentum"])
-        rounds = state["round"] + tf.cast(is_last, tf.int64)
+        total = state["sum"] + tf.cast(control.weight, push.dtype) * push
+        wanted = state["round"] + 1 if control.wanted is None else control.wanted
+        group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
+        return self._step(state, total, rounds.arrive(_open_round(state), group, wanted, control.live, _ARRAYS), control)
+
+    def expire(self, state: State, wanted: Any, control: Control) -> Update:
+        """See `OuterOptimizer.expire`."""
+        return self._step(state, state["sum"], rounds.expire(_open_round(state), wanted, _ARRAYS), control)
+
+    def settle(self, state: State, control: Control) -> Update:
+        """See `OuterOptimizer.settle`."""
+        return self._step(state, state["sum"], rounds.settle(_open_round(state), _ARRAYS), control)
+
+    def _step(self, state: State, total: Any, after: tuple[Round, Any], control: Control) -> Update:
+        round_, ends = after
+        rate, beta = tf.cast(control.rate, total.dtype), tf.cast(control.momentum, total.dtype)
+        increment, momentum = rounds.nesterov(total, state["momentum"], rate, beta)
         new_state = {
-            "momentum": momentum,
-            "sum": tf.where(is_last, tf.zeros_like(total), total),
-            "pushed": tf.where(is_last, tf.zeros_like(pushed), pushed),
-            "round": rounds,
+            "momentum": tf.where(ends, momentum, state["momentum"]),
+            "sum": tf.where(ends, tf.zeros_like(total), total),
+            "pushed": round_.pushed,
+            "absent": round_.absent,
+            "round": round_.complete,
         }
-        increment = tf.where(is_last, rate * (total + beta * momentum), tf.zeros_like(total))
-        return Update(increment, new_state, round=tf.stack([rounds, tf.cast(is_last, tf.int64)]))
+        news = tf.stack([round_.complete, tf.cast(ends, tf.int64)])
+        return Update(tf.where(ends, increment, tf.zeros_like(total)), new_state, round=news)
 
     def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
-        """See `OuterOptimizer.baseline`. Progress in a round that is not complete counts as pushed; C does not have it yet."""
-        rounds, completed = round_[0], round_[1] > 0
-        known = tf.where(rounds > last_round, parameters, baseline)
-        return tf.where(completed, parameters, known + pushed)
+        """See `OuterOptimizer.baseline`."""
+        return rounds.baseline(parameters, baseline, pushed, round_[1] > 0, round_[0] > last_round, _ARRAYS)
+
+
+def _open_round(state: State) -> Round:
+    return Round(state["pushed"], state["absent"], state["round"])
 
 
 @dataclass(frozen=True)

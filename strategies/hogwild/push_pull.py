@@ -1,11 +1,12 @@
 """One synchronization of a worker group with the global parameters, inside the function that the group runs.
 
 A group pushes the progress that it has before its inner steps. The push and the reply travel while the inner steps run: apart
-from the variables that announce the reply, the two have no variables in common, so TensorFlow runs them side by side. After
-each inner step the group looks for the reply and adds it to its local replica. What the group has trained in the meantime stays
-in the replica and is part of the next push, so no update is lost however long the delay is.
+from the variables that announce the reply, the two have no variables in common, so TensorFlow runs them side by side. A given
+number of inner steps later, the delay, the group waits for the reply and adds it to its local replica. What the group has
+trained in the meantime stays in the replica and is part of the next push, so no update is lost.
 """
 
+import dataclasses
 from collections import defaultdict
 from typing import Any
 
@@ -16,6 +17,7 @@ from tfdist.strategies.hogwild.compression import COMPRESSORS, Compressor, Messa
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock, Shard
 from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.waiting import wait_while
 
 SHARDS_IN_FLIGHT = 2
 """Shards that travel to one ps at a time: while the ps reads one, the next fills the network."""
@@ -23,12 +25,15 @@ SHARDS_IN_FLIGHT = 2
 SEED_STRIDE = 1_000_003
 """Distance between the random seeds of two groups. Seeds that users choose are unlikely to have it."""
 
+REPLY_SECONDS = 1e9
+"""No limit: a call that is lost on its way fails, and with it the function that waits."""
+
 
 class PushPull:
     """Synchronizes one block. Used while a group's function is traced.
 
-    Call `push`, the inner steps, then `pull`. To take the reply as soon as it arrives, call `push`, `post_reply`, the inner
-    steps with `pull_if_arrived` after each, then `pull`.
+    Call `push`, then `pull`. To pull between two inner steps of a loop, call `push`, `post_reply`, and in the loop
+    `pull_posted`.
 
     Args:
         block: the block, of kind SYNCHRONIZED.
@@ -58,24 +63,31 @@ class PushPull:
         self._topology = topology
         self.replies: list[Any] = []
 
-    def push(self) -> None:
-        """Sends the group's progress and requests the global parameters."""
+    def push(self, waits: bool = True) -> None:
+        """Sends the group's progress and requests the global parameters.
+
+        Args:
+            waits: whether the ps reply at the end of the round, if the outer optimizer works in rounds.
+        """
         block, optimizer = self._block, self._optimizer
+        self._waits = waits and optimizer.in_rounds
         self._replica = block.read_replica()
         self._baseline = None if optimizer.pushes_parameters else block.baseline.read(block.leader)
-        last_rounds = block.last_rounds.read(block.leader) if optimizer.in_rounds else None
+        self._last_rounds: list[Any] = [None] * len(block.sizes)
+        if optimizer.in_rounds:
+            self._last_rounds = tf.unstack(block.last_rounds.read(block.leader), len(block.sizes))
         what = self._replica if optimizer.pushes_parameters else self._replica - self._baseline
         self._pushed: list[Any] = []  # As the ps decode it.
         self._rounds: list[Any] = []
         self._arrived: dict[str, list[Any]] = defaultdict(list)  # By ps.
         for number, part in enumerate(block.split(what)):
             self._push_shard(number, part)
-        self._change = self._change_of_replica(last_rounds)
+        self._change = self._change_of_replica()
 
     def _push_shard(self, number: int, part: Any) -> None:
         compressor, length = self._compressor, self._block.sizes[number]
         shard = self._block.shards[self._server_group][number]
-        control = self._controls[shard.device]
+        control, last_round = self._controls[shard.device], self._last_rounds[number]
         message = compressor.encode(part)
         arrived = self._arrived[shard.device]
         # If all shards were sent at once, they would share the network, and all replies would come at the end.
@@ -84,7 +96,11 @@ class PushPull:
         with tf.device(shard.device):
             received = tf.nest.map_structure(tf.identity, sent)
             arrived.append(received[0])
-            value, round_ = shard.apply(compressor.decode(received, length), control)
+            if last_round is not None:
+                control = dataclasses.replace(control, wanted=tf.identity(last_round) + 1)
+            value, round_ = shard.apply(compressor.decode(received, length), control, replies=not self._waits)
+            if self._waits:
+                value, round_ = shard.await_round(round_, control)
             if self._topology != "global":
                 parameters = [shards[number].parameters for shards in self._block.shards]
                 topologies.average(self._topology, parameters, self._server_group)
@@ -108,43 +124,30 @@ class PushPull:
         return news
 
     def post_reply(self) -> Any:
-        """Lets `pull_if_arrived` find the reply when it arrives. Returns an operation that has to run before the first step."""
+        """Lets `pull_posted` find the reply when it arrives. Returns an operation that has to run before the first step."""
         block = self._block
         reset = block.has_reply.assign(False, block.leader)
         with tf.control_dependencies([block.reply.assign(self._change, block.leader)]):
             block.has_reply.assign(True, block.leader)
         return reset
 
-    def pull_if_arrived(self, pulled: Any) -> Any:
-        """Adds the reply to the local replica if it has arrived and is not `pulled` yet. Call it between two inner steps.
+    def pull_posted(self, after: Any) -> None:
+        """Waits for the posted reply and adds it to the local replica. Call it between two inner steps.
 
         Args:
-            pulled: whether the reply has been added, bool scalar.
-
-        Returns:
-            Whether the reply has been added now, bool scalar.
+            after: a tensor that is computed before.
         """
         block = self._block
+        with tf.device(block.leader):
+            waited = wait_while(lambda: ~block.has_reply.read_now(block.leader), REPLY_SECONDS, [after])
+            with tf.control_dependencies([waited]):
+                block.add_to_replica(block.reply.read_now(block.leader))
 
-        def pull() -> Any:
-            block.add_to_replica(block.reply.read_now(block.leader))
-            return tf.constant(True)
+    def pull(self) -> None:
+        """Waits for the reply and adds it to the local replica."""
+        self._block.add_to_replica(self._change)
 
-        return tf.cond(block.has_reply.read_now(block.leader) & ~pulled, pull, lambda: pulled)
-
-    def pull(self, pulled: Any = None) -> None:
-        """Waits for the reply and adds it to the local replica, unless `pulled`, bool scalar, says that it has been added."""
-
-        def add() -> Any:
-            self._block.add_to_replica(self._change)
-            return True
-
-        if pulled is None:
-            add()
-        else:
-            tf.cond(pulled, lambda: True, add)
-
-    def _change_of_replica(self, last_rounds: Any) -> Any:
+    def _change_of_replica(self) -> Any:
         """Returns what the reply adds to the local replica, whenever it is pulled, and assigns the new baseline."""
         block, leader, optimizer = self._block, self._block.leader, self._optimizer
         if optimizer.pushes_parameters:
@@ -155,8 +158,7 @@ class PushPull:
             parameters = [before + news for before, news in zip(pulled, self.replies, strict=True)]
             block.pulled.assign(tf.concat(parameters, axis=0), leader)
             rounding_error = self._replica - self._baseline - tf.concat(self._pushed, axis=0)
-        before = [None] * len(block.sizes) if last_rounds is None else tf.unstack(last_rounds, len(block.sizes))
-        each = zip(parameters, block.split(self._baseline), self._pushed, self._rounds, before, strict=True)
+        each = zip(parameters, block.split(self._baseline), self._pushed, self._rounds, self._last_rounds, strict=True)
         baseline = tf.concat([optimizer.baseline(*values) for values in each], axis=0)
         block.baseline.assign(baseline, leader)
         if optimizer.in_rounds:
@@ -175,7 +177,12 @@ def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int)
         group: number of the worker group, int32 scalar.
         groups: number of worker groups.
     """
-    vector = _pull_shards(block, server_group, group)
+    rounds = []
+    if block.kind is Kind.SYNCHRONIZED and block.optimizer.in_rounds:
+        # Read first: if a round ends in between, the group's first push to it is late, which is exact.
+        rounds = [tf.identity(shard.state["round"].read()) for shard in block.shards[server_group]]
+    with tf.control_dependencies(rounds):
+        vector = _pull_shards(block, server_group, group)
     if block.kind is Kind.COUNTER:
         vector //= tf.cast(groups, vector.dtype)  # Each group makes an equal part of the updates.
     elif block.kind is Kind.SEED:
@@ -185,22 +192,8 @@ def pull_anew(block: ParameterBlock, server_group: int, group: Any, groups: int)
         block.baseline.assign(vector, block.leader)
         if block.shards[server_group][0].acknowledged is not None:
             block.pulled.assign(vector, block.leader)
-        block.last_rounds.assign(tf.zeros(block.last_rounds.shape, tf.int64), block.leader)
-
-
-def pull_round(block: ParameterBlock, server_group: int, group: Any) -> None:
-    """Moves the local replica of a group to the global parameters after a round to which the group has pushed all its progress.
-
-    Args:
-        block: a block of kind SYNCHRONIZED.
-        server_group: number of the server group of the worker group.
-        group: number of the worker group, int32 scalar.
-    """
-    vector = _pull_shards(block, server_group, group)
-    # Adds the difference, so that the rounding error of the push stays in the replica.
-    block.add_to_replica(vector - block.baseline.read(block.leader))
-    block.baseline.assign(vector, block.leader)
-    block.pulled.assign(vector, block.leader)
+        if block.optimizer.in_rounds:
+            block.last_rounds.assign(tf.stack(rounds), block.leader)
 
 
 def _pull_shards(block: ParameterBlock, server_group: int, group: Any) -> Any:

@@ -1,81 +1,118 @@
-"""Lets groups wait for each other to complete a round, for at most a few times the duration of their last period.
+"""Rounds: which pushes make one step of the outer optimizer, and what a group knows afterwards. Pure functions.
 
-Used only without overlap (`Synchronization.overlap`), where groups wait for the reply anyway, and with an outer optimizer that
-works in rounds. Groups of about equal speed then train as in DiLoCo. A group that is much slower, or gone, delays the others by
-no more than the limit.
+A round of a fragment ends when every group that is expected has pushed, or when a group that has pushed has waited for the
+grace time. A push that comes after the end of its round is late: it counts in the next round, so no update is lost.
+
+A late group does not wait for the round that it has pushed to. If it was late by one round, the next round waits for it again,
+and the rounds of all groups become aligned. If it was late by more, it is absent: no round waits for it until it is in time, or
+late by one round. So a group that is much slower than the others, or gone, delays them once.
+
+The functions take and return arrays of numpy or of TensorFlow. The ps runs them in TensorFlow, tests and
+benchmarks/quality_simulated.py in numpy.
 """
 
-import threading
-import time
-from collections.abc import Callable, Hashable, Iterable
+from types import ModuleType
+from typing import Any, NamedTuple
 
-from tfdist.strategies.runtime.deadline import Deadline
-
-PERIODS = 4.0
-"""A group waits for others at most 4 times as long as its last period took.
-
-On a busy machine with more groups than cores, a limit of 1 period ended 28 % of the waits and cost up to two points of
-accuracy; a limit of 4 ended 0.5 % (benchmarks/quality.py).
-"""
-
-FIRST_SECONDS = 5.0
-"""A group waits at most 5 s after its first period. The time to compile makes first periods of very different length."""
+LATE, IN_TIME = 1, 2
 
 
-class Rounds:
-    """The rounds of all blocks, as the chief sees them.
+class Round(NamedTuple):
+    """What a ps knows of the open round of a shard.
 
-    Args:
-        clock: returns the current moment in seconds.
+    Attributes:
+        pushed: for each group IN_TIME if it has pushed to this round, LATE if only to an earlier one that had ended, else 0;
+            int32 [groups].
+        absent: for each group 1 if no round waits for it, else 0; int32 [groups].
+        complete: number of rounds that have ended, int64 scalar.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._changed = threading.Condition()
-        self._pushed: dict[Hashable, set[int]] = {}
-        self._complete: dict[Hashable, int] = {}
-        self._since: dict[tuple[Hashable, int], float] = {}  # When the group's period began.
+    pushed: Any
+    absent: Any
+    complete: Any
 
-    def wait(self, block: Hashable, group: int, live: Iterable[int]) -> bool:
-        """Waits, after a group has pushed, until all other groups have pushed or the limit is over.
 
-        Args:
-            block: the block that the group has pushed.
-            group: number of the group.
-            live: numbers of the groups that train.
+def arrive(round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+    """Notes a push.
 
-        Returns:
-            Whether the round is complete and other groups have pushed to it. The push of any of them may have completed it on
-            the ps, whose answers need not arrive in the order of the pushes.
-        """
-        begin = self._since.get((block, group))
-        limit = FIRST_SECONDS if begin is None else PERIODS * (self._clock() - begin)
-        deadline = Deadline.after(limit, self._clock)
-        with self._changed:
-            pushed = self._pushed.setdefault(block, set())
-            pushed.add(group)
-            before = self._complete.get(block, 0)
-            if pushed.issuperset(live):
-                is_complete = len(pushed) > 1
-                pushed.clear()
-                self._complete[block] = before + 1
-                self._changed.notify_all()
-            else:
-                is_complete = self._changed.wait_for(lambda: self._complete.get(block, 0) > before, deadline.remaining())
-        self._since[block, group] = self._clock()
-        return is_complete
+    Args:
+        round_: the open round.
+        group: 1 at the group that pushes and 0 at all others, int32 [groups].
+        wanted: number of the round to which the group pushes, one more than it knows to be complete; int64 scalar.
+        live: number of groups that train, int32 scalar. If it is above the number of all groups, the push ends no round. If it
+            is negative, the push is in no round: the group has made no progress.
+        arrays: numpy, or anything else with its `where`, `maximum`, `minimum` and `sum`.
 
-    def forget(self, block: Hashable) -> None:
-        """Forgets the rounds of a block that no group pushes any more."""
-        with self._changed:
-            self._pushed.pop(block, None)
-            self._complete.pop(block, None)
-            for key in [key for key in self._since if key[0] == block]:
-                del self._since[key]
+    Returns:
+        The open round after the push, and whether the push has ended a round, bool scalar.
+    """
+    missed = round_.complete - wanted + 1
+    group = arrays.where(live < 0, 0 * group, group)
+    pushed = arrays.maximum(round_.pushed, arrays.where(missed < 1, IN_TIME * group, LATE * group))
+    absent = arrays.where(missed < 2, round_.absent * (1 - group), arrays.maximum(round_.absent, group))
+    in_time, groups = pushed // IN_TIME, arrays.sum(1 + 0 * group)
+    expected = arrays.minimum(live, groups - arrays.sum(absent * (1 - in_time)))
+    ends = (arrays.sum(in_time) >= expected) & (live <= groups) & (live >= 0)
+    return _after(round_, pushed, absent, ends, arrays)
 
-    def restart(self, block: Hashable) -> None:
-        """Starts a new round, after something else has completed the current one."""
-        with self._changed:
-            self._pushed.pop(block, None)
-            self._complete[block] = self._complete.get(block, 0) + 1
-            self._changed.notify_all()
+
+def expire(round_: Round, wanted: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+    """Ends round `wanted`, if it is open, for a group that has waited for the grace time. Who has not pushed is absent.
+
+    Args:
+        round_: the open round.
+        wanted: number of the round, int64 scalar.
+        arrays: see `arrive`.
+
+    Returns:
+        As `arrive`.
+    """
+    ends = (wanted > round_.complete) & (arrays.sum(round_.pushed) > 0)
+    absent = arrays.where(ends, arrays.maximum(round_.absent, 1 - round_.pushed // IN_TIME), round_.absent)
+    return _after(round_, round_.pushed, absent, ends, arrays)
+
+
+def settle(round_: Round, arrays: ModuleType | Any) -> tuple[Round, Any]:
+    """Ends the open round, if any group has pushed to it, because the chief collects what all groups have. See `expire`."""
+    return _after(round_, round_.pushed, round_.absent, arrays.sum(round_.pushed) > 0, arrays)
+
+
+def _after(round_: Round, pushed: Any, absent: Any, ends: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+    after = Round(arrays.where(ends, 0 * pushed, pushed), absent, arrays.where(ends, round_.complete + 1, round_.complete))
+    return after, ends
+
+
+def nesterov(total: Any, momentum: Any, rate: Any, beta: Any) -> tuple[Any, Any]:
+    """Returns the increment of the global parameters and the new momentum at the end of a round.
+
+    m = beta * m + A; C += rate * (A + beta * m), for the weighted sum A of the pushes: DiLoCo (arXiv 2311.08105).
+    """
+    momentum = beta * momentum + total
+    return rate * (total + beta * momentum), momentum
+
+
+def baseline(parameters: Any, before: Any, pushed: Any, includes: Any, is_new: Any, arrays: ModuleType | Any) -> Any:
+    """Returns the new baseline of a group: the part of its replica that it does not push again.
+
+    A push in a round that has not ended counts as pushed, although the global parameters do not have it yet.
+
+    Args:
+        parameters: the global parameters in the reply.
+        before: the baseline before.
+        pushed: the progress that the ps received.
+        includes: whether the round of this push has ended, bool scalar.
+        is_new: whether any round has ended since the last reply, bool scalar.
+        arrays: see `arrive`.
+    """
+    known = arrays.where(is_new, parameters, before)
+    return arrays.where(includes, parameters, known + pushed)
+
+
+def offsets(period: int, fragments: int) -> list[int]:
+    """Returns the update, in each sync period, before which each fragment is pushed."""
+    return [number * period // fragments for number in range(fragments)]
+
+
+def momentum_after(momentum: Any, mean: Any, at_push: Any, decay: float, delay: int) -> Any:
+    """Returns a momentum buffer that takes over the mean of all groups `delay` updates after the push."""
+    return momentum + (mean - at_push) * decay**delay

@@ -1,6 +1,7 @@
 """Functions with which worker groups synchronize outside of their training steps."""
 
 import enum
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.push_pull import PushPull, pull_anew, pull_round
+from tfdist.strategies.hogwild.push_pull import PushPull, pull_anew
 from tfdist.strategies.runtime import chief_device
 
 _NO_GROUP = -1
@@ -22,8 +23,6 @@ class Task(enum.Enum):
 
     PULL_ANEW = "pull anew"
     """Assigns the values of the shards to the local replica."""
-    PULL_ROUND = "pull round"
-    """Moves the local replica to the global parameters after a round."""
     SYNCHRONIZE = "synchronize"
     """Pushes the progress and pulls the global parameters."""
     FLUSH = "flush"
@@ -84,30 +83,27 @@ class SynchronizationFunctions:
     def _run(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
         if task is Task.PULL_ANEW:
             pull_anew(block, server_group, control.group, len(self._strategy.worker_groups))
-        elif task is Task.PULL_ROUND:
-            pull_round(block, server_group, control.group)
         elif block.kind is not Kind.SYNCHRONIZED or (task is Task.FLUSH and block.optimizer.pushes_parameters):
             return block.read_replica()
         else:
             # A flush starts the replica anew, so it would lose the rounding error of a compressor.
             exact = PushPull(block, server_group, control)
             synchronization = exact if task is Task.FLUSH else self.push_pull(block, server_group, control)
-            synchronization.push()
+            synchronization.push(waits=task is not Task.FLUSH)
             synchronization.pull()
         return tf.constant(0)
 
     def complete_round(self, block: ParameterBlock) -> None:
-        """Applies what groups have pushed to the current round, although others have not. Does nothing if none has."""
+        """Ends the current round, although not all groups have pushed. Does nothing if none has."""
 
         def run(numbers: Any) -> None:
             control = Control.of(numbers)
-            for shards in block.shards:
-                for shard, size in zip(shards, block.sizes, strict=True):
-                    with tf.device(shard.device):
-                        shard.apply(tf.zeros([size], block.dtype), control)
+            for shard in itertools.chain(*block.shards):
+                with tf.device(shard.device):
+                    shard.settle(control)
 
         key = ("complete round", block)
         with tf.device(chief_device.DEVICE):
             if key not in self._functions:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *block.rates], tf.float64))
+            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *block.rates, 0.0], tf.float64))

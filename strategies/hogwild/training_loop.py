@@ -65,6 +65,8 @@ class Steps:
             steps *= periods_per_call(left, groups, self._period, self._batch_bytes)
         batches = iterator.take(steps)
         if batches:
+            if self._trains:
+                self._replicas.calls_left.schedule(in_epoch is not None and iterator.taken >= in_epoch)
             self._schedule(batches, iterator.owner.element_spec, iterator)
         return bool(batches)
 
@@ -77,6 +79,7 @@ class Steps:
         """See `coordinator.training_loop.Steps`. All groups train, unless other steps are in flight."""
         if self._trains and not len(self._executions):
             self._replicas.train_alone(False)
+            self._replicas.calls_left.begin_epoch()
 
     def reset(self) -> None:
         """See `coordinator.training_loop.Steps`. The steps go on from the chief's count."""
@@ -117,6 +120,8 @@ class Steps:
             # Empty if another group has to do it, because the one that trains alone has failed.
             if self._trains and not self._membership.may_take(group, self._any_group):
                 return []
+            if self._trains:
+                self._replicas.calls_left.begin(group)
             return [call(group) for call in calls]
 
         return self._executions.schedule(run, owner, group)

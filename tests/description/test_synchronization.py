@@ -67,7 +67,9 @@ def from_flags(*arguments):
         ({"fragments": 0}, "expected a whole number from 1"),
         ({"fragments": 2.0}, "2.0 is not right"),
         ({"adaptive": 1}, "1 is not right; expected true or false"),
-        ({"overlap": []}, "a list is not right; expected true or false"),
+        ({"adaptive": []}, "a list is not right; expected true or false"),
+        ({"delay": -1}, "-1 is not right; expected a whole number from 0 to 65536"),
+        ({"delay": True}, "True is not right; expected a whole number from 0 to 65536"),
     ],
 )
 def test_invalid_values_are_refused(option, message):
@@ -78,7 +80,7 @@ def test_invalid_values_are_refused(option, message):
 
 def test_non_default_returns_the_options_that_differ_from_their_defaults():
     assert Synchronization().non_default() == {}
-    assert Synchronization(outer="average", fragments=4, overlap=False).non_default() == {"fragments": 4, "overlap": False}
+    assert Synchronization(outer="average", fragments=4, delay=0).non_default() == {"fragments": 4, "delay": 0}
     assert list(DEFAULTS) == [
         {"synchronization_weights": "weights"}.get(name, name) for name in HOGWILD_FLAGS if name != "sync_period"
     ]
@@ -105,10 +107,9 @@ def test_outer_rates_default_by_outer_optimizer_inner_optimizer_and_number_of_gr
     assert Synchronization(**options).outer_rates(inner, groups) == rates
 
 
-@pytest.mark.parametrize(("outer", "overlaps"), [("average", True), ("nesterov", False), ("delayed_nesterov", True)])
-def test_overlap_defaults_by_outer_optimizer(outer, overlaps):
-    assert Synchronization(outer=outer).overlaps is overlaps
-    assert Synchronization(outer=outer, overlap=not overlaps).overlaps is not overlaps
+@pytest.mark.parametrize(("delay", "updates"), [(None, 1), (0, 0), (3, 3)])
+def test_a_group_pulls_one_update_after_its_push_by_default(delay, updates):
+    assert Synchronization(delay=delay).updates_to_pull == updates
 
 
 def test_the_default_elastic_rate_is_divided_by_the_number_of_groups():
@@ -160,7 +161,7 @@ def test_options_that_exclude_each_other_are_refused_with_the_reason(options, me
         *({"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")),
         *({"outer": outer, "compression": "int4"} for outer in ("average", "nesterov", "delayed_nesterov", "sum")),
         {"topology": "ring"},
-        {"topology": "pair", "fragments": 4, "overlap": False},
+        {"topology": "pair", "fragments": 4, "delay": 0},
         {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9, "adaptive": True, "weights": "examples"},
         {"outer": "elastic", "elastic_rate": 0.1, "fragments": 8},
     ],
@@ -204,7 +205,7 @@ def test_options_that_are_probably_mistakes_are_warned_about():
 
 
 def test_tf_config_carries_options_to_every_task():
-    options = {"outer": "nesterov", "outer_momentum": 0.5, "fragments": 4, "overlap": False}
+    options = {"outer": "nesterov", "outer_momentum": 0.5, "fragments": 4, "delay": 0}
     cluster = hogwild(synchronization=Synchronization(**options))
     config = cluster.tf_config("ps", 0)
     assert config["tfdist"]["synchronization"] == options
@@ -221,7 +222,7 @@ def test_dialects_that_cannot_express_options_refuse_to_write_them(dialect):
 
 
 def test_each_flag_overrides_its_option_of_the_description(tmp_path):
-    described = hogwild(synchronization=Synchronization(outer="nesterov", fragments=2, overlap=False))
+    described = hogwild(synchronization=Synchronization(outer="nesterov", fragments=2, delay=0))
     path = tmp_path / "cluster.json"
     path.write_text(json.dumps(described.tf_config("chief" if described.job("chief") else "worker", 0)))
     assert from_flags("--cluster", str(path)).synchronization == described.synchronization
@@ -230,12 +231,12 @@ def test_each_flag_overrides_its_option_of_the_description(tmp_path):
         "--outer=delayed_nesterov",
         "--outer_momentum=0.4",
         "--synchronization_weights=examples",
-        "--overlap",
+        "--delay=2",
     )
     cluster = from_flags("--cluster", str(path), *arguments)
     assert cluster.sync_period == 12
     assert cluster.synchronization == Synchronization(
-        "delayed_nesterov", outer_momentum=0.4, fragments=2, weights="examples", overlap=True
+        "delayed_nesterov", outer_momentum=0.4, fragments=2, weights="examples", delay=2
     )
 
 
@@ -246,7 +247,7 @@ def test_each_flag_overrides_its_option_of_the_description(tmp_path):
             ["--sync_period=4"],
             "--sync_period: it is an option of hogwild, and this cluster means parameter_server: ps with one",
         ),
-        (["--nooverlap"], "--overlap: it is an option of hogwild"),
+        (["--delay=2"], "--delay: it is an option of hogwild"),
         (["--strategy=hogwild", "--sync_period=0"], "--sync_period: 0 is not right; expected a whole number from 1"),
         (["--strategy=hogwild", "--outer=easgd"], "--outer: 'easgd' is not one of average"),
         (

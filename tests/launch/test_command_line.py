@@ -92,15 +92,10 @@ def test_a_dry_run_explains_a_cluster_that_cannot_be_trained_and_a_real_run_refu
 
 
 def test_a_dry_run_shows_hogwilds_options_and_gives_them_to_every_task(launch):
-    got = launch("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum", "--nooverlap", "--dry-run")
+    got = launch("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum", "--delay=0", "--dry-run")
     assert got.returncode == 0, got.stderr
-    assert (
-        "period    16 updates between synchronizations\noptions   outer sum, overlap False\nwarning   outer sum adds"
-        in got.stdout
-    )
-    assert (
-        got.stdout.count('"sync_period": 16, "strategy": "hogwild", "synchronization": {"outer": "sum", "overlap": false}') == 8
-    )
+    assert "period    16 updates between synchronizations\noptions   outer sum, delay 0\nwarning   outer sum adds" in got.stdout
+    assert got.stdout.count('"sync_period": 16, "strategy": "hogwild", "synchronization": {"outer": "sum", "delay": 0}') == 8
 
 
 @pytest.mark.parametrize("arguments", [["--tier", "STANDARD_1", "--dry_run"], ["--help"], ["--tier", "NONE"]])

@@ -22,7 +22,7 @@ _synchronizations = st.builds(
     compression=st.none() | st.sampled_from(COMPRESSIONS),
     fragments=st.integers(1, 8),
     adaptive=st.booleans(),
-    overlap=st.none() | st.booleans(),
+    delay=st.none() | st.integers(0, 1),
 )
 
 

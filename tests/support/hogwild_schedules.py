@@ -147,7 +147,7 @@ def with_a_lost_group():
     events = [["steps", 2, ones(3)], ["synchronize", 2], ["lost", 2]]
     for group in (0, 1):
         events += [["steps", group, ones(4)], ["synchronize", group]]
-    return [*events, ["read"]]
+    return [*events, ["read"], ["collect"], ["read"]]
 
 
 def one_after_the_other():

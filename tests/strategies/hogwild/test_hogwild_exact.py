@@ -36,6 +36,7 @@ from periodic_oracles import (
     data_parallel,
     local_sgd,
 )
+from rounds_in_numpy import Fragment, Replica
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -48,6 +49,7 @@ CASES = {
     "fragments_in_turn": None,
     "replies_between_steps": None,
     "rows_looked_up": None,
+    "rounds_in_threads": None,
     "several_periods": None,
     "what_steps_wait_for": None,
     "alone_and_late": None,
@@ -75,16 +77,23 @@ def test_no_update_is_lost_for_any_delay_of_the_reply(results, name, weight, num
     np.testing.assert_allclose(read["replicas"], [read["parameters"]] * 3, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("steps_before", range(5))
-def test_a_reply_is_pulled_after_the_step_during_which_it_arrives(results, steps_before):
-    begun = 0.9**4  # After the first period.
-    parameters = 1 + (begun - 1) / 2 + (0.6**4 - 1) / 2  # After the first push of each group.
-    wanted = begun
-    for step in range(4):
-        wanted *= 0.9
-        if step == min(steps_before, 3):
-            wanted += parameters - begun
-    assert results["replies_between_steps"][steps_before] == pytest.approx(wanted, abs=1e-6)
+@pytest.mark.parametrize("delay", range(5))
+def test_a_group_pulls_after_the_delay_and_waits_only_there(results, delay):
+    late, waited, early = results["replies_between_steps"][delay]
+    assert waited
+    replica = baseline = 0.9**4  # After the first period, at whose begin nothing had been pushed.
+    parameters = 1 + (0.6**4 - 1) / 2  # After the first push of the other group.
+    baseline = 1.0
+    for found in (late, early):
+        parameters += (replica - baseline) / 2
+        at_push, baseline = replica, parameters
+        for step in range(4):
+            if step == delay:
+                replica += parameters - at_push
+            replica *= 0.9
+        if delay == 4:
+            replica += parameters - at_push
+        assert found == pytest.approx(replica, abs=1e-6)
 
 
 def test_inner_steps_wait_for_no_operation_on_a_ps(results):
@@ -190,21 +199,32 @@ def test_delayed_nesterov_with_uneven_groups(results, name):
         np.testing.assert_allclose(read["replicas"], [[each.replica] * 5 for each in groups], **tolerance)
 
 
-def test_nesterov_by_rounds_with_uneven_groups(results):
-    """A replica is the global parameters of the last reply, and the progress of the group that they do not have."""
-    outer, mean = Nesterov(0.0, rate=0.7, beta=0.9), 1 / 3
-    pushed = {}  # Group -> its progress in the current round.
-    replicas, progress = [0.0] * 3, [0] * 3
+def test_rounds_of_groups_that_do_not_wait(results):
+    """Each group ends its round at once, so the others are late or absent. rounds.py has the rules."""
+    outer, values = Fragment(np.zeros(1), 3, 0.7, 0.9), np.zeros((3, 1))
+    replicas = [Replica(outer, group, values[group]) for group in range(3)]
     for (group, before, meanwhile), read in zip(UNEVEN, results["uneven, nesterov"], strict=True):
-        pushed[group] = pushed.get(group, 0) + progress[group] + before
-        if len(pushed) == 3:
-            outer.take_round([sum(pushed.values())], [mean])
-            pushed = {}
-        replicas[group] = outer.parameters + pushed.get(group, 0) + meanwhile
-        progress[group] = meanwhile
-        np.testing.assert_allclose(read["parameters"], [outer.parameters] * 5, rtol=1e-5)
-        np.testing.assert_allclose(read["replicas"], np.repeat([replicas], 5, axis=0).T, rtol=1e-5)
-    assert outer.momentum != 0
+        values[group] += before
+        replicas[group].push()
+        outer.expire(replicas[group].wanted)
+        values[group] += meanwhile
+        replicas[group].pull()
+        np.testing.assert_allclose(read["parameters"], np.repeat(outer.parameters, 5), rtol=1e-5)
+        np.testing.assert_allclose(read["replicas"], np.repeat(values, 5, axis=1), rtol=1e-5)
+    assert 1 < outer.round.complete < len(UNEVEN)
+
+
+def test_groups_wait_for_a_round_after_the_delay_and_not_longer_than_the_grace_time(results):
+    found = results["rounds_in_threads"]
+    assert found["at the pull"] == [6, 6]
+    assert found["global"] == 4
+    assert found["after a round"] == [8, 8, 8]
+    assert 1 <= max(found["with a missing group"]) < 20
+    assert max(*found["with an absent group"], *found["late"]) < 20
+    # The late group has pulled what the two others have in the meantime, and its own push is in the round that is open.
+    assert len({number for numbers in found["replies"] for number in numbers}) == 1
+    for weight in found["collected"][:3]:
+        assert weight == pytest.approx([(16 + 16 + 12) / 3] * 4, rel=1e-6)
 
 
 case("open round", open_round(), outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
@@ -223,11 +243,10 @@ case("loss, nesterov", with_a_lost_group(), outer="nesterov", outer_learning_rat
 
 @pytest.mark.parametrize("outer", ["average", "nesterov"])
 def test_the_pushes_of_a_lost_group_stay_and_its_weight_goes_to_the_others(results, outer):
-    (read,) = results[f"loss, {outer}"]
-    if outer == "average":
-        np.testing.assert_allclose(read["parameters"], [3 / 3 + 4 / 2 + 4 / 2] * 5, rtol=1e-6)
-    else:  # Its push and the next complete the round of two live groups; the last push waits for the next round.
-        np.testing.assert_allclose(read["parameters"], [3 / 3 + 4 / 2] * 5, rtol=1e-6)
+    read, collected = results[f"loss, {outer}"]
+    # In rounds, group 2 has ended the first round alone. The pushes of the others are late, and wait for the next round.
+    np.testing.assert_allclose(read["parameters"], [3 / 3 + (4 / 2 + 4 / 2 if outer == "average" else 0)] * 5, rtol=1e-6)
+    np.testing.assert_allclose(collected["parameters"], [3 / 3 + 4 / 2 + 4 / 2] * 5, rtol=1e-6)
 
 
 # SINGA's sum, and fragments.
@@ -322,8 +341,8 @@ def test_rounding_errors_are_part_of_the_next_pushes(results, kind, rounding):
 # Keras models. The groups run their steps one after the other.
 
 
-@pytest.mark.parametrize(("overlap", "momentum"), [(True, 0.0), (False, 0.9)])
-def test_averaging_after_every_update_is_data_parallel_training(results, overlap, momentum):
+@pytest.mark.parametrize(("delay", "momentum"), [(1, 0.0), (0, 0.9)])
+def test_averaging_after_every_update_is_data_parallel_training(results, delay, momentum):
     data = results["data_parallel"]
     steps = zip(data["inputs"], data["targets"], strict=True)
     batches = [[(np.array(x), np.array(y)) for x, y in zip(*step, strict=True)] for step in steps]
@@ -332,7 +351,7 @@ def test_averaging_after_every_update_is_data_parallel_training(results, overlap
         inputs, targets = batch
         return 2 * inputs.T @ (inputs @ weights - targets) / len(inputs)
 
-    history = data[f"{overlap} {momentum}"]
+    history = data[f"{delay} {momentum}"]
     assert len(history) == 10
     for count, (kernel,) in enumerate(history, start=1):
         expected = data_parallel(gradient, np.zeros((4, 1)), batches[:count], 0.05, momentum)

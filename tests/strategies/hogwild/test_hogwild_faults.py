@@ -42,13 +42,17 @@ TRAINS = """
 """
 
 
+# Groups wait for each other at the end of a round, so the faults have to end these waits.
+TFDIST = {"strategy": "hogwild", "sync_period": 2, "synchronization": {"outer": "nesterov", "fragments": 2}}
+
+
 @pytest.fixture
 def cluster(start, script, tmp_path, monkeypatch):
     """Starts 1 chief, 2 workers and 1 ps under Hogwild, and waits until they train."""
     monkeypatch.chdir(tmp_path)
     program, environments = script(TRAINS), configs(chief=1, worker=2, ps=1)
     for environment in environments.values():
-        config = json.loads(environment["TF_CONFIG"]) | {"tfdist": {"strategy": "hogwild", "sync_period": 2}}
+        config = json.loads(environment["TF_CONFIG"]) | {"tfdist": TFDIST}
         environment["TF_CONFIG"] = json.dumps(config)
     jobs = {task: start(program, environment=env) for task, env in environments.items()}
     jobs["chief", 0].wait_for("change 1: 2 training")

@@ -1,5 +1,9 @@
 """Each outer optimizer, as a pure function on tensors, computes what the models in periodic_oracles.py compute."""
 
+import concurrent.futures
+import dataclasses
+import time
+
 import numpy as np
 import periodic_oracles as oracles
 import pytest
@@ -30,7 +34,7 @@ ORDER = [0, 1, 2, 2, 0, 1, 1, 0, 2, 0, 1, 2]
 def control(group=0, weight=1 / GROUPS, live=GROUPS):
     numbers = (tf.constant(value, tf.float64) for value in (weight, RATE, BETA))
     weight, rate, momentum = numbers
-    return Control(tf.constant(group), weight, tf.constant(live), tf.constant(0, tf.int64), rate, momentum)
+    return Control(tf.constant(group), weight, tf.constant(live), tf.constant(0, tf.int64), rate, momentum, tf.constant(0.0))
 
 
 class Simulation:
@@ -159,7 +163,7 @@ def applied(shard, pushes):
     apply = tf.function(lambda push, numbers: shard.apply(push, Control.of(numbers)), autograph=False)
     replies = []
     for number, push in enumerate(pushes):
-        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA], tf.float64)
+        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA, 0.0], tf.float64)
         replies.append([value.numpy() for value in apply(tf.constant(push, tf.float32), numbers)])
     return replies
 
@@ -187,6 +191,50 @@ def test_only_updates_that_read_what_others_write_hold_a_lock():
     optimizers = {name: make(Synchronization(outer=name), GROUPS) for name, make in OUTER_OPTIMIZERS.items()}
     without = {name for name, optimizer in optimizers.items() if shard_of(optimizer).lock is None}
     assert without == {"average", "sum"}
+
+
+class Waiting:
+    """Groups that push to a shard and wait for the end of the round, as a worker makes a ps do it."""
+
+    def __init__(self, grace):
+        self.shard, self.grace = shard_of(Nesterov(GROUPS)), grace
+        self.function = tf.function(self._push, autograph=False).get_concrete_function(
+            tf.TensorSpec([SIZE]), tf.TensorSpec([], tf.int64), Control.SPEC
+        )
+
+    def _push(self, push, wanted, numbers):
+        control = dataclasses.replace(Control.of(numbers), wanted=wanted)
+        _, round_ = self.shard.apply(push, control)
+        return self.shard.await_round(round_, control)
+
+    def push(self, group, wanted):
+        """Returns parameters, round, and whether the push is included, and how many seconds it took."""
+        begin = time.monotonic()
+        numbers = tf.constant([group, 1 / GROUPS, GROUPS, 0, 1.0, 0.0, self.grace], tf.float64)
+        parameters, round_ = self.function(tf.fill([SIZE], 3.0), tf.constant(wanted, tf.int64), numbers)
+        return parameters.numpy()[0], *round_.numpy(), time.monotonic() - begin
+
+
+def test_a_push_waits_on_the_ps_until_its_round_has_ended():
+    waiting = Waiting(grace=60.0)
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        first, second = (pool.submit(waiting.push, group, 1) for group in (0, 1))
+        time.sleep(0.3)
+        assert not first.done() and not second.done()
+        last = waiting.push(2, 1)
+        ends = first.result(10), second.result(10), last
+    assert [end[:3] for end in ends] == [(3.0, 1, 1)] * 3
+    assert ends[0][3] >= 0.3
+
+
+def test_a_push_ends_its_round_after_the_grace_time_and_a_late_one_does_not_wait():
+    waiting = Waiting(grace=0.5)
+    parameters, complete, includes, seconds = waiting.push(0, 1)
+    assert (parameters, complete, includes) == (1.0, 1, 1) and 0.5 <= seconds < 2
+    parameters, complete, includes, seconds = waiting.push(1, 1)
+    assert (parameters, complete, includes) == (1.0, 1, 0) and seconds < 0.4
+    parameters, complete, includes, seconds = waiting.push(1, 2)  # Group 2 is absent; group 0 is missing.
+    assert (parameters, complete, includes) == (3.0, 2, 1) and 0.5 <= seconds < 2
 
 
 def test_a_new_outer_optimizer_is_one_class():

@@ -1,90 +1,302 @@
-"""Groups wait for each other within a limit."""
+"""The invariants of rounds with a delay, on the pure functions that a ps and a group run, and in a cluster."""
 
+import itertools
 import json
-import threading
-import time
+import random
 
 import numpy as np
 import periodic_oracles as oracles
 import pytest
+from rounds_in_numpy import Fragment, Replica
 from support_paths import PROGRAMS
 
-from tfdist.strategies.hogwild.rounds import FIRST_SECONDS, PERIODS, Rounds
+from tfdist.strategies.hogwild import rounds
+
+GROUPS, SIZE, PERIOD = 4, 3, 8
+TARGETS = np.random.default_rng(1).normal(size=(GROUPS, 12 * PERIOD, SIZE))
 
 
-def pushed(rounds, groups, live, pause=0.0):
-    """Lets groups push in threads, one every `pause` seconds. Returns by group (round of several complete, seconds waited)."""
-    found = {}
+def trained(
+    gradient, delay, *, groups=GROUPS, steps=10 * PERIOD, fragments=1, outer_rate=1.0, outer_momentum=0.0, rate=0.1, check=None
+):
+    """Trains replicas in rounds, each fragment with its offset in the period. Returns the global parameters with all progress.
 
-    def push(group):
-        begin = time.monotonic()
-        is_complete = rounds.wait("block", group, live)
-        found[group] = is_complete, time.monotonic() - begin
-
-    threads = [threading.Thread(target=push, args=(group,)) for group in groups]
-    for thread in threads:
-        thread.start()
-        time.sleep(pause)
-    for thread in threads:
-        thread.join(20)
-    return found
-
-
-def test_groups_wait_for_the_last_of_the_round_which_does_not_wait():
-    found = pushed(Rounds(), [0, 1, 2], [0, 1, 2], pause=0.2)
-    assert [found[group][0] for group in (0, 1, 2)] == [True] * 3
-    assert 0.35 < found[0][1] < FIRST_SECONDS
-    assert found[2][1] < 0.2
-
-
-def test_a_group_waits_for_a_slow_one_for_a_few_of_its_own_periods_at_most():
-    rounds = Rounds()
-    pushed(rounds, [0, 1], [0, 1])
-    time.sleep(0.2)
-    found = pushed(rounds, [0], [0, 1])
-    assert found[0][0] is False
-    assert 0.2 * PERIODS <= found[0][1] < 0.2 * PERIODS + 1.0
-    # The push of group 0 still counts, so group 1 completes the round at once.
-    late = pushed(rounds, [1], [0, 1])
-    assert late[1][0] is True and late[1][1] < 0.2
-
-
-def test_no_group_waits_for_one_that_is_gone():
-    rounds = Rounds()
-    pushed(rounds, [0, 1, 2], [0, 1, 2])
-    time.sleep(0.3)
-    found = pushed(rounds, [0, 1], [0, 1], pause=0.2)
-    assert (found[0][0], found[1][0]) == (True, True)
+    Args:
+        gradient: (replica, group, step) -> gradient.
+        check: called before each step with the step, all replicas by fragment, and the values of all groups.
+    """
+    values = np.zeros((groups, SIZE))
+    parts = np.array_split(np.arange(SIZE), fragments)
+    shared = [Fragment(np.zeros(len(part)), groups, outer_rate, outer_momentum) for part in parts]
+    views = [slice(part[0], part[-1] + 1) for part in parts]
+    replicas = [[Replica(one, g, values[g, view]) for g in range(groups)] for one, view in zip(shared, views, strict=True)]
+    for step in range(steps):
+        for members, offset in zip(replicas, rounds.offsets(PERIOD, fragments), strict=True):
+            since = (step - offset) % PERIOD
+            if since == 0 and step > offset:
+                for replica in members:
+                    replica.push()
+            if since == delay and step > offset + delay:
+                assert not any(replica.must_wait() for replica in members)
+                before = values.mean(axis=0)
+                for replica in members:
+                    replica.pull()
+                if check:
+                    check(before, values)
+        for group in range(groups):
+            values[group] -= rate * gradient(values[group], group, step)
+    for members, one in zip(replicas, shared, strict=True):
+        for replica in members:
+            if replica.complete < one.round.complete:
+                replica.pull()
+        for replica in members:
+            replica.push(live=groups + 1, weight=1 / groups)
+        one.settle()
+    return np.concatenate([one.parameters for one in shared])
 
 
-def test_a_group_that_is_alone_has_completed_its_round_itself():
-    assert pushed(Rounds(), [0], [0])[0][0] is False
+def quadratic(replica, group, step):
+    return replica - TARGETS[group, step]
 
 
-def test_a_restarted_round_ends_all_waits():
-    rounds = Rounds()
-    timer = threading.Timer(0.2, rounds.restart, ["block"])
-    timer.start()
-    found = pushed(rounds, [0], [0, 1])
-    timer.join()
-    assert found[0][0] is True and found[0][1] < FIRST_SECONDS
+@pytest.mark.parametrize(("outer_rate", "momentum"), [(1.0, 0.0), (0.7, 0.9)])
+def test_without_delay_rounds_are_local_sgd_and_diloco(outer_rate, momentum):
+    steps = 10 * PERIOD
+    outer = oracles.Nesterov(np.zeros(SIZE), outer_rate, momentum)
+    batches = [list(TARGETS[:, step]) for step in range(steps)]
+    expected = oracles.local_sgd(lambda w, target: w - target, np.zeros(SIZE), batches, 0.1, PERIOD, outer=outer)
+    found = trained(quadratic, 0, outer_rate=outer_rate, outer_momentum=momentum)
+    np.testing.assert_allclose(found, expected, rtol=1e-14, atol=1e-15)  # A pull adds a difference, which rounds once more.
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_a_pull_of_average_leaves_the_mean_of_the_replicas(delay, fragments):
+    pulls = []
+
+    def check(before, values):
+        pulls.append(1)
+        np.testing.assert_allclose(values.mean(axis=0), before, atol=1e-12)
+
+    trained(quadratic, delay, fragments=fragments, check=check)
+    assert len(pulls) >= 9
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_with_a_constant_gradient_no_delay_changes_the_result(fragments):
+    results = [trained(lambda *_: np.arange(1.0, 4.0), delay, fragments=fragments) for delay in range(PERIOD // 4)]
+    np.testing.assert_allclose(results, [[-8.0, -16.0, -24.0]] * len(results), rtol=1e-12)
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_equal_groups_train_like_one(delay):
+    options = {"outer_rate": 0.7, "outer_momentum": 0.8, "fragments": 3}
+    one, four = (trained(lambda w, _, step: w - TARGETS[0, step], delay, groups=groups, **options) for groups in (1, 4))
+    np.testing.assert_allclose(four, one, rtol=1e-12)
+
+
+def any_order(seed, momentum=0.0, wait=0.7):
+    """Lets groups of very different speed act in a random order. Some wait for the end of a round, some end it themselves.
+
+    Returns the fragment after a collection, the sum of all local changes over the number of groups, and all replies by round.
+    """
+    chance, numbers = random.Random(seed), np.random.default_rng(seed)
+    fragment, values, made = Fragment(np.zeros(SIZE), GROUPS, 1.0, momentum), np.zeros((GROUPS, SIZE)), np.zeros(SIZE)
+    replicas = [Replica(fragment, group, values[group]) for group in range(GROUPS)]
+    pending = [False] * GROUPS
+    replies = []
+
+    def pull(group):
+        replicas[group].pull()
+        pending[group] = False
+        replies.append((int(fragment.round.complete), fragment.parameters))
+
+    for _ in range(400):
+        group = chance.choices(range(GROUPS), weights=[1, 2, 4, 8])[0]
+        change = numbers.normal(size=SIZE)
+        values[group] += change
+        made += change
+        if not pending[group]:
+            replicas[group].push()
+            pending[group] = True
+        elif not replicas[group].must_wait():
+            pull(group)
+        elif chance.random() > wait:
+            fragment.expire(replicas[group].wanted)
+            pull(group)
+    for group in range(GROUPS):
+        if pending[group]:
+            pull(group)
+        replicas[group].push(live=GROUPS + 1, weight=1 / GROUPS)
+    fragment.settle()
+    return fragment, made / GROUPS, replies
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_change_enters_the_global_parameters_exactly_once(seed):
+    fragment, made, _ = any_order(seed)
+    np.testing.assert_allclose(fragment.parameters, made, atol=1e-10)
+    assert np.abs(fragment.total).max() == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_all_groups_get_the_same_parameters_of_a_round(seed):
+    fragment, _, replies = any_order(seed, momentum=0.5)
+    assert len(replies) > 50
+    for number, parameters in replies:
+        np.testing.assert_array_equal(parameters, fragment.history[number])
+
+
+def fragment_after(*pushes):
+    """A fragment after pushes of (group, round)."""
+    fragment = Fragment(np.zeros(1), GROUPS)
+    for group, wanted in pushes:
+        fragment.push(group, np.ones(1), wanted)
+    return fragment
+
+
+def test_a_round_ends_with_the_last_group_or_with_the_grace_time_and_no_later():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    assert fragment.round.complete == 0
+    fragment.push(3, np.ones(1), 1)
+    assert fragment.round.complete == 1 and fragment.parameters == 1
+    fragment.push(0, np.ones(1), 2)
+    fragment.expire(2)
+    assert fragment.round.complete == 2 and fragment.parameters == 1.25
+    fragment.expire(2)  # Another group whose grace time is over at the same moment.
+    assert fragment.round.complete == 2
+    assert list(fragment.round.absent) == [0, 1, 1, 1]
+
+
+def test_a_round_that_nobody_has_pushed_to_does_not_end():
+    fragment = fragment_after()
+    fragment.expire(1)
+    fragment.settle()
+    assert fragment.round.complete == 0 and list(fragment.round.absent) == [0] * GROUPS
+
+
+def test_a_late_push_counts_in_the_next_round_which_waits_for_its_group():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    fragment.expire(1)
+    fragment.push(3, np.full(1, 5.0), 1)  # Late by one round.
+    assert list(fragment.round.absent) == [0] * GROUPS
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 2)
+    assert fragment.round.complete == 1  # The push of group 3 to this round is still missing.
+    fragment.push(3, np.ones(1), 2)
+    assert fragment.round.complete == 2 and fragment.parameters == (3 + 5 + 4) / 4
+
+
+def test_no_round_waits_for_a_group_that_is_late_by_several_rounds():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    fragment.expire(1)
+    for wanted in (2, 3):  # Nobody waits for group 3 any more.
+        for group in (0, 1, 2):
+            fragment.push(group, np.ones(1), wanted)
+        assert fragment.round.complete == wanted
+    fragment.push(3, np.ones(1), 1)
+    assert list(fragment.round.absent) == [0, 0, 0, 1]
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 4)
+    assert fragment.round.complete == 4 and fragment.parameters == (4 * 3 + 1) / 4
+    fragment.push(3, np.ones(1), 5)  # In time again, so the round waits for it, and the next ones do.
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 5)
+    assert fragment.round.complete == 5 and list(fragment.round.absent) == [0] * GROUPS
+
+
+def test_the_chief_lowers_the_number_of_groups_that_a_round_waits_for():
+    fragment = Fragment(np.zeros(1), GROUPS)
+    for group in (0, 2):
+        fragment.push(group, np.ones(1), 1, live=2)
+    assert fragment.round.complete == 1 and fragment.parameters == 1
+
+
+def test_a_flush_ends_no_round():
+    fragment = Fragment(np.zeros(1), GROUPS)
+    for group in range(GROUPS):
+        fragment.push(group, np.ones(1), 1, weight=0.25, live=2**30)
+    assert fragment.round.complete == 0
+    fragment.settle()
+    assert fragment.round.complete == 1 and fragment.parameters == 1
+
+
+def test_the_mean_of_momentum_buffers_decays_as_they_do():
+    """Buffers that take over their mean late are as if they had taken it at the push, and had then been updated."""
+    at_push, gradient = np.array([1.0, 5.0]), np.array([0.3, -0.2])
+    late, early = at_push, np.full(2, at_push.mean())
+    for _ in range(3):
+        late, early = 0.9 * late + gradient, 0.9 * early + gradient
+    np.testing.assert_allclose(rounds.momentum_after(late, at_push.mean(), at_push, 0.9, 3), early, rtol=1e-12)
+
+
+def test_fragments_take_turns_in_a_period():
+    assert rounds.offsets(16, 4) == [0, 4, 8, 12]
+    assert [offset for offset, _ in itertools.pairwise(rounds.offsets(6, 3))] == [0, 2]
+
+
+def test_a_push_without_progress_is_in_no_round():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    fragment.push(3, np.zeros(1), 1, weight=0.25, live=-GROUPS)
+    assert fragment.round.complete == 0
+    fragment.push(3, np.ones(1), 1)
+    assert fragment.round.complete == 1 and fragment.parameters == 1
+
+
+GIVEN = {
+    "groups": 3,
+    "period": 4,
+    "updates": 8,
+    "epochs": 2,
+    "rate": 0.05,
+    "momentum": 0.5,
+    "outer_rate": 0.7,
+    "outer_momentum": 0.8,
+}
+
+
+def one_group(x, y, delay, fragments):
+    """The weights after training by one group, which all groups with equal batches equal. An epoch ends with a collection."""
+    x = np.hstack([x, np.ones((len(x), 1))])
+    values, velocity = np.zeros(4), np.zeros(4)
+    parts = [slice(0, 4)] if fragments == 1 else [slice(0, 3), slice(3, 4)]  # The kernel, the bias.
+    shared = [Fragment(np.zeros(4)[part], 1, GIVEN["outer_rate"], GIVEN["outer_momentum"]) for part in parts]
+    replicas = [Replica(one, 0, values[part]) for one, part in zip(shared, parts, strict=True)]
+    for _ in range(GIVEN["epochs"]):
+        for step in range(GIVEN["updates"]):
+            for replica, offset in zip(replicas, rounds.offsets(GIVEN["period"], fragments), strict=True):
+                since = (step - offset) % GIVEN["period"]
+                if since == 0 and step:
+                    replica.push()
+                if since == delay and step > delay:
+                    replica.pull()
+            velocity = GIVEN["momentum"] * velocity - GIVEN["rate"] * 2 / len(y) * x.T @ (x @ values - y)
+            values += velocity
+        for replica in replicas:
+            replica.push()
+            replica.start()
+    return values
 
 
 @pytest.mark.cluster
-def test_groups_that_wait_train_as_synchronous_diloco(start, tmp_path):
+@pytest.mark.parametrize(("delay", "fragments"), [(0, 1), (1, 2)])
+def test_groups_that_wait_train_as_synchronous_diloco(start, tmp_path, delay, fragments):
     generator = np.random.default_rng(3)
     x, y = generator.normal(size=(16, 3)), generator.normal(size=16)
-    given = {"groups": 3, "period": 4, "updates": 16, "rate": 0.05, "momentum": 0.5, "outer_rate": 0.7, "outer_momentum": 0.8}
     file = tmp_path / "weights.json"
-    program = str(PROGRAMS / "hogwild_rounds.py")
-    job = start(program, json.dumps({**given, "x": x.tolist(), "y": y.tolist(), "file": str(file)}))
+    options = {"delay": delay, "fragments": fragments, "x": x.tolist(), "y": y.tolist(), "file": str(file)}
+    job = start(str(PROGRAMS / "hogwild_rounds.py"), json.dumps(GIVEN | options))
     assert job.wait(200) == 0, job.output
 
     def gradient(weights, batch):
-        return 2 / len(y) * x.T @ (x @ weights - y)
+        return 2 / len(y) * ones.T @ (ones @ weights - y)
 
-    # All batches are equal, so only the number of batches of each group between two rounds matters.
-    batches = [[None] * given["groups"]] * given["updates"]
-    outer = oracles.Nesterov(np.zeros(3), given["outer_rate"], given["outer_momentum"])
-    expected = oracles.local_sgd(gradient, np.zeros(3), batches, given["rate"], given["period"], given["momentum"], outer)
+    expected = one_group(x, y, delay, fragments)
+    if not delay:
+        # All batches are equal, so only the number of batches of each group between two rounds matters.
+        ones = np.hstack([x, np.ones((len(x), 1))])
+        batches = [[None] * GIVEN["groups"]] * (GIVEN["updates"] * GIVEN["epochs"])
+        outer = oracles.Nesterov(np.zeros(4), GIVEN["outer_rate"], GIVEN["outer_momentum"])
+        diloco = oracles.local_sgd(gradient, np.zeros(4), batches, GIVEN["rate"], GIVEN["period"], GIVEN["momentum"], outer)
+        assert expected == pytest.approx(diloco, rel=1e-9)
     assert json.loads(file.read_text()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5), job.output

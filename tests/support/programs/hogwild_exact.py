@@ -29,8 +29,11 @@ from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import Kind
 
 
-def begin(strategy, groups, period=1, servers=((0, 1),), **options):
+def begin(strategy, groups, period=1, servers=((0, 1),), grace=0.0, shard_bytes=4, **options):
     """Gives `strategy` new options and new local replicas, on its first `groups` groups, with these ps in server groups.
+
+    Groups wait `grace` seconds for a round. By default none waits, because events follow one after the other. Each ps has
+    several shards of at least `shard_bytes`, as it has of models of megabytes.
 
     Returns the membership of the groups.
     """
@@ -39,7 +42,9 @@ def begin(strategy, groups, period=1, servers=((0, 1),), **options):
     strategy.steps_per_synchronization = period // strategy.synchronization.fragments
     membership = strategy.membership = strategy.executions._membership = Membership(strategy.worker_groups)
     strategy.local_replicas = LocalReplicas(strategy, membership)
+    tfdist.strategies.hogwild.global_parameters.SHARD_BYTES = shard_bytes
     strategy.local_replicas.in_flight = lambda: 0
+    strategy.local_replicas.grace.seconds = lambda group: grace
     for group in range(groups, len(strategy.worker_groups)):
         membership.lose(group)
     return membership
@@ -236,8 +241,8 @@ def data_parallel(strategy):
         "targets": [[t.tolist() for t in s] for s in targets],
     }
 
-    for overlap, momentum in ((True, 0.0), (False, 0.9)):
-        begin(strategy, 3, overlap=overlap)
+    for delay, momentum in ((1, 0.0), (0, 0.9)):
+        begin(strategy, 3, delay=delay)
 
         def make(momentum=momentum):
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
@@ -245,7 +250,7 @@ def data_parallel(strategy):
             return model
 
         trained = Trained(strategy, make, (batches[0][0], targets[0][0]))
-        results[f"{overlap} {momentum}"] = history = []
+        results[f"{delay} {momentum}"] = history = []
         for step, wanted in zip(batches, targets, strict=True):
             for group in range(3):
                 trained.steps(group, (step[group], wanted[group]))
@@ -308,7 +313,7 @@ def several_periods(strategy):
     turns = [(0, 3), (1, 2), (2, 3), (0, 2), (1, 3)]  # Groups, and how many periods they make.
 
     def parameters(options, at_once):
-        begin(strategy, 3, period=2, **options)
+        begin(strategy, 3, period=2, shard_bytes=16, **options)
         trained = Trained(strategy, upwards, batch)
         history = []
         for group, periods in turns:
@@ -317,14 +322,14 @@ def several_periods(strategy):
             history.append(trained.parameters())
         return [*history, trained.collect()]
 
-    ways = [{"outer": "delayed_nesterov"}, {"compression": "int8"}]
+    ways = [{"outer": "delayed_nesterov"}, {"outer": "nesterov", "delay": 0}, {"compression": "int8", "delay": 2}]
     return [[parameters(options, at_once) for at_once in (True, False)] for options in ways]
 
 
 def replies_between_steps(strategy):
-    """Two groups. Each step subtracts a tenth of the first group's replica. A reply arrives after some of its steps.
+    """Two groups. Each step subtracts a tenth of the first group's replica, which pulls after some of its steps.
 
-    Returns the replica of the first group at the end of that period, for each number of steps before the reply.
+    Returns for each delay the replica of the first group at the end of that period, and whether it waited for a late reply.
     """
     gate = Gate(strategy)
 
@@ -339,8 +344,8 @@ def replies_between_steps(strategy):
 
     batch, other = ((np.full((1, 1), value, "float32"), np.ones((1, 1), "float32")) for value in (1, 2))
 
-    def with_reply_after(steps_before):
-        begin(strategy, 2, period=4, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
+    def with_delay(delay):
+        begin(strategy, 2, period=4, delay=delay, outer="delayed_nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
         trained = Trained(strategy, make, batch)
         for group, data in ((0, batch), (1, other), (1, other)):
             gate.let(group, 4)
@@ -352,19 +357,70 @@ def replies_between_steps(strategy):
             return block.variables[0].replica.read(leader).numpy().item()
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            gate.let(0, 4)
             with HeldParameters(block):
-                wanted = weight() * 0.9**steps_before
+                wanted = weight() * 0.9**delay
                 call = pool.submit(called_beside, trained.steps, 0, *[batch] * 4)
-                gate.let(0, steps_before)
-                if steps_before < 4:
-                    gate.wait_until_next_waits(0)
                 wait_for(lambda: abs(weight() - wanted) < 1e-6)
-            wait_for(lambda: bool(block.has_reply.read(leader).numpy()))
-            gate.let(0, 4 - steps_before)
+                time.sleep(0.1)  # Without a wait it would make the other steps.
+                waited = abs(weight() - wanted) < 1e-6
             call.result(LIMIT)
-        return weight()
+        late = weight()
+        gate.let(0, 4)
+        trained.steps(0, *[batch] * 4)  # The reply arrives before the delay is over, and the group still pulls after the delay.
+        return late, waited, weight()
 
-    return [with_reply_after(steps_before) for steps_before in range(5)]
+    return [with_delay(delay) for delay in range(5)]
+
+
+def rounds_in_threads(strategy):
+    """Three groups, whose every step adds 1, in rounds with a delay of 2 of 4 steps. One group is late, then missing.
+
+    Returns what the test of the same name compares.
+    """
+    options = {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0}
+    begin(strategy, 3, period=4, delay=2, grace=LIMIT, shard_bytes=16, **options)
+    batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
+    trained = Trained(strategy, upwards, batch)
+    call = trained.model.train_function._steps._calls.prepare([tf.nest.map_structure(tf.constant, batch)] * 4)
+    (block,) = [block for block in strategy.local_replicas.blocks if block.kind is Kind.SYNCHRONIZED]
+
+    def run(group):
+        begun = time.monotonic()
+        with tf.device(strategy.worker_groups[group].devices[0]):
+            call(group, 0)
+            weight(group)
+        return time.monotonic() - begun
+
+    def weight(group):
+        leader = strategy.worker_groups[group].devices[0]
+        return block.variables[0].replica.read(leader).numpy()[0].item()
+
+    results = {}
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+
+        def start(*groups):
+            return [pool.submit(called_beside, run, group) for group in groups]
+
+        def seconds(calls):
+            return [each.result(LIMIT) for each in calls]
+
+        seconds(start(0, 1, 2))
+        calls = start(0, 1)
+        wait_for(lambda: weight(0) == weight(1) == 6)
+        time.sleep(0.3)
+        results["at the pull"] = [weight(0), weight(1)]
+        seconds(calls + start(2))
+        results["after a round"] = [weight(group) for group in range(3)]
+        results["global"] = block.fetch()[0].item()
+        strategy.local_replicas.grace.seconds = lambda group: 1.0
+        results["with a missing group"] = seconds(start(0, 1))
+        strategy.local_replicas.grace.seconds = lambda group: LIMIT
+        results["with an absent group"] = seconds(start(0, 1))
+        results["late"] = seconds(start(2))
+        results["replies"] = [block.last_rounds.read(group.devices[0]).numpy().tolist() for group in strategy.worker_groups]
+    results["collected"] = trained.collect()
+    return results
 
 
 def what_steps_wait_for(strategy):
@@ -377,12 +433,12 @@ def what_steps_wait_for(strategy):
         return model
 
     def counted(options):
-        begin(strategy, 3, period=4, **options)
+        begin(strategy, 3, period=4, shard_bytes=16, **options)
         trained = Trained(strategy, make, batch)
         trained.steps(0, *[batch] * 4)
         graphs = [call.args[0][0].graph for call in trained.model.train_function._steps._calls._function._traced.values()]
         (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
-        (loop,) = [op for op in graph.get_operations() if "While" in op.type]
+        (loop,) = [op for op in graph.get_operations() if "While" in op.type and "job:ps" not in op.device]
         waited_for, new = set(), [loop]
         while new:
             op = new.pop()
@@ -392,7 +448,7 @@ def what_steps_wait_for(strategy):
         on_ps = {op for op in graph.get_operations() if "job:ps" in op.device}
         return len(on_ps), sorted(op.name for op in on_ps & waited_for)
 
-    optimizers = [{"outer": outer, "overlap": True} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")]
+    optimizers = [{"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")]
     return [counted(options) for options in (*optimizers, {"compression": "int8"})]
 
 
@@ -512,7 +568,6 @@ def alone_and_late(strategy):
 
 def main(cases_file, results_file):
     """Runs all cases, with several shards on each ps, as models of megabytes have them."""
-    tfdist.strategies.hogwild.global_parameters.SHARD_BYTES = 4
     with open(cases_file) as file:
         cases = json.load(file)
     strategy = tfdist.strategy()

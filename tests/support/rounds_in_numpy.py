@@ -1,0 +1,85 @@
+"""Rounds in numpy: one fragment of the global parameters, and the groups that train it, without a cluster.
+
+They apply the functions of strategies/hogwild/rounds.py, as a ps and a worker do in TensorFlow.
+"""
+
+import numpy as np
+
+from tfdist.strategies.hogwild import rounds
+from tfdist.strategies.hogwild.rounds import Round
+
+
+class Fragment:
+    """A fragment of the global parameters on a ps.
+
+    Attributes:
+        parameters: the values.
+        history: the values at the end of each round, by its number.
+    """
+
+    def __init__(self, start, groups, rate=1.0, momentum=0.0):
+        self.parameters = np.array(start)
+        self.momentum, self.total = np.zeros_like(self.parameters), np.zeros_like(self.parameters)
+        self.rate, self.beta, self.groups = rate, momentum, groups
+        self.round = Round(np.zeros(groups, int), np.zeros(groups, int), 0)
+        self.history = {0: self.parameters}
+
+    def push(self, group, progress, wanted, weight=None, live=None):
+        """Takes a push. Returns the number of rounds that had ended before."""
+        before, live = self.round.complete, self.groups if live is None else live
+        self.total = self.total + (1 / live if weight is None else weight) * progress
+        self._step(rounds.arrive(self.round, np.eye(self.groups, dtype=int)[group], wanted, live, np))
+        return before
+
+    def expire(self, wanted):
+        """Ends the round for a group that has waited for the grace time."""
+        self._step(rounds.expire(self.round, wanted, np))
+
+    def settle(self):
+        """Ends the round because all groups have flushed."""
+        self._step(rounds.settle(self.round, np))
+
+    def _step(self, after):
+        self.round, ends = after
+        if ends:
+            increment, self.momentum = rounds.nesterov(self.total, self.momentum, self.rate, self.beta)
+            self.parameters, self.total = self.parameters + increment, np.zeros_like(self.total)
+            self.history[int(self.round.complete)] = self.parameters
+
+
+class Replica:
+    """A group's local replica of a fragment.
+
+    Args:
+        fragment: the fragment.
+        group: number of the group.
+        values: the values of the replica, changed in place.
+    """
+
+    def __init__(self, fragment, group, values):
+        self.fragment, self.group, self.values = fragment, group, values
+        self.start()
+
+    def start(self):
+        """Starts from the global parameters."""
+        self.complete = self.fragment.round.complete
+        self.values[...] = self.baseline = self.fragment.parameters
+
+    def push(self, **options):
+        """Pushes the progress."""
+        self.at_push = self.values.copy()
+        self.pushed = self.at_push - self.baseline
+        self.wanted = self.complete + 1
+        self.before = self.fragment.push(self.group, self.pushed, self.wanted, **options)
+
+    def must_wait(self):
+        """Returns whether the round of the last push has not ended yet."""
+        return self.fragment.round.complete < self.wanted
+
+    def pull(self):
+        """Takes over what the ps has."""
+        now = self.fragment.round.complete
+        parameters, includes, is_new = self.fragment.parameters, now > self.before, now > self.complete
+        self.baseline = rounds.baseline(parameters, self.baseline, self.pushed, includes, is_new, np)
+        self.values += self.baseline - self.at_push
+        self.complete = now
