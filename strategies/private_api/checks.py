@@ -3,28 +3,55 @@
 import dis
 import importlib
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-TRIED = {"tensorflow": "2.21.0", "keras": "3.15.1"}
-"""The versions with which tfdist has been tested."""
+from tfdist.errors import UnsupportedVersionError
+
+TESTED = {"tensorflow": ((2, 18), (2, 21)), "keras": ((3, 10), (3, 15))}
+"""The oldest and the newest minor version with which tfdist has been tested. setup.cfg states the same."""
 
 INSTALLED = {"tensorflow": tf.__version__, "keras": keras.__version__}
 
 
-class UnsupportedVersionError(RuntimeError):
-    """The installed TensorFlow or Keras lacks a private name that tfdist builds on, or has another under this name."""
+def need_tested_or_newer() -> None:
+    """Checks that no package is older than the oldest version in `TESTED`.
+
+    Raises:
+        UnsupportedVersionError: if one is.
+    """
+    for package, (oldest, _) in TESTED.items():
+        if _minor(INSTALLED[package]) < oldest:
+            raise _unsupported(package, "is too old")
 
 
-def need(module: str, *path: str) -> Any:
+def newer_than_tested() -> list[str]:
+    """Returns a warning for each package that is newer than the newest version in `TESTED`."""
+    return [
+        f"{package} {INSTALLED[package]} has all names that tfdist needs, but is newer than the versions that tfdist has been "
+        f"tested with, {_range(package)}"
+        for package, (_, newest) in TESTED.items()
+        if _minor(INSTALLED[package]) > newest
+    ]
+
+
+def need(module: str, *path: str, since: str | None = None) -> Any:
     """Imports `module` and returns the attribute at `path` in it.
+
+    Args:
+        module: the full name of a module.
+        path: names of attributes.
+        since: the first minor version of the package that has it. In an older one the result is None.
 
     Raises:
         UnsupportedVersionError: if the module or the attribute does not exist.
     """
+    if _is_before(module, since):
+        return None
     try:
         found: Any = importlib.import_module(module)
         for name in path:
@@ -34,7 +61,7 @@ def need(module: str, *path: str) -> Any:
     return found
 
 
-def need_function(owner: Any, name: str, parameters: str | None, use: str) -> Any:
+def need_function(owner: Any, name: str, parameters: str | None, use: str, *, since: str | None = None) -> Any:
     """Returns the plain function, method or property getter `name` of `owner`.
 
     Args:
@@ -42,10 +69,13 @@ def need_function(owner: Any, name: str, parameters: str | None, use: str) -> An
         name: the attribute; a class may inherit it.
         parameters: the names of its parameters, separated by commas, `self` included; None for any.
         use: what tfdist does with it, for the error message: "replaces", "overrides".
+        since: the first minor version of the package that has it. In an older one the result is None.
 
     Raises:
         UnsupportedVersionError: if `owner` has no such function, or one with other parameters.
     """
+    if _is_before(getattr(owner, "__module__", owner.__name__), since):
+        return None
     full_name = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
     module = getattr(owner, "__module__", owner.__name__)
     found = plain_function(inspect.getattr_static(owner, name, None))
@@ -82,10 +112,26 @@ def parameters_of(function: Callable[..., Any]) -> str:
     return ", ".join(inspect.signature(function).parameters)
 
 
+def _minor(version: str) -> tuple[int, ...]:
+    """Returns the first two numbers of a version: (2, 21) of "2.21.0rc1"."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _is_before(module: str, since: str | None) -> bool:
+    return since is not None and _minor(INSTALLED[module.partition(".")[0]]) < _minor(since)
+
+
+def _range(package: str) -> str:
+    return " to ".join(".".join(map(str, minor)) for minor in TESTED[package])
+
+
 def _unsupported(module: str, found: str) -> UnsupportedVersionError:
     package = module.partition(".")[0]
-    tried = TRIED.get(package, "another version")
+    (first, oldest), (last, newest) = TESTED[package]
     return UnsupportedVersionError(
-        f"{package} {INSTALLED.get(package, '')} {found}; tfdist has been tested with {package} {tried}: "
-        f"pip install '{package}=={tried}'"
+        f"{package} {INSTALLED[package]} {found}; tfdist has been tested with {package} {_range(package)}: "
+        f"pip install '{package}>={first}.{oldest},<{last}.{newest + 1}'"
     )
+
+
+need_tested_or_newer()
