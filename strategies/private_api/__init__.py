@@ -2,7 +2,7 @@
 
 Another version of TensorFlow or Keras either has the same names, or importing this package raises `UnsupportedVersionError`:
 nothing fails later and silently. Names that only later versions have are marked with `since`; the other rooms do not ask for
-versions. The package imports nothing else of tfdist than the error. Start with this file, the names. `patches.py` lists what
+versions. The package imports the room `versions` below it. Start with this file, the names. `patches.py` lists what
 tfdist replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py` has the
 versions that tfdist has been tested with.
 """

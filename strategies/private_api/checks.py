@@ -3,40 +3,11 @@
 import dis
 import importlib
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
-import keras
-import tensorflow as tf
-
 from tfdist.errors import UnsupportedVersionError
-
-TESTED = {"tensorflow": ((2, 18), (2, 21)), "keras": ((3, 10), (3, 15))}
-"""The oldest and the newest minor version with which tfdist has been tested. setup.cfg states the same."""
-
-INSTALLED = {"tensorflow": tf.__version__, "keras": keras.__version__}
-
-
-def need_tested_or_newer() -> None:
-    """Checks that no package is older than the oldest version in `TESTED`.
-
-    Raises:
-        UnsupportedVersionError: if one is.
-    """
-    for package, (oldest, _) in TESTED.items():
-        if _minor(INSTALLED[package]) < oldest:
-            raise _unsupported(package, "is too old")
-
-
-def newer_than_tested() -> list[str]:
-    """Returns a warning for each package that is newer than the newest version in `TESTED`."""
-    return [
-        f"{package} {INSTALLED[package]} has all names that tfdist needs, but is newer than the versions that tfdist has been "
-        f"tested with, {_range(package)}"
-        for package, (_, newest) in TESTED.items()
-        if _minor(INSTALLED[package]) > newest
-    ]
+from tfdist.strategies import versions
 
 
 def need(module: str, *path: str, since: str | None = None) -> Any:
@@ -112,26 +83,13 @@ def parameters_of(function: Callable[..., Any]) -> str:
     return ", ".join(inspect.signature(function).parameters)
 
 
-def _minor(version: str) -> tuple[int, ...]:
-    """Returns the first two numbers of a version: (2, 21) of "2.21.0rc1"."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-
-
 def _is_before(module: str, since: str | None) -> bool:
-    return since is not None and _minor(INSTALLED[module.partition(".")[0]]) < _minor(since)
+    return since is not None and versions.minor(versions.INSTALLED[_package(module)]) < versions.minor(since)
 
 
-def _range(package: str) -> str:
-    return " to ".join(".".join(map(str, minor)) for minor in TESTED[package])
+def _unsupported(module: str, fault: str) -> UnsupportedVersionError:
+    return versions.unsupported(_package(module), fault)
 
 
-def _unsupported(module: str, found: str) -> UnsupportedVersionError:
-    package = module.partition(".")[0]
-    (first, oldest), (last, newest) = TESTED[package]
-    return UnsupportedVersionError(
-        f"{package} {INSTALLED[package]} {found}; tfdist has been tested with {package} {_range(package)}: "
-        f"pip install '{package}>={first}.{oldest},<{last}.{newest + 1}'"
-    )
-
-
-need_tested_or_newer()
+def _package(module: str) -> str:
+    return module.partition(".")[0]

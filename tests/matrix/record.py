@@ -26,7 +26,7 @@ def tested(report: Path) -> dict[str, Any]:
         for outcome in case:
             if outcome.tag in by_outcome:
                 name = f"{case.get('classname')}.{case.get('name')}"
-                by_outcome[outcome.tag].append(f"{name}: {(outcome.get('message') or '').splitlines()[:1]}")
+                by_outcome[outcome.tag].append(f"{name}: {(outcome.get('message') or '').partition(chr(10))[0]}")
     failed = by_outcome["failure"] + by_outcome["error"]
     return {
         "result": "FAIL" if failed or not cases else "PASS",

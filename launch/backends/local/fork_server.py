@@ -37,6 +37,7 @@ from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.job import Program
 
 PRELOAD = (
+    "tfdist.strategies.versions",  # First: it refuses versions that cannot be imported together.
     "tensorflow",
     "keras",
     "tfdist.strategies.parameter_server.strategy",
