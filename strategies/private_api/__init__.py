@@ -1,10 +1,9 @@
 """Every private name of TensorFlow and Keras that tfdist uses, with the reason. No other room imports one.
 
 Another version of TensorFlow or Keras either has the same names, or importing this package raises `UnsupportedVersionError`:
-nothing fails later and silently. Names that only later versions have are marked with `since`; the other rooms do not ask for
-versions. The package imports the room `versions` below it. Start with this file, the names. `patches.py` lists what
-tfdist replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py` has the
-versions that tfdist has been tested with.
+nothing fails later and silently. Names that only later versions have are marked with `since`; no other room asks for versions.
+Of tfdist the package imports `versions.py` and the error. Start with this file, the names. `patches.py` lists what tfdist
+replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py` has the checks.
 """
 
 from collections.abc import Callable
