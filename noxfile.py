@@ -6,9 +6,10 @@
     nox -s table                      # the results that are there
 
 Each combination gets an environment of its own in .nox/, of about 2 GB; `-R` uses those of the run before. nox skips a Python
-that it does not find in PATH; `--error-on-missing-interpreters` makes that a failure.
+that it does not find in PATH or pyenv; `--error-on-missing-interpreters` makes that a failure.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent / "tests"))
 from matrix.combinations import COMBINATIONS, RESULTS, TESTS, Combination
 
 nox.needs_version = ">=2025.2"
+if shutil.which("pyenv"):  # Its `python3.10` runs only if this variable, or a file, selects a 3.10.
+    pyenv = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True, check=True)
+    os.environ.setdefault("PYENV_VERSION", ":".join(pyenv.stdout.split()))
 PARAMETERS = [nox.param(each.python, each, id=each.name, tags=["short"] if each.short else []) for each in COMBINATIONS]
 
 
