@@ -15,25 +15,15 @@ ROOT = Path(__file__).parent.parent.parent
 RESULTS = Path(__file__).parent / "results"
 """A JSON file for each combination, of the last whole run."""
 
-_MAIN_JOB = "tests/launch/test_main_job.py::test_"
-
 TESTS = (
     "tests/dialects/test_kubernetes_write.py",
-    "tests/dialects/test_reading.py",
-    "tests/dialects/test_round_trip.py",
     "tests/dialects/test_singa.py",
-    "tests/dialects/test_tf_config.py",
-    f"{_MAIN_JOB}standard_1_trains_the_digits_and_writes_a_summary",
-    f"{_MAIN_JOB}the_example_saves_its_model_in_the_job_dir_of_the_launcher",
-    f"{_MAIN_JOB}the_same_training_on_one_worker_and_in_one_process_is_equal",
-    "tests/strategies/data_parallel/test_data_parallel.py",
-    "tests/strategies/hogwild/test_hogwild.py",
-    "tests/strategies/hogwild/test_hogwild_saving.py",
+    "tests/matrix/every_strategy.py",
     "tests/strategies/private_api",
     "tests/strategies/test_versions.py",
 )
-"""The tests that run with every combination: languages that use PyYAML and protobuf, launches, training under every strategy,
-saving and loading, private names."""
+"""The tests that run with every combination: languages that use PyYAML and protobuf, private names, and launched trainings under
+every strategy, which save and load."""
 
 
 @dataclass(frozen=True)
