@@ -30,17 +30,18 @@ history = model.fit(
     callbacks=[checkpoint],
     verbose=0,
 )
+model.save("model.keras")
+model.save_weights("model.weights.h5")
+path = tf.train.Checkpoint(model=model).save("checkpoint/saved")
 results = {
     "strategy": type(strategy).__name__,
     "replicas": strategy.num_replicas_in_sync,
     "history": history.history,
     "iterations": int(model.optimizer.iterations.numpy()),
+    # The chief writes the files. Tasks that compute together wait here for each other, and so for the files.
     "evaluate": model.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True),
     "predict": model.predict(X, batch_size=32, verbose=0).tolist(),
 }
-model.save("model.keras")
-model.save_weights("model.weights.h5")
-path = tf.train.Checkpoint(model=model).save("checkpoint/saved")
 with strategy.scope():
     loaded = keras.models.load_model("model.keras")
 results["loaded"] = loaded.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True)
