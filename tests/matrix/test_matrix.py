@@ -32,7 +32,7 @@ def test_every_combination_has_run_with_its_versions():
     for combination, result in zip(COMBINATIONS, stored_results(), strict=True):
         for package in ("python", *PACKAGES):
             assert minor(result["versions"][package]) == minor(getattr(combination, package))
-        assert result["result"] == ("refused" if combination.refused else "PASS")
+        assert result["result"] in (["refused"] if combination.refused else ["PASS", "FAIL"])
         assert result.get("message", "").startswith(combination.refused or "")
 
 
