@@ -72,7 +72,7 @@ def report(tmp_path):
 
 def test_a_result_counts_tests_and_names_those_that_failed(report):
     result = record.tested(
-        report("", '<failure message="assert 1 == 2\nmore">trace</failure>', '<skipped message="no sbatch"/>')
+        report("", '<failure message="assert 1 == 2&#10;more">trace</failure>', '<skipped message="no sbatch"/>')
     )
     assert result == {
         "result": "FAIL",
