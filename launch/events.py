@@ -129,9 +129,11 @@ class Lost:
 
     Attributes:
         reason: a sentence that says what ended, and why.
+        refused: whether no task can run with what is installed: starting again would not help.
     """
 
     reason: str
+    refused: bool = False
 
 
 Event = Exited | Output | Listening | Stopped | Ready | Lost

@@ -206,7 +206,8 @@ class Supervisor:
             self._workers.stop()
             for task in self._job.cluster.tasks:
                 self._tasks.exits.setdefault(task.name, -signal.SIGKILL)
-            self._first_failure.report(Failure(event.reason, 1, log=self._runner.log, may_pass=True))
+            failure = Failure(event.reason, 1, log=self._runner.log, may_pass=True)
+            self._first_failure.report(Failure(event.reason, 2) if event.refused else failure)
 
     def _handle_exit(self, event: Exited) -> None:
         """Plans the restart of a task that may be replaced; judges the exit of another."""

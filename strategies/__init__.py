@@ -68,7 +68,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         choice: the result of `tfdist.choice.choose`.
         start_timeout: seconds to wait for the other tasks.
     """
-    from tfdist.strategies import own_devices
+    from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.runtime import run_summary
 
@@ -76,6 +76,8 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     own_devices.take_for_training(cluster, choice.strategy)
     run_summary.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
+    for warning in versions.newer_than_tested():
+        logging.getLogger("tfdist").warning("%s", warning)
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     atomic_saving.install(strategy)
     return strategy

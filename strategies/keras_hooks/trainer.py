@@ -96,8 +96,14 @@ def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Logs
     if (hooks := hooks_of(model.distribute_strategy)) is not None:
         logs = hooks.end_epoch(model, logs)
         if logs:
-            return logs
+            return {name: _as_number(value) for name, value in logs.items()}
     return original(model, logs)
+
+
+def _as_number(value: Any) -> Any:
+    """Returns a scalar tensor as a number: `evaluate` of Keras 3.12 and earlier returns the logs as they are."""
+    is_number = isinstance(value, tf.Tensor) and value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
+    return float(value) if is_number else value
 
 
 def _reset_metrics(original: Callable[..., Any], model: Any) -> None:

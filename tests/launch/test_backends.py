@@ -9,9 +9,9 @@ import shlex
 import socket
 import subprocess
 import sys
-import tomllib
 
 import pytest
+import tomllib
 from support_paths import CHECKOUT, PROGRAMS
 
 from tfdist.launch.backends import registry

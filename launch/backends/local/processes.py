@@ -81,6 +81,8 @@ class LocalProcesses:
             return NotStarted(message["not_started"], 1, time.time(), message["reason"])
         if "stopped" in message:
             return Stopped(message["stopped"], message["pid"], message["signal"])
+        if "refused" in message:
+            return Lost(message["refused"], refused=True)
         return (
             Ready(self.plan.job.cluster)
             if "ready" in message
