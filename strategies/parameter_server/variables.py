@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.variable_base import VariableBase
+from tfdist.strategies.variable_base import VariableBase
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.private_api import (
     CachingVariable,
