@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replica_context import current
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor
+from tfdist.strategies.model_parallel.layouts import Partition
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, rows_by_part
 from tfdist.strategies.model_parallel.split_variable import SplitVariable, part_scope
 from tfdist.strategies.model_parallel.variables import column_devices
 from tfdist.strategies.private_api import MirroredExtended
@@ -18,10 +19,12 @@ class DataParallelExtended(MirroredExtended):
     """TensorFlow's extended MirroredStrategy, also a base of that of MultiWorkerMirroredStrategy.
 
     Attributes:
-        tfdist_rows: the devices of each replica of this task, if `keras.distribution` gives a replica several; None otherwise.
+        partition: the devices of each replica of this task, if `keras.distribution` gives a replica several; None otherwise.
+        has_variables: whether a variable was created.
     """
 
-    tfdist_rows: list[list[str]] | None = None
+    partition: Partition | None = None
+    has_variables = False
     _tfdist_tracing = 0
 
     @contextlib.contextmanager
@@ -52,6 +55,7 @@ class DataParallelExtended(MirroredExtended):
 
     @overrides(MirroredExtended)
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        self.has_variables = True
         devices = column_devices()
         if devices is not None:
             kwargs["colocate_with"] = _Column(devices)
@@ -98,8 +102,25 @@ def _parts_of(value: Any, variable: SplitVariable) -> Any:
     count = len(variable.parts)
     if isinstance(value, SplitTensor) and value.axis == variable.axis and len(value.parts) == count:
         return value.parts
-    if isinstance(value, tf.IndexedSlices | SplitTensor):
-        value = tf.convert_to_tensor(value)
+    if isinstance(value, tf.IndexedSlices):
+        return _slices_of_parts(value, variable)
+    if isinstance(value, SplitTensor):
+        value = value.whole()
     if tf.is_tensor(value) and not hasattr(value, "handle") and value.shape == variable.shape:
         return tf.split(value, count, axis=variable.axis)
     return [value] * count
+
+
+def _slices_of_parts(slices: tf.IndexedSlices, variable: SplitVariable) -> list[tf.IndexedSlices]:
+    """Returns the slices of each part of a table."""
+    count = len(variable.parts)
+    if variable.axis:
+        return [
+            tf.IndexedSlices(values, slices.indices, part.shape)
+            for values, part in zip(tf.split(slices.values, count, axis=variable.axis), variable.parts, strict=True)
+        ]
+    by_part = rows_by_part(slices.indices, variable.shape[0], count)
+    return [
+        tf.IndexedSlices(tf.gather(slices.values, chosen), local, part.shape)
+        for (chosen, local), part in zip(by_part, variable.parts, strict=True)
+    ]

@@ -1,7 +1,7 @@
 """Models whose variables are split over the devices of a replica, as `keras.distribution.ModelParallel` describes.
 
-A replica of `mirrored` then has several devices, a row of the device mesh. Every device holds its part of each variable that the
-layout map names, and of its optimizer slots, and computes with it. TensorFlow's DTensor, which Keras' backend refers to, is not
+A replica then has several devices, a row of the device mesh. Every device holds its part of each variable that the layout map
+names, and of its optimizer slots, and computes with it. TensorFlow's DTensor, which Keras' backend refers to, is not
 used: in TensorFlow 2.21 a compiled step that assigns a variable and reads it again computes with the value before the
 assignment (docs/model_parallel.md).
 

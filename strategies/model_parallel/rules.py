@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, pieces
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, pieces, rows_by_part
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
 
@@ -31,6 +31,7 @@ def install() -> None:
     patches.TRANSPOSE.patch(_transpose)
     patches.RESHAPE.patch(_reshape)
     patches.CONV.patch(_conv)
+    patches.SIGMOID.patch(_sigmoid)
     patches.SOFTMAX.patch(_softmax)
     patches.ATTENTION.patch(_attention)
     patches.DROPOUT.patch(_dropout)
@@ -131,20 +132,14 @@ def _take(original: Operation, x: Any, indices: Any, axis: int | None = None) ->
     indices = tf.convert_to_tensor(whole(indices))
     if x.axis == 1:
         return x.on_parts(lambda number, part: original(part, indices, 0), axis=len(indices.shape))
-    size = x.parts[0].shape[0]
-    last = len(x.parts) - 1
-    indices = tf.where(indices < 0, indices + tf.cast(size * (last + 1), indices.dtype), indices)
-
-    def rows(number: int, part: Any) -> Any:
-        begin = number * size
-        # Rows that do not exist go to the first or last part, whose lookup fails as that in the whole table does.
-        after = indices >= begin if number else tf.ones_like(indices, tf.bool)
-        before = indices < begin + size if number < last else tf.ones_like(indices, tf.bool)
-        is_here = after & before
-        found = tf.gather(part, tf.where(is_here, indices - tf.cast(begin, indices.dtype), 0))
-        return tf.where(is_here[..., None], found, tf.zeros_like(found))
-
-    return _added(x, rows)
+    rows = x.shape[0]
+    flat = tf.reshape(tf.where(indices < 0, indices + tf.cast(rows, indices.dtype), indices), [-1])
+    places, found = [], []
+    for (_, part), (chosen, local) in zip(x.placed(), rows_by_part(flat, rows, len(x.parts)), strict=True):
+        places.append(chosen)
+        found.append(tf.gather(part, local))
+    looked_up = tf.reshape(tf.dynamic_stitch(places, found), tf.concat([tf.shape(indices), x.shape[1:]], axis=0))
+    return tf.ensure_shape(looked_up, indices.shape.concatenate(x.shape[1:]))
 
 
 def _transpose(original: Operation, x: Any, axes: Any = None) -> Any:
@@ -187,6 +182,11 @@ def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: A
         f"{kernel.axis} cannot compute on parts; split it along its last axis (filters) or the one before (channels), "
         "without groups"
     )
+
+
+def _sigmoid(original: Operation, x: Any) -> Any:
+    """Gives the result of a whole tensor its logits, as Keras does, for a loss that uses them."""
+    return original(whole(x))
 
 
 def _softmax(original: Operation, x: Any, axis: Any = -1) -> Any:

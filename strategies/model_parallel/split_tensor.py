@@ -92,6 +92,26 @@ def pieces(value: Any, count: int, axis: int) -> Sequence[Any]:
     return tf.split(value, count, axis=axis)
 
 
+def rows_by_part(rows: Any, count: int, parts: int) -> list[tuple[Any, Any]]:
+    """Splits row numbers by the part that holds the row.
+
+    Args:
+        rows: row numbers, int [n].
+        count: the number of rows of the whole tensor.
+        parts: the number of parts.
+
+    Returns:
+        For each part: the positions in `rows` of those that it holds, int32 [m], and their numbers in the part. Rows that do
+        not exist go to the first or last part, where looking them up fails.
+    """
+    part = tf.clip_by_value(rows // (count // parts), 0, parts - 1)
+    found = []
+    for number in range(parts):
+        chosen = tf.cast(tf.reshape(tf.where(part == number), [-1]), tf.int32)
+        found.append((chosen, tf.gather(rows, chosen) - number * (count // parts)))
+    return found
+
+
 def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
     """Applies an elementwise function of two tensors, of which one or both are split, with broadcasting.
 
@@ -134,7 +154,9 @@ def _whole(value: Any) -> Any:
     return value.whole() if isinstance(value, SplitTensor) else value
 
 
-_Other = Union[SplitTensor, tf.Tensor, tf.Variable, KerasVariable, np.ndarray, int, float]  # noqa: UP007: read at run time
+# TensorFlow's dispatch does not know `X | Y`.
+_Whole = Union[tf.Tensor, tf.Variable, KerasVariable, np.ndarray, int, float]  # noqa: UP007
+_Any = Union[SplitTensor, _Whole]  # noqa: UP007
 
 
 @tf.experimental.dispatch_for_unary_elementwise_apis(SplitTensor)  # type: ignore[untyped-decorator]
@@ -142,12 +164,12 @@ def _unary(function: Any, x: SplitTensor) -> Any:
     return x.on_parts(lambda number, part: function(part))
 
 
-@tf.experimental.dispatch_for_binary_elementwise_apis(SplitTensor, _Other)  # type: ignore[untyped-decorator]
+@tf.experimental.dispatch_for_binary_elementwise_apis(SplitTensor, _Any)  # type: ignore[untyped-decorator]
 def _binary(function: Any, x: Any, y: Any) -> Any:
     return elementwise(function, x, y)
 
 
-@tf.experimental.dispatch_for_binary_elementwise_apis(Union[tf.Tensor, tf.Variable, KerasVariable, np.ndarray, int, float], SplitTensor)  # type: ignore[untyped-decorator]  # noqa: UP007, E501
+@tf.experimental.dispatch_for_binary_elementwise_apis(_Whole, SplitTensor)  # type: ignore[untyped-decorator]
 def _binary_reversed(function: Any, x: Any, y: Any) -> Any:
     return elementwise(function, x, y)
 

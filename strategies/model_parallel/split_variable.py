@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
 from tfdist.strategies.private_api.overrides import overrides
@@ -43,11 +44,22 @@ class _PartGradients(CompositeTensorGradient):  # type: ignore[misc]
     def replace_gradient_components(self, value: Any, component_grads: list[Any]) -> Any:
         if any(gradient is None for gradient in component_grads):
             return None
+        if all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads):
+            return _joined(component_grads, value.axis)
         parts = []
         for device, gradient in zip(value.devices, component_grads, strict=True):
             with tf.device(device):
                 parts.append(tf.convert_to_tensor(gradient))
         return SplitTensor(parts=tuple(parts), axis=value.axis, devices=value.devices)
+
+
+def _joined(slices: list[Any], axis: int) -> Any:
+    """Returns the gradients of the parts of a table as the IndexedSlices that a table in one place would have."""
+    if axis == 1:  # Each part looks up the same rows.
+        return tf.IndexedSlices(tf.concat([each.values for each in slices], axis=1), slices[0].indices)
+    begins = [number * tf.cast(each.dense_shape[0], each.indices.dtype) for number, each in enumerate(slices)]
+    indices = tf.concat([each.indices + begin for each, begin in zip(slices, begins, strict=True)], axis=0)
+    return tf.IndexedSlices(tf.concat([each.values for each in slices], axis=0), indices)
 
 
 class _Handles(tf.experimental.ExtensionType):  # type: ignore[misc]
@@ -176,6 +188,11 @@ class SplitVariable(VariableBase):
         """Returns the whole value as a tensor; in a `part_scope`, the value of the part."""
         if self._here is not None:
             return self.local(self._here).read_value()
+        if replica_context.current() is not None:
+            raise ValueError(
+                f"{self._name} is split over {len(self.parts)} devices, and this step reads it as a whole, for an operation "
+                "that cannot compute on its parts; leave it out of the layout map (docs/model_parallel.md lists the operations)"
+            )
         return self.as_split().whole()
 
     def read_value(self) -> Any:

@@ -42,26 +42,20 @@ def _column_of(devices: tuple[str, ...]) -> Iterator[None]:
 
 
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
-    extended = tf.distribute.get_strategy().extended
-    rows = getattr(extended, "tfdist_rows", None)
-    distribution = keras.distribution.distribution()
-    if rows is None or distribution is None:
-        original(variable, value)
-        return
-    layout, axis = split_axis(variable, distribution)
+    partition = getattr(tf.distribute.get_strategy().extended, "partition", None)
+    layout = None if partition is None else _layout_of(variable)
+    axis = None if layout is None else split_axis(layout, variable.path, tuple(variable._shape or value.shape), partition)
     if axis is None:
         original(variable, value)
         return
     variable._layout = layout  # Optimizers give it to the slots.
     begin = tf.convert_to_tensor(value() if callable(value) else value, dtype=variable._dtype)
-    count = len(rows[0])
-    size = begin.shape[axis] // count
+    pieces = tf.split(begin, len(partition.rows[0]), axis=axis)
     parts = []
-    for number in range(count):
-        index = [slice(None)] * axis + [slice(number * size, (number + 1) * size)]
-        with _column_of(tuple(row[number] for row in rows)):
+    for number, piece in enumerate(pieces):
+        with _column_of(tuple(row[number] for row in partition.rows)):
             part = tf.Variable(
-                lambda index=index: begin[tuple(index)],
+                lambda piece=piece: piece,
                 dtype=variable._dtype,
                 trainable=variable.trainable,
                 name=f"{variable.name}/part_{number}",
@@ -70,3 +64,11 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
             )
         parts.append(part)
     variable._value = SplitVariable(parts, axis, variable.path)
+
+
+def _layout_of(variable: Any) -> Any:
+    """Returns the layout of a slot, which is that of its weight, or that of a weight in the current layout map; or None."""
+    distribution = keras.distribution.distribution()
+    if variable._layout is not None or not variable.trainable:
+        return variable._layout
+    return distribution.get_variable_layout(variable) if isinstance(distribution, keras.distribution.ModelParallel) else None

@@ -197,7 +197,8 @@ BINARY_OPERATIONS = {
     for name in ("add", "subtract", "multiply", "divide", "true_divide", "maximum", "minimum")
 }
 UNARY_OPERATIONS = {
-    name: PatchPoint(keras_numpy, name, "x", "As BINARY_OPERATIONS.") for name in ("square", "absolute", "abs", "sqrt", "negative")
+    name: PatchPoint(keras_numpy, name, "x", "As BINARY_OPERATIONS.")
+    for name in ("square", "absolute", "abs", "sqrt", "negative")
 }
 SUM = PatchPoint(keras_numpy, "sum", "x, axis, keepdims", "As BINARY_OPERATIONS.")
 MATMUL = PatchPoint(keras_numpy, "matmul", "x1, x2", "As BINARY_OPERATIONS.")
@@ -205,9 +206,8 @@ EINSUM = PatchPoint(keras_numpy, "einsum", "subscripts, operands, kwargs", "As B
 TAKE = PatchPoint(keras_numpy, "take", "x, indices, axis", "As BINARY_OPERATIONS.")
 TRANSPOSE = PatchPoint(keras_numpy, "transpose", "x, axes", "As BINARY_OPERATIONS.")
 RESHAPE = PatchPoint(keras_numpy, "reshape", "x, newshape", "As BINARY_OPERATIONS.")
-CONV = PatchPoint(
-    keras_nn, "conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS."
-)
+CONV = PatchPoint(keras_nn, "conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS.")
+SIGMOID = PatchPoint(keras_nn, "sigmoid", "x", "As BINARY_OPERATIONS.")
 SOFTMAX = PatchPoint(keras_nn, "softmax", "x, axis", "As BINARY_OPERATIONS.")
 ATTENTION = PatchPoint(
     keras_nn,
