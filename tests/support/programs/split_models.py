@@ -1,10 +1,11 @@
 """Trains models on one device and split over a mesh of four, and writes what both give to MESH.json.
 
-`python split_models.py MESH [CASE …]`, where MESH is 1x4 or 2x2.
+`python split_models.py MESH [CASE …]`, where MESH is 1x4 or 2x2. Under the launcher each task writes MESH-RANK.json.
 """
 
 import contextlib
 import json
+import os
 import sys
 import traceback
 
@@ -259,7 +260,8 @@ def distribution(shape, layout):
 
 def main():
     mesh, *names = sys.argv[1:]
-    strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }")
+    alone = "TF_CONFIG" not in os.environ
+    strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }" if alone else None)
     results = {}
     for name in names or CASES:
         try:
@@ -269,15 +271,17 @@ def main():
             keras.distribution.set_distribution(distribution(MESHES[mesh], CASES[name][1]))
             split = train(name, strategy.scope())
             keras.distribution.set_distribution(None)
-            results[name] = {"one": one, "split": split, "loaded": loaded(name)}
+            results[name] = {"one": one, "split": split, "loaded": loaded(name, strategy)}
         except Exception:
             results[name] = {"error": traceback.format_exc()}
-        with open(f"{mesh}.json", "w") as file:
-            json.dump(results, file)
+    with open(f"{mesh}.json" if alone else f"{mesh}-{tfdist.rank()}.json", "w") as file:
+        json.dump(results, file)
 
 
-def loaded(name):
+def loaded(name, strategy):
     """Predicts with the saved model, without a layout map and outside of the scope."""
+    if tfdist.size() > 1:  # The chief alone writes the file.
+        strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", 1.0))
     model = keras.models.load_model(f"{name}.keras", custom_objects={"OwnStep": OwnStep, "Gated": Gated}, compile=False)
     return model.predict(CASES[name][2], verbose=0).ravel().tolist()
 

@@ -1,0 +1,87 @@
+"""Models that keras.distribution splits over devices train as on one device: the cases of programs/split_models.py."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROGRAM = str(PROGRAMS / "split_models.py")
+ONE_REPLICA = (
+    "many_steps_of_adam",
+    "every_kernel_by_columns_also_the_last",
+    "adamw_with_decay_clipping_and_averages",
+    "clipping_by_the_norm_of_all_gradients",
+    "rmsprop_with_regularized_kernels",
+    "gradient_accumulation",
+    "steps_per_execution",
+    "run_eagerly",
+    "mixed_precision",
+    "loss_scaling",
+    "own_train_step",
+    "a_gated_subclassed_model",
+    "convolutions",
+    "an_embedding_by_columns",
+    "an_embedding_by_rows",
+    "a_transformer_with_dropout",
+)
+TWO_REPLICAS = ("a_pair_of_dense_layers", "adamw_with_decay_clipping_and_averages", "an_embedding_by_rows", "a_transformer")
+TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")
+RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def results(request, tmp_path_factory):
+    """(name of the run, what each task has written)"""
+    folder = tmp_path_factory.mktemp("split")
+    mesh, _, tasks = request.param.partition(", ")
+    command = [PROGRAM, mesh, *RUNS[request.param]]
+    if tasks:
+        (folder / "workers.conf").write_text("cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }")
+        command = ["-m", "tfdist.launch", "--cluster", "workers.conf", *command]
+    with open(folder / "output.txt", "wb") as output:
+        subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=580)
+    files = sorted(folder.glob(f"{mesh}*.json"))
+    assert len(files) == (2 if tasks else 1), (folder / "output.txt").read_text()[-5000:]
+    return request.param, [json.loads(path.read_text()) for path in files]
+
+
+def close(one, split, rel):
+    """Returns whether nested lists and dicts of numbers are equal up to rounding."""
+    if isinstance(one, dict):
+        return one.keys() == split.keys() and all(close(one[key], split[key], rel) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(split) and all(close(a, b, rel) for a, b in zip(one, split, strict=True))
+    return split == pytest.approx(one, rel=rel, abs=rel)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys((*ONE_REPLICA, *TWO_REPLICAS, *TWO_TASKS)))
+def test_equals_one_device(results, case):
+    run, tasks = results
+    if case not in RUNS[run]:
+        pytest.skip("runs on another mesh")
+    for task in tasks:
+        result = task[case]
+        assert "error" not in result, result["error"]
+        rounding = 0.02 if case == "mixed_precision" else 2e-4
+        for what in ("history", "weights", "evaluate", "predict", "slots"):
+            assert close(result["one"][what], result["split"][what], rounding), what
+        assert close(result["split"]["predict"], result["loaded"], rounding)
+
+
+def test_each_device_holds_its_part(results):
+    run, tasks = results
+    case = next(iter(RUNS[run]))
+    for task in tasks:
+        (whole,) = task[case]["one"]["bytes"].values()
+        held = task[case]["split"]["bytes"]
+        parts = 4 if run == "1x4" else 2
+        assert task[case]["split"]["split"] and len(held) == (2 if "tasks" in run else 4)
+        replicas = len(held) // parts
+        # Of what is not split, the first device of each replica holds all.
+        least, most = min(held.values()), max(held.values())
+        assert sum(held.values()) == replicas * (least * parts + (most - least)) and least < whole / parts
+        assert least * parts + (most - least) == whole
