@@ -36,7 +36,7 @@ def equal(result, expected, axis):
 @pytest.mark.parametrize("kernel_axis", [0, 1, None])
 def test_matmul(shape, input_axis, kernel_axis):
     x, kernel = values(*shape), values(6, 4)
-    if input_axis is None and kernel_axis is None or (input_axis == 0 and shape[0] % 2 and len(shape) > 1):
+    if (input_axis is None and kernel_axis is None) or (input_axis == 0 and shape[0] % 2 and len(shape) > 1):
         pytest.skip("nothing is split, or not equally")
     ours = x if input_axis is None else split(x, input_axis % len(shape))
     result = ops.matmul(ours, kernel if kernel_axis is None else split(kernel, kernel_axis))
