@@ -4,7 +4,7 @@ Operations that know it compute on the parts (`rules.py`, and TensorFlow's dispa
 tensor, by a concatenation: the result is right, and no longer split.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 import numpy as np
@@ -87,8 +87,8 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
 tf.register_tensor_conversion_function(SplitTensor, lambda value, dtype=None, name=None, as_ref=False: value.whole())
 
 
-def pieces(value: Any, count: int, axis: int) -> Sequence[Any]:
-    """Splits a whole tensor into `count` equal parts along an axis."""
+def pieces(value: Any, count: int, axis: int) -> Any:
+    """Splits a whole tensor into a list of `count` equal parts along an axis."""
     return tf.split(value, count, axis=axis)
 
 

@@ -37,6 +37,8 @@ seed_generator_module: Any = need("keras.src.random", "seed_generator")
 keras_numpy: Any = need("keras.src.backend.tensorflow", "numpy")
 keras_nn: Any = need("keras.src.backend.tensorflow", "nn")
 keras_random: Any = need("keras.src.backend.tensorflow", "random")
+# What layers ask for the layout of their outputs.
+keras_distribution: Any = need("keras.src.distribution", "distribution_lib")
 
 # Keras' variable on TensorFlow, and whether a call to it is only recorded.
 KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")

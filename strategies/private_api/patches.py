@@ -20,6 +20,7 @@ from tfdist.strategies.private_api import (
     TFOptimizer,
     TrackableSaver,
     checkpoint_management,
+    keras_distribution,
     keras_loss_module,
     keras_nn,
     keras_numpy,
@@ -192,6 +193,9 @@ DIRECT_ASSIGN = PatchPoint(
 
 # model_parallel/: Keras' operations on tensors and variables whose parts are on several devices.
 INITIALIZE = PatchPoint(KerasVariable, "_initialize", "self, value", "A layout map splits a variable over devices.")
+DISTRIBUTE_TENSOR = PatchPoint(
+    keras_distribution, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has no such function."
+)
 BINARY_OPERATIONS = {
     name: PatchPoint(keras_numpy, name, "x1, x2", "Computes on the parts of a split tensor, and keeps them apart.")
     for name in ("add", "subtract", "multiply", "divide", "true_divide", "maximum", "minimum")

@@ -15,7 +15,7 @@ ONE_REPLICA = (
     "every_kernel_by_columns_also_the_last",
     "adamw_with_decay_clipping_and_averages",
     "clipping_by_the_norm_of_all_gradients",
-    "rmsprop_with_regularized_kernels",
+    "rmsprop_with_regularized_and_constrained_kernels",
     "gradient_accumulation",
     "steps_per_execution",
     "run_eagerly",
@@ -23,6 +23,7 @@ ONE_REPLICA = (
     "loss_scaling",
     "own_train_step",
     "a_gated_subclassed_model",
+    "layouts_of_activations",
     "convolutions",
     "an_embedding_by_columns",
     "an_embedding_by_rows",
@@ -85,3 +86,38 @@ def test_each_device_holds_its_part(results):
         least, most = min(held.values()), max(held.values())
         assert sum(held.values()) == replicas * (least * parts + (most - least)) and least < whole / parts
         assert least * parts + (most - least) == whole
+
+
+def test_what_cannot_be_split_is_refused_by_name(tmp_path):
+    run = subprocess.run([sys.executable, PROGRAM, "refused"], cwd=tmp_path, capture_output=True, timeout=300)
+    assert run.returncode == 0, run.stderr.decode()[-5000:]
+    found = json.loads((tmp_path / "refused.json").read_text())
+    expected = {
+        "an_optimizer_that_needs_whole_variables": "Lamb may need all of a variable",
+        "an_operation_without_a_rule": "own/kernel is split over 4 devices, and this step reads it as a whole",
+        "a_dimension_that_four_devices_cannot_share": "head/kernel the layout (None, 'model'), and its shape (12, 10)",
+        "a_variable_split_along_the_batch": "'batch' is the axis of the batch",
+        "export": "a SavedModel cannot hold that",
+        "a_model_outside_the_scope": "keras.distribution has no effect on",
+        "another_mesh": "variables on another arrangement",
+    }
+    assert found.keys() == expected.keys()
+    for name, text in expected.items():
+        assert text in found[name], name
+
+
+@pytest.mark.parametrize("description", ['"BASIC"', '{"chief": 1, "worker": 1, "ps": 1}'])
+def test_strategies_that_do_not_follow_keras_distribution_say_so(description, tmp_path):
+    program = f"""
+import tfdist
+strategy = tfdist.strategy({description})
+import keras, numpy as np
+mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
+keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=keras.distribution.LayoutMap(mesh)))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)))
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert run.returncode and "ValueError: keras.distribution has no effect on sequential" in run.stderr

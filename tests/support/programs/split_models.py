@@ -1,6 +1,6 @@
 """Trains models on one device and split over a mesh of four, and writes what both give to MESH.json.
 
-`python split_models.py MESH [CASE …]`, where MESH is 1x4 or 2x2. Under the launcher each task writes MESH-RANK.json.
+`python split_models.py MESH [CASE …]`, where MESH is 1x4 or 2x2; `split_models.py refused` writes errors. Under the launcher each task writes MESH-RANK.json.
 """
 
 import contextlib
@@ -90,8 +90,11 @@ def gradient_accumulation():
 
 
 @case(PAIR)
-def rmsprop_with_regularized_kernels():
-    return compiled(mlp(kernel_regularizer="l2", bias_regularizer="l1"), keras.optimizers.RMSprop(0.002))
+def rmsprop_with_regularized_and_constrained_kernels():
+    return compiled(
+        mlp(kernel_regularizer="l2", bias_regularizer="l1", kernel_constraint=keras.constraints.MaxNorm(0.8)),
+        keras.optimizers.RMSprop(0.002),
+    )
 
 
 @case(PAIR)
@@ -220,6 +223,64 @@ def a_transformer_with_dropout():
     return compiled(transformer(0.3, causal=False), keras.optimizers.SGD(0.05))
 
 
+@case({".*kernel": (None, "model"), "(sequential.*/)?first": (None, "model"), "(sequential.*/)?second": ("batch", None)})
+def layouts_of_activations():
+    return compiled(
+        keras.Sequential([keras.Input((16,)), layers.Dense(8, name="first"), layers.Dense(12, name="second"), layers.Dense(12)])
+    )
+
+
+class Own(layers.Layer):
+    """Multiplies with an operation of TensorFlow's that has no rule."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 12))
+
+    def call(self, x):
+        return tf.tensordot(x, self.kernel, 1)
+
+
+REFUSED = {
+    "an_optimizer_that_needs_whole_variables": (PAIR, lambda: compiled(mlp(), keras.optimizers.Lamb(0.01))),
+    "an_operation_without_a_rule": (
+        {".*kernel": (None, "model")},
+        lambda: compiled(keras.Sequential([keras.Input((16,)), Own()])),
+    ),
+    "a_dimension_that_four_devices_cannot_share": ({".*head/kernel": (None, "model")}, lambda: compiled(mlp())),
+    "a_variable_split_along_the_batch": ({".*up/kernel": (None, "batch")}, lambda: compiled(mlp())),
+}
+
+
+def refused():
+    """Returns what each refused program says, and what happens without a scope."""
+    strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }")
+    found = {}
+    mesh = MESHES["1x4"]
+    for name, (layout, build) in REFUSED.items():
+        keras.distribution.set_distribution(distribution(mesh, layout))
+        try:
+            with strategy.scope():
+                model = build()
+            model.fit(X, Y, verbose=0)
+        except ValueError as error:
+            found[name] = str(error)
+    keras.distribution.set_distribution(distribution(mesh, PAIR))
+    for name, scope in {"export": strategy.scope, "a_model_outside_the_scope": contextlib.nullcontext}.items():
+        try:
+            with scope():
+                model = compiled(mlp())
+            model.fit(X, Y, verbose=0)
+            model.export("exported")
+        except (ValueError, NotImplementedError) as error:
+            found[name] = str(error)
+    keras.distribution.set_distribution(distribution((2, 2), PAIR))
+    try:
+        strategy.scope()
+    except ValueError as error:
+        found["another_mesh"] = str(error)
+    return found
+
+
 def bytes_by_device(model):
     """Returns the bytes of weights and optimizer slots on each device."""
     found = {}
@@ -260,6 +321,10 @@ def distribution(shape, layout):
 
 def main():
     mesh, *names = sys.argv[1:]
+    if mesh == "refused":
+        with open("refused.json", "w") as file:
+            json.dump(refused(), file)
+        return
     alone = "TF_CONFIG" not in os.environ
     strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }" if alone else None)
     results = {}
