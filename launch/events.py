@@ -80,9 +80,11 @@ class Lost:
 
     Attributes:
         reason: why, as the second half of a sentence.
+        refused: whether no task can run with what is installed; the reason is then a whole sentence.
     """
 
     reason: str
+    refused: bool = False
 
 
 Event = Exited | Stopped | Ready | Lost  # NotStarted is an Exited.

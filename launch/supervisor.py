@@ -135,7 +135,8 @@ class Supervisor:
             for task in self._job.cluster.tasks:
                 self._tasks.exits.setdefault(task.name, -signal.SIGKILL)
             reason = f"the parent process of all tasks is gone: {event.reason}"
-            self._first_failure.report(Failure(reason, 1, log=self._processes.log))
+            failure = Failure(event.reason, 2) if event.refused else Failure(reason, 1, log=self._processes.log)
+            self._first_failure.report(failure)
 
     def _handle_exit(self, event: Exited) -> None:
         """Plans the restart of a task that may be replaced; judges the exit of another."""

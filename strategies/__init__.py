@@ -69,7 +69,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         choice: the result of `tfdist.choice.choose`.
         start_timeout: seconds to wait for the other tasks.
     """
-    from tfdist.strategies import own_devices
+    from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.model_parallel import refusal
     from tfdist.strategies.runtime import run_summary
@@ -79,6 +79,8 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     run_summary.install()
     refusal.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
+    for warning in versions.newer_than_tested():
+        logging.getLogger("tfdist").warning("%s", warning)
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     atomic_saving.install(strategy)
     return strategy

@@ -1,4 +1,7 @@
-"""`ClusterError`, the one error that a bad cluster description raises, and `Source`, which makes its message."""
+"""`ClusterError`, the one error that a bad cluster description raises, and `Source`, which makes its message.
+
+Also `UnsupportedVersionError`, which is here because the launcher recognizes it without importing TensorFlow.
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -12,6 +15,13 @@ class ClusterError(ValueError):
 
     The message is one line: the place of the fault (file and line, variable or field), the fault, and what is expected.
     Commands print it and exit with 2. Nothing has been started when it is raised.
+    """
+
+
+class UnsupportedVersionError(ImportError):
+    """The installed TensorFlow or Keras cannot be used: it is too old, or lacks a private name that tfdist builds on.
+
+    The message is one sentence: the version, the reason, and the command that installs a version that works.
     """
 
 

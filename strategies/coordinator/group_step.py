@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
 from tfdist.strategies.inputs.batches import concatenated
 from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.private_api import without_optionals
 
 ReplicaBegin = Callable[[str], None]
 StepScope = Callable[[], contextlib.AbstractContextManager[ReplicaBegin]]
@@ -78,7 +79,7 @@ class GroupStep:
     ) -> None:
         self._strategy = strategy
         self._model = model
-        self._step = model._autoconvert_optionals(step)
+        self._step = without_optionals(model, step)
         self._outputs = outputs
         self._scope = scope
 

@@ -36,7 +36,7 @@ def answering(tasks: Iterable[Task], deadline: Deadline) -> set[Task]:
 
 
 def _answers(task: Task, deadline: Deadline) -> bool:
-    assert task.host is not None
+    assert task.host is not None and task.port is not None
     answer = b""
     try:
         with socket.create_connection((task.host, task.port), max(0.01, deadline.remaining())) as connection:

@@ -14,6 +14,7 @@ from tfdist.strategies.keras_hooks.build_scope import check_weights
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
+from tfdist.strategies.private_api import without_optionals
 
 WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 """Callbacks that only write files: they run on the chief."""
@@ -40,7 +41,7 @@ class DataParallelHooks(KerasHooks):
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""
-        step = compiled(model, model._autoconvert_optionals(model.predict_step))
+        step = compiled(model, without_optionals(model, model.predict_step))
 
         def on_replica(shard: Any, rows: Any) -> Any:
             with entered(Replica(self._strategy, self.layout.local_index(), None)):

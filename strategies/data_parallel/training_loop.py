@@ -18,6 +18,7 @@ from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_le
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
+from tfdist.strategies.private_api import without_optionals
 
 
 class TrainingLoop:
@@ -33,7 +34,7 @@ class TrainingLoop:
         self._model = model
         self._metrics = ReplicaMetrics(strategy, layout, model, step)
         self._loops = self._metrics.returns_metrics
-        self._uncompiled_step = model._autoconvert_optionals(step)
+        self._uncompiled_step = without_optionals(model, step)
         self._step = compiled(model, self._uncompiled_step)
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         self._functions: dict[Any, Any] = {}

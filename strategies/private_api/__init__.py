@@ -1,9 +1,9 @@
 """Every private name of TensorFlow and Keras that tfdist uses, with the reason. No other room imports one.
 
 Another version of TensorFlow or Keras either has the same names, or importing this package raises `UnsupportedVersionError`:
-nothing fails later and silently. The package imports nothing else of tfdist. Start with this file, the names. `patches.py`
-lists what tfdist replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py`
-has the error and the versions that tfdist has been tested with.
+nothing fails later and silently. Names that only later versions have are marked with `since`; no other room asks for versions.
+Of tfdist the package imports `versions.py` and the error. Start with this file, the names. `patches.py` lists what tfdist
+replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py` has the checks.
 """
 
 from collections.abc import Callable
@@ -19,14 +19,23 @@ from tfdist.strategies.private_api.checks import need, need_attributes, need_fun
 # The trainer that every Keras model on TensorFlow inherits; keras_hooks/trainer.py makes it ask the model's strategy.
 TensorFlowTrainer: Any = need("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer")
 TFEpochIterator: Any = need("keras.src.backend.tensorflow.trainer", "TFEpochIterator")
-# Makes a step take batches with tf.experimental.Optional values.
-need_function(TensorFlowTrainer, "_autoconvert_optionals", "self, step_func", "calls")
+# Makes a step take batches with tf.experimental.Optional values. Before, Keras passed them on as they are.
+_autoconvert_optionals: Any = need_function(
+    TensorFlowTrainer, "_autoconvert_optionals", "self, step_func", "calls", since="3.12"
+)
+
+
+def without_optionals(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `step` of `model` with the treatment of `tf.experimental.Optional` that this version of Keras has."""
+    converted: Callable[..., Any] = _autoconvert_optionals(model, step) if _autoconvert_optionals else step
+    return converted
+
 
 # How `fit` splits `validation_split` off its data: the evaluator evaluates the same examples.
 train_validation_split: Any = need("keras.src.trainers.data_adapters.array_slicing", "train_validation_split")
 
 TFOptimizer: Any = need("keras.src.backend.tensorflow.optimizer", "TFOptimizer")
-MultiOptimizer: Any = need("keras.src.optimizers.multi_optimizer", "MultiOptimizer")
+MultiOptimizer: Any = need("keras.src.optimizers.multi_optimizer", "MultiOptimizer", since="3.15")
 LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 LearningRateSchedule: Any = keras.optimizers.schedules.LearningRateSchedule
 keras_loss_module: Any = need("keras.src.losses", "loss")

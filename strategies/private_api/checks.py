@@ -6,25 +6,23 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import keras
-import tensorflow as tf
-
-TRIED = {"tensorflow": "2.21.0", "keras": "3.15.1"}
-"""The versions with which tfdist has been tested."""
-
-INSTALLED = {"tensorflow": tf.__version__, "keras": keras.__version__}
+from tfdist.errors import UnsupportedVersionError
+from tfdist.strategies import versions
 
 
-class UnsupportedVersionError(RuntimeError):
-    """The installed TensorFlow or Keras lacks a private name that tfdist builds on, or has another under this name."""
-
-
-def need(module: str, *path: str) -> Any:
+def need(module: str, *path: str, since: str | None = None) -> Any:
     """Imports `module` and returns the attribute at `path` in it.
+
+    Args:
+        module: the full name of a module.
+        path: names of attributes.
+        since: the first minor version of the package that has it. In an older one the result is None.
 
     Raises:
         UnsupportedVersionError: if the module or the attribute does not exist.
     """
+    if _is_before(module, since):
+        return None
     try:
         found: Any = importlib.import_module(module)
         for name in path:
@@ -34,7 +32,7 @@ def need(module: str, *path: str) -> Any:
     return found
 
 
-def need_function(owner: Any, name: str, parameters: str | None, use: str) -> Any:
+def need_function(owner: Any, name: str, parameters: str | None, use: str, *, since: str | None = None) -> Any:
     """Returns the plain function, method or property getter `name` of `owner`.
 
     Args:
@@ -42,10 +40,13 @@ def need_function(owner: Any, name: str, parameters: str | None, use: str) -> An
         name: the attribute; a class may inherit it.
         parameters: the names of its parameters, separated by commas, `self` included; None for any.
         use: what tfdist does with it, for the error message: "replaces", "overrides".
+        since: the first minor version of the package that has it. In an older one the result is None.
 
     Raises:
         UnsupportedVersionError: if `owner` has no such function, or one with other parameters.
     """
+    if _is_before(getattr(owner, "__module__", owner.__name__), since):
+        return None
     full_name = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
     module = getattr(owner, "__module__", owner.__name__)
     found = plain_function(inspect.getattr_static(owner, name, None))
@@ -82,10 +83,13 @@ def parameters_of(function: Callable[..., Any]) -> str:
     return ", ".join(inspect.signature(function).parameters)
 
 
-def _unsupported(module: str, found: str) -> UnsupportedVersionError:
-    package = module.partition(".")[0]
-    tried = TRIED.get(package, "another version")
-    return UnsupportedVersionError(
-        f"{package} {INSTALLED.get(package, '')} {found}; tfdist has been tested with {package} {tried}: "
-        f"pip install '{package}=={tried}'"
-    )
+def _is_before(module: str, since: str | None) -> bool:
+    return since is not None and versions.minor(versions.INSTALLED[_package(module)]) < versions.minor(since)
+
+
+def _unsupported(module: str, fault: str) -> UnsupportedVersionError:
+    return versions.unsupported(_package(module), fault)
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from tfdist.errors import UnsupportedVersionError
 from tfdist.strategies.private_api import (
     KerasVariable,
     LossScaleOptimizer,
@@ -30,7 +31,7 @@ from tfdist.strategies.private_api import (
     saving_lib,
     seed_generator_module,
 )
-from tfdist.strategies.private_api.checks import UnsupportedVersionError, need_function
+from tfdist.strategies.private_api.checks import need_function
 
 Replacement = Callable[..., Any]
 
@@ -157,6 +158,7 @@ APPLY = {
         owner, "apply", "self, grads, trainable_variables", "Gradients are added up before they are clipped or accumulated."
     )
     for owner in (TFOptimizer, LossScaleOptimizer, MultiOptimizer)
+    if owner is not None
 }
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."

@@ -47,7 +47,7 @@ class Missing(enum.Enum):
 
 def is_listening(task: Task, timeout: float = 1.0) -> bool:
     """Returns whether the address of `task` accepts TCP connections, after at most `timeout` seconds."""
-    assert task.host is not None
+    assert task.host is not None and task.port is not None
     try:
         socket.create_connection((task.host, task.port), timeout).close()
     except OSError:

@@ -33,7 +33,7 @@ def why_missing(task: Task, deadline: Deadline) -> Missing | None:
         task: a ps or worker with an address.
         deadline: when to stop waiting for the answer.
     """
-    assert task.host is not None
+    assert task.host is not None and task.port is not None
     try:
         connection = socket.create_connection((task.host, task.port), max(0.01, deadline.within(CONNECT_SECONDS).remaining()))
     except OSError:

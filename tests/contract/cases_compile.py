@@ -36,6 +36,7 @@ NAMES = [
     "ScheduleFreeAdamW",
     "MultiOptimizer",
 ]
+NAMES = [name for name in NAMES if hasattr(keras.optimizers, name)]  # Older versions of Keras lack the last ones.
 
 
 def optimizer(name):

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
@@ -15,6 +14,11 @@ from support_paths import CHECKOUT
 from tfdist.dialects.entry_points import _RESERVED, GROUP, load
 from tfdist.dialects.registry import BUILT_IN
 from tfdist.translate import OTHER_OUTPUTS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PAGE = (CHECKOUT / "docs" / "dialects" / "README.md").read_text()
 FILES = dict(re.findall(r"^```\w+ title=\"([^\"]+)\"\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))

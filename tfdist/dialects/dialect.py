@@ -125,7 +125,7 @@ class Writer:
             standard error. What the training depends on is not left out: `write` raises ClusterError.
     """
 
-    write: Callable[Concatenate[Cluster, ...], str]
+    write: "Callable[Concatenate[Cluster, ...], str]"  # Quoted: Python 3.10 cannot evaluate it.
     options: Mapping[str, str] = field(default_factory=dict)
     help: str = ""
     as_run: bool = False

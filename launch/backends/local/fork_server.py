@@ -11,6 +11,7 @@ owner closes the socket or dies, the fork server ends every task and itself, and
                                         standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
     server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}   {"failed": TEXT}
+                      {"refused": TEXT}
                       {"not_started": NAME, "reason": TEXT}
                       {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
 """
@@ -29,12 +30,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from tfdist.errors import UnsupportedVersionError
 from tfdist.launch.backends.local import memory_kills
 from tfdist.launch.backends.local.descendants import become_subreaper, children, die_with_parent, end_children, kill_group
 from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.job import Program
 
 PRELOAD = (
+    "tfdist.strategies.versions",  # First: it refuses versions that cannot be imported together.
     "tensorflow",
     "keras",
     "tfdist.strategies.parameter_server.strategy",
@@ -192,10 +195,13 @@ class ForkServer:
 
 def _fail(owner: socket.socket, error: Exception) -> NoReturn:
     """Tells the owner why, and ends at once: the regular teardown of TensorFlow may take longer than the owner waits."""
-    traceback.print_exception(error)
-    text = f"{type(error).__name__}: {error}"[: MESSAGE_BYTES // 8]  # In JSON one character may take six.
+    if isinstance(error, UnsupportedVersionError):
+        key, text = "refused", str(error)
+    else:
+        key, text = "failed", f"{type(error).__name__}: {error}"
+        traceback.print_exception(error)
     try:
-        owner.sendall(json.dumps({"failed": text}).encode())
+        owner.sendall(json.dumps({key: text[: MESSAGE_BYTES // 8]}).encode())  # In JSON one character may take six.
     except OSError:
         pass  # The owner is gone.
     sys.stderr.flush()

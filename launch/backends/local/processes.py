@@ -86,6 +86,8 @@ class LocalProcesses:
             return NotStarted(message["not_started"], 1, time.time(), message["reason"])
         if "stopped" in message:
             return Stopped(message["stopped"], message["pid"], message["signal"])
+        if "refused" in message:
+            return Lost(message["refused"], refused=True)
         return Ready() if "ready" in message else Lost(message["failed"])
 
     def start(self, task: Task, output: int, environment: Mapping[str, str] | None = None) -> None:

@@ -10,7 +10,7 @@ import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, UnsupportedVersionError
 from tfdist.launch.job import Program
 from tfdist.process_cluster import current_cluster
 from tfdist.strategies.runtime import server
@@ -50,7 +50,8 @@ def execute(program: Program) -> None:
 
     Raises:
         SystemExit: with 1 after an exception, whose traceback is printed from the program's first line on; with 2 after a
-            `ClusterError`, which is printed as one line; with 130 after Ctrl-C; with the argument of `sys.exit`.
+            `ClusterError` or an `UnsupportedVersionError`, which is printed as one line; with 130 after Ctrl-C; with the
+            argument of `sys.exit`.
     """
     try:
         if program.script is not None:
@@ -67,7 +68,7 @@ def execute(program: Program) -> None:
             server.serve(cluster.addressed(), cluster.find(*cluster.task), CHIEF_SECONDS)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)  # The program had its chance to save; a traceback would not help.
-    except ClusterError as error:
+    except (ClusterError, UnsupportedVersionError) as error:
         print(f"tfdist: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:

@@ -11,10 +11,10 @@ from types import ModuleType
 import pytest
 
 import tfdist.strategies
+from tfdist.errors import UnsupportedVersionError
+from tfdist.strategies import versions
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.private_api.checks import (
-    TRIED,
-    UnsupportedVersionError,
     need,
     need_attributes,
     need_function,
@@ -51,7 +51,18 @@ class TestNames:
         with pytest.raises(UnsupportedVersionError) as error:
             need(*path)
         assert f"has no {'.'.join(path)}, which tfdist needs" in str(error.value)
-        assert str(error.value).endswith(f"pip install 'keras=={TRIED['keras']}'")
+        assert str(error.value).endswith("tested with keras 3.10 to 3.15: pip install 'keras>=3.10,<3.16'")
+
+    def test_a_name_of_later_versions_only(self, keras_module, monkeypatch):
+        monkeypatch.setitem(versions.INSTALLED, "keras", "3.11.3")
+        assert need("keras.fake", "Renamed", since="3.12") is None
+        assert need_function(keras_module.Trainer, "train", "self", "calls", since="3.12") is None
+        assert need("keras.fake", "Trainer", since="3.11") is keras_module.Trainer
+        monkeypatch.setitem(versions.INSTALLED, "keras", "3.12.0")
+        with pytest.raises(UnsupportedVersionError, match=r"keras 3\.12\.0 has no keras\.fake\.Renamed, which tfdist needs"):
+            need("keras.fake", "Renamed", since="3.12")
+        with pytest.raises(UnsupportedVersionError, match=r"has no Trainer\.train, which tfdist calls"):
+            need_function(keras_module.Trainer, "train", "self", "calls", since="3.12")
 
     def test_another_signature(self, keras_module):
         with pytest.raises(UnsupportedVersionError) as error:
@@ -63,6 +74,7 @@ class TestNames:
             def __init__(self):
                 self._there = 1
 
+        Model.__module__ = "keras.fake"
         need_attributes(Model, "_there")
         with pytest.raises(UnsupportedVersionError, match=r"has no .*Model\._renamed, which tfdist needs"):
             need_attributes(Model, "_there", "_renamed")

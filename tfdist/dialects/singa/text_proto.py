@@ -221,7 +221,8 @@ def parse_strictly(text: str, message: Any, source: Source, lines: dict[int, str
 
     try:
         # protobuf leaves unknown escapes in strings to Python, which warns about them.
-        with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             return text_format.Parse(text, message)
     except (text_format.ParseError, ValueError) as error:
         line = error.GetLine() if isinstance(error, text_format.ParseError) else None
