@@ -55,6 +55,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
         strategy = MultiWorkerMirrored(cluster, me)
         _check_devices(strategy.devices, cluster, me, start_timeout)
         random_state.share(strategy)
+        strategy.extended.has_variables = False  # That of the broadcast is gone.
     trainer.install()
     optimizer.install()
     return strategy

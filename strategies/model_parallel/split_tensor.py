@@ -4,7 +4,7 @@ Operations that know it compute on the parts (`rules.py`, and TensorFlow's dispa
 tensor, by a concatenation: the result is right, and no longer split.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
@@ -52,6 +52,10 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
     def whole(self) -> Any:
         """Returns the whole tensor on the current device."""
         return tf.concat(self.parts, axis=self.axis)
+
+    def with_parts(self, parts: Sequence[Any]) -> "SplitTensor":
+        """Returns a tensor with other parts in the same places."""
+        return SplitTensor(parts=tuple(parts), axis=self.axis, devices=self.devices)
 
     def get_shape(self) -> tf.TensorShape:
         """Returns `shape`."""

@@ -107,7 +107,7 @@ def run_eagerly():
     return compiled(mlp(), run_eagerly=True)
 
 
-@case(PAIR)
+@case(PAIR, epochs=1)
 def mixed_precision():
     return compiled(mlp(dtype="mixed_bfloat16"))
 
@@ -137,8 +137,8 @@ def own_train_step():
 class Gated(keras.Model):
     """Uses split tensors in ways that only some rules know: products, slices, reductions, TensorFlow's own operations."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
         self.up, self.gate = layers.Dense(32, name="up"), layers.Dense(32, "sigmoid", name="gate")
         self.down, self.head = layers.Dense(12, name="down"), layers.Dense(10)
 
