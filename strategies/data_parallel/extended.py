@@ -106,7 +106,7 @@ def _parts_of(value: Any, variable: SplitVariable) -> Any:
         return _slices_of_parts(value, variable)
     if isinstance(value, SplitTensor):
         value = value.whole()
-    is_whole = tf.is_tensor(value) and not hasattr(value, "handle") and value.shape.rank == variable.shape.rank
+    is_whole = isinstance(value, tf.Tensor) and value.shape.rank == variable.shape.rank
     if is_whole and value.shape.is_compatible_with(variable.shape):
         return tf.split(value, count, axis=variable.axis)
     return [value] * count
