@@ -2,10 +2,11 @@
 
 Every strategy has a module with `create(cluster, start_timeout)`, which runs on the tasks that run the user's program. The
 rooms: `private_api` (private names of TensorFlow and Keras), `inputs` (batches), `keras_hooks` (where Keras' loop and a
-strategy meet), `data_parallel` (mirrored, multi_worker_mirrored), `coordinator`, `parameter_server` and `hogwild` (workers that
-a chief coordinates), `checkpoint`, `evaluator`, `runtime`. Imports point from `parameter_server` and `hogwild` to
-`coordinator`, and from all of these to `keras_hooks`, `inputs` and `private_api`. This package imports `tfdist` and nothing of
-`launch`. Start with `create` below, then with the docstring of a room.
+strategy meet), `model_parallel` (variables split over the devices of a replica), `data_parallel` (mirrored,
+multi_worker_mirrored), `coordinator`, `parameter_server` and `hogwild` (workers that a chief coordinates), `checkpoint`,
+`evaluator`, `runtime`. Imports point from `parameter_server` and `hogwild` to `coordinator`, from `data_parallel` to
+`model_parallel`, and from all of these to `keras_hooks`, `inputs` and `private_api`. This package imports `tfdist` and nothing
+of `launch`. Start with `create` below, then with the docstring of a room.
 """
 
 import importlib
@@ -70,11 +71,13 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     """
     from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving
+    from tfdist.strategies.model_parallel import refusal
     from tfdist.strategies.runtime import run_summary
 
     quiet_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
     run_summary.install()
+    refusal.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     for warning in versions.newer_than_tested():
         logging.getLogger("tfdist").warning("%s", warning)

@@ -7,13 +7,24 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replica_context import current
+from tfdist.strategies.model_parallel.layouts import Partition
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, rows_by_part
+from tfdist.strategies.model_parallel.split_variable import SplitVariable, part_scope
+from tfdist.strategies.model_parallel.variables import column_devices
 from tfdist.strategies.private_api import MirroredExtended
 from tfdist.strategies.private_api.overrides import overrides
 
 
 class DataParallelExtended(MirroredExtended):
-    """TensorFlow's extended MirroredStrategy, also a base of that of MultiWorkerMirroredStrategy."""
+    """TensorFlow's extended MirroredStrategy, also a base of that of MultiWorkerMirroredStrategy.
 
+    Attributes:
+        partition: the devices of each replica of this task, if `keras.distribution` gives a replica several; None otherwise.
+        has_variables: whether a variable was created.
+    """
+
+    partition: Partition | None = None
+    has_variables = False
     _tfdist_tracing = 0
 
     @contextlib.contextmanager
@@ -39,3 +50,78 @@ class DataParallelExtended(MirroredExtended):
                 "BatchNormalization(synchronized=True) does: XLA cannot compile that; leave jit_compile at 'auto'"
             )
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
+
+    # Variables that are split over the devices of a replica.
+
+    @overrides(MirroredExtended)
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        self.has_variables = True
+        devices = column_devices()
+        if devices is not None:
+            kwargs["colocate_with"] = _Column(devices)
+        return super()._create_variable(next_creator, **kwargs)
+
+    @overrides(MirroredExtended)
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        if not isinstance(colocate_with_variable, SplitVariable):
+            super()._validate_colocate_with_variable(colocate_with_variable)
+
+    @overrides(MirroredExtended)
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: Any) -> Any:
+        if not isinstance(var, SplitVariable):
+            return super()._update(var, fn, args, kwargs, group)
+        return _on_parts(super()._update, var, fn, args, kwargs, group)
+
+    @overrides(MirroredExtended)
+    def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: Any) -> Any:
+        if not isinstance(var, SplitVariable) or self._use_merge_call():
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+        return _on_parts(super()._replica_ctx_update, var, fn, args, kwargs, group)
+
+
+class _Column:
+    """Where a part goes: what TensorFlow asks of a variable with which another is colocated."""
+
+    def __init__(self, devices: tuple[str, ...]) -> None:
+        self._devices = devices
+
+
+def _on_parts(update: Any, variable: SplitVariable, function: Any, args: Any, kwargs: Any, group: Any) -> Any:
+    """Updates each part by itself, on its device. In the function the variables stand for their parts."""
+    results = []
+    split = [_parts_of(value, variable) for value in args]
+    for number, part in enumerate(variable.parts):
+        with part_scope(number):
+            own = tuple(values[number] for values in split)
+            results.append(update(part, lambda _, *given, **named: function(variable, *given, **named), own, kwargs, group))
+    return results
+
+
+def _parts_of(value: Any, variable: SplitVariable) -> Any:
+    """Returns what each part gets of an argument of an update."""
+    count = len(variable.parts)
+    if isinstance(value, SplitTensor) and value.axis == variable.axis and len(value.parts) == count:
+        return value.parts
+    if isinstance(value, tf.IndexedSlices):
+        return _slices_of_parts(value, variable)
+    if isinstance(value, SplitTensor):
+        value = value.whole()
+    is_whole = isinstance(value, tf.Tensor) and value.shape.rank == variable.shape.rank
+    if is_whole and value.shape.is_compatible_with(variable.shape):
+        return tf.split(value, count, axis=variable.axis)
+    return [value] * count
+
+
+def _slices_of_parts(slices: tf.IndexedSlices, variable: SplitVariable) -> list[tf.IndexedSlices]:
+    """Returns the slices of each part of a table."""
+    count = len(variable.parts)
+    if variable.axis:
+        return [
+            tf.IndexedSlices(values, slices.indices, part.shape)
+            for values, part in zip(tf.split(slices.values, count, axis=variable.axis), variable.parts, strict=True)
+        ]
+    by_part = rows_by_part(slices.indices, variable.shape[0], count)
+    return [
+        tf.IndexedSlices(tf.gather(slices.values, chosen), local, part.shape)
+        for (chosen, local), part in zip(by_part, variable.parts, strict=True)
+    ]

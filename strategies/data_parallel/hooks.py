@@ -14,6 +14,7 @@ from tfdist.strategies.keras_hooks.build_scope import check_weights
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
+from tfdist.strategies.model_parallel.refusal import check_model
 from tfdist.strategies.private_api import without_optionals
 
 WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
@@ -37,6 +38,7 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`."""
         check_optimizer(model, self._strategy)
         check_weights(model, self._strategy)
+        check_model(model, self._strategy.extended.partition)
         return TrainingLoop(self._strategy, self.layout, model, step)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:

@@ -1,12 +1,13 @@
 """One task with several devices: TensorFlow's MirroredStrategy, one replica per slot, with all of Keras 3."""
 
+from typing import Any
+
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
+from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
-from tfdist.strategies.data_parallel.hooks import DataParallelHooks
-from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import optimizer, trainer
 
 
@@ -16,7 +17,12 @@ class Mirrored(tf.distribute.MirroredStrategy):
     def __init__(self, devices: list[str]) -> None:
         # As MirroredStrategy.__init__, with another `extended`.
         tf.distribute.Strategy.__init__(self, DataParallelExtended(self, devices))
-        self.tfdist_hooks = DataParallelHooks(self, Layout(len(devices), range(len(devices))))
+        self._arrangement = Arrangement(self, devices, self.extended._initialize_strategy, task=0, tasks=1)
+
+    def scope(self) -> Any:
+        """See `tf.distribute.Strategy.scope`. Follows `keras.distribution.set_distribution`."""
+        self._arrangement.follow()
+        return super().scope()
 
 
 def create(cluster: Cluster, start_timeout: float) -> Mirrored:

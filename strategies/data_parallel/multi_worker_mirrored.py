@@ -15,10 +15,9 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.data_parallel import random_state
+from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
-from tfdist.strategies.data_parallel.hooks import DataParallelHooks
-from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.private_api import MultiWorkerMirroredExtended, publish, published
 from tfdist.strategies.private_api.overrides import overrides
@@ -56,6 +55,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
         strategy = MultiWorkerMirrored(cluster, me)
         _check_devices(strategy.devices, cluster, me, start_timeout)
         random_state.share(strategy)
+        strategy.extended.has_variables = False  # That of the broadcast is gone.
     trainer.install()
     optimizer.install()
     return strategy
@@ -98,10 +98,18 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         self.devices = local_devices(me)
         # As MultiWorkerMirroredStrategy.__init__, with this task's own devices.
         tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, self.devices))
-        count = len(self.devices)
-        first = tasks.index(me) * count
-        layout = Layout(len(tasks) * count, range(first, first + count))
-        self.tfdist_hooks = DataParallelHooks(self, layout, is_chief=me is tasks[0])
+        names = self.extended.worker_devices
+
+        def initialize(devices: list[str]) -> None:
+            self.extended._tfdist_devices = [self.devices[names.index(device)] for device in devices]
+            self.extended._initialize_strategy(resolver, devices=None)
+
+        self._arrangement = Arrangement(self, names, initialize, tasks.index(me), len(tasks))
+
+    def scope(self) -> Any:
+        """See `tf.distribute.Strategy.scope`. Follows `keras.distribution.set_distribution`."""
+        self._arrangement.follow()
+        return super().scope()
 
 
 class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):

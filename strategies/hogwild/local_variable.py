@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
-from tfdist.strategies.coordinator.variable_base import VariableBase
 from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime import chief_device
+from tfdist.strategies.variable_base import VariableBase
 
 
 class Kind(enum.Enum):

@@ -10,12 +10,29 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import batch_sums, losses, replica_context, variables
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.private_api import ResourceVariable, patches
+
+ELEMENTWISE = frozenset(
+    (
+        keras.optimizers.SGD,
+        keras.optimizers.RMSprop,
+        keras.optimizers.Adam,
+        keras.optimizers.AdamW,
+        keras.optimizers.Adadelta,
+        keras.optimizers.Adagrad,
+        keras.optimizers.Adamax,
+        keras.optimizers.Nadam,
+        keras.optimizers.Ftrl,
+        keras.optimizers.Lion,
+    )
+)
+"""Optimizers that update each element by itself. Lamb, Muon, Adafactor and unknown optimizers need the whole variable."""
 
 
 def install() -> None:

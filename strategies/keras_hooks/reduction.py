@@ -11,9 +11,20 @@ from tfdist.strategies.private_api import batch_reduce_destination
 def all_reduce_sum(gradients: list[Any]) -> list[Any]:
     """Returns the sum of each tensor or IndexedSlices over all replicas, by one collective per dtype of dense tensors.
 
-    None stays None. Every replica has to call it, with tensors of the same shapes.
+    None stays None, and a tensor in parts (`model_parallel`) stays in parts. Every replica has to call it, with tensors of the
+    same shapes.
     """
     context, replica = tf.distribute.get_replica_context(), replica_context.current()
+    is_split = getattr(context.strategy.extended, "partition", None) is not None
+    if is_split and context.num_replicas_in_sync == 1:
+        return list(gradients)
+    if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):
+        sums = all_reduce_sum(tf.nest.flatten([_pieces(gradient) for gradient in gradients]))
+        sums = tf.nest.pack_sequence_as([_pieces(gradient) for gradient in gradients], sums)
+        return [
+            gradient.with_parts(total) if isinstance(gradient, tf.experimental.ExtensionType) else total
+            for gradient, total in zip(gradients, sums, strict=True)
+        ]
     if replica is not None and replica.looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         # Their length differs from step to step, and a collective in a loop has one shape.
         raise replica_context.NotInLoopError
@@ -26,6 +37,10 @@ def all_reduce_sum(gradients: list[Any]) -> list[Any]:
         for index, total in zip(indices, _sums(context, [gradients[i] for i in indices]), strict=True):
             sums[index] = total
     return sums
+
+
+def _pieces(gradient: Any) -> Any:
+    return list(gradient.parts) if isinstance(gradient, tf.experimental.ExtensionType) else gradient
 
 
 def _sums(context: Any, values: list[Any]) -> list[Any]:

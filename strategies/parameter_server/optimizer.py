@@ -7,31 +7,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
-from tfdist.strategies.keras_hooks.optimizer import with_inner
+from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE, with_inner
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
 from tfdist.strategies.private_api import in_stateless_scope, patches
-
-ELEMENTWISE = frozenset(
-    (
-        keras.optimizers.SGD,
-        keras.optimizers.RMSprop,
-        keras.optimizers.Adam,
-        keras.optimizers.AdamW,
-        keras.optimizers.Adadelta,
-        keras.optimizers.Adagrad,
-        keras.optimizers.Adamax,
-        keras.optimizers.Nadam,
-        keras.optimizers.Ftrl,
-        keras.optimizers.Lion,
-    )
-)
-"""Optimizers that update each element by itself. Lamb, Muon, Adafactor and unknown optimizers need the whole variable."""
 
 
 def install() -> None:

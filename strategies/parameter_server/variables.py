@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.variable_base import VariableBase
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.private_api import (
     CachingVariable,
@@ -22,6 +21,7 @@ from tfdist.strategies.private_api import (
     variable_accessed,
 )
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import VariableBase
 
 
 class _Shard(threading.local):

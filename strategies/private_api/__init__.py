@@ -42,6 +42,13 @@ keras_loss_module: Any = need("keras.src.losses", "loss")
 # Where random operations without a seed get theirs.
 seed_generator_module: Any = need("keras.src.random", "seed_generator")
 
+# The operations that Keras' layers call on TensorFlow.
+keras_numpy: Any = need("keras.src.backend.tensorflow", "numpy")
+keras_nn: Any = need("keras.src.backend.tensorflow", "nn")
+keras_random: Any = need("keras.src.backend.tensorflow", "random")
+# What layers ask for the layout of their outputs.
+keras_distribution: Any = need("keras.src.distribution", "distribution_lib")
+
 # Keras' variable on TensorFlow, and whether a call to it is only recorded.
 KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
 # Gives a variable of Keras, made outside of the scope, a value in it (keras_hooks/optimizer.py).
@@ -180,6 +187,8 @@ PerWorkerVariable: Any = need("tensorflow.python.distribute.ps_values", "PerWork
 PerWorkerVariableSpec: Any = need("tensorflow.python.distribute.ps_values", "PerWorkerVariableSpec")
 ResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "ResourceVariable")
 BaseResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable")
+# How a gradient tape differentiates by a value that consists of several tensors.
+CompositeTensorGradient: Any = need("tensorflow.python.framework.composite_tensor_gradient", "CompositeTensorGradient")
 register_tensor_conversion: Any = need(
     "tensorflow.python.framework.tensor_conversion_registry", "register_tensor_conversion_function"
 )

@@ -21,7 +21,11 @@ from tfdist.strategies.private_api import (
     TFOptimizer,
     TrackableSaver,
     checkpoint_management,
+    keras_distribution,
     keras_loss_module,
+    keras_nn,
+    keras_numpy,
+    keras_random,
     legacy_h5_format,
     saved_model_save,
     saving_lib,
@@ -191,6 +195,36 @@ DIRECT_ASSIGN = PatchPoint(
     "self, value",
     "Records what a step assigns; counters that are equal everywhere stay local.",
 )
+
+# model_parallel/: Keras' operations on tensors and variables whose parts are on several devices.
+INITIALIZE = PatchPoint(KerasVariable, "_initialize", "self, value", "A layout map splits a variable over devices.")
+DISTRIBUTE_TENSOR = PatchPoint(
+    keras_distribution, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has no such function."
+)
+BINARY_OPERATIONS = {
+    name: PatchPoint(keras_numpy, name, "x1, x2", "Computes on the parts of a split tensor, and keeps them apart.")
+    for name in ("add", "subtract", "multiply", "divide", "true_divide", "maximum", "minimum")
+}
+UNARY_OPERATIONS = {
+    name: PatchPoint(keras_numpy, name, "x", "As BINARY_OPERATIONS.")
+    for name in ("square", "absolute", "abs", "sqrt", "negative")
+}
+SUM = PatchPoint(keras_numpy, "sum", "x, axis, keepdims", "As BINARY_OPERATIONS.")
+MATMUL = PatchPoint(keras_numpy, "matmul", "x1, x2", "As BINARY_OPERATIONS.")
+EINSUM = PatchPoint(keras_numpy, "einsum", "subscripts, operands, kwargs", "As BINARY_OPERATIONS.")
+TAKE = PatchPoint(keras_numpy, "take", "x, indices, axis", "As BINARY_OPERATIONS.")
+TRANSPOSE = PatchPoint(keras_numpy, "transpose", "x, axes", "As BINARY_OPERATIONS.")
+RESHAPE = PatchPoint(keras_numpy, "reshape", "x, newshape", "As BINARY_OPERATIONS.")
+CONV = PatchPoint(keras_nn, "conv", "inputs, kernel, strides, padding, data_format, dilation_rate", "As BINARY_OPERATIONS.")
+SIGMOID = PatchPoint(keras_nn, "sigmoid", "x", "As BINARY_OPERATIONS.")
+SOFTMAX = PatchPoint(keras_nn, "softmax", "x, axis", "As BINARY_OPERATIONS.")
+ATTENTION = PatchPoint(
+    keras_nn,
+    "dot_product_attention",
+    "query, key, value, bias, mask, scale, is_causal, flash_attention, attn_logits_soft_cap",
+    "As BINARY_OPERATIONS.",
+)
+DROPOUT = PatchPoint(keras_random, "dropout", "inputs, rate, noise_shape, seed", "As BINARY_OPERATIONS.")
 
 # parameter_server/optimizer.py: updates run on the ps tasks that hold the variables.
 UPDATE_STEP = PatchPoint(

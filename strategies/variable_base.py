@@ -1,4 +1,4 @@
-"""What the variables of `parameter_server` and `hogwild` have in common."""
+"""The base of variables whose value is in several places: shards on ps tasks, local replicas, parts on devices."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tfdist.strategies.private_api.overrides import overrides
 
 
 class VariableBase(BaseResourceVariable):
-    """A variable whose value several tasks hold: shards on the ps tasks, or local replicas in the worker groups.
+    """A variable whose value is held in several places, tasks or devices.
 
     Keras and checkpoints see one variable with one value. Subclasses implement `_write`.
     """

@@ -1,0 +1,242 @@
+"""What Keras' operations do with tensors and variables that are split over devices.
+
+Each rule calls Keras' own operation on the parts, on their devices. `install` puts it in front of the operation of Keras'
+TensorFlow backend. An operation without a rule gets a split tensor whole; a split variable whole is refused in a step, because
+every device would then hold all of it (`SplitVariable.value`). Unary operations of TensorFlow are in `split_tensor.py`.
+"""
+
+import string
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, pieces, rows_by_part
+from tfdist.strategies.model_parallel.split_variable import SplitVariable
+from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
+
+Operation = Callable[..., Any]
+
+
+def install() -> None:
+    """Puts the rules in front of Keras' operations. Calling it again does nothing."""
+    for point in patches.BINARY_OPERATIONS.values():
+        point.patch(_binary)
+    for point in patches.UNARY_OPERATIONS.values():
+        point.patch(_unary)
+    patches.SUM.patch(_sum)
+    patches.MATMUL.patch(_matmul)
+    patches.EINSUM.patch(_einsum)
+    patches.TAKE.patch(_take)
+    patches.TRANSPOSE.patch(_transpose)
+    patches.RESHAPE.patch(_reshape)
+    patches.CONV.patch(_conv)
+    patches.SIGMOID.patch(_sigmoid)
+    patches.SOFTMAX.patch(_softmax)
+    patches.ATTENTION.patch(_attention)
+    patches.DROPOUT.patch(_dropout)
+
+
+def operand(value: Any) -> Any:
+    """Returns a split variable of Keras as a `SplitTensor`, in the dtype of the layer; any other value as it is."""
+    if isinstance(value, KerasVariable) and not in_stateless_scope():
+        inner = value._value
+        if isinstance(inner, SplitVariable) and not inner.is_part:
+            return value._maybe_autocast(inner.as_split())
+    elif isinstance(value, SplitVariable) and not value.is_part:
+        return value.as_split()
+    return value
+
+
+def whole(value: Any) -> Any:
+    """Returns a `SplitTensor` as one tensor; any other value as it is."""
+    return value.whole() if isinstance(value, SplitTensor) else value
+
+
+def _binary(original: Operation, x1: Any, x2: Any) -> Any:
+    x1, x2 = operand(x1), operand(x2)
+    if not isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor):
+        return original(x1, x2)
+    return elementwise(original, x1, x2)
+
+
+def _unary(original: Operation, x: Any) -> Any:
+    x = operand(x)
+    return x.on_parts(lambda number, part: original(part)) if isinstance(x, SplitTensor) else original(x)
+
+
+def _sum(original: Operation, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
+    x = operand(x)
+    if isinstance(x, SplitTensor) and axis is None and not keepdims:
+        return tf.add_n([original(part) for _, part in x.placed()])
+    return original(whole(x), axis, keepdims)
+
+
+def _matmul(original: Operation, x1: Any, x2: Any) -> Any:
+    x1, x2 = operand(x1), operand(x2)
+    if isinstance(x2, SplitTensor) and x2.rank == 2:
+        if x2.axis == 1:  # By columns: each device computes its columns of the result.
+            rows = whole(x1)
+            return x2.on_parts(lambda number, part: original(rows, part), axis=len(rows.shape) - 1)
+        parts = _parts_along(x1, len(x1.shape) - 1, len(x2.parts))  # By rows: the products are partial sums.
+        return _added(x2, lambda number, part: original(parts[number], part))
+    if isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor) and len(x2.shape) == 2 and x1.axis < x1.rank - 1:
+        return x1.on_parts(lambda number, part: original(part, x2))
+    return original(whole(x1), whole(x2))
+
+
+def _einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any) -> Any:
+    values = [operand(value) for value in operands]
+    split = [value for value in values if isinstance(value, SplitTensor)]
+    if not split:
+        return original(subscripts, *values, **kwargs)
+    letters, result = _letters(subscripts, [len(value.shape) for value in values])
+    if letters is None or any(len(set(each)) < len(each) for each in letters):
+        return original(subscripts, *(whole(value) for value in values), **kwargs)
+    # The letter along which the variable is split, or else the first split operand.
+    variables = [i for i, given in enumerate(operands) if values[i] is not given]
+    leader = variables[0] if variables else next(i for i, value in enumerate(values) if isinstance(value, SplitTensor))
+    letter, count = letters[leader][values[leader].axis], len(values[leader].parts)
+    parts = [
+        _parts_along(value, own.index(letter), count) if letter in own else [whole(value)] * count
+        for value, own in zip(values, letters, strict=True)
+    ]
+    equation = f"{','.join(letters)}->{result}"
+
+    def on_part(number: int, _: Any) -> Any:
+        return original(equation, *(each[number] for each in parts), **kwargs)
+
+    if letter in result:
+        return values[leader].on_parts(on_part, axis=result.index(letter))
+    return _added(values[leader], on_part)
+
+
+def _letters(subscripts: str, ranks: list[int]) -> tuple[list[str] | None, str]:
+    """Returns the letters of each operand and of the result of an equation, with letters in place of `...`."""
+    inputs, arrow, result = subscripts.replace(" ", "").partition("->")
+    letters = inputs.split(",")
+    if not arrow or len(letters) != len(ranks):
+        return None, ""
+    free = [letter for letter in string.ascii_letters if letter not in subscripts]
+    hidden = [rank - len(each) + 3 for each, rank in zip(letters, ranks, strict=True) if "..." in each]
+    if hidden and len(set(hidden)) > 1:  # Broadcasting inside `...`.
+        return None, ""
+    batch = "".join(free[: hidden[0]]) if hidden else ""
+    return [each.replace("...", batch) for each in letters], result.replace("...", batch)
+
+
+def _take(original: Operation, x: Any, indices: Any, axis: int | None = None) -> Any:
+    x = operand(x)
+    if not isinstance(x, SplitTensor) or axis != 0 or x.rank != 2 or isinstance(indices, tf.SparseTensor | tf.RaggedTensor):
+        return original(whole(x), whole(indices), axis)
+    indices = tf.convert_to_tensor(whole(indices))
+    if x.axis == 1:
+        return x.on_parts(lambda number, part: original(part, indices, 0), axis=len(indices.shape))
+    rows = x.shape[0]
+    flat = tf.reshape(tf.where(indices < 0, indices + tf.cast(rows, indices.dtype), indices), [-1])
+    places, found = [], []
+    for (_, part), (chosen, local) in zip(x.placed(), rows_by_part(flat, rows, len(x.parts)), strict=True):
+        places.append(chosen)
+        found.append(tf.gather(part, local))
+    looked_up = tf.reshape(tf.dynamic_stitch(places, found), tf.concat([tf.shape(indices), x.shape[1:]], axis=0))
+    return tf.ensure_shape(looked_up, indices.shape.concatenate(x.shape[1:]))
+
+
+def _transpose(original: Operation, x: Any, axes: Any = None) -> Any:
+    x = operand(x)
+    if not isinstance(x, SplitTensor):
+        return original(x, axes)
+    order = list(range(x.rank))[::-1] if axes is None else [axis % x.rank for axis in axes]
+    return x.on_parts(lambda number, part: original(part, axes), axis=order.index(x.axis))
+
+
+def _reshape(original: Operation, x: Any, newshape: Any) -> Any:
+    """Keeps the split of a bias that a convolution reshapes to (1, …, channels)."""
+    x = operand(x)
+    if not isinstance(x, SplitTensor):
+        return original(x, newshape)
+    (size,) = x.shape if x.rank == 1 else (None,)
+    places = [place for place, length in enumerate(newshape) if isinstance(length, int) and length == size]
+    if x.rank == 1 and len(places) == 1 and all(length == 1 for place, length in enumerate(newshape) if place != places[0]):
+        part_shape = [x.parts[0].shape[0] if place == places[0] else 1 for place in range(len(newshape))]
+        return x.on_parts(lambda number, part: original(part, part_shape), axis=places[0])
+    return original(whole(x), newshape)
+
+
+def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: Any) -> Any:
+    inputs, kernel = operand(inputs), operand(kernel)
+    if not isinstance(kernel, SplitTensor):
+        return original(whole(inputs), kernel, *args, **kwargs)
+    rank = len(inputs.shape)
+    data_format = kwargs.get("data_format") or (args[2] if len(args) > 2 else None) or "channels_last"
+    channels = 1 if data_format == "channels_first" else rank - 1
+    if kernel.axis == kernel.rank - 1:
+        pixels = whole(inputs)
+        if kernel.shape[-2] == pixels.shape[channels]:  # No groups.
+            return kernel.on_parts(lambda number, part: original(pixels, part, *args, **kwargs), axis=channels)
+    elif kernel.axis == kernel.rank - 2 and kernel.shape[-2] == inputs.shape[channels]:
+        parts = _parts_along(inputs, channels, len(kernel.parts))
+        return _added(kernel, lambda number, part: original(parts[number], part, *args, **kwargs))
+    raise ValueError(
+        f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[channels]} channels and its split along axis "
+        f"{kernel.axis} cannot compute on parts; split it along its last axis (filters) or the one before (channels), "
+        "without groups"
+    )
+
+
+def _sigmoid(original: Operation, x: Any) -> Any:
+    """Gives the result of a whole tensor its logits, as Keras does, for a loss that uses them."""
+    return original(whole(x))
+
+
+def _softmax(original: Operation, x: Any, axis: Any = -1) -> Any:
+    if not isinstance(x, SplitTensor):
+        return original(x, axis)
+    axes = range(x.rank) if axis is None else [each % x.rank for each in ([axis] if isinstance(axis, int) else axis)]
+    if x.axis in axes:
+        return original(x.whole(), axis)
+    return x.on_parts(lambda number, part: original(part, axis))
+
+
+def _attention(
+    original: Operation, query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Computes the heads on their devices."""
+    heads = 2
+    tensors = (query, key, value)
+    if not all(isinstance(each, SplitTensor) and each.axis == heads for each in tensors):
+        return original(*(whole(each) for each in tensors), whole(bias), whole(mask), *args, **kwargs)
+    count = len(query.parts)
+
+    def own(extra: Any) -> Any:
+        extra = whole(extra)
+        return [extra] * count if extra is None or extra.shape[1] == 1 else pieces(extra, count, 1)
+
+    biases, masks = own(bias), own(mask)
+    return query.on_parts(
+        lambda number, part: original(
+            part, key.parts[number], value.parts[number], biases[number], masks[number], *args, **kwargs
+        )
+    )
+
+
+def _dropout(original: Operation, inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+    """Multiplies the parts by those of one mask, which is the mask of a tensor that is not split."""
+    if not isinstance(inputs, SplitTensor):
+        return original(inputs, rate, noise_shape, seed)
+    part = inputs.parts[0]
+    shape = tf.tensor_scatter_nd_update(tf.shape(part), [[inputs.axis]], [part.shape[inputs.axis] * len(inputs.parts)])
+    ones = tf.ensure_shape(tf.ones(shape, part.dtype), inputs.shape)
+    return elementwise(tf.multiply, inputs, original(ones, rate, noise_shape, seed))
+
+
+def _parts_along(value: Any, axis: int, count: int) -> Any:
+    """Returns `count` parts of a tensor along an axis; its own parts if it is split there."""
+    if isinstance(value, SplitTensor) and value.axis == axis and len(value.parts) == count:
+        return value.parts
+    return pieces(whole(value), count, axis)
+
+
+def _added(split: SplitTensor, function: Callable[[int, Any], Any]) -> Any:
+    """Returns the sum, on the current device, of what a function computes on the device of each part."""
+    return tf.add_n([function(number, part) for number, part in split.placed()])

@@ -1,0 +1,97 @@
+"""Creates the variables that a layout map names as `SplitVariable`s."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.model_parallel import optimizer, rules
+from tfdist.strategies.model_parallel.layouts import split_axis
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, pieces
+from tfdist.strategies.model_parallel.split_variable import SplitVariable
+from tfdist.strategies.private_api import patches
+
+
+class _Column(threading.local):
+    devices: tuple[str, ...] | None = None
+
+
+_column = _Column()
+
+
+def install() -> None:
+    """Makes Keras' variables ask for their layout. Calling it again does nothing."""
+    rules.install()
+    optimizer.install()
+    patches.INITIALIZE.patch(_initialize)
+    patches.DISTRIBUTE_TENSOR.patch(_distribute_tensor)
+
+
+def column_devices() -> tuple[str, ...] | None:
+    """Returns the devices, one per replica, of the part that this thread creates now; None outside."""
+    return _column.devices
+
+
+@contextlib.contextmanager
+def _column_of(devices: tuple[str, ...]) -> Iterator[None]:
+    outer, _column.devices = _column.devices, devices
+    try:
+        yield
+    finally:
+        _column.devices = outer
+
+
+def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
+    partition = getattr(tf.distribute.get_strategy().extended, "partition", None)
+    layout = None if partition is None else _layout_of(variable)
+    shape = tuple(variable._shape or getattr(value, "shape", ()))
+    axis = None if partition is None or layout is None else split_axis(layout, variable.path, shape, partition)
+    if partition is None or axis is None:
+        original(variable, value)
+        return
+    variable._layout = layout  # Optimizers give it to the slots.
+    begin = tf.convert_to_tensor(value() if callable(value) else value, dtype=variable._dtype)
+    parts = []
+    for number, piece in enumerate(pieces(begin, len(partition.rows[0]), axis)):
+        with _column_of(tuple(row[number] for row in partition.rows)):
+            part = tf.Variable(
+                lambda piece=piece: piece,
+                dtype=variable._dtype,
+                trainable=variable.trainable,
+                name=f"{variable.name}/part_{number}",
+                aggregation=variable._map_aggregation(variable.aggregation),
+                synchronization=variable._map_synchronization(variable.synchronization),
+            )
+        parts.append(part)
+    variable._value = SplitVariable(parts, axis, variable.path)
+
+
+def _layout_of(variable: Any) -> Any:
+    """Returns the layout of a slot, which is that of its weight, or that of a weight in the current layout map; or None."""
+    distribution = keras.distribution.distribution()
+    if variable._layout is not None or not variable.trainable:
+        return variable._layout
+    return distribution.get_variable_layout(variable) if isinstance(distribution, keras.distribution.ModelParallel) else None
+
+
+def _distribute_tensor(original: Callable[..., Any], tensor: Any, layout: Any) -> Any:
+    """Splits the output of a layer that the layout map names, or joins it."""
+    partition = getattr(tf.distribute.get_strategy().extended, "partition", None)
+    if partition is None or keras.backend.is_keras_tensor(tensor):
+        return original(tensor, layout)
+    batch = layout.axes[0] if layout.axes and layout.axes[0] != partition.axis else None  # Each replica has its own examples.
+    inner = keras.distribution.TensorLayout((None, *layout.axes[1:]) if batch else layout.axes, layout.device_mesh)
+    axis = split_axis(inner, "an output of a layer", tuple(tensor.shape), partition)
+    if isinstance(tensor, SplitTensor):
+        if tensor.axis == axis:
+            return tensor
+        tensor = tensor.whole()
+    if axis is None:
+        return tensor
+    replica = replica_context.current()
+    devices = partition.rows[0 if replica is None else replica.index]
+    return SplitTensor(parts=tuple(pieces(tensor, len(devices), axis)), axis=axis, devices=devices)

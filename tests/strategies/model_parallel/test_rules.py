@@ -1,0 +1,156 @@
+"""Keras' operations on split tensors give what they give on whole ones, and keep them split where they can."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from tfdist.strategies.model_parallel import rules
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def installed():
+    rules.install()
+
+
+def values(*shape):
+    return RNG.normal(size=shape).astype("float32")
+
+
+def split(value, axis, parts=2):
+    return SplitTensor(parts=tuple(tf.split(value, parts, axis=axis)), axis=axis, devices=("CPU:0",) * parts)
+
+
+def equal(result, expected, axis):
+    """Whether a result has the expected value, and is split along this axis; None for a whole tensor."""
+    assert (result.axis if isinstance(result, SplitTensor) else None) == axis
+    np.testing.assert_allclose(tf.convert_to_tensor(result), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 5, 6)])
+@pytest.mark.parametrize("input_axis", [None, -1, 0])
+@pytest.mark.parametrize("kernel_axis", [0, 1, None])
+def test_matmul(shape, input_axis, kernel_axis):
+    x, kernel = values(*shape), values(6, 4)
+    if (input_axis is None and kernel_axis is None) or (input_axis == 0 and shape[0] % 2 and len(shape) > 1):
+        pytest.skip("nothing is split, or not equally")
+    ours = x if input_axis is None else split(x, input_axis % len(shape))
+    result = ops.matmul(ours, kernel if kernel_axis is None else split(kernel, kernel_axis))
+    stays = input_axis == 0 and len(shape) > 1
+    equal(result, x @ kernel, {0: None, 1: len(shape) - 1, None: 0 if stays else None}[kernel_axis])
+
+
+@pytest.mark.parametrize(
+    "equation, shapes, axes, axis",
+    [
+        ("abc,cde->abde", [(2, 3, 4), (4, 6, 5)], (None, 1), 2),  # the heads of a query
+        ("abcd,cde->abe", [(2, 3, 4, 5), (4, 5, 6)], (2, 0), None),  # the output of attention
+        ("abcd,cde->abe", [(2, 3, 4, 5), (4, 5, 6)], (None, 0), None),
+        ("aecd,abcd->acbe", [(2, 3, 4, 5), (2, 6, 4, 5)], (2, 2), 1),  # the scores
+        ("acbe,aecd->abcd", [(2, 4, 6, 3), (2, 3, 4, 5)], (1, 2), 2),
+        ("...x,xy->...y", [(2, 3, 4), (4, 6)], (None, 1), 2),
+        ("...x,xy->...y", [(2, 3, 4), (4, 6)], (2, 0), None),
+        ("ab,bc->ac", [(4, 6), (6, 8)], (0, None), 0),
+        ("ab,bc->ac", [(4, 6), (6, 8)], (0, 1), 0),
+    ],
+)
+def test_einsum(equation, shapes, axes, axis):
+    operands = [values(*shape) for shape in shapes]
+    ours = [value if place is None else split(value, place) for value, place in zip(operands, axes, strict=True)]
+    equal(ops.einsum(equation, *ours), np.einsum(equation, *operands), axis)
+
+
+@pytest.mark.parametrize("other", [2.0, (6,), (1,), (4, 6), (4, 1), (3, 4, 6)])
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum"])
+def test_elementwise_operations_broadcast(name, other):
+    x = values(4, 6)
+    y = other if isinstance(other, float) else np.abs(values(*other)) + 1
+    operation = getattr(ops, name)
+    rank = max(2, np.ndim(y))
+    equal(operation(split(x, 1), y), getattr(np, name)(x, y), rank - 1)
+    equal(operation(y, split(np.abs(x) + 1, 1)), getattr(np, name)(y, np.abs(x) + 1), rank - 1)
+
+
+def test_two_split_tensors_meet_or_are_joined():
+    x, y = values(4, 6), values(4, 6)
+    equal(split(x, 1) * split(y, 1), x * y, 1)
+    equal(split(x, 1) * split(y, 0), x * y, 1)  # The other one is cut anew.
+    equal(split(x, 1) + split(y[0], 0), x + y[0], 1)
+    equal(1.0 - split(x, 0), 1 - x, 0)
+
+
+@pytest.mark.parametrize(
+    "name", ["relu", "gelu", "silu", "tanh", "exp", "square", "abs", "softplus", "leaky_relu", "sqrt", "negative"]
+)
+def test_elementwise_functions_keep_the_split(name):
+    x = np.abs(values(4, 6)) + 0.1
+    equal(getattr(ops, name)(split(x, 1)), getattr(ops, name)(x), 1)
+
+
+def test_what_has_no_rule_gets_the_whole_tensor():
+    x = values(4, 6)
+    equal(ops.mean(split(x, 1), axis=-1), x.mean(-1), None)
+    equal(ops.concatenate([split(x, 1), x]), np.concatenate([x, x]), None)
+    equal(split(x, 1)[:, 1:3], x[:, 1:3], None)
+    equal(ops.sigmoid(split(x, 1)), ops.sigmoid(x), None)
+    equal(ops.cumsum(split(x, 1), axis=1), np.cumsum(x, 1), None)
+
+
+def test_sum_transpose_softmax_and_reshape():
+    x = values(4, 6)
+    equal(ops.sum(split(x, 1)), x.sum(), None)
+    equal(ops.sum(split(x, 1), axis=0), x.sum(0), None)
+    equal(ops.transpose(split(x, 1)), x.T, 0)
+    equal(ops.transpose(split(values(2, 4, 6), 2), (2, 0, 1)).parts[0].shape[0], 3, None)
+    equal(ops.softmax(split(x, 0), axis=-1), ops.softmax(x, axis=-1), 0)
+    equal(ops.softmax(split(x, 1), axis=-1), ops.softmax(x, axis=-1), None)
+    equal(ops.reshape(split(x[0], 0), (1, 1, 6)), x[0].reshape(1, 1, 6), 2)
+    equal(ops.reshape(split(x, 1), (6, 4)), x.reshape(6, 4), None)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("indices", [[0, 5, 3, 3], [[-1, 2], [4, -6]]])
+def test_take_looks_rows_up_where_they_are(axis, indices):
+    table = values(6, 4)
+    result = ops.take(split(table, axis), np.array(indices), axis=0)
+    equal(result, table[np.array(indices)], np.ndim(indices) if axis else None)
+
+
+@pytest.mark.parametrize("index", [6, -7, 100])
+def test_take_fails_on_rows_that_do_not_exist(index):
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        ops.take(split(values(6, 4), 0), np.array([1, index]), axis=0)
+
+
+@pytest.mark.parametrize("layout", ["channels_last"])
+@pytest.mark.parametrize("kernel_axis, axis", [(3, 3), (2, None)])
+def test_convolutions(layout, kernel_axis, axis):
+    images, kernel = values(2, 5, 5, 4), values(3, 3, 4, 6)
+    expected = ops.conv(images, kernel, data_format=layout, padding="same")
+    equal(ops.conv(images, split(kernel, kernel_axis), data_format=layout, padding="same"), expected, axis)
+    equal(ops.conv(split(images, 3), split(kernel, kernel_axis), data_format=layout, padding="same"), expected, axis)
+
+
+@pytest.mark.parametrize("kernel, axis", [((4, 3, 4, 6), 0), ((3, 3, 2, 6), 3)])
+def test_convolutions_that_cannot_compute_on_parts_are_refused(kernel, axis):
+    with pytest.raises(ValueError, match="cannot compute on parts"):
+        ops.conv(values(2, 5, 5, 4), split(values(*kernel), axis))
+
+
+def test_heads_of_attention_stay_apart():
+    tensors = [values(2, 5, 4, 3) for _ in range(3)]
+    mask = RNG.random((2, 4, 5, 5)) > 0.3
+    for own in (None, mask, mask[:, :1]):
+        expected = ops.dot_product_attention(*tensors, mask=own)
+        equal(ops.dot_product_attention(*(split(each, 2) for each in tensors), mask=own), expected, 2)
+    equal(ops.dot_product_attention(split(tensors[0], 1, 5), *tensors[1:]), ops.dot_product_attention(*tensors), None)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dropout_drops_what_it_drops_of_a_whole_tensor(axis):
+    x = values(4, 6)
+    equal(keras.random.dropout(split(x, axis), 0.5, seed=3), keras.random.dropout(x, 0.5, seed=3), axis)

@@ -1,0 +1,124 @@
+"""Models that keras.distribution splits over devices train as on one device: the cases of programs/split_models.py."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROGRAM = str(PROGRAMS / "split_models.py")
+ONE_REPLICA = (
+    "many_steps_of_adam",
+    "every_kernel_by_columns_also_the_last",
+    "adamw_with_decay_clipping_and_averages",
+    "clipping_by_the_norm_of_all_gradients",
+    "rmsprop_with_regularized_kernels",
+    "gradient_accumulation",
+    "steps_per_execution",
+    "run_eagerly",
+    "mixed_precision",
+    "loss_scaling",
+    "jit_compile",
+    "own_train_step",
+    "a_gated_subclassed_model",
+    "layouts_of_activations",
+    "convolutions",
+    "an_embedding_by_columns",
+    "an_embedding_by_rows",
+    "a_transformer_with_dropout",
+)
+TWO_REPLICAS = ("a_pair_of_dense_layers", "adamw_with_decay_clipping_and_averages", "an_embedding_by_rows", "a_transformer")
+TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")
+RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def results(request, tmp_path_factory):
+    """(name of the run, what each task has written)"""
+    folder = tmp_path_factory.mktemp("split")
+    mesh, _, tasks = request.param.partition(", ")
+    command = [PROGRAM, mesh, *RUNS[request.param]]
+    if tasks:
+        (folder / "workers.conf").write_text("cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }")
+        command = ["-m", "tfdist.launch", "--cluster", "workers.conf", *command]
+    with open(folder / "output.txt", "wb") as output:
+        subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=580)
+    files = sorted(folder.glob(f"{mesh}*.json"))
+    assert len(files) == (2 if tasks else 1), (folder / "output.txt").read_text()[-5000:]
+    return request.param, [json.loads(path.read_text()) for path in files]
+
+
+def close(one, split, rel):
+    """Returns whether nested lists and dicts of numbers are equal up to rounding."""
+    if isinstance(one, dict):
+        return one.keys() == split.keys() and all(close(one[key], split[key], rel) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(split) and all(close(a, b, rel) for a, b in zip(one, split, strict=True))
+    return split == pytest.approx(one, rel=rel, abs=rel)
+
+
+@pytest.mark.parametrize("case", dict.fromkeys((*ONE_REPLICA, *TWO_REPLICAS, *TWO_TASKS)))
+def test_equals_one_device(results, case):
+    run, tasks = results
+    if case not in RUNS[run]:
+        pytest.skip("runs on another mesh")
+    for task in tasks:
+        result = task[case]
+        assert "error" not in result, result["error"]
+        rounding = 0.02 if case == "mixed_precision" else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
+        for what in ("history", "evaluate", "predict", "weights", "slots")[: 3 if case == "mixed_precision" else 5]:
+            assert close(result["one"][what], result["split"][what], rounding), what
+        assert close(result["split"]["predict"], result["loaded"], rounding), "loaded"
+
+
+def test_each_device_holds_its_part(results):
+    run, tasks = results
+    case = next(iter(RUNS[run]))
+    for task in tasks:
+        (whole,) = task[case]["one"]["bytes"].values()
+        held = task[case]["split"]["bytes"]
+        parts = 4 if run == "1x4" else 2
+        assert task[case]["split"]["split"] and len(held) == (2 if "tasks" in run else 4)
+        replicas = len(held) // parts
+        # Of what is not split, the first device of each replica holds all.
+        least, most = min(held.values()), max(held.values())
+        assert sum(held.values()) == replicas * (least * parts + (most - least)) and least < whole / parts
+        assert least * parts + (most - least) == whole
+
+
+def test_what_cannot_be_split_is_refused_by_name(tmp_path):
+    run = subprocess.run([sys.executable, PROGRAM, "refused"], cwd=tmp_path, capture_output=True, timeout=300)
+    assert run.returncode == 0, run.stderr.decode()[-5000:]
+    found = json.loads((tmp_path / "refused.json").read_text())
+    expected = {
+        "an_optimizer_that_needs_whole_variables": "Lamb may need all of a variable",
+        "an_operation_without_a_rule": "own/kernel is split over 4 devices, and this step reads it as a whole",
+        "a_dimension_that_four_devices_cannot_share": "head/kernel the layout (None, 'model'), and its shape (12, 10)",
+        "a_constraint": "up/kernel is split over 4 devices, and this step reads it as a whole",
+        "export": "a SavedModel cannot hold that",
+        "a_model_outside_the_scope": "keras.distribution has no effect on",
+        "another_mesh": "variables on another arrangement",
+    }
+    assert found.keys() == expected.keys()
+    for name, text in expected.items():
+        assert text in found[name], name
+
+
+@pytest.mark.parametrize("description", ['"BASIC"', '{"chief": 1, "worker": 1, "ps": 1}'])
+def test_strategies_that_do_not_follow_keras_distribution_say_so(description, tmp_path):
+    program = f"""
+import tfdist
+strategy = tfdist.strategy({description})
+import keras, numpy as np
+mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
+keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=keras.distribution.LayoutMap(mesh)))
+with strategy.scope():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((4, 2)), np.ones((4, 1)))
+"""
+    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert run.returncode and "ValueError: keras.distribution has no effect on sequential" in run.stderr
