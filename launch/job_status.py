@@ -5,8 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class State(enum.StrEnum):
-    """The states of a job and of a task."""
+class State(str, enum.Enum):
+    """The states of a job and of a task. Each is its text."""
+
+    def __str__(self) -> str:  # As that of enum.StrEnum, which Python 3.10 lacks.
+        return str(self.value)
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.value, format_spec)
 
     QUEUED = "queued"
     """Accepted; nothing runs yet."""
