@@ -30,7 +30,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "fragments",
         "adaptive",
         "synchronization_weights",
-        "overlap",
+        "delay",
     ),
 }
 """Names of flags by topic. Each back end with flags of its own is a topic after these; what is left is under "Further"."""

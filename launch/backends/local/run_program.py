@@ -54,7 +54,7 @@ def execute(program: Program) -> None:
             `ClusterError` or an `UnsupportedVersionError`, which is printed as one line; with 130 after Ctrl-C; with the
             argument of `sys.exit`.
     """
-    faulthandler.register(signal.SIGQUIT)  # The launcher sends it to a task that hangs.
+    faulthandler.register(signal.SIGQUIT, file=2)  # The launcher sends it to a task that hangs.
     try:
         if program.script is not None:
             sys.argv = [program.script, *program.args]

@@ -26,10 +26,10 @@ class Speeds:
         yield
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("delay", [1, 0])
 @pytest.mark.parametrize("periods", [[8], [1] * 8, [3, 3, 3], [5, 5], [7, 1], [2, 6]])
 @pytest.mark.parametrize("begins_built", [True, False])
-def test_a_thread_of_a_group_traces_nothing(overlap, periods, begins_built, monkeypatch):
+def test_a_thread_of_a_group_traces_nothing(delay, periods, begins_built, monkeypatch):
     traced_by, made = [], []
     blocks = ["block"] if begins_built else []
 
@@ -45,7 +45,7 @@ def test_a_thread_of_a_group_traces_nothing(overlap, periods, begins_built, monk
     monkeypatch.setattr(GroupCalls, "_trace", trace)
     monkeypatch.setattr(GroupCalls, "_run", run)
     strategy = SimpleNamespace(
-        synchronization=Synchronization("average", adaptive=True, overlap=overlap),
+        synchronization=Synchronization("average", adaptive=True, delay=delay),
         steps_per_synchronization=8,
         shares_replicas=False,
         speeds=Speeds(periods),
