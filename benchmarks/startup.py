@@ -20,8 +20,8 @@ from absl import app, flags
 
 import tfdist
 from tfdist.choice import choose, prepared
+from tfdist.launch.backends.local.backend import plan
 from tfdist.launch.backends.local.ports import HeldPorts
-from tfdist.launch.backends.local.processes import task_environment
 from tfdist.launch.job import Job, Program
 
 FLAGS = flags.FLAGS
@@ -105,9 +105,11 @@ def separate(tier: str) -> dict[str, float]:
         ports = HeldPorts()
         cluster = prepared(tfdist.read(tier))
         cluster = ports.hold(cluster, {task.name for task in cluster.tasks})
+        planned = plan(Job(cluster, choose(cluster), Program(script="program.py"), folder=name)).environment
         environments = [
             os.environ
-            | task_environment(Job(cluster, choose(cluster), Program(script="program.py"), folder), task)
+            | dict(planned.get(task.name, {}))
+            | {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index))}
             | {"TF_GRPC_REUSE_PORT": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
             for task in cluster.tasks
         ]
