@@ -77,12 +77,12 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     quiet_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
     run_summary.install()
-    refusal.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     for warning in versions.newer_than_tested():
         logging.getLogger("tfdist").warning("%s", warning)
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     atomic_saving.install(strategy)
+    refusal.install()  # Last, so that it comes before the hooks of the strategy.
     return strategy
 
 

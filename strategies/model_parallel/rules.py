@@ -11,9 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, pieces, rows_by_part
-from tfdist.strategies.model_parallel.split_variable import SplitVariable
-from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, pieces, rows_by_part
+from tfdist.strategies.private_api import patches
 
 Operation = Callable[..., Any]
 
@@ -35,17 +34,6 @@ def install() -> None:
     patches.SOFTMAX.patch(_softmax)
     patches.ATTENTION.patch(_attention)
     patches.DROPOUT.patch(_dropout)
-
-
-def operand(value: Any) -> Any:
-    """Returns a split variable of Keras as a `SplitTensor`, in the dtype of the layer; any other value as it is."""
-    if isinstance(value, KerasVariable) and not in_stateless_scope():
-        inner = value._value
-        if isinstance(inner, SplitVariable) and not inner.is_part:
-            return value._maybe_autocast(inner.as_split())
-    elif isinstance(value, SplitVariable) and not value.is_part:
-        return value.as_split()
-    return value
 
 
 def whole(value: Any) -> Any:

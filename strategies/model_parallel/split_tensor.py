@@ -4,13 +4,14 @@ Operations that know it compute on the parts (`rules.py`, and TensorFlow's dispa
 tensor, by a concatenation: the result is right, and no longer split.
 """
 
+import abc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.private_api import KerasVariable
+from tfdist.strategies.private_api import KerasVariable, in_stateless_scope
 
 
 class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor):  # type: ignore[misc]
@@ -88,7 +89,31 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
                 yield number, part
 
 
+class Splittable(abc.ABC):
+    """A variable that can be read in parts: the base of `SplitVariable`."""
+
+    @property
+    @abc.abstractmethod
+    def is_part(self) -> bool:
+        """Whether it stands for one of its parts in this thread."""
+
+    @abc.abstractmethod
+    def as_split(self) -> SplitTensor:
+        """Returns the value in its parts, each read on its device."""
+
+
 tf.register_tensor_conversion_function(SplitTensor, lambda value, dtype=None, name=None, as_ref=False: value.whole())
+
+
+def operand(value: Any) -> Any:
+    """Returns a variable that is split, TensorFlow's or Keras', as a `SplitTensor`; any other value as it is.
+
+    The value of a variable of Keras is in the dtype in which its layer computes.
+    """
+    inner = value._value if isinstance(value, KerasVariable) and not in_stateless_scope() else value
+    if not isinstance(inner, Splittable) or inner.is_part:
+        return value
+    return inner.as_split() if inner is value else value._maybe_autocast(inner.as_split())
 
 
 def pieces(value: Any, count: int, axis: int) -> Any:
@@ -121,6 +146,7 @@ def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
 
     The result is split if the other tensor is split in the same place, can be split there, or is broadcast there.
     """
+    x, y = operand(x), operand(y)
     one, other = (x, y) if isinstance(x, SplitTensor) else (y, x)
     if isinstance(other, int | float):
         other = tf.constant(other, one.dtype)

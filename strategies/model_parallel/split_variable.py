@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, pieces
+from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.variable_base import VariableBase
@@ -234,4 +234,5 @@ class SplitVariable(VariableBase):
         return f"<SplitVariable {self._name!r} shape={self._shape} dtype={self.dtype.name} in {len(self.parts)} parts>"
 
 
+Splittable.register(SplitVariable)
 register_tensor_conversion(SplitVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())
