@@ -3,11 +3,12 @@
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
@@ -67,6 +68,10 @@ def namespace(name: str, number: int) -> Iterator[str]:
         run(f"ip -n {name} link set lo up")
         yield f"10.{number}.7.2"
     finally:
+        # Sessions whose client is gone outlive their server.
+        for pid in subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, timeout=30).stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
         # Left to itself, the cable goes some time after the last process of the namespace.
         subprocess.run(["ip", "link", "delete", here], check=False, capture_output=True, timeout=30)
         run(f"ip netns delete {name}")

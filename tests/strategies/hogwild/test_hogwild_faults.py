@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import textwrap
+from pathlib import Path
 
 import pytest
 from by_hand import configs
@@ -125,12 +126,17 @@ def test_under_the_launcher_a_worker_is_started_again(start, script, small_clust
     assert job.left() == {}
 
 
+def started(pid):
+    """When a process was started, in clock ticks. Numbers of processes begin again at some time."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def test_a_worker_of_a_plain_program_is_started_again(start, script, small_cluster, tmp_path):
     cluster = f'dataclasses.replace(tfdist.read("{small_cluster}"), strategy="hogwild", sync_period=2)'
     program = "import dataclasses\n" + textwrap.dedent(TRAINS).replace("tfdist.strategy()", f"tfdist.strategy({cluster})")
     job = start(script(program), fresh=True)  # It shows which of its processes is the fork server.
     job.wait_for("change 1: 2 training")
-    servers = sorted(pid for pid, command in processes_of(job.mark).items() if "fork_server" in command)
+    servers = sorted((pid for pid, command in processes_of(job.mark).items() if "fork_server" in command), key=started)
     forked = servers[1:]  # By the first, in the order of their tasks.
     assert len(forked) == 3
     os.kill(forked[1], signal.SIGKILL)
