@@ -127,14 +127,13 @@ class JobFolder:
         """Yields the folders of this user's jobs, the oldest first; removes those of jobs that ended long ago."""
         if not root().is_dir():
             return
-        for path in sorted(root().iterdir()):
-            if _ID.fullmatch(path.name) and path.lstat().st_uid == os.geteuid():
-                folder = cls(path)
-                age = time.time() - max(path.stat().st_mtime, folder.output.stat().st_mtime if folder.output.exists() else 0)
-                if age > KEEP_SECONDS and folder._has_ended():
-                    folder.remove()
-                    continue
-                yield folder
+        paths = (path for path in root().iterdir() if _ID.fullmatch(path.name) and path.lstat().st_uid == os.geteuid())
+        for folder in sorted(map(cls, paths), key=lambda folder: float(folder.job.get("created", 0))):
+            age = time.time() - max(each.stat().st_mtime for each in (folder.path, folder.output) if each.exists())
+            if age > KEEP_SECONDS and folder._has_ended():
+                folder.remove()
+                continue
+            yield folder
 
     @property
     def id(self) -> str:

@@ -154,7 +154,7 @@ def constraints(strategy):
     def build():
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
 
-    model = compiled(strategy, build, lambda: keras.optimizers.SGD(RATE / 5), "mse")
+    model = compiled(strategy, build, lambda: keras.optimizers.SGD(RATE / 10), "mse")
     history = fit(model, X, Y, batch_size=BATCH, epochs=3)
     kernel = model.get_weights()[0]
     assert kernel.min() >= 0, kernel
