@@ -1,7 +1,7 @@
 """Sessions of nox: the package with other versions of Python, TensorFlow and Keras.
 
     nox                               # all combinations of tests/matrix/combinations.py, then the table in BUILD.md
-    nox -t short                      # the oldest TensorFlow
+    nox -t short                      # the oldest of all
     nox -s "matrix(3.12-2.19-3.13)"   # one: Python, TensorFlow, Keras
     nox -s table                      # the results that are there
 

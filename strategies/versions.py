@@ -9,7 +9,7 @@ import re
 
 from tfdist.errors import UnsupportedVersionError
 
-TESTED = {"tensorflow": ((2, 18), (2, 21)), "keras": ((3, 11), (3, 15))}
+TESTED = {"tensorflow": ((2, 18), (2, 21)), "keras": ((3, 10), (3, 15))}
 """The oldest and the newest minor version with which tfdist has been tested. setup.cfg states the same."""
 
 

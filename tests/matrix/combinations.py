@@ -1,8 +1,8 @@
 """The combinations of versions that `nox` runs. They cover every supported Python and every minor of TensorFlow and Keras.
 
 Not every combination exists: TensorFlow 2.18 and 2.19 have no wheels for Python 3.13, TensorFlow 2.21 needs Keras 3.12, and
-Keras 3.13 needs Python 3.11. The corners are here: the oldest TensorFlow with the newest Keras, the newest TensorFlow with
-the oldest Keras that it takes, and the newest of all.
+Keras 3.13 needs Python 3.11. The corners are here: the oldest of all, the oldest TensorFlow with the newest Keras, the newest
+TensorFlow with the oldest Keras that it takes, and the newest of all.
 """
 
 import configparser
@@ -63,9 +63,10 @@ class Combination:
 
 
 COMBINATIONS = (
+    Combination("3.10", "2.18", "3.10", lowest=True, short=True),
     Combination("3.10", "2.21", "3.12"),
     Combination("3.11", "2.19", "3.11"),
-    Combination("3.12", "2.18", "3.15", short=True),
+    Combination("3.12", "2.18", "3.15"),
     Combination("3.12", "2.19", "3.13"),
     Combination("3.13", "2.20", "3.14"),
     Combination("3.13", "2.21", "3.15"),

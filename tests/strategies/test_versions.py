@@ -74,7 +74,7 @@ def test_the_launcher_says_so_in_one_sentence(launched, pretend, packages, empty
     job = launched(pretend(empty, **packages), "STANDARD_1")
     assert job.code == 2
     *_, last = lines = job.output.splitlines()
-    assert last.startswith(f"tfdist: {message}") and last.endswith("pip install 'keras>=3.11,<3.16'")
+    assert last.startswith(f"tfdist: {message}") and last.endswith("pip install 'keras>=3.10,<3.16'")
     assert len(lines) == 3  # The cluster and its strategy, the folder of the logs.
     assert job.left(5) == {}
 

@@ -51,7 +51,7 @@ class TestNames:
         with pytest.raises(UnsupportedVersionError) as error:
             need(*path)
         assert f"has no {'.'.join(path)}, which tfdist needs" in str(error.value)
-        assert str(error.value).endswith("tested with keras 3.11 to 3.15: pip install 'keras>=3.11,<3.16'")
+        assert str(error.value).endswith("tested with keras 3.10 to 3.15: pip install 'keras>=3.10,<3.16'")
 
     def test_a_name_of_later_versions_only(self, keras_module, monkeypatch):
         monkeypatch.setitem(versions.INSTALLED, "keras", "3.11.3")
