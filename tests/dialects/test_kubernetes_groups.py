@@ -44,6 +44,9 @@ def test_bad_job_sets() -> None:
     )
     assert "google.com/tpu: the pods ask for TPUs" in refused(JOB_SET.replace("nvidia.com/gpu", "google.com/tpu"))
     assert "more than 100000" in refused(JOB_SET.replace("parallelism: 2", "parallelism: 99999"))
+    assert "replicatedJobs.1: 'name' is not a mapping; expected fields" in refused(
+        JOB_SET.partition("  - name: ps")[0] + "  - name\n"
+    )
 
 
 def test_the_tasks_of_volcano_are_jobs() -> None:

@@ -49,8 +49,8 @@ class Node:
         return self.child(given[0]) if given else None
 
     def child(self, key: str) -> "Node":
-        """Returns the value of a key, with the value None if the key is missing."""
-        return Node(self.value.get(key), (*self.path, key), self.document, self.source)
+        """Returns the value of a key, with the value None if the key is missing. Raises ClusterError if this is not a mapping."""
+        return Node(self.mapping().get(key), (*self.path, key), self.document, self.source)
 
     def entries(self) -> "Iterator[Node]":
         """Yields the elements of a list. Raises ClusterError if this is not a list."""
