@@ -112,7 +112,7 @@ def test_following_ends_with_the_job_and_misses_no_line_and_two_jobs_do_not_meet
 def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
     body = "import os, sys\nassert os.environ['KEY'] == sys.argv[2] == 'geheim 7'\nsys.exit(3)"
     handle = detach(body, "--env", "KEY", arguments=("--token", "geheim 7"), KEY="geheim 7")
-    wait_for(lambda: '"state": "failed"' in tfdist("status", handle, "--json").stdout)
+    wait_for(lambda: json.loads(tfdist("status", handle, "--json").stdout)["state"] == "failed")
     status = tfdist("status", handle)
     assert status.returncode == 1
     assert status.stdout.startswith(f"{handle}  failed: chief:0 failed first: it exited with 3\n  chief:0  failed")

@@ -44,8 +44,8 @@ PROGRAM = """
 """
 
 
-OTHER_THREADS = 1
-"""gRPC starts and ends a thread of its own now and then."""
+OTHER_THREADS = 3
+"""gRPC starts and ends threads of its own now and then: up to two were seen."""
 
 
 def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hogwild(start, script, read_json):
