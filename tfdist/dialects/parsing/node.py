@@ -49,7 +49,7 @@ class Node:
         return self.child(given[0]) if given else None
 
     def child(self, key: str) -> "Node":
-        """Returns the value of a key, with the value None if the key is missing. Raises ClusterError if this is not a mapping."""
+        """Returns the value of a key, None if it is missing. Raises ClusterError if this is not a mapping."""
         return Node(self.mapping().get(key), (*self.path, key), self.document, self.source)
 
     def entries(self) -> "Iterator[Node]":
