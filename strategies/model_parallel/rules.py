@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, pieces, rows_by_part
@@ -19,8 +20,8 @@ Operation = Callable[..., Any]
 
 def install() -> None:
     """Puts the rules in front of Keras' operations. Calling it again does nothing."""
-    for point in patches.BINARY_OPERATIONS.values():
-        point.patch(_binary)
+    for name, point in patches.BINARY_OPERATIONS.items():
+        point.patch(_add if name == "add" else _binary)
     for point in patches.UNARY_OPERATIONS.values():
         point.patch(_unary)
     patches.SUM.patch(_sum)
@@ -46,6 +47,20 @@ def _binary(original: Operation, x1: Any, x2: Any) -> Any:
     if not isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor):
         return original(x1, x2)
     return elementwise(original, x1, x2)
+
+
+def _add(original: Operation, x1: Any, x2: Any) -> Any:
+    x1, x2 = operand(x1), operand(x2)
+    if not isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor):
+        return original(x1, x2)
+    return elementwise(_sum_of_two, x1, x2)
+
+
+def _sum_of_two(x1: Any, x2: Any) -> Any:
+    """Adds without Keras' guess that a value with as many elements as a part has channels is a bias."""
+    x1, x2 = tf.convert_to_tensor(x1), tf.convert_to_tensor(x2)
+    dtype = keras.backend.result_type(x1.dtype, x2.dtype)
+    return tf.add(tf.cast(x1, dtype), tf.cast(x2, dtype))
 
 
 def _unary(original: Operation, x: Any) -> Any:

@@ -154,29 +154,26 @@ def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
     parts = _parts_for(one, other, place)
     if parts is None:
         return function(_whole(x), _whole(y))
-    rank = max(one.rank, 0 if parts is other else len(parts[0].shape))
-    flip = one is not x
+    rank = max(one.rank, len(parts[0].shape))
 
     def on_part(number: int, part: Any) -> Any:
-        own = other if parts is other else parts[number]
-        return function(own, part) if flip else function(part, own)
+        return function(part, parts[number]) if one is x else function(parts[number], part)
 
     return one.on_parts(on_part, axis=rank + place)
 
 
 def _parts_for(one: SplitTensor, other: Any, place: int) -> Any:
-    """Returns the parts of `other` for those of `one`; `other` itself if all parts take it whole; None if neither works."""
+    """Returns what each part of `one` meets of `other`; None if `other` cannot be cut or broadcast there."""
     count = len(one.parts)
     if isinstance(other, SplitTensor):
         same = other.axis - other.rank == place and len(other.parts) == count and other.shape[other.axis] == one.shape[one.axis]
         if same:
             return other.parts
-        other = other.whole()
-    shape = getattr(other, "shape", np.shape(other))
-    if len(shape) < -place or shape[place] == 1:
-        return other if not isinstance(other, SplitTensor) else None
-    if shape[place] is not None and shape[place] == one.shape[one.axis]:
-        return pieces(tf.convert_to_tensor(other), count, place)
+    other = tf.convert_to_tensor(other)
+    if other.shape.rank < -place or other.shape[place] == 1:
+        return [other] * count
+    if other.shape[place] is not None and other.shape[place] == one.shape[one.axis]:
+        return pieces(other, count, place)
     return None
 
 

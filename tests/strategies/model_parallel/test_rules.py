@@ -64,7 +64,7 @@ def test_einsum(equation, shapes, axes, axis):
     equal(ops.einsum(equation, *ours), np.einsum(equation, *operands), axis)
 
 
-@pytest.mark.parametrize("other", [2.0, (6,), (1,), (4, 6), (4, 1), (3, 4, 6)])
+@pytest.mark.parametrize("other", [2.0, (6,), (1,), (4, 6), (4, 1), (3, 4, 6), (3, 4, 1), (3, 1, 1)])
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "divide", "maximum", "minimum"])
 def test_elementwise_operations_broadcast(name, other):
     x = values(4, 6)
@@ -80,6 +80,9 @@ def test_two_split_tensors_meet_or_are_joined():
     equal(split(x, 1) * split(y, 1), x * y, 1)
     equal(split(x, 1) * split(y, 0), x * y, 1)  # The other one is cut anew.
     equal(split(x, 1) + split(y[0], 0), x + y[0], 1)
+    equal(split(x, 1) * split(y[:, :1], 0), x * y[:, :1], 1)
+    wide = values(3, 6)  # Keras' `add` takes three values for the bias of parts with three channels.
+    equal(ops.add(split(wide, 1), wide[:, :1]), wide + wide[:, :1], 1)
     equal(1.0 - split(x, 0), 1 - x, 0)
 
 
