@@ -74,12 +74,17 @@ class BackgroundJobs:
 def _lines(path: Path, folder: JobFolder, follow: bool) -> Iterator[str]:
     """Yields the lines of a log; with `follow` until the job has ended."""
     buffered = b""
-    try:
-        file = open(path, "rb")  # noqa: SIM115  closed below
-    except FileNotFoundError as error:
-        if not folder.status().state.is_final:
-            return  # The task has not started.
-        raise BackendError(f"{path} does not exist any more") from error
+    while True:
+        is_over = folder.status().state.is_final  # Before the look, which then finds every log.
+        try:
+            file = open(path, "rb")  # noqa: SIM115  closed below
+            break
+        except FileNotFoundError as error:
+            if is_over:
+                raise BackendError(f"{path} does not exist any more") from error
+            if not follow:
+                return  # The task has not started.
+            time.sleep(POLL_SECONDS)
     with file:
         while True:
             has_ended = not follow or folder.status().state.is_final  # Before the read, which then gets everything.

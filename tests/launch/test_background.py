@@ -1,5 +1,6 @@
 """Jobs in the background: status, logs and cancel from another process, after the terminal, or the supervisor, is gone."""
 
+import concurrent.futures
 import json
 import os
 import pty
@@ -107,6 +108,21 @@ def test_following_ends_with_the_job_and_misses_no_line_and_two_jobs_do_not_meet
     assert status.returncode == 0 and "succeeded" in status.stdout and "exit code 0" in status.stdout
     assert [row.split()[1] for row in tfdist("status").stdout.splitlines()] == ["running", "succeeded"]
     assert tfdist("cancel", other).returncode == 0
+
+
+def test_following_a_task_that_has_not_started_waits_for_it(detach, tfdist, tmp_path):
+    handle = detach(COUNTS)
+    log = tmp_path / "late.log"
+    (about,) = (tmp_path / "state").rglob("job.json")
+    about.write_text(json.dumps({**json.loads(about.read_text()), "logs": {"chief:0": str(log)}}))
+    assert tfdist("logs", handle, "chief:0").stdout == ""
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        following = threads.submit(tfdist, "logs", "-f", handle, "chief:0")
+        time.sleep(1.5)
+        log.write_text("first\n")
+        assert tfdist("cancel", handle).returncode == 0
+        got = following.result()
+    assert (got.returncode, got.stdout) == (0, "first\n"), got.stderr
 
 
 def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
