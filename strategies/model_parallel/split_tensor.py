@@ -5,6 +5,7 @@ tensor, by a concatenation: the result is right, and no longer split.
 """
 
 import abc
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Union
 
@@ -70,6 +71,14 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
         """Returns the size of the first axis."""
         return int(self.shape[0])
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yields the whole tensor's slices along the first axis."""
+        return iter(self.whole())
+
+    def __array__(self, dtype: Any = None) -> Any:
+        """Returns the whole tensor as an array; raises NotImplementedError in a graph, as TensorFlow's own tensors do."""
+        return np.asarray(self.whole(), dtype)
+
     def on_parts(self, function: Callable[..., Any], axis: int | None = None) -> "SplitTensor":
         """Applies a function to every part, each on its device.
 
@@ -102,7 +111,13 @@ class Splittable(abc.ABC):
         """Returns the value in its parts, each read on its device."""
 
 
-tf.register_tensor_conversion_function(SplitTensor, lambda value, dtype=None, name=None, as_ref=False: value.whole())
+def _convert(value: SplitTensor, dtype: Any = None, name: str | None = None, as_ref: bool = False) -> Any:
+    if dtype is not None and not dtype.is_compatible_with(value.dtype):
+        raise ValueError(f"a tensor of dtype {value.dtype.name} is no tensor of dtype {dtype.name}")
+    return value.whole()
+
+
+tf.register_tensor_conversion_function(SplitTensor, _convert)
 
 
 def operand(value: Any) -> Any:
@@ -148,8 +163,8 @@ def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
     """
     x, y = operand(x), operand(y)
     one, other = (x, y) if isinstance(x, SplitTensor) else (y, x)
-    if isinstance(other, int | float):
-        other = tf.constant(other, one.dtype)
+    if not isinstance(other, SplitTensor):
+        other = _as_tensor(other, one.dtype)
     place = one.axis - one.rank  # From the right, as broadcasting counts.
     parts = _parts_for(one, other, place)
     if parts is None:
@@ -162,6 +177,16 @@ def elementwise(function: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
     return one.on_parts(on_part, axis=rank + place)
 
 
+def _as_tensor(value: Any, dtype: Any) -> tf.Tensor:
+    """Converts an operand: TensorFlow gives Python and NumPy values the dtype of the tensor that they meet, where it can."""
+    if not isinstance(value, int | float | list | tuple | np.ndarray):
+        return tf.convert_to_tensor(value)
+    try:
+        return tf.convert_to_tensor(value, dtype)
+    except (TypeError, ValueError):
+        return tf.convert_to_tensor(value)
+
+
 def _parts_for(one: SplitTensor, other: Any, place: int) -> Any:
     """Returns what each part of `one` meets of `other`; None if `other` cannot be cut or broadcast there."""
     count = len(one.parts)
@@ -169,7 +194,7 @@ def _parts_for(one: SplitTensor, other: Any, place: int) -> Any:
         same = other.axis - other.rank == place and len(other.parts) == count and other.shape[other.axis] == one.shape[one.axis]
         if same:
             return other.parts
-    other = tf.convert_to_tensor(other)
+    other = _whole(other)
     if other.shape.rank < -place or other.shape[place] == 1:
         return [other] * count
     if other.shape[place] is not None and other.shape[place] == one.shape[one.axis]:
@@ -186,11 +211,6 @@ _Whole = Union[tf.Tensor, tf.Variable, KerasVariable, np.ndarray, int, float]  #
 _Any = Union[SplitTensor, _Whole]  # noqa: UP007
 
 
-@tf.experimental.dispatch_for_unary_elementwise_apis(SplitTensor)  # type: ignore[untyped-decorator]
-def _unary(function: Any, x: SplitTensor) -> Any:
-    return x.on_parts(lambda number, part: function(part))
-
-
 @tf.experimental.dispatch_for_binary_elementwise_apis(SplitTensor, _Any)  # type: ignore[untyped-decorator]
 def _binary(function: Any, x: Any, y: Any) -> Any:
     return elementwise(function, x, y)
@@ -201,23 +221,68 @@ def _binary_reversed(function: Any, x: Any, y: Any) -> Any:
     return elementwise(function, x, y)
 
 
+_UNARY = (
+    *(tf.cast, tf.saturate_cast, tf.clip_by_value, tf.zeros_like, tf.ones_like, tf.stop_gradient, tf.debugging.check_numerics),
+    *(tf.nn.elu, tf.nn.gelu, tf.nn.leaky_relu, tf.nn.relu, tf.nn.relu6, tf.nn.selu, tf.nn.silu, tf.nn.softsign),
+    *(tf.abs, tf.negative, tf.sign, tf.round, tf.floor, tf.math.ceil, tf.math.rint, tf.square, tf.sqrt, tf.math.rsqrt),
+    *(tf.exp, tf.math.expm1, tf.math.log, tf.math.log1p, tf.math.log_sigmoid, tf.sigmoid, tf.math.softplus, tf.math.reciprocal),
+    *(tf.sin, tf.cos, tf.tan, tf.sinh, tf.cosh, tf.tanh, tf.asin, tf.acos, tf.atan, tf.asinh, tf.acosh, tf.atanh),
+    *(tf.math.erf, tf.math.erfc, tf.math.erfinv, tf.math.lgamma, tf.math.digamma, tf.math.is_finite, tf.math.is_inf),
+    *(tf.math.is_nan, tf.logical_not),
+)
+"""Elementwise functions of one tensor. TensorFlow's own list has log_softmax too, which is none."""
+
+
+def _apply_to_parts(function: Callable[..., Any]) -> None:
+    name = next(iter(inspect.signature(function).parameters))
+
+    @tf.experimental.dispatch_for_api(function, {name: SplitTensor})  # type: ignore[untyped-decorator]
+    def on_parts(*args: Any, **kwargs: Any) -> Any:
+        x, args = (args[0], args[1:]) if args else (kwargs.pop(name), ())
+        if any(isinstance(value, list | tuple) or len(getattr(value, "shape", ())) for value in (*args, *kwargs.values())):
+            return function(x.whole(), *args, **kwargs)  # Bounds, for example, which would have to be split too.
+        return x.on_parts(lambda number, part: function(part, *args, **kwargs))
+
+
+for _function in _UNARY:
+    _apply_to_parts(_function)
+
+
 _OPERATORS = {
-    "__add__": tf.add,
-    "__sub__": tf.subtract,
-    "__mul__": tf.multiply,
-    "__truediv__": tf.divide,
-    "__pow__": tf.pow,
+    "add": tf.add,
+    "sub": tf.subtract,
+    "mul": tf.multiply,
+    "truediv": tf.divide,
+    "floordiv": tf.math.floordiv,
+    "mod": tf.math.floormod,
+    "pow": tf.pow,
+    "matmul": lambda x, y: tf.matmul(_whole(x), _whole(y)),
+    "and": lambda x, y: _whole(x) & _whole(y),
+    "or": lambda x, y: _whole(x) | _whole(y),
+    "xor": lambda x, y: _whole(x) ^ _whole(y),
+}
+_COMPARISONS = {
+    "lt": tf.less,
+    "le": tf.less_equal,
+    "gt": tf.greater,
+    "ge": tf.greater_equal,
+    "eq": tf.equal,
+    "ne": tf.not_equal,
 }
 
 
+def _listed(tensor: SplitTensor, other: Any) -> Any:
+    return _as_tensor(other, tensor.dtype) if isinstance(other, list | tuple) else other
+
+
 def _add_operators() -> None:
+    for name, function in (_OPERATORS | _COMPARISONS).items():
+        setattr(SplitTensor, f"__{name}__", lambda self, other, function=function: function(self, _listed(self, other)))
     for name, function in _OPERATORS.items():
-        setattr(SplitTensor, name, lambda self, other, function=function: function(self, other))
-        reverse = name.replace("__", "__r", 1)
-        setattr(SplitTensor, reverse, lambda self, other, function=function: function(other, self))
+        setattr(SplitTensor, f"__r{name}__", lambda self, other, function=function: function(_listed(self, other), self))
     SplitTensor.__neg__ = lambda self: tf.negative(self)
-    for name in ("__matmul__", "__lt__", "__le__", "__gt__", "__ge__", "__mod__", "__floordiv__"):
-        setattr(SplitTensor, name, lambda self, other, name=name: getattr(self.whole(), name)(_whole(other)))
+    SplitTensor.__abs__ = lambda self: tf.abs(self)
+    SplitTensor.__invert__ = lambda self: ~self.whole()
 
 
 _add_operators()

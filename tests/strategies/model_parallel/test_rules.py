@@ -1,5 +1,7 @@
 """Keras' operations on split tensors give what they give on whole ones, and keep them split where they can."""
 
+import operator
+
 import keras
 import numpy as np
 import pytest
@@ -157,3 +159,50 @@ def test_heads_of_attention_stay_apart():
 def test_dropout_drops_what_it_drops_of_a_whole_tensor(axis):
     x = values(4, 6)
     equal(keras.random.dropout(split(x, axis), 0.5, seed=3), keras.random.dropout(x, 0.5, seed=3), axis)
+
+
+CRASH = {"pinv", "inv", "det", "slogdet", "jvp", "adaptive_max_pool", "adaptive_average_pool", "max_pool", "average_pool"}
+OTHERS = {"vectorize", "vectorized_map", "map", "shard_map", "custom_gradient", "in_top_k"} | {
+    name for name in dir(ops) if name.startswith(("conv", "depthwise", "separable"))
+}
+"""Functions that abort the process on inputs that they do not take, or whose arguments are no two tensors."""
+
+CALLS = {
+    "x": lambda x, y: ((x,), {}),
+    "x, axis=0": lambda x, y: ((x,), {"axis": 0}),
+    "x, axis=-1": lambda x, y: ((x,), {"axis": -1}),
+    "x, y": lambda x, y: ((x, y), {}),
+    "x, 2": lambda x, y: ((x, 2), {}),
+    "2.0, x": lambda x, y: ((2.0, x), {}),
+    "[x, y]": lambda x, y: (([x, y],), {}),
+    "x, array": lambda x, y: ((x, np.arange(6).reshape(1, 6)), {}),
+    "x, -0.1, y": lambda x, y: ((x, -0.1, y), {}),
+}
+FUNCTIONS = {
+    **{f"ops.{name}": getattr(ops, name) for name in dir(ops) if name not in CRASH | OTHERS and name[0].islower()},
+    **{f"operator.{name}": getattr(operator, name) for name in operator.__all__ if not name.startswith("i")},
+    **{f"tf.nn.{name}": getattr(tf.nn, name) for name in dir(tf.nn) if "softmax" in name or name in ("silu", "l2_normalize")},
+    **{f"tf.{name}": getattr(tf, name) for name in ("add_n", "stack", "concat", "clip_by_value", "where", "reverse", "norm")},
+}
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if callable(FUNCTIONS[name])])
+def test_every_function_gives_what_it_gives_on_whole_tensors(name):
+    function, x, y = FUNCTIONS[name], tf.constant(values(4, 6)), tf.constant(values(4, 6))
+    for call, arguments in CALLS.items():
+        args, kwargs = arguments(x, y)
+        try:
+            expected = [np.asarray(each) for each in tf.nest.flatten(function(*args, **kwargs))]
+        except Exception:
+            continue  # It does not take these.
+        if any(each.dtype.kind not in "biufc" for each in expected):
+            continue
+        for axes in ((0, None), (1, None), (1, 1), (0, 1), (None, 0)):
+            args, kwargs = arguments(
+                *(each if axis is None else split(each, axis) for each, axis in zip((x, y), axes, strict=True))
+            )
+            found = function(*args, **kwargs)
+            found = [found] if isinstance(found, SplitTensor) else tf.nest.flatten(found)
+            assert len(found) == len(expected), (call, axes)
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_allclose(tf.convert_to_tensor(one), other, rtol=1e-4, atol=1e-4, err_msg=f"{call} {axes}")
