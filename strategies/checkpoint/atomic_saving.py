@@ -2,7 +2,8 @@
 
 Keras writes straight to the final name, on every task that runs the program. A process killed in the middle leaves half a file
 there, and two tasks that share a folder overwrite each other's files. `install()` sends every save to a temporary path
-(atomic_path.py). On a task other than the chief a save only takes part in reading the variables. The files themselves are
+(atomic_path.py). On a task other than the chief a save only takes part in reading the variables, and waits for the chief's
+(save_order.py). The files themselves are
 Keras' and TensorFlow's own; any strategy loads them, and so does a program without tfdist.
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import backup, strategy_state
+from tfdist.strategies.checkpoint import backup, save_order, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local, is_participating, set_chief
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import chief_device
@@ -27,6 +28,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     """Makes every save of this process atomic, and the chief's alone. Calling it again only changes the strategy."""
     global _io_device
     set_chief(strategy.extended.should_checkpoint)
+    save_order.install(strategy)
     # A ps would write its variables into its own folders.
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     _io_device = chief_device.DEVICE if on_servers else None
@@ -53,6 +55,7 @@ def _save_h5(original: Callable[..., Any], model: Any, filepath: Any, *args: Any
     return _atomically(original, True, model, filepath, *args, **kwargs)
 
 
+@save_order.after_chief()
 def _atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     if is_local(filepath):
         with atomic_path(os.fspath(filepath), make_folder) as partial:
@@ -64,6 +67,7 @@ def _atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepat
     return save(model, filepath, *args, **kwargs)
 
 
+@save_order.after_chief()
 def _save_checkpoint(
     original: Callable[..., Any],
     saver: Any,
@@ -91,6 +95,7 @@ def _on_chief_only(original: Callable[..., Any], *args: Any, **kwargs: Any) -> N
         original(*args, **kwargs)
 
 
+@save_order.after_chief()
 def _save_saved_model(
     original: Callable[..., Any], obj: Any, export_dir: Any, signatures: Any = None, options: Any = None, **kwargs: Any
 ) -> Any:

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.checkpoint import save_order
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
 from tfdist.strategies.private_api import patches
 
@@ -30,7 +31,6 @@ def install() -> None:
     patches.BACKUP_LOAD.patch(_load)
     patches.BACKUP_TRAIN_BEGIN.patch(_begin)
     patches.BACKUP_TRAIN_END.patch(_end)
-    patches.CHECKPOINT_TRAIN_END.patch(_end_of_checkpoints)
 
 
 class Broadcast:
@@ -81,11 +81,6 @@ class Broadcast:
                         file.write(piece)
 
 
-def wait_for_chief(strategy: tf.distribute.Strategy) -> None:
-    """Waits until every task has called this."""
-    Broadcast(strategy).send_numbers([0])
-
-
 def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
     return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
 
@@ -93,6 +88,7 @@ def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
 # Replacements. The first parameter is the function that they replace.
 
 
+@save_order.after_chief()
 def _save(original: Callable[..., Any], callback: Any) -> None:
     if not is_local(callback.backup_dir):
         if _is_multi_worker(callback.model.distribute_strategy):
@@ -153,10 +149,3 @@ def _begin(original: Callable[..., Any], callback: Any, logs: Any = None) -> Non
 def _end(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
     if is_chief():
         original(callback, logs)
-
-
-def _end_of_checkpoints(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
-    original(callback, logs)
-    strategy = callback.model.distribute_strategy
-    if _is_multi_worker(strategy):
-        wait_for_chief(strategy)  # A program that loads the chief's file next finds it on every task.

@@ -26,6 +26,9 @@ from tfdist.strategies.runtime.peers import wait_for_each_other
 REFUSAL_SECONDS = 5.0
 """How long the first task waits for the others to learn that their devices differ."""
 
+BROADCAST_BYTES = 2**29
+"""How much of an initial value travels at once: a message of gRPC, and so TensorFlow's broadcast, ends at 2 GiB."""
+
 _log = logging.getLogger("tfdist")
 
 
@@ -124,6 +127,31 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         del cluster_resolver
         names = tuple(f"{worker_device}/device:{device}" for device in self._tfdist_devices)
         return names, self._tfdist_devices[0].partition(":")[0]
+
+    @overrides(MultiWorkerMirroredExtended)
+    def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:
+        """Lets a large initial value of the chief travel to the other tasks in pieces."""
+        create_initial_value = super()._get_variable_creator_initial_value
+        if replica_id:  # It copies the value of the first replica of its task.
+            return create_initial_value(replica_id, device, primary_var, **kwargs)
+
+        def initial_value() -> tf.Tensor:
+            with tf.device(device):
+                value = kwargs["initial_value"]
+                value = value() if callable(value) else value
+                value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), kwargs.get("dtype"))
+                pieces = [value]
+                if value.shape.is_fully_defined() and value.shape.num_elements() * value.dtype.size > BROADCAST_BYTES:
+                    length = BROADCAST_BYTES // value.dtype.size
+                    flat = tf.reshape(value, [-1])
+                    pieces = [flat[begin : begin + length] for begin in range(0, flat.shape[0], length)]
+                received = []
+                for piece in pieces:
+                    one = {**kwargs, "initial_value": piece}
+                    received.append(create_initial_value(replica_id, device, primary_var, **one)())
+                return received[0] if len(received) == 1 else tf.reshape(tf.concat(received, 0), value.shape)
+
+        return initial_value
 
 
 @contextlib.contextmanager

@@ -280,9 +280,6 @@ LOAD_STATE = PatchPoint(
     "saveable, weights_store, assets_store, inner_path, skip_mismatch, visited_saveables, failed_saveables, error_msgs",
     "As _save_state.",
 )
-CHECKPOINT_TRAIN_END = PatchPoint(
-    keras.callbacks.ModelCheckpoint, "on_train_end", "self, logs", "A program that loads the file next finds it on every task."
-)
 BACKUP_SAVE = PatchPoint(
     keras.callbacks.BackupAndRestore,
     "_save_model",

@@ -1,11 +1,14 @@
 """Files: the chief writes them into the folder that all tasks share, and every task loads them."""
 
+import contextlib
 import os
+import time
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+import tfdist
 from contract.common import X, Y, case, fit, regression, trained
 
 FILES = "../files"
@@ -15,9 +18,16 @@ def adam():
     return keras.optimizers.Adam(0.002)
 
 
-def wait_for_chief(model):
-    """Fits: under a synchronous strategy this waits until every task has come here and has saved its files."""
-    fit(model, X, Y, epochs=1)
+@contextlib.contextmanager
+def slow_chief(strategy):
+    """Delays the files of the chief where other tasks load them too."""
+    rename = os.replace
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and tfdist.is_chief():
+        os.replace = lambda *paths: time.sleep(0.3) or rename(*paths)
+    try:
+        yield
+    finally:
+        os.replace = rename
 
 
 @case("keras_file", "weights_file", "tensorflow_checkpoint", "exported")
@@ -26,8 +36,10 @@ def saving(strategy):
     fit(model, X, Y, epochs=1)
     prediction = model.predict(X, verbose=0)
     os.makedirs(FILES, exist_ok=True)
-    model.save(f"{FILES}/model.keras")
-    model.save_weights(f"{FILES}/model.weights.h5")
+    with slow_chief(strategy):
+        model.save(f"{FILES}/model.keras")
+        assert os.path.exists(f"{FILES}/model.keras")
+        model.save_weights(f"{FILES}/model.weights.h5")
     model.export(f"{FILES}/exported", verbose=False)
     checkpoint = tf.train.Checkpoint(model=model)
     manager = tf.train.CheckpointManager(checkpoint, f"{FILES}/checkpoints", max_to_keep=1)
@@ -36,7 +48,6 @@ def saving(strategy):
     model.save("own.keras")  # In the folder of this task.
     np.save(f"{FILES}/prediction-{os.getpid()}.npy", prediction)
     os.replace(f"{FILES}/prediction-{os.getpid()}.npy", f"{FILES}/prediction.npy")
-    wait_for_chief(other)
 
     with strategy.scope():
         loaded = keras.saving.load_model(f"{FILES}/model.keras")

@@ -38,6 +38,7 @@ FEW = (
     "last_batch_smaller_than_the_number_of_replicas",
     "all_of_these",
     "embedding",
+    "a_large_variable_has_the_value_of_the_chief",
     "callbacks_see_the_same_everywhere",
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
@@ -167,6 +168,11 @@ def test_moving_averages_are_the_same_everywhere(results):
         assert np.isfinite([*mean, *variance]).all() and mean[0] != 0
 
 
+def test_a_large_variable_has_the_value_of_the_chief(results):
+    assert all(task == results[0] for task in results)
+    assert len(results[0]["own"][0]) == 11 and all(replica == results[0]["own"][0] for replica in results[0]["own"])
+
+
 def test_callbacks_see_the_same_everywhere(results, ran):
     _, _, folder = ran
     assert all(task["seen"] == results[0]["seen"] and task["weights"] == results[0]["weights"] for task in results)
@@ -199,4 +205,4 @@ def test_every_case_of_the_program_is_looked_at_here(ran):
     cluster, tasks, _ = ran
     looked_at = {*COMPARED, *(name.removeprefix("test_") for name in globals() if name.startswith("test_"))}
     assert tasks[0].keys() - {"replicas"} <= looked_at
-    assert cluster != "multi_worker_mirrored" or len(tasks[0]) == len(COMPARED) + 7
+    assert cluster != "multi_worker_mirrored" or len(tasks[0]) == len(COMPARED) + 8

@@ -18,6 +18,7 @@ import tensorflow as tf
 import tfdist
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import Source
+from tfdist.strategies.data_parallel import multi_worker_mirrored
 
 CASES = {}
 N = 250  # not divisible by the batch size
@@ -300,6 +301,20 @@ def moving_averages_are_the_same_everywhere(strategy):
         results[f"of each {steps}"] = each
         results[f"evaluate {steps}"] = model.evaluate(X, Y, verbose=0)
     return results
+
+
+@case
+def a_large_variable_has_the_value_of_the_chief(strategy):
+    multi_worker_mirrored.BROADCAST_BYTES = 40  # Real ones exceed 2 GiB.
+    try:
+        with strategy.scope():
+            kernel = keras.layers.Dense(5, kernel_initializer=lambda shape, dtype: tf.fill(shape, tf.random.uniform([])))
+            kernel.build((None, 7))
+            own = tf.Variable(np.random.default_rng().uniform(size=11))
+    finally:
+        multi_worker_mirrored.BROADCAST_BYTES = 2**29
+    replicas = strategy.experimental_local_results(own)
+    return {"kernel": kernel.kernel.numpy().tolist(), "own": [replica.numpy().tolist() for replica in replicas]}
 
 
 @case
