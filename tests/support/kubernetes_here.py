@@ -112,7 +112,9 @@ class Cluster:
             if handler.command == "POST":
                 return self.create(handler, plural, space, body)
             if name is None:
-                entries = [entry for key, entry in self.objects.items() if key[:2] == (plural, space) and _selected(entry, query)]
+                entries = [
+                    entry for key, entry in self.objects.items() if key[:2] == (plural, space) and _selected(entry, query)
+                ]
                 return _send(handler, {"kind": "List", "items": [{k: e[k] for k in e if k != "kind"} for e in entries]})
             if found is None:
                 return _status(handler, 404, f'{plural} "{name}" not found')
@@ -161,14 +163,22 @@ class Cluster:
                 _kill(process, signal.SIGKILL)
 
     def warn(self, space: str, name: str, message: str) -> None:
-        event = {"involvedObject": {"name": name}, "type": "Warning", "message": message, "lastTimestamp": now(), "metadata": {}}
+        event = {
+            "involvedObject": {"name": name},
+            "type": "Warning",
+            "message": message,
+            "lastTimestamp": now(),
+            "metadata": {},
+        }
         with self.lock:
             self.objects["events", space, uuid.uuid4().hex] = event
 
     def run_job(self, job: dict[str, Any]) -> None:
         """The controller of Jobs: makes the pods, and says how they end."""
         spec, space = job["spec"], job["metadata"]["namespace"]
-        threads = [threading.Thread(target=self.run_pod, args=(job, index), daemon=True) for index in range(spec["completions"])]
+        threads = [
+            threading.Thread(target=self.run_pod, args=(job, index), daemon=True) for index in range(spec["completions"])
+        ]
         for thread in threads:
             thread.start()
         while True:

@@ -75,7 +75,7 @@ class Link:
 
     def fileno(self) -> int:
         """Returns the descriptor that becomes readable when `hear` has something."""
-        return self._out.fileno()
+        return int(self._out.fileno())
 
     def say(self, message: dict[str, Any]) -> None:
         """Sends a message as soon as possible."""

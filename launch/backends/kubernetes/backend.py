@@ -210,6 +210,7 @@ BACKEND = Backend(
     title="pods of a cluster of Kubernetes",
     plan=plan,
     runs=Pods(),
+    packages=("kubernetes",),
     options={
         "kubernetes_image": "Image of the pods: with Python, tfdist and the program. Always needed.",
         "kubernetes_folder": "Working folder in the image, where the program is. Default: that of the image.",

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,8 @@ def _adapted(pod: dict[str, Any], job: Job, name: str) -> dict[str, Any]:
     container["env"] = [*container.get("env", []), *_env(job, name)]
     if folder := job.options.get("kubernetes_folder"):
         container["workingDir"] = folder
-    return _merged(_pod_of_user(job), pod)
+    merged: dict[str, Any] = _merged(_pod_of_user(job), pod)
+    return merged
 
 
 def _env(job: Job, name: str) -> list[dict[str, Any]]:
@@ -191,7 +192,7 @@ def _pod_of_user(job: Job) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        found: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise _error("pod", f"{path} cannot be read: {' '.join(str(error).split())}") from error
     containers = found.get("containers", []) if isinstance(found, dict) else None
@@ -201,7 +202,8 @@ def _pod_of_user(job: Job) -> dict[str, Any]:
         entry.setdefault("name", "tensorflow")
         if entry["name"] != "tensorflow":
             raise _error("pod", f"{path}: the first container is that of the program; its name is tensorflow, or absent")
-    return found
+    fields: dict[str, Any] = found
+    return fields
 
 
 def _merged(theirs: Any, ours: Any) -> Any:
@@ -226,7 +228,7 @@ def _error(option: str, text: str) -> ClusterError:
     return Source("flags", f"--kubernetes_{option}").error(text)
 
 
-def names_of_tasks(objects: list[dict[str, Any]]) -> list[str]:
+def names_of_tasks(objects: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns the tasks that objects of Kubernetes start, `job:index`."""
     found: list[str] = []
     for entry in objects:

@@ -79,11 +79,13 @@ class Server:
 
     def create(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Creates an object; returns it as the server stores it."""
-        return self._call("POST", self._path(entry["kind"]), body=entry)
+        stored: dict[str, Any] = self._call("POST", self._path(entry["kind"]), body=entry)
+        return stored
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """Returns an object. Raises NotFound if there is none."""
-        return self._call("GET", self._path(kind, name))
+        found: dict[str, Any] = self._call("GET", self._path(kind, name))
+        return found
 
     def list(self, kind: str, **selectors: str) -> "list[dict[str, Any]]":
         """Returns the objects that selectors (`labelSelector`, `fieldSelector`) select."""

@@ -55,7 +55,7 @@ def state_of(
     """
     warnings = {event["involvedObject"]["name"]: printable(str(event.get("message", ""))) for event in events}
     by_task = newest(pods)
-    tasks = [_task(name, by_task.get(name), warnings) for name in names_of_tasks(list(workloads))]
+    tasks = [_task(name, by_task.get(name), warnings) for name in names_of_tasks(workloads)]
     active = [task for task in tasks if task.name in by_task and _is_active(by_task[task.name])]
     if any("deletionTimestamp" in each["metadata"] for each in workloads):
         return JobStatus(State.CANCELLED, tuple(tasks), "its objects are being deleted", 143)

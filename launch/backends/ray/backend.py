@@ -188,6 +188,8 @@ class RayTasks:
             return "Ray does not answer any more"
         if node["NodeID"] not in alive:
             return f"the node {node['NodeManagerAddress']} is gone"
+        if isinstance(error, self._placement.ray.exceptions.ActorUnavailableError):
+            return f"the node {node['NodeManagerAddress']} cannot be reached, or is gone"
         return printable(" ".join(str(error).split()))[:500]
 
 
@@ -201,6 +203,7 @@ BACKEND = Backend(
     title="a cluster of Ray",
     plan=plan,
     runs=Attached(start),
+    packages=("ray",),
     options={
         "ray_address": "Address of the cluster, such as ray://head:10001, or local to start one on this machine. "
         "Default: RAY_ADDRESS, else the cluster that runs on this machine, else local.",

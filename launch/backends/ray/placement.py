@@ -185,8 +185,10 @@ def _lack(
     totals = [node["Resources"] for node in nodes]
     for task, bundle in zip(tasks, bundles, strict=True):
         if not any(all(total.get(name, 0) >= amount for name, amount in bundle.items()) for total in totals):
-            most = {name: max((total.get(name, 0.0) for total in totals), default=0.0) for name in bundle}
-            return f"{task.name} needs {_shown(bundle)} on one node, and no node has more than {_shown(most)}"
+            named = [total for total in totals if all(name in total for name in bundle if ":" in name)]
+            most = {name: max((total.get(name, 0.0) for total in named), default=0.0) for name in bundle}
+            which = f"the node {task.host}" if len(named) < len(totals) else "one node"
+            return f"{task.name} needs {_shown(bundle)} on {which}, and there are at most {_shown(most)}"
     for name in dict.fromkeys(name for bundle in bundles for name in bundle if ":" not in name):
         needed, there = sum(bundle.get(name, 0) for bundle in bundles), sum(total.get(name, 0) for total in totals)
         if needed > there:
