@@ -12,7 +12,7 @@ from tools import needs
 from tfdist import Cluster, ClusterError, read
 from tfdist.choice import choose, prepared
 from tfdist.launch.backends.interface import BackendError
-from tfdist.launch.backends.kubernetes import backend
+from tfdist.launch.backends.kubernetes import backend, logs
 from tfdist.launch.backends.kubernetes.logs import whole_lines
 from tfdist.launch.backends.kubernetes.manifests import objects
 from tfdist.launch.backends.kubernetes.state import state_of
@@ -289,3 +289,19 @@ def test_pods_of_kubeflow_are_known_by_its_labels():
 def test_lines_that_were_cut_anywhere_are_whole_again():
     text = "ä line\n\nlast".encode()
     assert list(whole_lines(text[i : i + 1] for i in range(len(text)))) == ["ä line", "", "last"]
+
+
+def test_a_stream_of_output_that_is_cut_goes_on_where_it_was(monkeypatch):
+    stamps = [f"2026-01-01T00:00:00.{fraction}Z" for fraction in ("1", "12", "123456789", "5")]
+    lines = [f"{stamp} line {number}\n".encode() for number, stamp in enumerate(stamps)]
+    asked = []
+
+    def log(pod, container, *, follow, since):
+        asked.append(since)
+        yield from (lines[:2], lines[1:])[min(len(asked), 2) - 1]
+
+    monkeypatch.setattr(logs, "AGAIN_SECONDS", 0.01)
+    streams = logs.PodLogs(SimpleNamespace(log=log))
+    streams.follow([pod("worker")])
+    assert [line.text for line in streams.lines(0.2)] == [f"line {number}" for number in range(4)]
+    assert asked[:2] == ["", stamps[1]] and list(streams.rest([pod("worker")])) == []

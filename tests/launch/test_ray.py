@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ import pytest
 from conftest import MARK, end_processes, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
+
+from tfdist import ClusterError
+from tfdist.launch.backends.ray import placement
 
 pytestmark = [pytest.mark.cluster, needs("ray")]
 
@@ -203,6 +207,15 @@ def test_a_gpu_is_reserved_and_what_has_no_room_says_for_want_of_what(here):
         code, output = here.run(SERVES, *words)
         assert (code, output.count("\n")) == (2, 1) and lack in output, output
     assert here.left(within=5) == {}
+
+
+def test_a_cluster_that_accepts_connections_and_never_answers_is_given_up(monkeypatch):
+    monkeypatch.setattr(placement, "INIT_SECONDS", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"at {address} cannot be used: it did not answer within 2 s"):
+            placement.Placement(address, ".", None, 1)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 
 def test_a_job_waits_for_room_that_another_uses_and_both_are_ended(here):

@@ -81,7 +81,8 @@ class Pods:
         created: list[Mapping[str, Any]] = []
         try:
             for entry in before:
-                created.append(server.create(entry) and entry)
+                server.create(entry)
+                created.append(entry)
             stored = server.create(owner)
             created.append(owner)
             reference = {

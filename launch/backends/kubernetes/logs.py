@@ -1,5 +1,6 @@
 """`PodLogs`: the output of the pods of a job, once or as it comes."""
 
+import itertools
 import queue
 import threading
 import time
@@ -63,13 +64,14 @@ class PodLogs:
         self._closed.set()
 
     def _read(self, pod: str, task: str, container: str) -> None:
-        last = ""  # The time of the last line: a stream that is asked again begins some lines before.
+        last = ""  # The time of the last line.
         while not self._closed.is_set():
             was_finished = pod in self._finished  # Before the read, which then gets everything.
+            known = _order(last)  # A stream that is asked again begins some lines before.
             try:
-                for line in whole_lines(self._server.log(pod, container, follow=True, since=last[:19] + "Z" if last else "")):
+                for line in whole_lines(self._server.log(pod, container, follow=True, since=last)):
                     stamp, _, text = line.partition(" ")
-                    if stamp > last:
+                    if _order(stamp) > known:
                         last = stamp
                         self._put(LogLine(task, text))
             except BackendError:
@@ -86,6 +88,12 @@ class PodLogs:
                 return
             except queue.Full:
                 continue
+
+
+def _order(stamp: str) -> tuple[str, str]:
+    """Returns what orders the times of lines, `2026-01-01T00:00:00.123456789Z`: the fraction may lack its last zeros."""
+    seconds, _, rest = stamp.partition(".")
+    return seconds[:19], "".join(itertools.takewhile(str.isdecimal, rest)).ljust(9, "0")
 
 
 def whole_lines(pieces: Iterator[bytes]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from tfdist.launch.backends.interface import BackendError
 from tfdist.messages import printable
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+"""How long the server may take. A log that is silent for as long is asked again."""
 
 _PATHS = {
     "Job": ("/apis/batch/v1", "jobs"),
@@ -62,7 +63,9 @@ class Server:
             self.context = chosen["name"]
             found = chosen["context"].get("namespace")
             kubernetes.config.load_kube_config(context=self.context, client_configuration=configuration)
-        except (ConfigException, OSError) as error:
+        except BackendError:
+            raise
+        except Exception as error:  # ConfigException, and for a file with other content whatever reading it raises.
             if context is not None:
                 raise BackendError(f"the kubeconfig cannot be used: {_one_line(error)}") from error
             try:
@@ -143,7 +146,7 @@ class Server:
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
-                _request_timeout=(CONNECT_SECONDS, None if is_stream else ANSWER_SECONDS),
+                _request_timeout=(CONNECT_SECONDS, ANSWER_SECONDS),
             )
             return response if is_stream else json.loads(response.data)
         except self._api_error as error:

@@ -1,13 +1,16 @@
 """`Placement`: a connection to Ray, and the room of a job there: one placement group with a bundle for each task."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist import machine
@@ -20,6 +23,9 @@ WAIT_SECONDS = 300.0
 """How long a job waits for room that other jobs use (`--ray_wait`)."""
 
 CONNECT_SECONDS = 10.0
+
+INIT_SECONDS = 120.0
+"""How long the start of Ray, or a cluster that accepts connections, may take."""
 
 SAY_SECONDS = 10.0
 """Interval of the line that says what a job waits for."""
@@ -104,7 +110,9 @@ class Placement:
         if colon and port.isdecimal():
             # Ray itself waits for minutes, and cannot be interrupted.
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-        self.ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
+        with _at_most(INIT_SECONDS), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Errors say the same.
+            self.ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Returns the nodes that are alive."""
@@ -164,6 +172,22 @@ class Placement:
         self.ray.shutdown()
         if self._own_files is not None:
             shutil.rmtree(self._own_files, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError in the block after some seconds. The supervisor, which uses signals too, does not run yet."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"it did not answer within {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _on_node(task: Task, nodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
