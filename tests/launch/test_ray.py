@@ -200,16 +200,14 @@ def test_a_gpu_is_reserved_and_what_has_no_room_says_for_want_of_what(here):
     (here.folder / "work" / "gpu.yaml").write_text(GPU_POD)
     code, output = here.run(SERVES + "print('sees', os.environ['CUDA_VISIBLE_DEVICES'])", "--local", description="gpu.yaml")
     assert code == 0 and "sees 0" in output, output
-    for words, lack in (
-        (("--gpus_per_task", "1"), "the 3 tasks need 3 GPU, and its 3 nodes have 1"),
-        (("--ray_address", "127.0.0.1:1"), "the cluster of Ray at 127.0.0.1:1 cannot be used: "),
-    ):
-        code, output = here.run(SERVES, *words)
-        assert (code, output.count("\n")) == (2, 1) and lack in output, output
+    code, output = here.run(SERVES, "--gpus_per_task", "1")
+    assert (code, output.count("\n")) == (2, 1) and "the 3 tasks need 3 GPU, and its 3 nodes have 1" in output, output
     assert here.left(within=5) == {}
 
 
-def test_a_cluster_that_accepts_connections_and_never_answers_is_given_up(monkeypatch):
+def test_no_cluster_and_one_that_never_answers_are_refused(monkeypatch):
+    with pytest.raises(ClusterError, match=r"the cluster of Ray at 127\.0\.0\.1:1 cannot be used: .*refused"):
+        placement.Placement("127.0.0.1:1", ".", None, 1)
     monkeypatch.setattr(placement, "INIT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
@@ -236,21 +234,9 @@ def test_a_job_waits_for_room_that_another_uses_and_both_are_ended(here):
     assert here.left(within=5) == {}
 
 
-def test_tasks_die_with_a_killed_launcher(here):
+def test_a_worker_of_hogwild_is_restarted_alone_and_all_tasks_die_with_a_killed_launcher(here):
     body = SERVES + "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)"
-    launcher = here.start(body)
-    here.pids(3)
-    launcher.kill()
-    launcher.communicate(timeout=10)
-    assert here.left(within=15) == {}
-
-
-def test_a_worker_of_hogwild_is_restarted_alone(here):
-    body = SERVES + (
-        "if me['type'] == 'chief':\n    while not (folder / 'go').exists(): time.sleep(0.05)\nelse: time.sleep(600)\n"
-    )
-    roles = '{"chief": 1, "worker": 1, "ps": 1}'
-    launcher = here.start(body, "--strategy", "hogwild", description=roles)
+    launcher = here.start(body, "--strategy", "hogwild", description='{"chief": 1, "worker": 1, "ps": 1}')
     first = here.pids(3)
     time.sleep(1)  # Until the launcher knows that all tasks listen.
     os.kill(first["worker-0"], signal.SIGKILL)
@@ -259,10 +245,10 @@ def test_a_worker_of_hogwild_is_restarted_alone(here):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     assert here.pids(3)["chief-0"] == first["chief-0"]
-    (here.folder / "go").touch()
-    output = launcher.communicate(timeout=40)[0]
-    assert launcher.returncode == 0 and "worker:0 ended early: it was killed by SIGKILL; the training continues" in output
-    assert here.left(within=5) == {}
+    launcher.kill()
+    output = launcher.communicate(timeout=10)[0]
+    assert "worker:0 ended early: it was killed by SIGKILL; the training continues" in output
+    assert here.left(within=15) == {}
 
 
 def test_chief_worker_and_ps_train_on_three_nodes(here):
