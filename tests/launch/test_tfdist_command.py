@@ -1,6 +1,7 @@
 """The command `tfdist`: its verbs, help, what users of other launchers type, and doctor."""
 
 import os
+import re
 import subprocess
 import sys
 
