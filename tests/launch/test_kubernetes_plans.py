@@ -224,7 +224,13 @@ FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worke
             FAILED,
             [pod("chief"), pod("worker", phase="Failed", state=ended(139)), pod("worker", 1, phase="Failed", state=ended(75))],
             State.RUNNING,
-            "worker:0 failed first: it was killed by SIGSEGV; chief:0 still run, and tfdist cancel ends them",
+            "worker:0 failed first: it was killed by SIGSEGV; still running: chief:0; tfdist cancel ends them",
+        ),
+        (
+            FAILED,
+            [pod("chief"), pod("worker", phase="Failed", state=ended(75))],
+            State.RUNNING,
+            "worker:0 has ended because the program of the chief failed; still running: chief:0",
         ),
         (
             FAILED,
@@ -242,7 +248,7 @@ FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worke
             [workload("chief", trains=True, **condition("Complete")), workload("ps")],
             [pod("chief", phase="Succeeded", state=ended(0)), pod("ps")],
             State.RUNNING,
-            "the training has ended; ps:0 still run",
+            "the training has ended; still running: ps:0",
         ),
         (
             [workload("chief", trains=True, **condition("Complete")), workload("ps", **condition("Failed"))],

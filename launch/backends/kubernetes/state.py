@@ -64,13 +64,13 @@ def state_of(
     if all(_has(each, _SUCCEEDED) for each in training):
         if not active:
             return JobStatus(State.SUCCEEDED, tuple(tasks), exit_code=0)
-        return JobStatus(State.RUNNING, tuple(tasks), f"the training has ended; {_names(active)} still run")
+        return JobStatus(State.RUNNING, tuple(tasks), f"the training has ended; still running: {_names(active)}")
     failed = [each for each in (*training, *required) if _has(each, _FAILED)]
     if failed:
         reason, code = _root_cause(tasks, by_task, failed[0])
         if not active:
             return JobStatus(State.FAILED, tuple(tasks), reason, code)
-        return JobStatus(State.RUNNING, tuple(tasks), f"{reason}; {_names(active)} still run, and tfdist cancel ends them")
+        return JobStatus(State.RUNNING, tuple(tasks), f"{reason}; still running: {_names(active)}; tfdist cancel ends them")
     waiting = [task for task in tasks if task.state in (State.QUEUED, State.STARTING)]
     why = next((f"{task.name}: {task.note}" for task in waiting if task.note), "")
     if not why and waiting:
@@ -161,6 +161,8 @@ def _root_cause(
         return f"Kubernetes has ended it: {_text(condition)}", 1
     _, _, first = min(ends, key=lambda each: each[:2])
     code = first.exit_code or 1
+    if code == EXIT_CHIEF_FAILED:  # The chief's own process ends a little later.
+        return f"{first.name} has ended because the program of the chief failed", code
     return f"{first.name} failed first: {first.note}", code if code >= 0 else 128 - code
 
 

@@ -112,7 +112,13 @@ class Placement:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         with _at_most(INIT_SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Errors say the same.
-            self.ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
+            # The folder of this name becomes a folder of modules in the processes of Ray. That of `python -m tfdist` is our own,
+            # whose modules (`errors`, `version`) are not meant to be found alone.
+            before, sys.argv = sys.argv, ["-c"]
+            try:
+                self.ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
+            finally:
+                sys.argv = before
 
     def nodes(self) -> list[dict[str, Any]]:
         """Returns the nodes that are alive."""
