@@ -1,6 +1,7 @@
 """`tfdist doctor`: prints what a bug report needs, and what is missing on this machine."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -106,6 +107,7 @@ def _tools() -> list[tuple[str, str]]:
     lines = []
     for backend in backends().values():
         missing = [tool for tool in backend.tools if shutil.which(tool) is None]
+        missing += [f"package {name}" for name in backend.packages if importlib.util.find_spec(name) is None]
         text = f"cannot be used here: no {', '.join(missing)}" if missing else "can be used"
         lines.append((f"backend {backend.name}", text))
     found = [tool for tool in ("nvidia-smi", "sbatch", "srun", "kubectl", "mpirun", "py-spy") if shutil.which(tool)]

@@ -170,6 +170,7 @@ class Backend:
         options: the flags of the back end: name, which begins with `name_` -> help. Their values are text, in `Job.options`;
             those not given are absent.
         tools: commands that it needs on this machine, for `tfdist doctor`.
+        packages: packages of Python that it needs, beyond those of tfdist; the same.
     """
 
     name: str
@@ -178,6 +179,7 @@ class Backend:
     runs: Attached | Detached
     options: Mapping[str, str] = field(default_factory=dict)
     tools: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
 
 class BackendError(Exception):

@@ -1,6 +1,7 @@
 """The command `tfdist`: its verbs, help, what users of other launchers type, and doctor."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -55,7 +56,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         (["run", "--teir", "BASIC"], "Did you mean: tier"),
         (
             ["run", "--backend", "loca", "-n", "1"],
-            "'loca' is not a back end; there are local, ssh, slurm, srun; did you mean local?",
+            "'loca' is not a back end; there are local, ssh, slurm, srun, ray, kubernetes; did you mean local?",
         ),
         (["run", "--ssh_python", "x", "-n", "1"], "--ssh_python goes with --backend ssh, and this is --backend local"),
         (
@@ -135,7 +136,7 @@ def test_every_flag_of_run_is_under_one_topic():
     topics = help_topics.topics(flags.FLAGS)
     names = [name for topic in topics.values() for name in topic]
     assert sorted(names) == sorted({flag.name for flag in flags.FLAGS.get_key_flags_for_module(cli.__name__)})
-    assert set(topics) <= {*help_topics.TOPICS, "Back end ssh", "Back end slurm"}
+    assert set(topics) <= {*help_topics.TOPICS, *(f"Back end {name}" for name in ("ssh", "slurm", "ray", "kubernetes"))}
 
 
 def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatch):
@@ -144,5 +145,5 @@ def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatc
     assert got.returncode == 0, got.stderr
     words = [line.split()[0] for line in got.stdout.splitlines()]
     assert {"tfdist", "python", "tensorflow", "keras", "machine", "GPUs", "limits", "ports", "tools", "launcher"} <= set(words)
-    assert "backend local  can be used" in got.stdout and "TF_CONFIG (tf_config)" in got.stdout
+    assert re.search("^backend local +can be used$", got.stdout, re.MULTILINE) and "TF_CONFIG (tf_config)" in got.stdout
     assert "secret-host" not in got.stdout

@@ -21,6 +21,8 @@ TOOLS: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
     "sshd": (["sshd", "ssh", "ssh-keygen"], [], "apt-get install openssh-server openssh-client"),
     "namespaces": (["ip"], [], "apt-get install iproute2"),
     "torchrun": ([], ["torch"], "pip install torch"),
+    "ray": ([], ["ray"], "pip install -e '.[ray]'"),
+    "kubernetes": ([], ["kubernetes", "kubernetes_validate"], "pip install -e '.[test]'"),
     "sphinx": ([], ["sphinx", "furo", "myst_parser"], "pip install -e '.[docs]'"),
     "git": (["git"], [], "apt-get install git"),
     "build": ([], ["build"], "pip install -e '.[test]'"),

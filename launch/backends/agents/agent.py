@@ -245,7 +245,7 @@ def _check(hello: dict[str, Any]) -> None:
         os.chdir(folder)
     except OSError as error:
         raise ClusterError(
-            f"the working folder {folder} cannot be used there: {error.strerror}; name another, for example with --ssh_folder"
+            f"the working folder {folder} cannot be used there: {error.strerror}; name another (--ssh_folder, --ray_folder)"
         ) from error
     if script is not None and not os.path.isfile(script):
         raise ClusterError(f"there is no program {script} in {folder} there; copy it, or use a shared folder")

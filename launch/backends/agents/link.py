@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ class Link:
         lost: why the connection is gone, as the second half of a sentence; None while it stands.
     """
 
-    def __init__(self, host: str, command: list[str], first_line: dict[str, Any], log: Path) -> None:
+    def __init__(
+        self,
+        host: str,
+        command: list[str],
+        first_line: dict[str, Any],
+        log: Path,
+        popen: Callable[..., Any] = subprocess.Popen,
+    ) -> None:
         """Starts the command, and sends the line that the bootstrap reads.
 
         Args:
@@ -35,6 +43,7 @@ class Link:
             command: the command line.
             first_line: what the bootstrap and the agent get.
             log: file for what the command and the agent print to standard error.
+            popen: starts the command; called like `subprocess.Popen`.
         """
         self.host = host
         self.lost: str | None = None
@@ -52,7 +61,7 @@ class Link:
         except OSError:
             errors = open(os.devnull, "wb")  # noqa: SIM115
         with errors:
-            self._process = subprocess.Popen(
+            self._process = popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -66,7 +75,7 @@ class Link:
 
     def fileno(self) -> int:
         """Returns the descriptor that becomes readable when `hear` has something."""
-        return self._out.fileno()
+        return int(self._out.fileno())
 
     def say(self, message: dict[str, Any]) -> None:
         """Sends a message as soon as possible."""

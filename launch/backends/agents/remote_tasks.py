@@ -4,6 +4,7 @@ import dataclasses
 import os
 import selectors
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,7 +44,15 @@ class RemoteTasks:
     """Tasks on other hosts: a `TaskRunner`."""
 
     def __init__(
-        self, plan: Plan, files: JobFiles, command: Callable[[str], list[str]], folder: str, silence: float = SILENCE_SECONDS
+        self,
+        plan: Plan,
+        files: JobFiles,
+        command: Callable[[str], list[str]],
+        folder: str,
+        silence: float = SILENCE_SECONDS,
+        *,
+        hosts: Mapping[str, list[Task]] | None = None,
+        popen: Callable[..., Any] = subprocess.Popen,
     ) -> None:
         """Starts the agent of each host.
 
@@ -53,14 +62,18 @@ class RemoteTasks:
             command: returns the command line that starts the agent on a host (`BOOTSTRAP`), with its standard input and output.
             folder: the working folder on the hosts.
             silence: seconds without a word after which a connection is lost.
+            hosts: the tasks of each agent, by the name that `command` gets. Default: an agent for each host.
+            popen: starts the command; called like `subprocess.Popen`.
         """
         self._plan = plan
         self._command = command
+        self._popen = popen
         self._folder = folder
         self._silence = silence
         self._log_dir = files.log_dir
         self._cluster = plan.job.cluster
-        self._hosts = by_host(self._cluster)
+        self._hosts = by_host(self._cluster) if hosts is None else dict(hosts)
+        self._has_own_names = hosts is not None
         self._host_of = {task.name: host for host, tasks in self._hosts.items() for task in tasks}
         self._hellos: dict[str, dict[str, Any]] = {}
         self._ready: set[str] = set()
@@ -153,7 +166,8 @@ class RemoteTasks:
             "verbose": job.verbose,
             "silence": self._silence,
         }
-        link = Link(host, self._command(self._shown(host)), first_line, self._log_dir / f"agent-{host.replace(':', '_')}.log")
+        command = self._command(host if self._has_own_names else self._shown(host))
+        link = Link(host, command, first_line, self._log_dir / f"agent-{host.replace(':', '_')}.log", self._popen)
         self._links[host] = link
         self._selector.register(link, selectors.EVENT_READ)
 

@@ -117,12 +117,7 @@ def _service(given: Program) -> dict[str, Any]:
 def _job(cluster: Cluster, given: Program, task: Task) -> dict[str, Any]:
     assert given.name is not None
     count, labels = len(cluster.job(task.job)), {_LABEL: given.name, "app.kubernetes.io/component": task.job}
-    env: list[dict[str, Any]] = [
-        # Kubernetes adds this variable itself, but after TF_CONFIG, which then could not refer to it.
-        {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}},
-        {"name": "TF_CONFIG", "value": _tf_config(cluster, task)},
-    ]
-    spec = {"restartPolicy": "OnFailure", "subdomain": given.name, **writing.pod(given, task, env)}
+    spec = {"restartPolicy": "OnFailure", "subdomain": given.name, **writing.pod(given, task, tf_config_env(cluster, task))}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -134,6 +129,15 @@ def _job(cluster: Cluster, given: Program, task: Task) -> dict[str, Any]:
             "template": {"metadata": {"labels": labels}, "spec": spec},
         },
     }
+
+
+def tf_config_env(cluster: Cluster, task: Task) -> list[dict[str, Any]]:
+    """Returns the variables of the pods of an indexed Job that give each its TF_CONFIG."""
+    return [
+        # Kubernetes adds this variable itself, but after TF_CONFIG, which then could not refer to it.
+        {"name": _INDEX, "valueFrom": {"fieldRef": {"fieldPath": _INDEX_FIELD}}},
+        {"name": "TF_CONFIG", "value": _tf_config(cluster, task)},
+    ]
 
 
 def _tf_config(cluster: Cluster, task: Task) -> str:

@@ -1,0 +1,226 @@
+"""The back end `kubernetes`: the verbs of `Detached` for jobs of Kubernetes."""
+
+import contextlib
+import dataclasses
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from tfdist.cluster import Cluster
+from tfdist.dialects import read
+from tfdist.errors import ClusterError, Source
+from tfdist.launch.backends.interface import Backend, BackendError, LogLine, Plan
+from tfdist.launch.backends.kubernetes.logs import PodLogs, whole_lines
+from tfdist.launch.backends.kubernetes.manifests import INSTANCE, KINDS, manifest, names_of_tasks, objects
+from tfdist.launch.backends.kubernetes.server import NotFound, Server
+from tfdist.launch.backends.kubernetes.state import container_of, newest, state_of
+from tfdist.launch.job import Job
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+
+POLL_SECONDS = 2.0
+
+_WORKLOADS = {"job": "Job", "tfjob": "TFJob", "trainjob": "TrainJob"}
+_OPERATORS = {"TFJob": "Kubeflow's training operator", "TrainJob": "Kubeflow's Trainer"}
+_WITHOUT_EFFECT = ("log_dir", "summary", "max_restarts", "stall_timeout", "start_timeout")
+"""Flags of what the launcher does, which here does not run beside the tasks."""
+
+
+def plan(job: Job) -> Plan:
+    """Plans a job of Kubernetes. The manifest is `Plan.request`."""
+    kind = job.options.get("kubernetes_kind", "job")
+    if kind not in KINDS:
+        raise Source("flags", "--kubernetes_kind").error(f"{kind!r} is not one of {', '.join(KINDS)}")
+    if "kubernetes_runtime" in job.options and kind != "trainjob":
+        raise Source("flags", "--kubernetes_runtime").error("only --kubernetes_kind trainjob has a runtime")
+    given = {flag.lstrip("-").partition("=")[0] for flag in job.flags}
+    ignored = [f"--{name}" for name in _WITHOUT_EFFECT if name in given]
+    if ignored:
+        raise Source("flags", ignored[0]).error("the launcher does not supervise jobs of --backend kubernetes; leave it out")
+    request = manifest(job)
+    names = read(request)  # Its hosts are the names of the pods.
+    assert isinstance(names, Cluster)
+    pods = {task.name: task for task in names.addressed().tasks}
+    tasks = (dataclasses.replace(task, host=pods[task.name].host, port=pods[task.name].port) for task in job.cluster.tasks)
+    return Plan(
+        dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, tasks=tuple(tasks))),
+        request=request,
+        refusal=_refusal(job),
+    )
+
+
+def _refusal(job: Job) -> ClusterError | None:
+    if "kubernetes_image" not in job.options:
+        return Source("flags", "--kubernetes_image").error(
+            "--backend kubernetes needs the image of the pods, which holds Python, tfdist and the program"
+        )
+    if job.cluster.job("evaluator") and not job.cluster.job_dir:
+        return Source("flags", "--job_dir").error("an evaluator needs a folder that its pod and the chief's share")
+    if importlib.util.find_spec("kubernetes") is None:
+        return Source("environment", "python").error(
+            "--backend kubernetes needs the package kubernetes: pip install 'tfdist[kubernetes]'"
+        )
+    return None
+
+
+class Pods:
+    """Jobs of Kubernetes: the verbs of `Detached`. An id is `[CONTEXT/]NAMESPACE/KIND/NAME`."""
+
+    def __init__(self) -> None:
+        self._cancelled: set[str] = set()  # By this process: nothing is left by which Kubernetes could tell.
+
+    def submit(self, plan: Plan) -> str:
+        """See `Detached`. What was created before an error is deleted."""
+        options = plan.job.options
+        server = Server(options.get("kubernetes_context"), options.get("kubernetes_namespace"))
+        entries = objects(plan.request, plan.job.environment)
+        # The owner is created when all that its pods need is there, and then gets what it owns.
+        owner = next(entry for entry in entries if entry["kind"] in _OPERATORS or entry["kind"] == "Job")
+        before = [entry for entry in entries if entry["kind"] in ("Service", "Secret")]
+        after = [entry for entry in entries if entry is not owner and entry not in before]
+        created: list[Mapping[str, Any]] = []
+        try:
+            for entry in before:
+                server.create(entry)
+                created.append(entry)
+            stored = server.create(owner)
+            created.append(owner)
+            reference = {
+                "apiVersion": owner["apiVersion"],
+                "kind": owner["kind"],
+                "name": owner["metadata"]["name"],
+                "uid": stored["metadata"]["uid"],
+                "blockOwnerDeletion": True,
+            }
+            for entry in before:
+                server.set_owner(entry, reference)
+            for entry in after:
+                metadata = {**entry["metadata"], "ownerReferences": [reference]}
+                server.create({**entry, "metadata": metadata})
+        except BaseException as error:
+            for entry in reversed(created):
+                with contextlib.suppress(BackendError):
+                    server.delete(entry["kind"], entry["metadata"]["name"])
+            if isinstance(error, NotFound) and owner["kind"] in _OPERATORS:
+                raise BackendError(
+                    f"this cluster has no {owner['kind']}; install {_OPERATORS[owner['kind']]}, or use --kubernetes_kind job"
+                ) from error
+            raise
+        context = f"{quote(server.context, safe=':@/')}/" if server.context else ""
+        name = owner["metadata"]["labels"][INSTANCE]
+        return f"{context}{server.namespace}/{options.get('kubernetes_kind', 'job')}/{name}"
+
+    def status(self, job_id: str) -> JobStatus:
+        """See `Detached`."""
+        try:
+            return _Found(job_id).status()
+        except NotFound:
+            if job_id in self._cancelled:
+                return JobStatus(State.CANCELLED, reason="its objects are deleted", exit_code=143)
+            raise
+
+    def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
+        """See `Detached`. When it follows, it also says what tasks wait for."""
+        found = _Found(job_id)
+        known = names_of_tasks(found.workloads())
+        if task is not None and task not in known:
+            raise BackendError(f"this job has no task {task!r}; it has {', '.join(known)}")
+        if not follow:
+            for name, pod in newest(found.pods(task)).items():
+                with contextlib.suppress(BackendError):  # A pod that has not run.
+                    lines = whole_lines(found.server.log(pod["metadata"]["name"], container_of(pod), follow=False))
+                    yield from (LogLine(name, line.partition(" ")[2]) for line in lines)
+            return
+        streams, said = PodLogs(found.server), ""
+        try:
+            while True:
+                try:
+                    status = found.status()
+                    pods = found.pods(task)
+                except NotFound:
+                    yield LogLine("", "tfdist: the job is gone: somebody has cancelled it")
+                    return
+                streams.follow(pods)
+                if status.reason != said and not status.state.is_final:
+                    said = status.reason
+                    yield LogLine("", f"tfdist: {status.state}{f': {said}' if said else ''}")
+                if status.state.is_final or (task is not None and _has_ended(status, task)):
+                    yield from streams.rest(pods)
+                    return
+                yield from streams.lines(POLL_SECONDS)
+        finally:
+            streams.close()
+
+    def cancel(self, job_id: str) -> None:
+        """See `Detached`. Deletes the owner, and Kubernetes everything that it owns."""
+        found = _Found(job_id)
+        found.server.delete(found.kind, found.workloads()[0]["metadata"]["name"])
+        self._cancelled.add(job_id)
+
+
+def _has_ended(status: JobStatus, name: str) -> bool:
+    tasks: dict[str, TaskStatus] = {task.name: task for task in status.tasks}
+    return tasks[name].state.is_final
+
+
+class _Found:
+    """A job by its id.
+
+    Attributes:
+        server: where it is.
+        kind: of its workloads.
+    """
+
+    def __init__(self, job_id: str) -> None:
+        parts = job_id.rsplit("/", 3)
+        if len(parts) < 3 or parts[-2] not in KINDS or not all(parts):
+            raise BackendError(f"{job_id!r} is not an id of a job of Kubernetes; expected CONTEXT/NAMESPACE/KIND/NAME")
+        context, (namespace, kind, self._name) = unquote("".join(parts[:-3])), parts[-3:]
+        self.kind = _WORKLOADS[kind]
+        self.server = Server(context or None, namespace)
+
+    def workloads(self) -> list[dict[str, Any]]:
+        """Returns its Jobs, the owner first; or its TFJob or TrainJob. Raises NotFound if there is none."""
+        if self.kind != "Job":
+            return [{**self.server.get(self.kind, self._name), "kind": self.kind}]
+        found = self.server.list("Job", labelSelector=f"{INSTANCE}={self._name}")
+        if not found:
+            raise NotFound(f"Kubernetes has no job {self._name} in the namespace {self.server.namespace} (any more)")
+        return sorted(found, key=lambda entry: "ownerReferences" in entry["metadata"])
+
+    def pods(self, task: str | None = None) -> list[Mapping[str, Any]]:
+        """Returns its pods, or those of one task."""
+        label = "jobset.sigs.k8s.io/jobset-name" if self.kind == "TrainJob" else INSTANCE
+        found = self.server.list("Pod", labelSelector=f"{label}={self._name}")
+        return [pod for pod in found if task is None or newest([pod]).keys() == {task}]
+
+    def status(self) -> JobStatus:
+        """Returns its state."""
+        workloads = self.workloads()
+        pods = self.pods()
+        events: list[dict[str, Any]] = []
+        if any(pod.get("status", {}).get("phase", "Pending") == "Pending" for pod in pods) or not pods:
+            with contextlib.suppress(BackendError):  # Not every user may read events.
+                events = self.server.list("Event", fieldSelector="type=Warning")
+        events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
+        return state_of(workloads, pods, events)
+
+
+BACKEND = Backend(
+    name="kubernetes",
+    title="pods of a cluster of Kubernetes",
+    plan=plan,
+    runs=Pods(),
+    packages=("kubernetes",),
+    options={
+        "kubernetes_image": "Image of the pods: with Python, tfdist and the program. Always needed.",
+        "kubernetes_folder": "Working folder in the image, where the program is. Default: that of the image.",
+        "kubernetes_python": "Python in the image. Default: python.",
+        "kubernetes_kind": "What is submitted: job (indexed Jobs and a Service), tfjob or trainjob (Kubeflow's). Default: job.",
+        "kubernetes_namespace": "Namespace. Default: that of the context.",
+        "kubernetes_context": "Context of the kubeconfig. Default: the current one; inside a pod, that of its service account.",
+        "kubernetes_name": "Name of the job, with which the names of its objects begin. Default: tfdist- and six digits.",
+        "kubernetes_pod": "YAML file with further fields of the pods' spec: resources, volumes, nodeSelector.",
+        "kubernetes_runtime": "Name of the ClusterTrainingRuntime of a TrainJob.",
+    },
+)

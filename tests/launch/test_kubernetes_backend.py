@@ -1,0 +1,216 @@
+"""The back end kubernetes: what it submits, what it says about pods, and jobs on the stand-in of `kubernetes_here`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from kubernetes_here import kubernetes
+from support_paths import CHECKOUT
+from tools import needs
+
+IMAGE = "registry.example.com/mnist:1"
+PROGRAM = """
+import json, os, pathlib, signal, sys, time
+config = json.loads(os.environ["TF_CONFIG"])
+me = config["task"]
+name = f"{me['type']}:{me['index']}"
+print("got", json.dumps([name, os.environ.get("KEY"), sys.argv[1:], os.path.basename(os.getcwd())]), flush=True)
+if sys.argv[1] == name: sys.exit(7)
+if sys.argv[1] == "hangs": time.sleep(600)
+if sys.argv[1] == "lines":
+    for number in range(20_000): print("x" * 60, number)
+folder = pathlib.Path("/".join((os.environ["TEST_FOLDER"], sys.argv[2])))
+folder.mkdir(exist_ok=True)
+(folder / name).touch()
+trains = "chief" if "chief" in config["cluster"] else "worker"
+if me["type"] != trains:
+    while not (folder / f"{trains}:0").exists() and sys.argv[1] != f"{trains}:0": time.sleep(0.05)
+"""
+
+
+class Here:
+    def __init__(self, folder, cluster):
+        self.folder, self.cluster = folder, cluster
+        self.environ = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG",)}
+        self.environ |= {"PYTHONPATH": str(CHECKOUT), "KUBECONFIG": str(folder / "kubeconfig")}
+
+    def start(self, *words, **more):
+        return subprocess.Popen(
+            [sys.executable, "-m", "tfdist", *words],
+            cwd=self.folder / "image" / "work",
+            env=self.environ | more,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def tfdist(self, *words, **more):
+        process = self.start(*words, **more)
+        output, errors = process.communicate(timeout=60)
+        return subprocess.CompletedProcess(words, process.returncode, output, errors)
+
+    def run(self, *words, description='{"chief": 1, "worker": 2, "ps": 1}', image=IMAGE, **more):
+        return self.tfdist(*RUN, "--kubernetes_image", image, "--cluster", description, *words, **more)
+
+    def wait_for(self, handle, text):
+        deadline = time.monotonic() + 30
+        while text not in (got := self.tfdist("status", handle).stdout):
+            assert time.monotonic() < deadline, got
+            time.sleep(0.2)
+        return got
+
+
+RUN = ("run", "--backend", "kubernetes", "--kubernetes_folder", "/work", "--kubernetes_python", sys.executable)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kubernetes")
+    (folder / "image" / "work").mkdir(parents=True)
+    (folder / "image" / "work" / "program.py").write_text(PROGRAM)
+    environ = {"PATH": os.environ["PATH"], "TEST_FOLDER": str(folder)}
+    with kubernetes(folder, {IMAGE: folder / "image"}, environ, "tfjobs") as cluster:
+        yield Here(folder, cluster)
+    assert cluster.processes == {} or all(process.wait(5) is not None for process in cluster.processes.values())
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_a_job_is_submitted_followed_and_ends_and_what_the_dry_run_shows_is_submitted(here):
+    words = ("--kubernetes_name", "first", "--env", "KEY", "program.py", "ok", "first", "a $(KEY) $$b\n'\"")
+    dry = here.run("--dry_run", *words, KEY="ge heim\n7")
+    assert dry.returncode == 0 and "ge heim" not in dry.stdout + dry.stderr, dry.stderr
+    got = here.run(*words, KEY="ge heim\n7")
+    assert got.returncode == 0, got.stdout + got.stderr
+    assert "submitted as kubernetes://here/ml/job/first\n" in got.stdout
+    assert got.stdout.endswith("tfdist: kubernetes://here/ml/job/first succeeded\n")
+    for name in ("chief:0", "worker:0", "worker:1", "ps:0"):
+        line = json.dumps([name, "ge heim\n7", ["ok", "first", "a $(KEY) $$b\n'\""], "work"])
+        assert f"{name} | got {line}\n" in got.stdout
+    import yaml
+
+    shown = list(yaml.safe_load_all(dry.stdout[dry.stdout.index("# The values of --env") :]))
+    assert sorted(here.cluster.names()) == sorted(
+        [
+            "services/first",
+            "secrets/first-env",
+            *(f"jobs/first-{job}" for job in ("chief", "worker", "ps")),
+            *pods(here, "first"),
+        ]
+    )
+    stored = {(entry["kind"], entry["metadata"]["name"]): entry for entry in here.cluster.objects.values() if "kind" in entry}
+    for entry in shown:
+        there = stored[entry["kind"], entry["metadata"]["name"]]
+        if entry["kind"] == "Secret":
+            assert there["stringData"] == {"KEY": "ge heim\n7"}
+        else:
+            assert there["spec"] == entry["spec"]
+    assert here.tfdist("logs", "kubernetes://here/ml/job/first", "worker:1").stdout.startswith('got ["worker:1"')
+    assert here.tfdist("cancel", "kubernetes://here/ml/job/first").stdout.endswith("has ended already: succeeded\n")
+    here.cluster.delete("jobs", "ml", "first-chief")  # As Kubernetes does a day later.
+    assert here.cluster.names() == []
+
+
+def pods(here, name):
+    return [found for found in here.cluster.names() if found.startswith(f"pods/{name}-")]
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_the_task_that_fails_first_is_named_and_gives_the_exit_code(here):
+    got = here.run("--kubernetes_name", "bad", "program.py", "chief:0", "bad")
+    assert got.returncode == 7, got.stdout + got.stderr
+    assert got.stdout.endswith("tfdist: kubernetes://here/ml/job/bad failed: chief:0 failed first: it exited with 7\n")
+    assert here.tfdist("status", "kubernetes://here/ml/job/bad").returncode == 1
+    here.cluster.delete("jobs", "ml", "bad-chief")
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_a_job_is_asked_and_cancelled_from_elsewhere_and_nothing_is_left(here):
+    got = here.run("--detach", "--kubernetes_name", "long", "--env", "KEY=x", "program.py", "hangs", "long")
+    handle = got.stdout.strip()
+    assert handle == "kubernetes://here/ml/job/long", got.stderr
+    status = here.wait_for(handle, f"{handle}  running\n")
+    assert re.search(r"worker:1 +running +node-1", status)
+    follower = here.start("logs", "-f", handle, "ps:0")
+    assert json.loads(follower.stdout.readline().removeprefix("got "))[0] == "ps:0"
+    processes = list(here.cluster.processes.values())
+    assert here.tfdist("cancel", handle).stdout == f"{handle}  cancelled\n"
+    assert follower.communicate(timeout=20)[0] == "tfdist: the job is gone: somebody has cancelled it\n"
+    assert here.cluster.names() == [] and all(process.wait(10) == -15 for process in processes)
+    again = here.tfdist("status", handle)
+    assert (again.returncode, again.stderr) == (2, "tfdist: Kubernetes has no job long in the namespace ml (any more)\n")
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_what_pods_wait_for_is_said_in_plain_words(here):
+    got = here.run("--detach", "--kubernetes_name", "image", "program.py", "ok", "image", image="nowhere/no:1")
+    status = here.wait_for("kubernetes://here/ml/job/image", "cannot be pulled")
+    assert "starting" not in status.splitlines()[0] and got.returncode == 0
+    assert (
+        'queued: chief:0: its image nowhere/no:1 cannot be pulled: Back-off pulling image "nowhere/no:1": not found' in status
+    )
+    assert here.tfdist("cancel", "kubernetes://here/ml/job/image").stdout.endswith("cancelled\n")
+    here.run("--detach", "--kubernetes_name", "gpu", "--gpus_per_task", "1", "program.py", "hangs", "gpu")
+    status = here.wait_for("kubernetes://here/ml/job/gpu", "waits for a node")
+    assert "worker:0: waits for a node: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu." in status
+    assert here.tfdist("cancel", "kubernetes://here/ml/job/gpu").stdout.endswith("cancelled\n")
+    assert here.cluster.names() == []
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_much_output_arrives_complete_and_in_order(here):
+    got = here.run("--kubernetes_name", "much", "program.py", "lines", "much", description='{"worker": 2}')
+    assert got.returncode == 0, got.stderr
+    for index in range(2):
+        numbers = re.findall(rf"^worker:{index} \| x+ (\d+)$", got.stdout, re.MULTILINE)
+        assert list(map(int, numbers)) == list(range(20_000))
+    here.cluster.delete("jobs", "ml", "much-worker")
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_no_cluster_and_no_such_context_are_one_line(here):
+    for words, more, message in (
+        (("--kubernetes_context", "other"), {}, "the kubeconfig has no context 'other'; it has here"),
+        (
+            ("--kubernetes_kind", "trainjob", "--kubernetes_runtime", "r"),
+            {},
+            "this cluster has no TrainJob; install Kubeflow's Tr",
+        ),
+        ((), {"KUBECONFIG": "/nowhere"}, "there is no cluster to use"),
+    ):
+        run = [word for word in RUN if word not in ("--kubernetes_folder", "/work")]
+        words = (*run, "--kubernetes_image", IMAGE, "-n", "2", "--env", "KEY=x", *words, "program.py", "ok", "x")
+        got = here.tfdist(*words, **more)
+        assert (got.returncode, got.stderr.count("\n")) == (2, 1), got.stderr
+        assert message in got.stderr and here.cluster.names() == []
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
+def test_what_was_created_before_an_error_is_deleted(here):
+    words = ("--kubernetes_name", "half", "--detach", "program.py", "hangs", "half")
+    assert here.run(*words).returncode == 0
+    before = sorted(name for name in here.cluster.names() if not name.startswith("pods/"))
+    with here.cluster.lock:  # What is left lets a second job fail half-way.
+        for name in ("services/half", "jobs/half-chief"):
+            plural, _, key = name.partition("/")
+            here.cluster.objects.pop((plural, "ml", key))
+    got = here.run(*words)
+    assert got.returncode == 2 and 'jobs "half-worker" already exists' in got.stderr
+    assert sorted(name for name in here.cluster.names() if not name.startswith("pods/")) == [
+        name for name in before if name not in ("services/half", "jobs/half-chief")
+    ]
+    for name in ("half-worker", "half-ps"):
+        here.cluster.delete("jobs", "ml", name)
+    for _, space, name in [key for key in here.cluster.objects if key[0] == "pods"]:
+        here.cluster.delete("pods", space, name)
+    assert here.cluster.names() == []

@@ -1,0 +1,285 @@
+"""The back end ray on real clusters of Ray on this machine; the tasks run without TensorFlow, except in the last test."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from conftest import MARK, end_processes, processes_of
+from support_paths import CHECKOUT, PROGRAMS
+from tools import needs
+
+from tfdist import ClusterError
+from tfdist.launch.backends.ray import placement
+
+pytestmark = [pytest.mark.cluster, needs("ray")]
+
+SERVES = """
+import json, os, pathlib, socket, sys, time
+folder = pathlib.Path(os.environ["TEST_FOLDER"])
+config = json.loads(os.environ["TF_CONFIG"])
+me = config["task"]
+address = config["cluster"].get(me["type"], {me["index"]: ":0"})[me["index"]]
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("", int(address.rpartition(":")[2])))
+listener.listen()
+(folder / f"pid-{me['type']}-{me['index']}").write_text(str(os.getpid()))
+"""
+
+
+class RayHere:
+    """A cluster of three nodes, and the launcher that uses it."""
+
+    def __init__(self, folder: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        (folder / "quick").mkdir()
+        (folder / "work").mkdir()
+        (folder / "quick" / "sitecustomize.py").write_text(
+            "import sys\n"
+            f"import os\nif any('tfdist' in word for word in sys.orig_argv) and not os.path.exists({str(folder / 'slow')!r}):\n"
+            f"    sys.path.append({str(PROGRAMS)!r})\n    import quick_launcher\n    quick_launcher.make_quick()\n"
+        )
+        self.environ = {name: value for name, value in os.environ.items() if name not in ("TF_CONFIG", "RAY_ADDRESS")} | {
+            "PYTHONPATH": f"{folder / 'quick'}:{CHECKOUT}",
+            "TFDIST_STATE_DIR": str(folder / "state"),
+            "TEST_FOLDER": str(folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            MARK: self.mark,
+        }
+        before = dict(os.environ)
+        os.environ.update(self.environ)
+        try:
+            small = {"object_store_memory": 80 << 20, "include_dashboard": False}
+            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, **small})
+            self.cluster.add_node(num_cpus=2, num_gpus=1, object_store_memory=80 << 20)
+            self.add_node()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+    def add_node(self):
+        self.last = self.cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+
+    def start(self, body, *words, arguments=(), description='{"worker": 3}', **more):
+        """Starts the launcher; returns its process."""
+        for path in self.folder.glob("pid-*"):
+            path.unlink()
+        (self.folder / "work" / "program.py").write_text(body)
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tfdist",
+                "run",
+                "--backend",
+                "ray",
+                "--cluster",
+                description,
+                *words,
+                "program.py",
+                *arguments,
+            ],
+            cwd=self.folder / "work",
+            env=self.environ | {"RAY_ADDRESS": self.cluster.address} | more,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words, timeout=60, **more):
+        """Runs the launcher to its end; returns exit code and output."""
+        process = self.start(*words, **more)
+        try:
+            output = process.communicate(timeout=timeout)[0]
+        except subprocess.TimeoutExpired:
+            process.terminate()  # It holds room that other tests need.
+            raise AssertionError(process.communicate(timeout=20)[0]) from None
+        return process.returncode, output
+
+    def pids(self, count):
+        """Waits until `count` tasks run; returns their process ids by name."""
+        deadline = time.monotonic() + 40
+        while True:
+            texts = {path.name.removeprefix("pid-"): path.read_text() for path in self.folder.glob("pid-*")}
+            if len(texts) == count and all(texts.values()):
+                return {name: int(text) for name, text in texts.items()}
+            assert time.monotonic() < deadline, texts
+            time.sleep(0.05)
+
+    def left(self, within):
+        """Returns the agents and tasks that are alive after `within` seconds; at once when none are."""
+        deadline = time.monotonic() + within
+        while True:
+            alive = {
+                pid: line
+                for pid, line in processes_of(self.mark).items()
+                if any(word in line for word in ("tfdist", "program.py", "sleep 600", "import os"))
+            }
+            if not alive or time.monotonic() > deadline:
+                return alive
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    here = RayHere(tmp_path_factory.mktemp("ray"))
+    yield here
+    here.cluster.shutdown()
+    end_processes(here.mark)
+
+
+@pytest.fixture(autouse=True)
+def gives_the_room_back(here):
+    yield
+    for pid in here.left(within=0):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def test_arguments_variables_output_and_report_arrive_and_every_task_has_a_port_of_its_own(here):
+    odd = "ge heim\n\"$HOME\" 'q' `id` ü \\ %s"
+    body = SERVES + (
+        "print('got', json.dumps([os.environ['SECRET'], sys.argv[1:]]), flush=True)\n"
+        "print('sees', os.environ['CUDA_VISIBLE_DEVICES'], config['cluster'], os.getcwd(), flush=True)\n"
+        "if os.environ.get('TFDIST_REPORT'): pathlib.Path(os.environ['TFDIST_REPORT']).write_text('{\"steps\": 5}')\n"
+        "while len(list(folder.glob('pid-*'))) < 5: time.sleep(0.05)\n"
+        "time.sleep(1)\n"  # Until the launcher knows that all tasks listen.
+    )
+    roles = '{"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}'
+    words = ("--env", "SECRET", "--summary", "summary.json", "--job_dir", str(here.folder))
+    code, output = here.run(body, *words, arguments=(odd, "--x="), description=roles, SECRET=odd)
+    assert code == 0, output
+    got = [line for line in output.splitlines() if " | got " in line]
+    assert len(got) == 5 and all(line.endswith(json.dumps([odd, [odd, "--x="]])) for line in got)
+    seen = [line for line in output.splitlines() if " | sees " in line]
+    assert all(" | sees -1 " in line for line in seen)  # Nobody has reserved the GPU.
+    ports = re.findall(r":(\d+)'", seen[0])
+    assert len(set(ports)) == len(ports) == 4  # An evaluator listens nowhere.
+    assert all(str(here.folder / "work") not in line for line in seen)  # Ray has sent a copy of the folder.
+    assert json.loads((here.folder / "work" / "summary.json").read_text())["steps"] == 5
+    assert here.left(within=5) == {}
+
+
+def test_a_task_that_fails_ends_all_and_is_named_and_a_shared_folder_is_used(here):
+    body = SERVES + "if me['index'] == 2: print('my last words', os.getcwd(), flush=True); sys.exit(7)\ntime.sleep(600)"
+    code, output = here.run(body, "--ray_folder", str(here.folder / "work"), "--ray_placement", "SPREAD")
+    assert code == 7
+    assert "tfdist: worker:2 failed first: it exited with 7" in output
+    assert f"my last words {here.folder / 'work'}" in output.rpartition("the last lines of")[2]
+    assert here.left(within=5) == {}
+
+
+GPU_POD = """
+apiVersion: kubeflow.org/v1
+kind: TFJob
+metadata: {name: gpu}
+spec:
+  tfReplicaSpecs:
+    Worker:
+      replicas: 1
+      template: {spec: {containers: [{name: tensorflow, resources: {limits: {nvidia.com/gpu: 1}}}]}}
+"""
+
+
+def test_a_gpu_is_reserved_and_what_has_no_room_says_for_want_of_what(here):
+    (here.folder / "work" / "gpu.yaml").write_text(GPU_POD)
+    code, output = here.run(SERVES + "print('sees', os.environ['CUDA_VISIBLE_DEVICES'])", "--local", description="gpu.yaml")
+    assert code == 0 and "sees 0" in output, output
+    code, output = here.run(SERVES, "--gpus_per_task", "1")
+    assert (code, output.count("\n")) == (2, 1) and "the 3 tasks need 3 GPU, and its 3 nodes have 1" in output, output
+    assert here.left(within=5) == {}
+
+
+def test_no_cluster_and_one_that_never_answers_are_refused(monkeypatch):
+    with pytest.raises(ClusterError, match=r"the cluster of Ray at 127\.0\.0\.1:1 cannot be used: .*refused"):
+        placement.Placement("127.0.0.1:1", ".", None, 1)
+    monkeypatch.setattr(placement, "INIT_SECONDS", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ClusterError, match=f"at {address} cannot be used: it did not answer within 2 s"):
+            placement.Placement(address, ".", None, 1)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_job_waits_for_room_that_another_uses_and_both_are_ended(here):
+    first = here.start(SERVES + "time.sleep(600)", "--detach", "--ray_cpus", "2")
+    handle = first.communicate(timeout=60)[0].strip()
+    assert re.fullmatch(r"ray://\S+", handle)
+    here.pids(3)
+    code, output = here.run(SERVES, "--ray_wait", "2")
+    assert code == 2 and "other jobs use it; free are 0 CPU, 1 GPU; waited 2 s (--ray_wait)" in output, output
+
+    def tfdist(*words):
+        command = [sys.executable, "-m", "tfdist", *words]
+        return subprocess.run(command, env=here.environ, capture_output=True, text=True, timeout=60, check=False)
+
+    assert tfdist("status", handle).stdout.startswith(f"{handle}  running")
+    assert tfdist("logs", handle).stdout.count(" on ") >= 3  # Which node each task has.
+    assert tfdist("cancel", handle).stdout == f"{handle}  cancelled\n"
+    assert here.left(within=5) == {}
+
+
+def test_a_worker_of_hogwild_is_restarted_alone_and_all_tasks_die_with_a_killed_launcher(here):
+    body = SERVES + "import subprocess; subprocess.Popen(['sleep', '600'], start_new_session=True)\ntime.sleep(600)"
+    launcher = here.start(body, "--strategy", "hogwild", description='{"chief": 1, "worker": 1, "ps": 1}')
+    first = here.pids(3)
+    time.sleep(1)  # Until the launcher knows that all tasks listen.
+    os.kill(first["worker-0"], signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while here.pids(3)["worker-0"] == first["worker-0"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert here.pids(3)["chief-0"] == first["chief-0"]
+    launcher.kill()
+    output = launcher.communicate(timeout=10)[0]
+    assert "worker:0 ended early: it was killed by SIGKILL; the training continues" in output
+    assert here.left(within=15) == {}
+
+
+def test_chief_worker_and_ps_train_on_three_nodes(here):
+    body = """
+import keras
+import numpy as np
+import tfdist
+with tfdist.strategy().scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = np.ones((32, 2), "float32")
+model.fit(x, x[:, :1], epochs=2, batch_size=8, verbose=2)
+"""
+    (here.folder / "slow").touch()  # With TensorFlow.
+    words = ("--ray_placement", "STRICT_SPREAD", "--summary", "trained.json")
+    code, output = here.run(body, *words, description='{"chief": 1, "worker": 1, "ps": 1}', timeout=200)
+    (here.folder / "slow").unlink()
+    assert code == 0, output
+    summary = json.loads((here.folder / "work" / "trained.json").read_text())
+    assert (summary["strategy"], summary["steps"]) == ("parameter_server", 8)
+    assert "chief:0  | Epoch 2/2" in output
+
+
+def test_a_task_of_a_lost_node_is_named(here):
+    launcher = here.start(SERVES + "time.sleep(600)", "--ray_placement", "STRICT_SPREAD")
+    pids = here.pids(3)
+    here.cluster.remove_node(here.last, allow_graceful=False)
+    output = launcher.communicate(timeout=60)[0]
+    assert launcher.returncode == 137, output
+    assert re.search(
+        r"worker:\d failed first: it cannot be reached any more: \S+: the actor ended with 1: the node \S+ (is gone|cannot be)",
+        output,
+    )
+    assert here.left(within=5) == {}, pids
