@@ -17,6 +17,9 @@ from tfdist.launch.settings import Settings
 
 _STARTED = b"started"
 
+MEASURED_SECONDS = 5.0
+"""How often memory and progress are written."""
+
 
 def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Settings) -> int:
     """Starts the plan in the background and prints its handle; returns the exit code of the command.
@@ -88,6 +91,7 @@ class _Recorder(Watcher):
         self._folder = folder
         self._pipe = started_pipe
         self._complained = False
+        self._written_at = 0.0
 
     def started(self, plan: Plan, files: JobFiles) -> None:
         cluster, choice = plan.job.cluster, plan.job.choice
@@ -112,7 +116,12 @@ class _Recorder(Watcher):
         """Takes note of an error of the launcher itself."""
         self.changed(JobStatus(State.FAILED, reason=" ".join(str(error).split()), exit_code=code))
 
+    def measured(self, status: JobStatus) -> None:
+        if time.monotonic() - self._written_at > MEASURED_SECONDS:
+            self.changed(status)
+
     def changed(self, status: JobStatus) -> None:
+        self._written_at = time.monotonic()
         try:
             self._folder.write_status(status)
         except OSError as error:  # A full disk does not end the training.

@@ -26,7 +26,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import checks, command_line, dry_run
+from tfdist.launch import checks, command_line, dry_run, run_flags
 from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
@@ -34,13 +34,13 @@ from tfdist.launch.background import run_in_background
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.help_topics import help_text
 from tfdist.launch.job import Job, Program
-from tfdist.launch.settings import Settings
 from tfdist.launch.submitted import run_submitted
 from tfdist.rank_info import RankInfo
 
 FLAGS = flags.FLAGS
 define_flags()
 flags.adopt_module_key_flags(sys.modules["tfdist.flags"])
+flags.adopt_module_key_flags(run_flags)
 flags.DEFINE_string("m", None, "Python module to run on every task, instead of a script.")
 flags.DEFINE_integer(
     "workers", None, "Workers on this machine that train together, without another description.", short_name="n", lower_bound=1
@@ -59,18 +59,6 @@ flags.DEFINE_integer(
     None,
     "GPUs of this machine for each task that computes, 0 for none. Default: as the description says, else equal numbers.",
     lower_bound=0,
-)
-flags.DEFINE_integer(
-    "max_restarts",
-    0,
-    "Start all tasks again after a task has failed, up to so many times. The program continues from its last checkpoint.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "stall_timeout",
-    None,
-    "Seconds without output of any training task after which the job has failed. The logs then hold the Python stacks.",
-    lower_bound=1.0,
 )
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
 for _backend in backends().values():
@@ -149,10 +137,10 @@ def _run(program: Program) -> int:
     checks.check_program(program)
     if plan.refusal is not None:
         raise plan.refusal
+    settings = run_flags.settings(FLAGS)
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
-    settings = Settings(FLAGS.log_dir, FLAGS.summary, FLAGS.start_timeout, FLAGS.max_restarts, FLAGS.stall_timeout)
     if FLAGS.detach:
         return run_in_background(backend.name, backend.runs, plan, settings)
     return run_attached(backend.runs, plan, settings)

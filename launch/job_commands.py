@@ -14,6 +14,7 @@ from tfdist.launch.background_jobs import BackgroundJobs
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.progress import size
 from tfdist.messages import printable
 
 USAGE = {
@@ -81,6 +82,8 @@ def _status(words: list[str], as_json: bool) -> int:
         print(json.dumps({"handle": words[0], **status.as_json()}, indent=2))
     else:
         print(f"{words[0]}  {status.state}{f': {printable(status.reason)}' if status.reason else ''}")
+        if status.progress is not None:
+            print(f"  {printable(status.progress.describe())}")
         for row in _columns([_task_row(task) for task in status.as_json()["tasks"]]):
             print(f"  {row}")
     return 1 if status.state in (State.FAILED, State.CANCELLED, State.LOST) else 0
@@ -89,7 +92,8 @@ def _status(words: list[str], as_json: bool) -> int:
 def _task_row(task: "dict[str, object]") -> list[str]:
     code = "" if task["exit_code"] is None else f"exit code {task['exit_code']}"
     restarts = f"{task['restarts']} restarts" if task["restarts"] else ""
-    extra = ", ".join(part for part in (code, restarts, str(task["note"])) if part)
+    memory = size(float(str(task["memory"]))) if task["memory"] is not None else ""
+    extra = ", ".join(part for part in (code, restarts, memory, str(task["note"])) if part)
     return [str(task["task"]), str(task["state"]), str(task["where"]), printable(extra)]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.progress import Progress
 
 STATE_VARIABLE = "TFDIST_STATE_DIR"
 KEEP_SECONDS = 30 * 24 * 3600.0
@@ -208,7 +209,16 @@ class JobFolder:
 
 def _status_of(values: dict[str, Any]) -> JobStatus:
     tasks = tuple(
-        TaskStatus(each["task"], State(each["state"]), each["where"], each["exit_code"], each["restarts"], each["note"])
+        TaskStatus(
+            each["task"],
+            State(each["state"]),
+            each["where"],
+            each["exit_code"],
+            each["restarts"],
+            each["note"],
+            each.get("memory"),
+        )
         for each in values.get("tasks", ())
     )
-    return JobStatus(State(values.get("state", "starting")), tasks, values.get("reason", ""), values.get("exit_code"))
+    progress = Progress.from_json(values["progress"]) if values.get("progress") else None
+    return JobStatus(State(values.get("state", "starting")), tasks, values.get("reason", ""), values.get("exit_code"), progress)

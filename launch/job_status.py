@@ -1,8 +1,10 @@
 """`JobStatus`: how a job and its tasks are doing, in the same words for every back end."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from tfdist.launch.progress import Progress
 
 
 class State(str, enum.Enum):
@@ -42,6 +44,7 @@ class TaskStatus:
         exit_code: exit code, or minus the number of the signal that killed it; None while it runs or if unknown.
         restarts: how often it was started again.
         note: what else is known: what it waits for, the path of its log.
+        memory: resident memory of its process in bytes; None if unknown.
     """
 
     name: str
@@ -50,6 +53,7 @@ class TaskStatus:
     exit_code: int | None = None
     restarts: int = 0
     note: str = ""
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,12 +65,14 @@ class JobStatus:
         tasks: its tasks, as far as they are known.
         reason: a sentence: what it waits for, why it failed; or empty.
         exit_code: the exit code that the launcher would have had; None before the end, or if unknown.
+        progress: how far the training is; None if unknown.
     """
 
     state: State
     tasks: tuple[TaskStatus, ...] = ()
     reason: str = ""
     exit_code: int | None = None
+    progress: Progress | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts."""
@@ -74,6 +80,7 @@ class JobStatus:
             "state": str(self.state),
             "reason": self.reason,
             "exit_code": self.exit_code,
+            "progress": None if self.progress is None else asdict(self.progress),
             "tasks": [
                 {
                     "task": task.name,
@@ -82,6 +89,7 @@ class JobStatus:
                     "exit_code": task.exit_code,
                     "restarts": task.restarts,
                     "note": task.note,
+                    "memory": task.memory,
                 }
                 for task in self.tasks
             ],
