@@ -95,12 +95,14 @@ class _Recorder(Watcher):
 
     def started(self, plan: Plan, files: JobFiles) -> None:
         cluster, choice = plan.job.cluster, plan.job.choice
-        program = plan.job.program
+        program, first = plan.job.program, cluster.tasks[0]
+        config = cluster.tf_config(first.job, first.index)
         self._folder.write_job(
             {
                 "created": time.time(),
                 "folder": plan.job.folder,
                 "program": program.script or f"-m {program.module}",  # Not its arguments, which may be secret.
+                "cluster": {name: value for name, value in config.items() if name != "task"},
                 "topology": cluster.describe(),
                 "strategy": choice.strategy,
                 "rule": choice.rule,

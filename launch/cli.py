@@ -26,7 +26,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import checks, command_line, dry_run, run_flags
+from tfdist.launch import checks, command_line, defaults, dry_run, run_flags
 from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
@@ -34,7 +34,9 @@ from tfdist.launch.background import run_in_background
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.help_topics import help_text
 from tfdist.launch.job import Job, Program
+from tfdist.launch.state_file import StateFile
 from tfdist.launch.submitted import run_submitted
+from tfdist.messages import printable
 from tfdist.rank_info import RankInfo
 
 FLAGS = flags.FLAGS
@@ -60,6 +62,7 @@ flags.DEFINE_integer(
     "GPUs of this machine for each task that computes, 0 for none. Default: as the description says, else equal numbers.",
     lower_bound=0,
 )
+flags.DEFINE_bool("defaults", True, "Take flags that are not given from tfdist.toml, or [tool.tfdist] of pyproject.toml, here.")
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
 for _backend in backends().values():
     for _name, _help in _backend.options.items():
@@ -103,8 +106,25 @@ def _parse(argv: list[str]) -> Program:
     return command_line.program(program_words, FLAGS.m)
 
 
+def _defaults() -> list[tuple[str, str]]:
+    """Sets the flags that a file of defaults gives; returns what was set, and where from."""
+    if not FLAGS.defaults:
+        return []
+    known = {flag.name for flag in FLAGS.get_key_flags_for_module(__name__)}
+
+    def of_other_backends() -> set[str]:
+        return {name for backend in backends().values() if backend.name != FLAGS.backend for name in backend.options}
+
+    found = defaults.apply(FLAGS, known, of_other_backends)
+    if found and not FLAGS.dry_run:
+        words = " ".join(word for word, _ in found)
+        print(f"tfdist: {printable(words)}   (from {found[0][1]})", file=sys.stderr)
+    return found
+
+
 def _run(program: Program) -> int:
     """Runs the command; returns its exit code."""
+    from_file = _defaults()
     cluster = _described_cluster(program)
     choice = choose(cluster)
     if FLAGS.local:
@@ -130,7 +150,7 @@ def _run(program: Program) -> int:
         error = cluster.source.error(f"{refusal} (--dry_run shows the translation)")
         plan = dataclasses.replace(plan, refusal=error)
     if FLAGS.dry_run:
-        dry_run.explain(plan)
+        dry_run.explain(plan, from_file)
         return 0
     if plan.refusal is not None and refusal:
         raise plan.refusal
@@ -142,8 +162,10 @@ def _run(program: Program) -> int:
     if not isinstance(backend.runs, Attached):
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
     if FLAGS.detach:
+        if FLAGS.state_file:
+            raise UsageError("--state_file goes without --detach, which keeps the states itself (tfdist status --json)")
         return run_in_background(backend.name, backend.runs, plan, settings)
-    return run_attached(backend.runs, plan, settings)
+    return run_attached(backend.runs, plan, settings, StateFile(FLAGS.state_file) if FLAGS.state_file else None)
 
 
 def _options() -> dict[str, str]:
@@ -167,7 +189,7 @@ def _given_flags() -> tuple[str, ...]:
     """Returns the given flags that describe the job, wherever it runs."""
     known = [flag.name for flag in FLAGS.get_key_flags_for_module(__name__)]
     of_backends = {name for backend in backends().values() for name in backend.options}
-    left_out = {"backend", "detach", "dry_run", "env", "m"} | of_backends
+    left_out = {"backend", "defaults", "detach", "dry_run", "env", "m", "state_file"} | of_backends
     given = [FLAGS[name].serialize() for name in known if FLAGS[name].present and name not in left_out]
     return (*given, *(f"--env={word.partition('=')[0]}" for word in FLAGS.env))
 

@@ -16,7 +16,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "parameter_server_machine_type",
         "evaluator_machine_type",
     ),
-    "Where it runs": ("backend", "gpus_per_task", "env"),
+    "Where it runs": ("backend", "gpus_per_task", "env", "defaults"),
     "Output": ("view", "tensorboard", "log_dir", "summary", "state_file", "job_dir", "verbose"),
     "Limits and faults": (
         "start_timeout",

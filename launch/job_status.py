@@ -1,7 +1,10 @@
 """`JobStatus`: how a job and its tasks are doing, in the same words for every back end."""
 
 import enum
+import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tfdist.launch.progress import Progress
@@ -74,6 +77,25 @@ class JobStatus:
     exit_code: int | None = None
     progress: Progress | None = None
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "JobStatus":
+        """Returns the status of what `as_json` has returned; of nothing that of a job that starts."""
+        tasks = tuple(
+            TaskStatus(
+                each["task"],
+                State(each["state"]),
+                each["where"],
+                each["exit_code"],
+                each["restarts"],
+                each["note"],
+                each.get("memory"),
+            )
+            for each in values.get("tasks", ())
+        )
+        progress = Progress.from_json(values["progress"]) if values.get("progress") else None
+        state = State(values.get("state", "starting"))
+        return cls(state, tasks, values.get("reason", ""), values.get("exit_code"), progress)
+
     def as_json(self) -> dict[str, Any]:
         """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts."""
         return {
@@ -94,3 +116,11 @@ class JobStatus:
                 for task in self.tasks
             ],
         }
+
+
+def read(path: Path) -> JobStatus | None:
+    """Returns the status that is in a file as JSON; None if it cannot be read."""
+    try:
+        return JobStatus.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -17,11 +17,13 @@ from pathlib import Path
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError, Source
+from tfdist.launch import job_status
 from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, Plan
 from tfdist.launch.job import Job, JobFiles
-from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.progress import Progress
 
 COMMAND_SECONDS = 60.0
 """How long a command of Slurm may take: a busy controller answers late."""
@@ -116,12 +118,14 @@ def plan_slurm(job: Job) -> Plan:
     ]
     program = job.program
     words = [program.script] if program.script is not None else ["-m", str(program.module)]
-    run = [sys.executable, "-m", "tfdist", "run", "--backend=srun", *job.flags, *words, "--", *program.args]
+    run = [sys.executable, "-m", "tfdist", "run", "--backend=srun", "--nodefaults", *job.flags]
+    state = f'--state_file="{_state_name("$SLURM_JOB_ID")}"'  # For `status`; the shell puts the number in.
+    run_script = f"exec {shlex.join(run)} {state} {shlex.join([*words, '--', *program.args])}"
     script = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)
     return Plan(
         dataclasses.replace(job, cluster=job.cluster.addressed()),
         notes=(("addresses", "are chosen on the nodes when the job starts"),),
-        request=f"#!/bin/bash\n{script}exec {shlex.join(run)}\n",
+        request=f"#!/bin/bash\n{script}{run_script}\n",
         refusal=refusal,
     )
 
@@ -141,19 +145,21 @@ class Batch:
         code, _, number = found.get("ExitCode", "0:0").partition(":")
         exit_code = 128 + int(number) if int(number) else int(code)
         nodes = found.get("NodeList", "")
+        tasks, progress = _tasks(job_id, found)
         if state in _QUEUED:
             return JobStatus(State.QUEUED, reason=f"Slurm says {state}, {reason}")
         if state in _RUNNING:
-            return JobStatus(State.RUNNING, reason=f"on {nodes}")
+            return JobStatus(State.RUNNING, tasks, f"on {nodes}", progress=progress)
+        tasks = tuple(each if each.state.is_final else dataclasses.replace(each, state=State.LOST) for each in tasks)
         if state == "COMPLETED":
-            return JobStatus(State.SUCCEEDED, reason=f"on {nodes}", exit_code=0)
+            return JobStatus(State.SUCCEEDED, tasks, f"on {nodes}", exit_code=0, progress=progress)
         # A job that `cancel` ended has the exit code of a launcher that received SIGTERM.
         is_cancelled = state == "CANCELLED" or (state == "FAILED" and exit_code == 143)
         more = "" if reason in ("None", "NonZeroExitCode") else f", {reason}"
         said = f"Slurm says {state}, exit code {exit_code}{more}"
         if is_cancelled and exit_code == 143:
             said += "; the launcher received SIGTERM, from tfdist cancel or shortly before the time limit"
-        return JobStatus(State.CANCELLED if is_cancelled else State.FAILED, reason=said, exit_code=exit_code or 1)
+        return JobStatus(State.CANCELLED if is_cancelled else State.FAILED, tasks, said, exit_code or 1, progress)
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`: the output of the launcher in the batch job."""
@@ -187,6 +193,16 @@ class Batch:
                     return
                 time.sleep(POLL_SECONDS / 4)
         _slurm("scancel", job_id)
+
+
+def _state_name(job_id: str) -> str:
+    return f"tfdist-{job_id}.state.json"
+
+
+def _tasks(job_id: str, found: dict[str, str]) -> tuple[tuple[TaskStatus, ...], Progress | None]:
+    """Returns the tasks and the progress, as the launcher in the batch job has written them; nothing if it has not."""
+    status = job_status.read(Path(found.get("WorkDir", ""), _state_name(job_id)))
+    return (status.tasks, status.progress) if status is not None else ((), None)
 
 
 def _show(job_id: str) -> dict[str, str]:
