@@ -21,6 +21,8 @@ from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.launch.tensorboard import TensorBoard
 from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
 
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
 """Delay before the first restart of the whole job; it doubles with each further restart, up to the second number."""
 
@@ -49,7 +51,9 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     cluster = plan.job.cluster
     if note := strategies.tpu_note(cluster):
         print(f"tfdist: {note}", file=sys.stderr)
-    terminal = Terminal([task.name for task in cluster.tasks], verbose=plan.job.verbose)
+    # Who chooses the level wants to see what it shows.
+    verbose = plan.job.verbose or LEVEL in {**os.environ, **plan.job.environment}
+    terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
     view = LiveView(plan.job, terminal, settings.view)
     try:
         folder = LogFolder(settings.log_dir, terminal.say)
