@@ -55,7 +55,7 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
         return code if code > 0 else 1
     os.close(read_end)
     _leave_terminal(folder)
-    os._exit(_supervise(back_end, plan, settings, _Recorder(folder, write_end)))
+    os._exit(_supervise(back_end, plan, settings, _Recorder(folder, write_end, settings.grace_period)))
 
 
 def _supervise(back_end: Attached, plan: Plan, settings: Settings, recorder: "_Recorder") -> int:
@@ -87,8 +87,9 @@ def _leave_terminal(folder: JobFolder) -> None:
 class _Recorder(Watcher):
     """Writes what happens into the folder of the job."""
 
-    def __init__(self, folder: JobFolder, started_pipe: int) -> None:
+    def __init__(self, folder: JobFolder, started_pipe: int, grace_period: float) -> None:
         self._folder = folder
+        self._grace_period = grace_period
         self._pipe = started_pipe
         self._complained = False
         self._written_at = 0.0
@@ -105,6 +106,7 @@ class _Recorder(Watcher):
                 "cluster": {name: value for name, value in config.items() if name != "task"},
                 "topology": cluster.describe(),
                 "strategy": choice.strategy,
+                "grace_period": self._grace_period,
                 "rule": choice.rule,
                 "log_dir": str(files.log_dir.absolute()),
                 "logs": {task.name: str(files.log(task).absolute()) for task in cluster.tasks},

@@ -8,7 +8,7 @@ from tfdist.errors import nearest
 from tfdist.launch.errors import UsageError
 from tfdist.launch.live_view import VIEWS
 from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
-from tfdist.launch.settings import Settings
+from tfdist.launch.settings import GRACE_SECONDS, Settings
 
 RESTARTED = ("worker", "evaluator")
 """Jobs whose tasks are restarted alone: workers under hogwild."""
@@ -48,7 +48,7 @@ flags.DEFINE_float(
 )
 flags.DEFINE_float(
     "grace_period",
-    5.0,
+    GRACE_SECONDS,
     "Seconds that the program has after SIGTERM or Ctrl-C, to save and end.",
     lower_bound=0.0,
 )

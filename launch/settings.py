@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
 
+GRACE_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -32,7 +34,7 @@ class Settings:
     step_timeout: float | None = None
     task_restarts: Mapping[str, int] = field(default_factory=dict)
     restart_window: float = WINDOW_SECONDS
-    grace_period: float = 5.0
+    grace_period: float = GRACE_SECONDS
     view: str = "auto"
     tensorboard: str | None = None
 

@@ -127,16 +127,16 @@ def test_a_training_that_prints_but_makes_no_step_fails_with_its_python_stack(st
         STEPS
         + """
     writes_step(0, "idle")
-    time.sleep(3)  # Between two calls of fit.
-    for n in range(5): writes_step(n); time.sleep(0.7)
+    time.sleep(1.5)  # Between two calls of fit.
+    for n in range(5): writes_step(n); time.sleep(0.5)
     def makes_no_step():
         while True: print("still here", flush=True); time.sleep(0.2)
     makes_no_step()
     """
     )
-    job = start(QUICK, "--tier", "BASIC", "--step_timeout", "2", "--state_file", "state.json", script(body))
+    job = start(QUICK, "--tier", "BASIC", "--step_timeout", "1", "--state_file", "state.json", script(body))
     assert job.wait(40) == 1
-    assert "tfdist: the training has made no step for 2 s (--step_timeout), at epoch 1/2, step 4/9;" in job.output
+    assert "tfdist: the training has made no step for 1 s (--step_timeout), at epoch 1/2, step 4/9;" in job.output
     (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
     assert "in makes_no_step\n" in log.read_text()
     state = json.loads((tmp_path / "state.json").read_text())
@@ -159,7 +159,7 @@ def test_a_program_has_the_grace_period_to_save_and_is_asked_first(start, script
     body = """
     import signal, sys, time
     def save(*_):
-        time.sleep(7)
+        time.sleep(5.5)
         pathlib.Path("saved").write_text(str(os.path.exists("other")))
         sys.exit(143)
     index = me["index"]
@@ -186,7 +186,7 @@ def test_tensorboard_runs_as_long_as_the_job_and_its_address_is_said(start, scri
         "    time.sleep(600)\n"
     )
     environment = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    program = script("import time\nfor n in range(60): print(n, flush=True); time.sleep(0.1)")
+    program = script("import time\nfor n in range(35): print(n, flush=True); time.sleep(0.1)")
     job = start(QUICK, "--tier", "BASIC", "--tensorboard", "curves", program, environment=environment, fresh=True)
     assert job.wait(40) == 0
     assert "tfdist: TensorBoard is at http://localhost:6006/ until the job ends" in job.output
