@@ -165,7 +165,8 @@ def _run(program: Program) -> int:
         if FLAGS.state_file:
             raise UsageError("--state_file goes without --detach, which keeps the states itself (tfdist status --json)")
         return run_in_background(backend.name, backend.runs, plan, settings)
-    return run_attached(backend.runs, plan, settings, StateFile(FLAGS.state_file) if FLAGS.state_file else None)
+    watcher = StateFile(FLAGS.state_file, settings.grace_period) if FLAGS.state_file else None
+    return run_attached(backend.runs, plan, settings, watcher)
 
 
 def _options() -> dict[str, str]:

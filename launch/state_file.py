@@ -15,8 +15,17 @@ MEASURED_SECONDS = 5.0
 class StateFile(Watcher):
     """Writes each status to a file, which is replaced as a whole."""
 
-    def __init__(self, path: str) -> None:
-        """Writes the first state. Raises UsageError if the file cannot be written."""
+    def __init__(self, path: str, grace_period: float) -> None:
+        """Writes the first state.
+
+        Args:
+            path: the file.
+            grace_period: how long the program may take to end, for those who end the job.
+
+        Raises:
+            UsageError: if the file cannot be written.
+        """
+        self._grace_period = grace_period
         self._path = Path(path).absolute()
         self._written_at = 0.0
         self._has_failed = False
@@ -42,5 +51,6 @@ class StateFile(Watcher):
     def _write(self, status: JobStatus) -> None:
         self._written_at = time.monotonic()
         part = self._path.with_name(f"{self._path.name}.part")
-        part.write_text(json.dumps(status.as_json(), indent=1), encoding="utf-8")
+        values = {**status.as_json(), "grace_period": self._grace_period}
+        part.write_text(json.dumps(values, indent=1), encoding="utf-8")
         part.rename(self._path)

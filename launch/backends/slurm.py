@@ -5,6 +5,8 @@ agent on each node with `srun`, and supervises the tasks as everywhere else.
 """
 
 import dataclasses
+import json
+import math
 import os
 import re
 import shlex
@@ -24,12 +26,16 @@ from tfdist.launch.backends.interface import Attached, Backend, BackendError, Lo
 from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.progress import Progress
+from tfdist.launch.settings import GRACE_SECONDS
 
 COMMAND_SECONDS = 60.0
 """How long a command of Slurm may take: a busy controller answers late."""
 
-END_SECONDS = 20.0
-"""How long a job may take to end after SIGTERM, before Slurm kills it."""
+END_SECONDS = 15.0
+"""How long a job may take to end after SIGTERM, besides the grace period of its program, before Slurm kills it."""
+
+WARNING_SECONDS = 25
+"""How long before the time limit the launcher gets SIGTERM, besides that grace period."""
 
 POLL_SECONDS = 2.0
 
@@ -112,7 +118,7 @@ def plan_slurm(job: Job) -> Plan:
         f"--chdir={job.folder}",
         "--output=tfdist-%j.log",
         "--open-mode=append",  # After a requeue it goes on.
-        "--signal=B:TERM@30",  # Before the time limit, so that the tasks end in order.
+        f"--signal=B:TERM@{WARNING_SECONDS + math.ceil(_given_grace(job))}",  # So that the tasks save and end in order.
         *([f"--nodelist={','.join(sorted(hosts))}"] if hosts else []),
         *options,
     ]
@@ -187,12 +193,26 @@ class Batch:
         """See `Detached`. The launcher in the batch job ends the tasks first; one that does not is ended by Slurm."""
         if self.status(job_id).state == State.RUNNING:
             _slurm("scancel", "--batch", "--signal=TERM", job_id)
-            deadline = time.monotonic() + END_SECONDS
+            deadline = time.monotonic() + END_SECONDS + _grace(job_id)
             while time.monotonic() < deadline:
                 if self.status(job_id).state.is_final:
                     return
                 time.sleep(POLL_SECONDS / 4)
         _slurm("scancel", job_id)
+
+
+def _given_grace(job: Job) -> float:
+    given = [float(flag.partition("=")[2]) for flag in job.flags if flag.startswith("--grace_period=")]
+    return given[-1] if given else GRACE_SECONDS
+
+
+def _grace(job_id: str) -> float:
+    """Returns the grace period of a job, as its launcher has written it."""
+    path = Path(_show(job_id).get("WorkDir", ""), _state_name(job_id))
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["grace_period"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return GRACE_SECONDS
 
 
 def _state_name(job_id: str) -> str:
