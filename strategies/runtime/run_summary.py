@@ -19,7 +19,7 @@ import numpy as np
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime.fit_progress import FitProgress
-from tfdist.strategies.runtime.preemption import SaveWhenTerminated
+from tfdist.strategies.runtime.preemption import SaveOnSignal
 
 _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 _path = ""
@@ -75,10 +75,10 @@ def install() -> None:
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(model, *args, **kwargs)
     given = bound.arguments.get("callbacks")
-    callbacks, saver = with_callback(_Count(), model, given), SaveWhenTerminated(given)
+    callbacks, saver = with_callback(_Count(), model, given), SaveOnSignal(given, saves=bool(_path))
     if _path:
         callbacks = with_callback(FitProgress(_path, _summary), model, callbacks)
-        callbacks = with_callback(saver, model, callbacks)
+    callbacks = with_callback(saver, model, callbacks)
     bound.arguments["callbacks"] = callbacks
     begin = time.monotonic()
     try:

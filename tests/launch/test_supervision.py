@@ -209,3 +209,12 @@ def test_tensorboard_runs_as_long_as_the_job_and_its_address_is_said(start, scri
         time.sleep(0.05)
     killed.process.kill()
     assert killed.left(within=10) == {}
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_what_tensorflow_prints_at_every_start_is_shown_to_those_who_set_its_level(start, script, level):
+    noise = "E0000 00:00:1795237116.095783    3161 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
+    environment = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
+    job = start(QUICK, "--tier", "BASIC", script(f"print({noise!r}, 'end', sep='\\n')"), environment=environment, fresh=True)
+    assert job.wait(30) == 0
+    assert (noise in job.output) == (level is not None) and "chief:0 | end" in job.output

@@ -10,7 +10,7 @@ import pytest
 from tfdist.launch.progress import SUFFIX as LAUNCHER_SUFFIX
 from tfdist.launch.progress import path_of, read
 from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress
-from tfdist.strategies.runtime.preemption import EXIT_CODE, SaveWhenTerminated
+from tfdist.strategies.runtime.preemption import EXIT_CODE, SaveOnSignal
 
 
 class Clock:
@@ -96,7 +96,7 @@ class Backup(keras.callbacks.BackupAndRestore):
 @pytest.mark.parametrize("batch", [0, 7])
 def test_sigterm_saves_once_after_the_step_and_ends_the_program(tmp_path, save_freq, batch):
     backup = Backup(tmp_path, save_freq=save_freq)
-    saver = SaveWhenTerminated([keras.callbacks.History(), backup])
+    saver = SaveOnSignal([keras.callbacks.History(), backup], saves=True)
     saver.on_train_begin()
     os.kill(os.getpid(), signal.SIGTERM)
     backup.saved = 0
@@ -106,13 +106,28 @@ def test_sigterm_saves_once_after_the_step_and_ends_the_program(tmp_path, save_f
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.parametrize("saves", [True, False])
+def test_sigusr1_saves_on_the_chief_and_the_training_goes_on(tmp_path, saves):
+    backup = Backup(tmp_path, save_freq="epoch")
+    saver = SaveOnSignal(backup, saves)
+    saver.on_train_begin()
+    assert (signal.getsignal(signal.SIGTERM) == signal.SIG_DFL) == (not saves)
+    for batch in range(4):
+        if batch == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        saver.on_train_batch_end(batch)
+    assert (backup.saved, backup.save_freq) == (int(saves), "epoch")
+    saver.release()
+    assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_sigterm_stays_as_it_is_without_a_backup_or_with_a_handler_of_the_program(tmp_path):
-    SaveWhenTerminated(None).on_train_begin()
+    SaveOnSignal(None, saves=True).on_train_begin()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     own = lambda *_: None  # noqa: E731
     signal.signal(signal.SIGTERM, own)
     try:
-        saver = SaveWhenTerminated(keras.callbacks.CallbackList([Backup(tmp_path)]))
+        saver = SaveOnSignal(keras.callbacks.CallbackList([Backup(tmp_path)]), saves=True)
         saver.on_train_begin()
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
@@ -139,6 +154,8 @@ def test_a_terminated_job_continues_from_its_backup(start, script, tmp_path):
     )
     job = start("-m", "tfdist", "run", "--tier", "BASIC", "--state_file", "state.json", program, "1000")
     job.wait_for("epoch 2")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for("chief:0 | tfdist: SIGUSR1: the backup is saved")
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(20) == 143, job.output
     assert "chief:0 | tfdist: SIGTERM: the backup is saved, and the program ends" in job.output
