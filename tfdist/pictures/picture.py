@@ -40,7 +40,7 @@ class Cell:
     Attributes:
         job: its job.
         name: `worker:0`, or the number of omitted tasks.
-        detail: its address and slots if they are known, else empty.
+        detail: its state in a running job; else its address and slots if they are known, else empty.
         is_rest: whether it represents omitted tasks.
         state: the state of the task in a running job, a name in `STATE_COLORS`; or empty.
     """
@@ -188,8 +188,7 @@ class _Painter:
 
     def _cell(self, task: Task, part: str) -> Cell:
         state = self.states.get(task.name, "")
-        about = ", ".join(text for text in (state, detail(task)) if text)
-        return Cell(task.job, f"{task.name} {part}".rstrip(), about, state=state)
+        return Cell(task.job, f"{task.name} {part}".rstrip(), state or detail(task), state=state)
 
 
 def shortened(
