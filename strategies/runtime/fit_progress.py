@@ -21,7 +21,7 @@ class FitProgress(keras.callbacks.Callback):
     """Writes the progress of a `fit`.
 
     The file holds JSON: `phase` ("fit", "evaluate", or "idle" after it), `epoch` from 1, `epochs`, `step` of the epoch, `steps`
-    of an epoch (null if not known), `batches` (of training and validation, in this `fit`), `steps_per_second`,
+    of an epoch (null if not known), `batches` (of training and validation that have begun, in this `fit`), `steps_per_second`,
     `examples_per_second` (null in the first epoch), `seconds_left` (of this `fit`, or null), `metrics` (of the last epoch) and
     `exchange` (of `Hogwild.exchange`, or null).
     """
@@ -71,8 +71,8 @@ class FitProgress(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`."""
         self._values["phase"] = "evaluate"
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`. With `on_test_batch_end`, Keras would wait for the logs of each batch."""
         self._heard(1)
 
     def on_test_end(self, logs: Any = None) -> None:

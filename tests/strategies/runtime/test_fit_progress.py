@@ -44,7 +44,7 @@ def test_progress_speed_and_time_left(fit):
     assert (first.steps_per_second, first.examples_per_second, first.seconds_left) == (1.0, None, 20.0)
     callback.on_test_begin()
     clock.now += 5.0
-    callback.on_test_batch_end(0)
+    callback.on_test_batch_begin(0)
     assert (written().phase, written().batches) == ("evaluate", 11)
     callback.on_test_end()
     callback.on_epoch_end(0, {"loss": 0.5, "odd": {"a": 1}})
@@ -58,6 +58,10 @@ def test_progress_speed_and_time_left(fit):
     assert second.seconds_left == pytest.approx(9 / second.steps_per_second + 15)
     callback.on_train_end()
     assert written().phase == "idle" and written().seconds_left is None
+
+
+def test_keras_dispatches_the_batches_of_a_validation_as_without_it(fit):
+    assert type(fit[0]).on_test_batch_end is keras.callbacks.Callback.on_test_batch_end
 
 
 def test_it_writes_at_most_twice_a_second_and_survives_a_full_disk(fit, tmp_path):
