@@ -160,6 +160,8 @@ def _run(program: Program) -> int:
     settings = run_flags.settings(FLAGS)
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
+        if FLAGS.state_file:
+            raise UsageError(f"--state_file: --backend {backend.name} keeps the states itself; ask tfdist status --json HANDLE")
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
     if FLAGS.detach:
         if FLAGS.state_file:

@@ -87,6 +87,14 @@ def read(report: Path) -> Progress | None:
         return None
 
 
+def forget(report: Path) -> None:
+    """Removes what an earlier attempt has written beside its report."""
+    try:
+        path_of(report).unlink(missing_ok=True)
+    except OSError:
+        pass  # It is then taken for that of this attempt, until there is another.
+
+
 def duration(seconds: float) -> str:
     """Returns `0:01:23`."""
     whole = int(seconds)

@@ -18,6 +18,7 @@ from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.output import Terminal
 from tfdist.launch.progress import Progress
+from tfdist.launch.progress import forget as forget_progress
 from tfdist.launch.progress import read as read_progress
 from tfdist.launch.restarts import Restarts
 from tfdist.launch.running_tasks import RunningTasks
@@ -29,7 +30,7 @@ from tfdist.launch.watchdog import Watchdog
 TICK_SECONDS = 0.1
 
 END_SECONDS = 5.0
-"""How long tasks may take to end by themselves after a success."""
+"""How long tasks may take to end by themselves after a success, and after a signal when another has failed."""
 
 SERVER_GRACE_SECONDS = 1.0
 """How long servers, which have nothing to save, may take to end after a signal. With the default of `Settings.grace_period` and
@@ -127,6 +128,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Runs the job to its end; when it returns, all processes of the job have ended."""
         begin = time.monotonic()
+        forget_progress(self._files.report)
         restore_signals = self._receive_signals()
         try:
             failure = self._loop(self._verdict, limit=None)
@@ -292,7 +294,9 @@ class Supervisor:
         # SIGINT after Ctrl-C, which Python turns into KeyboardInterrupt: the program may want to save.
         interrupted = self._signals[:1] == [signal.SIGINT]
         number = signal.SIGINT if interrupted else signal.SIGTERM
-        begin, grace = time.monotonic(), self._settings.grace_period
+        begin = time.monotonic()
+        # After a failure the others have nothing to save, and may wait for the one that failed.
+        grace = self._settings.grace_period if self._signals else min(END_SECONDS, self._settings.grace_period)
         if self._signals and number == signal.SIGTERM:
             # It may save a checkpoint, which takes its next step, and that may take the others.
             self._tasks.signal([self._job.reporter.name], number)

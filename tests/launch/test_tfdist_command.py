@@ -102,6 +102,9 @@ def test_a_missing_program_is_found_before_anything_is_queued(tfdist, tmp_path, 
     assert (got.returncode, got.stdout) == (2, "") and "tarin.py: there is no such program" in got.stderr
     assert not (tmp_path / "called").exists()
     (tmp_path / "tarin.py").write_text("")
+    refused = tfdist("run", "--backend", "slurm", "--state_file", "x", "--cluster", '{"worker": 2}', "tarin.py")
+    assert (refused.returncode, "--backend slurm keeps the states itself" in refused.stderr) == (2, True)
+    assert not (tmp_path / "called").exists()
     assert tfdist("run", "--backend", "slurm", "--detach", "--cluster", '{"worker": 2}', "tarin.py").stdout == "slurm://7\n"
     assert (tmp_path / "called").exists()
 
