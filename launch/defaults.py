@@ -73,8 +73,8 @@ def _table() -> tuple[str, Mapping[str, Any]]:
             continue
         except (OSError, UnicodeError) as error:
             raise UsageError(f"{name} cannot be read: {error}") from error
-        if name == PROJECT and "tool" not in text:
-            continue
+        if name == PROJECT and "tfdist" not in text:
+            continue  # Whatever else is in it.
         values = _parsed(name, text)
         if name == PROJECT:
             tools = values.get("tool", {})

@@ -64,6 +64,7 @@ def test_pyproject_is_read_where_there_is_no_file_of_its_own(applied, tmp_path):
     project = '[project]\nname = "x"\n[tool.tfdist]\nn = 3\n'
     assert applied(project, file="pyproject.toml")[1] == [("--workers=3", "pyproject.toml [tool.tfdist]")]
     assert applied("[tool.other]\nx = 1\n", file="pyproject.toml")[1] == []
+    assert applied("no TOML at all", file="pyproject.toml")[1] == []
     (tmp_path / "pyproject.toml").write_text(project)
     assert applied('tier = "BASIC"\n')[0].workers is None
 

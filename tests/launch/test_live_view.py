@@ -1,6 +1,7 @@
 """The live view on a terminal, read back from a screen: what it shows, and that it leaves the terminal as it was."""
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -17,11 +18,12 @@ from support_paths import PROGRAMS
 
 from tfdist.choice import choose, prepared
 from tfdist.dialects import read
-from tfdist.launch import terminal_text
+from tfdist.launch import live_view, terminal_text
 from tfdist.launch.job import Job, Program
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.job_view import JobView
 from tfdist.launch.live_panel import MOST_LINES, LivePanel
+from tfdist.launch.output import Terminal
 from tfdist.launch.progress import Progress, duration, size
 
 pyte = pytest.importorskip("pyte")
@@ -213,6 +215,35 @@ def test_numbers_are_short():
         "30000 GB",
     ]
     assert duration(3723.9) == "1:02:03"
+
+
+@pytest.mark.parametrize(
+    ("is_tty", "has_rich", "mode", "said"),
+    [
+        (False, True, "auto", ""),
+        (False, True, "live", "tfdist: --view live: the output is no terminal that can draw; the output is shown as lines\n"),
+        (True, False, "auto", ""),
+        (
+            True,
+            False,
+            "live",
+            "tfdist: --view live: the package rich is missing: pip install rich; the output is shown as lines\n",
+        ),
+    ],
+)
+def test_where_there_is_no_live_view_those_who_ask_for_it_hear_why(monkeypatch, is_tty, has_rich, mode, said):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(live_view.importlib.util, "find_spec", lambda name: name if has_rich else None)
+    stream = io.StringIO()
+    stream.isatty = lambda: is_tty
+    cluster = prepared(read({"worker": 2}))
+    terminal = Terminal(["worker:0"], stream)
+    view = live_view.LiveView(Job(cluster, choose(cluster), Program("train.py")), terminal, mode)
+    view.show()
+    view.update(JobStatus(State.RUNNING))
+    terminal.tick()
+    view.hide()
+    assert stream.getvalue() == said
 
 
 class OnTerminal:
