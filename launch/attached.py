@@ -13,11 +13,15 @@ from tfdist.launch.errors import UsageError
 from tfdist.launch.failure import Failure
 from tfdist.launch.job import JobFiles
 from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.live_view import LiveView
 from tfdist.launch.log_folder import LogFolder, LogFolderError
 from tfdist.launch.output import Terminal, last_lines
 from tfdist.launch.settings import Settings
 from tfdist.launch.supervisor import Outcome, Supervisor
+from tfdist.launch.tensorboard import TensorBoard
 from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
+
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
 """Delay before the first restart of the whole job; it doubles with each further restart, up to the second number."""
@@ -32,6 +36,9 @@ class Watcher:
     def changed(self, status: JobStatus) -> None:
         """The state of the job or of a task has changed."""
 
+    def measured(self, status: JobStatus) -> None:
+        """Only memory or progress has changed."""
+
 
 def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher | None = None) -> int:
     """Runs the plan to its end; returns the exit code of the command.
@@ -44,15 +51,21 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     cluster = plan.job.cluster
     if note := strategies.tpu_note(cluster):
         print(f"tfdist: {note}", file=sys.stderr)
-    terminal = Terminal([task.name for task in cluster.tasks], verbose=plan.job.verbose)
+    # Who chooses the level wants to see what it shows.
+    verbose = plan.job.verbose or LEVEL in {**os.environ, **plan.job.environment}
+    terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
+    view = LiveView(plan.job, terminal, settings.view)
     try:
         folder = LogFolder(settings.log_dir, terminal.say)
     except LogFolderError as error:
         raise UsageError(f"--log_dir: {error}") from error
     files = JobFiles(folder.path, folder.report_dir)
+    board: TensorBoard | None = None
     try:
         if cluster.job("evaluator"):
             plan = _with_evaluation_folder(plan, files)
+        if settings.tensorboard is not None:  # First: the back end ends what this process starts later.
+            board = TensorBoard(settings.tensorboard, files.log_dir, terminal.say)
         runner = _started(back_end, plan, files, folder, watcher)
         terminal.say(f"{cluster.describe()} on {_places(plan)}; {plan.job.choice.strategy}: {plan.job.choice.rule}")
         terminal.say(f"logs in {files.log_dir}")
@@ -61,11 +74,18 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
         if not back_end.holds_ports:
             terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
         restarts = 0
+
+        def publish(status: JobStatus, is_measured: bool) -> None:
+            view.update(status)
+            (watcher.measured if is_measured else watcher.changed)(status)
+            if board is not None:
+                board.look()
+
         while True:
-            supervisor = Supervisor(
-                plan.job, files, back_end, runner, terminal, settings, watcher.changed, is_restart=restarts > 0
-            )
+            view.show()
+            supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=restarts > 0)
             outcome = supervisor.run()
+            view.hide()
             if outcome.failure is None or not outcome.failure.may_pass or restarts == settings.max_restarts:
                 break
             restarts += 1
@@ -85,6 +105,8 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code
     finally:
+        if board is not None:
+            board.close()
         folder.close()
         terminal.close()
 

@@ -17,6 +17,9 @@ from tfdist.launch.settings import Settings
 
 _STARTED = b"started"
 
+MEASURED_SECONDS = 5.0
+"""How often memory and progress are written."""
+
 
 def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Settings) -> int:
     """Starts the plan in the background and prints its handle; returns the exit code of the command.
@@ -52,7 +55,7 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
         return code if code > 0 else 1
     os.close(read_end)
     _leave_terminal(folder)
-    os._exit(_supervise(back_end, plan, settings, _Recorder(folder, write_end)))
+    os._exit(_supervise(back_end, plan, settings, _Recorder(folder, write_end, settings.grace_period)))
 
 
 def _supervise(back_end: Attached, plan: Plan, settings: Settings, recorder: "_Recorder") -> int:
@@ -84,21 +87,26 @@ def _leave_terminal(folder: JobFolder) -> None:
 class _Recorder(Watcher):
     """Writes what happens into the folder of the job."""
 
-    def __init__(self, folder: JobFolder, started_pipe: int) -> None:
+    def __init__(self, folder: JobFolder, started_pipe: int, grace_period: float) -> None:
         self._folder = folder
+        self._grace_period = grace_period
         self._pipe = started_pipe
         self._complained = False
+        self._written_at = 0.0
 
     def started(self, plan: Plan, files: JobFiles) -> None:
         cluster, choice = plan.job.cluster, plan.job.choice
-        program = plan.job.program
+        program, first = plan.job.program, cluster.tasks[0]
+        config = cluster.tf_config(first.job, first.index)
         self._folder.write_job(
             {
                 "created": time.time(),
                 "folder": plan.job.folder,
                 "program": program.script or f"-m {program.module}",  # Not its arguments, which may be secret.
+                "cluster": {name: value for name, value in config.items() if name != "task"},
                 "topology": cluster.describe(),
                 "strategy": choice.strategy,
+                "grace_period": self._grace_period,
                 "rule": choice.rule,
                 "log_dir": str(files.log_dir.absolute()),
                 "logs": {task.name: str(files.log(task).absolute()) for task in cluster.tasks},
@@ -112,7 +120,12 @@ class _Recorder(Watcher):
         """Takes note of an error of the launcher itself."""
         self.changed(JobStatus(State.FAILED, reason=" ".join(str(error).split()), exit_code=code))
 
+    def measured(self, status: JobStatus) -> None:
+        if time.monotonic() - self._written_at > MEASURED_SECONDS:
+            self.changed(status)
+
     def changed(self, status: JobStatus) -> None:
+        self._written_at = time.monotonic()
         try:
             self._folder.write_status(status)
         except OSError as error:  # A full disk does not end the training.

@@ -12,9 +12,10 @@ from tfdist.errors import nearest
 from tfdist.launch.backends.interface import BackendError, LogLine
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus
+from tfdist.launch.settings import GRACE_SECONDS
 
-END_SECONDS = 15.0
-"""How long the supervisor may take to end a job: it promises 10 seconds."""
+END_SECONDS = 10.0
+"""How long the supervisor may take to end a job, besides the grace period of its program."""
 
 POLL_SECONDS = 0.2
 _READ_BYTES = 1 << 20
@@ -60,7 +61,8 @@ class BackgroundJobs:
             # The descriptor names the process that has the number now; only then is its start time compared.
             if not supervisor.is_alive:
                 return
-            for number, seconds in ((signal.SIGTERM, END_SECONDS), (signal.SIGKILL, END_SECONDS)):
+            patience = END_SECONDS + float(folder.job.get("grace_period", GRACE_SECONDS))
+            for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, END_SECONDS)):
                 signal.pidfd_send_signal(process, number)
                 if select.select([process], [], [], seconds)[0]:
                     return

@@ -50,6 +50,10 @@ class BackgroundWriter:
         self._changed = threading.Condition()
         threading.Thread(target=self._run, name="tfdist-output", daemon=True).start()
 
+    def fileno(self) -> int:
+        """Returns the descriptor."""
+        return self._descriptor
+
     def isatty(self) -> bool:
         """Returns whether the descriptor is a terminal."""
         return os.isatty(self._descriptor)

@@ -26,7 +26,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import checks, command_line, dry_run
+from tfdist.launch import checks, command_line, defaults, dry_run, run_flags
 from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
@@ -34,13 +34,15 @@ from tfdist.launch.background import run_in_background
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.help_topics import help_text
 from tfdist.launch.job import Job, Program
-from tfdist.launch.settings import Settings
+from tfdist.launch.state_file import StateFile
 from tfdist.launch.submitted import run_submitted
+from tfdist.messages import printable
 from tfdist.rank_info import RankInfo
 
 FLAGS = flags.FLAGS
 define_flags()
 flags.adopt_module_key_flags(sys.modules["tfdist.flags"])
+flags.adopt_module_key_flags(run_flags)
 flags.DEFINE_string("m", None, "Python module to run on every task, instead of a script.")
 flags.DEFINE_integer(
     "workers", None, "Workers on this machine that train together, without another description.", short_name="n", lower_bound=1
@@ -60,18 +62,7 @@ flags.DEFINE_integer(
     "GPUs of this machine for each task that computes, 0 for none. Default: as the description says, else equal numbers.",
     lower_bound=0,
 )
-flags.DEFINE_integer(
-    "max_restarts",
-    0,
-    "Start all tasks again after a task has failed, up to so many times. The program continues from its last checkpoint.",
-    lower_bound=0,
-)
-flags.DEFINE_float(
-    "stall_timeout",
-    None,
-    "Seconds without output of any training task after which the job has failed. The logs then hold the Python stacks.",
-    lower_bound=1.0,
-)
+flags.DEFINE_bool("defaults", True, "Take flags that are not given from tfdist.toml, or [tool.tfdist] of pyproject.toml, here.")
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
 for _backend in backends().values():
     for _name, _help in _backend.options.items():
@@ -115,8 +106,25 @@ def _parse(argv: list[str]) -> Program:
     return command_line.program(program_words, FLAGS.m)
 
 
+def _defaults() -> list[tuple[str, str]]:
+    """Sets the flags that a file of defaults gives; returns what was set, and where from."""
+    if not FLAGS.defaults:
+        return []
+    known = {flag.name for flag in FLAGS.get_key_flags_for_module(__name__)}
+
+    def of_other_backends() -> set[str]:
+        return {name for backend in backends().values() if backend.name != FLAGS.backend for name in backend.options}
+
+    found = defaults.apply(FLAGS, known, of_other_backends)
+    if found and not FLAGS.dry_run:
+        words = " ".join(word for word, _ in found)
+        print(f"tfdist: {printable(words)}   (from {found[0][1]})", file=sys.stderr)
+    return found
+
+
 def _run(program: Program) -> int:
     """Runs the command; returns its exit code."""
+    from_file = _defaults()
     cluster = _described_cluster(program)
     choice = choose(cluster)
     if FLAGS.local:
@@ -142,20 +150,25 @@ def _run(program: Program) -> int:
         error = cluster.source.error(f"{refusal} (--dry_run shows the translation)")
         plan = dataclasses.replace(plan, refusal=error)
     if FLAGS.dry_run:
-        dry_run.explain(plan)
+        dry_run.explain(plan, from_file)
         return 0
     if plan.refusal is not None and refusal:
         raise plan.refusal
     checks.check_program(program)
     if plan.refusal is not None:
         raise plan.refusal
+    settings = run_flags.settings(FLAGS)
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
+        if FLAGS.state_file:
+            raise UsageError(f"--state_file: --backend {backend.name} keeps the states itself; ask tfdist status --json HANDLE")
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
-    settings = Settings(FLAGS.log_dir, FLAGS.summary, FLAGS.start_timeout, FLAGS.max_restarts, FLAGS.stall_timeout)
     if FLAGS.detach:
+        if FLAGS.state_file:
+            raise UsageError("--state_file goes without --detach, which keeps the states itself (tfdist status --json)")
         return run_in_background(backend.name, backend.runs, plan, settings)
-    return run_attached(backend.runs, plan, settings)
+    watcher = StateFile(FLAGS.state_file, settings.grace_period) if FLAGS.state_file else None
+    return run_attached(backend.runs, plan, settings, watcher)
 
 
 def _options() -> dict[str, str]:
@@ -179,7 +192,7 @@ def _given_flags() -> tuple[str, ...]:
     """Returns the given flags that describe the job, wherever it runs."""
     known = [flag.name for flag in FLAGS.get_key_flags_for_module(__name__)]
     of_backends = {name for backend in backends().values() for name in backend.options}
-    left_out = {"backend", "detach", "dry_run", "env", "m"} | of_backends
+    left_out = {"backend", "defaults", "detach", "dry_run", "env", "m", "state_file"} | of_backends
     given = [FLAGS[name].serialize() for name in known if FLAGS[name].present and name not in left_out]
     return (*given, *(f"--env={word.partition('=')[0]}" for word in FLAGS.env))
 

@@ -1,4 +1,4 @@
-"""The command `tfdist`, also `python -m tfdist`: run, translate, status, logs, cancel, doctor.
+"""The command `tfdist`, also `python -m tfdist`: run, translate, status, logs, cancel, doctor, completion.
 
 Each verb imports what it needs when it runs, so that `tfdist --help` answers at once.
 """
@@ -22,7 +22,9 @@ usage: tfdist COMMAND ...
   tfdist status [HANDLE]                       how a job in the background is doing, or all of them
   tfdist logs [-f] HANDLE [TASK]               its output, or that of one task
   tfdist cancel HANDLE                         end it
+  tfdist status HANDLE --svg FILE              a picture of it, with the states of its tasks
   tfdist doctor                                versions, devices, ports and tools: what a bug report needs
+  tfdist completion bash                       a script that completes commands, flags and handles (zsh, fish)
 
 tfdist COMMAND --help tells more. Exit code 2: a bad command line or description, and nothing was started.
 """
@@ -55,6 +57,12 @@ def _doctor(argv: list[str]) -> int:
     return doctor(argv)
 
 
+def _completion(argv: list[str]) -> int:
+    from tfdist.launch.completion import main as completion
+
+    return completion(argv, tuple(COMMANDS))
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
     "translate": _translate,
@@ -62,6 +70,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "logs": _job("logs"),
     "cancel": _job("cancel"),
     "doctor": _doctor,
+    "completion": _completion,
 }
 
 

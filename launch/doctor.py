@@ -110,6 +110,8 @@ def _tools() -> list[tuple[str, str]]:
         missing += [f"package {name}" for name in backend.packages if importlib.util.find_spec(name) is None]
         text = f"cannot be used here: no {', '.join(missing)}" if missing else "can be used"
         lines.append((f"backend {backend.name}", text))
+    view = "can be shown" if importlib.util.find_spec("rich") else "cannot be shown: pip install rich"
+    lines.append(("live view", view))
     found = [tool for tool in ("nvidia-smi", "sbatch", "srun", "kubectl", "mpirun", "py-spy") if shutil.which(tool)]
     lines.append(("tools", ", ".join(found) or "none of nvidia-smi, sbatch, srun, kubectl, mpirun, py-spy"))
     return lines

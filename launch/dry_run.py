@@ -2,14 +2,20 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 
 from tfdist.cluster import Task
 from tfdist.launch.backends.interface import Plan
 from tfdist.messages import printable, without_secrets
 
 
-def explain(plan: Plan) -> None:
-    """Prints the plan. A run may replace ports that the description leaves open."""
+def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
+    """Prints the plan. A run may replace ports that the description leaves open.
+
+    Args:
+        plan: the plan.
+        from_file: flags that a file gave, without secrets, and the file.
+    """
     cluster, choice = plan.job.cluster, plan.job.choice
     print(f"topology  {cluster.describe()}   ({cluster.source.dialect}: {cluster.source.name})")
     print(f"strategy  {choice.strategy}")
@@ -25,6 +31,8 @@ def explain(plan: Plan) -> None:
     program = plan.job.program
     words = [program.script] if program.script is not None else ["-m", str(program.module)]
     print(f"program   {printable(without_secrets(shlex.join([*words, *program.args])))}   in {printable(plan.job.folder)}")
+    for word, file in from_file:
+        print(f"default   {printable(word)}   ({file})")
     for word, line in plan.notes:
         print(f"{word:<9} {line}")
     for warning in plan.warnings:

@@ -73,6 +73,32 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Started:
+    """The process of a task was started. A back end need not report it.
+
+    Attributes:
+        task: `job:index`.
+        pid: its process id, where it runs.
+    """
+
+    task: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How much memory a task uses now. A back end need not report it.
+
+    Attributes:
+        task: `job:index`.
+        size: resident memory of its process in bytes, with what it shares with other processes.
+    """
+
+    task: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Listening:
     """A task accepts connections at its address: it has started.
 
@@ -136,5 +162,5 @@ class Lost:
     refused: bool = False
 
 
-Event = Exited | Output | Listening | Stopped | Ready | Lost
+Event = Exited | Output | Started | Memory | Listening | Stopped | Ready | Lost
 """What a back end reports. `NotStarted` and `Unreachable` are `Exited`."""

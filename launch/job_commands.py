@@ -7,6 +7,8 @@ import time
 
 from absl import flags
 
+from tfdist.cluster import Cluster
+from tfdist.dialects import read
 from tfdist.errors import ClusterError
 from tfdist.launch.backends.interface import Attached, BackendError, Detached, LogLine, handle_of
 from tfdist.launch.backends.registry import find
@@ -14,14 +16,18 @@ from tfdist.launch.background_jobs import BackgroundJobs
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.progress import size
 from tfdist.messages import printable
+from tfdist.pictures import mermaid, svg
 
 USAGE = {
-    "status": """usage: tfdist status [--json] [HANDLE]
+    "status": """usage: tfdist status [--json | --mermaid | --svg FILE] [HANDLE]
 
 Shows the state of a job and of its tasks; without a handle, all jobs of yours in the background on this machine.
 
-  --json   print JSON, for programs
+  --json       print JSON, for programs
+  --mermaid    print a flowchart of the tasks, colored by their states
+  --svg FILE   write the same picture to a file
 
 Exit code: 0; 1 if the job has failed, was cancelled or is lost.
 """,
@@ -46,6 +52,8 @@ def main(verb: str, argv: list[str]) -> int:
     flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
     if verb == "status":
         flags.DEFINE_boolean("json", False, "", flag_values=values)
+        flags.DEFINE_boolean("mermaid", False, "", flag_values=values)
+        flags.DEFINE_string("svg", None, "", flag_values=values)
     if verb == "logs":
         flags.DEFINE_boolean("follow", False, "", short_name="f", flag_values=values)
     try:
@@ -54,6 +62,8 @@ def main(verb: str, argv: list[str]) -> int:
             print(USAGE[verb], end="")
             return 0
         if verb == "status":
+            if values["mermaid"].value or values["svg"].value is not None:
+                return _picture(_one(words, "status --svg FILE"), values["svg"].value)
             return _status(words, bool(values["json"].value))
         if verb == "logs":
             return _logs(words, bool(values["follow"].value))
@@ -81,15 +91,41 @@ def _status(words: list[str], as_json: bool) -> int:
         print(json.dumps({"handle": words[0], **status.as_json()}, indent=2))
     else:
         print(f"{words[0]}  {status.state}{f': {printable(status.reason)}' if status.reason else ''}")
+        if status.progress is not None:
+            print(f"  {printable(status.progress.describe())}")
         for row in _columns([_task_row(task) for task in status.as_json()["tasks"]]):
             print(f"  {row}")
     return 1 if status.state in (State.FAILED, State.CANCELLED, State.LOST) else 0
 
 
+def _picture(handle: str, path: str | None) -> int:
+    """Draws a job with the states of its tasks; prints a flowchart without a `path`."""
+    jobs, job_id = job_of(handle)
+    if not isinstance(jobs, BackgroundJobs):
+        raise BackendError(f"{handle}: there are pictures only of jobs in the background on this machine")
+    status = jobs.status(job_id)
+    config = JobFolder.open(handle.partition("://")[0], job_id).job.get("cluster")
+    if config is None:
+        raise BackendError(f"{handle}: its tasks have not been started")
+    cluster = read(config)
+    assert isinstance(cluster, Cluster)
+    states = {task.name: str(task.state) for task in status.tasks}
+    if path is None:
+        print(mermaid.write(cluster, states), end="")
+        return 0
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(svg.write(cluster, states))
+    except OSError as error:
+        raise UsageError(f"--svg {path}: {error.strerror}") from error
+    return 0
+
+
 def _task_row(task: "dict[str, object]") -> list[str]:
     code = "" if task["exit_code"] is None else f"exit code {task['exit_code']}"
     restarts = f"{task['restarts']} restarts" if task["restarts"] else ""
-    extra = ", ".join(part for part in (code, restarts, str(task["note"])) if part)
+    memory = size(float(str(task["memory"]))) if task["memory"] is not None else ""
+    extra = ", ".join(part for part in (code, restarts, memory, str(task["note"])) if part)
     return [str(task["task"]), str(task["state"]), str(task["where"]), printable(extra)]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.launch.backends.interface import BackendError
-from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.job_status import JobStatus, State
 
 STATE_VARIABLE = "TFDIST_STATE_DIR"
 KEEP_SECONDS = 30 * 24 * 3600.0
@@ -169,7 +169,7 @@ class JobFolder:
         """Returns the status: what the supervisor wrote, or that it is lost if it is gone without having written the end."""
         for _ in range(2):
             supervisor = self.supervisor  # Before the state: between the two it may write the end and be gone.
-            status = _status_of(self._read("state.json"))
+            status = JobStatus.from_json(self._read("state.json"))
             if status.state.is_final or supervisor is None:
                 return status
             if not supervisor.is_here:
@@ -204,11 +204,3 @@ class JobFolder:
         with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             json.dump(values, file, indent=1)
         part.rename(self.path / name)
-
-
-def _status_of(values: dict[str, Any]) -> JobStatus:
-    tasks = tuple(
-        TaskStatus(each["task"], State(each["state"]), each["where"], each["exit_code"], each["restarts"], each["note"])
-        for each in values.get("tasks", ())
-    )
-    return JobStatus(State(values.get("state", "starting")), tasks, values.get("reason", ""), values.get("exit_code"))

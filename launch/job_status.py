@@ -1,8 +1,13 @@
 """`JobStatus`: how a job and its tasks are doing, in the same words for every back end."""
 
 import enum
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+from tfdist.launch.progress import Progress
 
 
 class State(str, enum.Enum):
@@ -42,6 +47,7 @@ class TaskStatus:
         exit_code: exit code, or minus the number of the signal that killed it; None while it runs or if unknown.
         restarts: how often it was started again.
         note: what else is known: what it waits for, the path of its log.
+        memory: resident memory of its process in bytes; None if unknown.
     """
 
     name: str
@@ -50,6 +56,7 @@ class TaskStatus:
     exit_code: int | None = None
     restarts: int = 0
     note: str = ""
+    memory: int | None = None
 
 
 @dataclass(frozen=True)
@@ -61,12 +68,33 @@ class JobStatus:
         tasks: its tasks, as far as they are known.
         reason: a sentence: what it waits for, why it failed; or empty.
         exit_code: the exit code that the launcher would have had; None before the end, or if unknown.
+        progress: how far the training is; None if unknown.
     """
 
     state: State
     tasks: tuple[TaskStatus, ...] = ()
     reason: str = ""
     exit_code: int | None = None
+    progress: Progress | None = None
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "JobStatus":
+        """Returns the status of what `as_json` has returned; of nothing that of a job that starts."""
+        tasks = tuple(
+            TaskStatus(
+                each["task"],
+                State(each["state"]),
+                each["where"],
+                each["exit_code"],
+                each["restarts"],
+                each["note"],
+                each.get("memory"),
+            )
+            for each in values.get("tasks", ())
+        )
+        progress = Progress.from_json(values["progress"]) if values.get("progress") else None
+        state = State(values.get("state", "starting"))
+        return cls(state, tasks, values.get("reason", ""), values.get("exit_code"), progress)
 
     def as_json(self) -> dict[str, Any]:
         """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts."""
@@ -74,6 +102,7 @@ class JobStatus:
             "state": str(self.state),
             "reason": self.reason,
             "exit_code": self.exit_code,
+            "progress": None if self.progress is None else asdict(self.progress),
             "tasks": [
                 {
                     "task": task.name,
@@ -82,7 +111,16 @@ class JobStatus:
                     "exit_code": task.exit_code,
                     "restarts": task.restarts,
                     "note": task.note,
+                    "memory": task.memory,
                 }
                 for task in self.tasks
             ],
         }
+
+
+def read(path: Path) -> JobStatus | None:
+    """Returns the status that is in a file as JSON; None if it cannot be read."""
+    try:
+        return JobStatus.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-_OURS = re.compile(r"(chief|worker|ps|evaluator)-\d+\.log|fork_server\.log|agent-.*\.log|report\.json(\.part)?")
+_OURS = re.compile(
+    r"(chief|worker|ps|evaluator)-\d+\.log|(fork_server|tensorboard)\.log|agent-.*\.log|report\.json(\.progress)?(\.part)?"
+)
 MEMORY = Path("/dev/shm")
 STALE_SECONDS = 60.0
 """A folder of this age has been locked by its launcher, if that still runs."""

@@ -5,10 +5,13 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TextIO
 
 from tfdist.launch.background_writer import BackgroundWriter
+from tfdist.launch.live_panel import MOST_LINES, LivePanel
+from tfdist.launch.terminal_text import draws, has_colors, shown
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 _COLORS = {"chief": "\x1b[36m", "worker": "\x1b[32m", "ps": "\x1b[33m", "evaluator": "\x1b[35m"}
@@ -59,7 +62,13 @@ class Lines:
 
 
 class Terminal:
-    """The standard output of the launcher, which all tasks share."""
+    """The standard output of the launcher, which all tasks share.
+
+    Attributes:
+        is_tty: whether it is a terminal that can move its cursor.
+        has_colors: whether to use colors.
+        unfinished: while there is a panel, the latest unfinished line of a task.
+    """
 
     def __init__(self, names: list[str], stream: TextIO | BackgroundWriter | None = None, verbose: bool = False) -> None:
         """Prepares the output.
@@ -77,20 +86,54 @@ class Terminal:
         self._verbose = verbose
         self._progress_at = 0.0
         self._shown = ""  # The unfinished line at the cursor.
-        self.is_tty = self._stream.isatty()
+        self.is_tty = self._stream.isatty() and draws()
+        self.has_colors = self.is_tty and has_colors()
+        self._panel: LivePanel | None = None
+        self.unfinished = ""
+
+    def show_panel(self, render: Callable[[int, int], list[str]]) -> None:
+        """Keeps a panel below the output until `hide_panel` or `close`; does nothing where this is no terminal.
+
+        Args:
+            render: see `LivePanel`.
+        """
+        if self.is_tty and isinstance(self._stream, BackgroundWriter):
+            self._panel = LivePanel(self._stream, self._stream.fileno(), render)
+
+    def hide_panel(self) -> None:
+        """Removes the panel, if there is one."""
+        if self._panel is not None:
+            self._panel.close()
+            self._panel = None
+
+    def tick(self) -> None:
+        """Draws the panel anew, if there is one and it is time. Call it several times a second."""
+        if self._panel is not None:
+            self._panel.tick()
 
     def line(self, task: str, text: str) -> None:
         """Prints a finished line of a task."""
         if self._verbose or not _NOISE.match(text):
-            self._write(self._prefix(task) + (text if self.is_tty else _ESCAPE.sub("", text)))
+            self._write(self._prefix(task) + (shown(text, self.has_colors) if self.is_tty else _ESCAPE.sub("", text)))
+
+    def lines(self, task: str, texts: list[str]) -> None:
+        """Prints finished lines of a task; above a panel the latest of them."""
+        if self._panel is not None and len(texts) > MOST_LINES:
+            self._panel.leave_out(len(texts) - MOST_LINES)
+            texts = texts[-MOST_LINES:]
+        for text in texts:
+            self.line(task, text)
 
     def progress(self, task: str, text: str) -> None:
         """Shows the unfinished line of a task until something else is printed; only on a real terminal."""
+        if self._panel is not None:
+            self.unfinished = self._prefix(task) + shown(text, False)
+            return
         now = time.monotonic()
         is_behind = isinstance(self._stream, BackgroundWriter) and not self._stream.is_idle
         if self.is_tty and text.strip() and now - self._progress_at > _PROGRESS_SECONDS and not is_behind:
             self._progress_at = now
-            self._shown = self._prefix(task) + text
+            self._shown = self._prefix(task) + shown(text, self.has_colors)
             self._emit(_CLEAR + self._shown)
 
     def say(self, text: str) -> None:
@@ -99,18 +142,24 @@ class Terminal:
 
     def wait_for_room(self, timeout: float) -> bool:
         """Waits at most `timeout` seconds for a slow reader; returns whether to print on."""
-        return not isinstance(self._stream, BackgroundWriter) or self._stream.wait_for_room(timeout)
+        if self._panel is not None or not isinstance(self._stream, BackgroundWriter):
+            return True  # A panel leaves lines out.
+        return self._stream.wait_for_room(timeout)
 
     def close(self) -> None:
         """Waits until everything is printed, unless the reader has stopped reading."""
+        self.hide_panel()
         if isinstance(self._stream, BackgroundWriter):
             self._stream.close()
 
     def _prefix(self, task: str) -> str:
         name = f"{task:<{self._width}} | "
-        return _COLORS.get(task.partition(":")[0], "") + name + _RESET if self.is_tty else name
+        return _COLORS.get(task.partition(":")[0], "") + name + _RESET if self.has_colors else name
 
     def _write(self, text: str, important: bool = False) -> None:
+        if self._panel is not None:
+            self._panel.add(text, important)
+            return
         self._emit((_CLEAR if self._shown else "") + text + "\n", important)
         self._shown = ""
 
@@ -145,8 +194,9 @@ class TaskOutput:
 
     def add(self, data: bytes, is_last: bool = False) -> None:
         """Adds what the task has printed. The last bytes of a process end its last line."""
-        for line in self._lines.feed(data, is_last):
-            self._add(line)
+        if lines := self._lines.feed(data, is_last):
+            self._write("".join(f"{_ESCAPE.sub('', line)}\n" for line in lines))
+            self._terminal.lines(self.task, lines)
         if self._lines.rest:
             self._terminal.progress(self.task, self._lines.rest)
 
@@ -155,10 +205,6 @@ class TaskOutput:
         self.add(b"", is_last=True)
         if self._file is not None:
             self._file.close()
-
-    def _add(self, line: str) -> None:
-        self._write(_ESCAPE.sub("", line) + "\n")
-        self._terminal.line(self.task, line)
 
     def _write(self, text: str) -> None:
         if self._file is None:

@@ -11,8 +11,11 @@ from tfdist.cluster import Task
 from tfdist.launch.events import Exited, Stopped
 
 MAX_RESTARTS = 3
-FIRST_DELAY_SECONDS = 1.0
-"""Delay before the first restart of a task; it doubles with each further restart."""
+FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
+"""Delay before the first restart of a task; it doubles with each further restart, up to the second number."""
+
+WINDOW_SECONDS = 600.0
+"""A task that has run for this long has all its restarts again."""
 
 STOPPED_SECONDS = 60.0
 """How long a task may stay stopped by a signal. It answers no one, and other tasks may wait for it: it is then killed."""
@@ -25,6 +28,8 @@ LONGEST_TICK_SECONDS = 1.0
 class _Restartable:
     task: Task
     restarts: int = 0
+    used: int = 0  # Restarts since it last ran for long enough.
+    started_at: float = 0.0
     restart_at: float | None = None
     cause: str = ""
     ended: bool = False
@@ -42,6 +47,7 @@ class Restarts:
         kill: Callable[[Task], None],
         say: Callable[[str], None],
         limit: int = MAX_RESTARTS,
+        window: float = WINDOW_SECONDS,
     ) -> None:
         """Prepares the restarts.
 
@@ -50,15 +56,17 @@ class Restarts:
             start: starts the process of a task.
             kill: kills the process of a task.
             say: shows a line to the user.
-            limit: restarts of each task, at most.
+            limit: restarts of each task, at most, until it has run for `window`.
+            window: seconds.
         """
-        self._all = {task.name: _Restartable(task) for task in tasks}
+        self._last_tick = time.monotonic()
+        self._all = {task.name: _Restartable(task, started_at=self._last_tick) for task in tasks}
         self._start = start
         self._kill = kill
         self._say = say
         self._over = False
         self._limit = limit
-        self._last_tick = time.monotonic()
+        self._window = window
 
     @property
     def names(self) -> set[str]:
@@ -79,17 +87,20 @@ class Restarts:
         """Plans the restart of a task that exited, unless it finished or failed too often."""
         each = self._all[event.task]
         each.stopped_seconds = None
-        if event.code == 0 or self._over or each.restarts == self._limit:
+        if time.monotonic() - each.started_at >= self._window:
+            each.used = 0
+        if event.code == 0 or self._over or each.used >= self._limit:
             each.ended = True
             if event.code and not self._over:
                 self._say(
-                    f"{event.task} failed {self._limit + 1} times, most recently because {event.cause}; "
+                    f"{event.task} failed {each.restarts + 1} times, most recently because {event.cause}; "
                     "the training continues without it"
                     if self._limit
                     else f"{event.task} ended early: {event.cause}; the training continues without it"
                 )
             return
-        each.restart_at = time.monotonic() + FIRST_DELAY_SECONDS * 2**each.restarts
+        delay = min(FIRST_DELAY_SECONDS * 2**each.used, LONGEST_DELAY_SECONDS)
+        each.restart_at = time.monotonic() + delay
         each.cause = event.cause
 
     def stopped(self, event: Stopped) -> None:
@@ -109,6 +120,8 @@ class Restarts:
             if each.restart_at is not None and now >= each.restart_at:
                 each.restart_at = None
                 each.restarts += 1
+                each.used += 1
+                each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
                 self._say(f"{name} ended early: {each.cause}; the training continues, and the task is restarted")
                 self._start(each.task)

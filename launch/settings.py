@@ -1,6 +1,11 @@
 """`Settings`: how the launcher runs a job, whatever back end runs its tasks."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
+
+GRACE_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -13,6 +18,12 @@ class Settings:
         start_timeout: seconds until every serving task and the chief must listen.
         max_restarts: how often the whole job is started again after a task has failed.
         stall_timeout: seconds without output of any training task after which the job has failed; None for no limit.
+        step_timeout: seconds without a step of `fit` after which the job has failed; None for no limit.
+        task_restarts: how often a task of a job (`worker`, `evaluator`) is restarted, where that is not `MAX_RESTARTS`.
+        restart_window: seconds after which a task that runs has all its restarts again.
+        grace_period: seconds that training tasks have after a signal, to save and end.
+        view: `auto`, `live` or `lines`: what the terminal shows.
+        tensorboard: the folder that TensorBoard shows during the job, or None.
     """
 
     log_dir: str | None = None
@@ -20,3 +31,13 @@ class Settings:
     start_timeout: float = 300.0
     max_restarts: int = 0
     stall_timeout: float | None = None
+    step_timeout: float | None = None
+    task_restarts: Mapping[str, int] = field(default_factory=dict)
+    restart_window: float = WINDOW_SECONDS
+    grace_period: float = GRACE_SECONDS
+    view: str = "auto"
+    tensorboard: str | None = None
+
+    def restarts_of(self, job: str) -> int:
+        """Returns how often a task of `job` is restarted."""
+        return self.task_restarts.get(job, MAX_RESTARTS)

@@ -8,6 +8,9 @@ from tfdist.launch.failure import Failure
 from tfdist.launch.job import Job
 from tfdist.strategies.runtime.peers import LOG_SECONDS, waiting_for
 
+EARLY_SECONDS = 10.0
+"""How long a task that listens may run on after another ended with 0 without ever having listened: it waits for that task."""
+
 
 class Startup:
     """The tasks that do not listen at their addresses yet.
@@ -26,6 +29,8 @@ class Startup:
         tasks = job.cluster.training_tasks
         self._missing: list[Task] = list(tasks) if len(tasks) > 1 else []
         self._servers = {task.name for task in job.serving}
+        self._training = [task.name for task in job.training]
+        self._left_early: dict[str, float] = {}  # Task -> when it had ended with 0 without having listened.
         self._timeout = timeout
         self._say = say
         self._begin = time.monotonic()
@@ -66,8 +71,20 @@ class Startup:
             if now - self._begin <= self._timeout:
                 return None
             return Failure(f"gave up: importing TensorFlow took more than {self._timeout:.0f} s (--start_timeout)", 1)
-        # A program that ends with 0 without ever listening needed no other task.
+        # A program that ends with 0 without ever listening needed no other task. Another may need it.
+        for task in self._missing:
+            if exits.get(task.name) == 0 and task.name in self._training:
+                self._left_early[task.name] = now
         self._missing = [task for task in self._missing if exits.get(task.name) != 0]
+        waiting = [name for name in self._training if name not in exits and name not in self.missing]
+        early = [name for name, since in self._left_early.items() if now - since > EARLY_SECONDS]
+        if waiting and early:
+            return Failure(
+                f"{early[0]} ended with exit code 0 before it took part in the training, and {waiting[0]} goes on without it; "
+                "does every task call tfdist.strategy?",
+                1,
+                early[0],
+            )
         waited = now - self._ready_at
         if self._missing and waited > self._timeout:
             return Failure(

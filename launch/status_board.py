@@ -3,31 +3,38 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from tfdist.launch.events import Event, Exited, Listening, Ready, Stopped
+from tfdist.launch.events import Event, Exited, Listening, Memory, Ready, Stopped
 from tfdist.launch.job import Job
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.progress import Progress
 
 
 class StatusBoard:
     """The states, and who hears about changes."""
 
-    def __init__(self, job: Job, publish: Callable[[JobStatus], None]) -> None:
+    def __init__(self, job: Job, publish: Callable[[JobStatus, bool], None]) -> None:
         """Begins with a job that starts.
 
         Args:
             job: the job.
-            publish: is called with each new status.
+            publish: is called with each new status, and whether only measurements are new: memory and progress.
         """
         training = job.cluster.training_tasks
         self._listeners = {task.name for task in training} if len(training) > 1 else set()
         self._tasks = {task.name: TaskStatus(task.name, State.STARTING, task.host or "") for task in job.cluster.tasks}
         self._state = State.STARTING
+        self._progress: Progress | None = None
         self._publish = publish
 
     @property
     def status(self) -> JobStatus:
         """The status now."""
-        return JobStatus(self._state, tuple(self._tasks.values()))
+        return JobStatus(self._state, tuple(self._tasks.values()), progress=self._progress)
+
+    def progressed(self, progress: Progress) -> None:
+        """Takes note of how far the training is."""
+        self._progress = progress
+        self._publish(self.status, True)
 
     def add(self, event: Event) -> None:
         """Takes note of an event."""
@@ -35,23 +42,27 @@ class StatusBoard:
             for task in event.cluster.tasks:
                 state = State.STARTING if task.name in self._listeners else State.RUNNING
                 self._set(task.name, state=state, where=task.host or "", note=task.address)
+        elif isinstance(event, Memory):
+            self._set(event.task, memory=event.size)
+            self._publish(self.status, True)
+            return
         elif isinstance(event, Listening):
             self._set(event.task, state=State.RUNNING)
         elif isinstance(event, Exited):
-            self._set(event.task, state=State.FAILED if event.code else State.SUCCEEDED, exit_code=event.code)
+            self._set(event.task, state=State.FAILED if event.code else State.SUCCEEDED, exit_code=event.code, memory=None)
         elif isinstance(event, Stopped):
             self._set(event.task, note=f"stopped by {event.signal_name}" if event.signal is not None else "")
         else:
             return
         if self._state == State.STARTING and all(task.state != State.STARTING for task in self._tasks.values()):
             self._state = State.RUNNING
-        self._publish(self.status)
+        self._publish(self.status, False)
 
     def restarted(self, name: str) -> None:
         """Takes note of the restart of a task."""
         restarts = self._tasks[name].restarts + 1
         self._set(name, state=State.RUNNING, exit_code=None, restarts=restarts)
-        self._publish(self.status)
+        self._publish(self.status, False)
 
     def ended(self, state: State, reason: str, exits: dict[str, int]) -> JobStatus:
         """Returns the final status.
@@ -62,8 +73,8 @@ class StatusBoard:
             exits: exit code by task name.
         """
         for name, code in exits.items():
-            self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code)
-        return JobStatus(state, tuple(self._tasks.values()), reason)
+            self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code, memory=None)
+        return JobStatus(state, tuple(self._tasks.values()), reason, progress=self._progress)
 
     def _set(self, name: str, **changes: object) -> None:
         self._tasks[name] = replace(self._tasks[name], **changes)  # type: ignore[arg-type]

@@ -3,9 +3,10 @@
 A job ends when its program has finished, when a required task fails, or when the user ends it.
 """
 
+import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,10 @@ from tfdist.launch.failure import Failure, FirstFailure
 from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.output import Terminal
-from tfdist.launch.restarts import MAX_RESTARTS, Restarts
+from tfdist.launch.progress import Progress
+from tfdist.launch.progress import forget as forget_progress
+from tfdist.launch.progress import read as read_progress
+from tfdist.launch.restarts import Restarts
 from tfdist.launch.running_tasks import RunningTasks
 from tfdist.launch.settings import Settings
 from tfdist.launch.startup import Startup
@@ -25,14 +29,24 @@ from tfdist.launch.watchdog import Watchdog
 
 TICK_SECONDS = 0.1
 
-GRACE_SECONDS = 5.0
-"""How long a training task may take to end after a signal, before it is killed."""
+END_SECONDS = 5.0
+"""How long tasks may take to end by themselves after a success, and after a signal when another has failed."""
 
 SERVER_GRACE_SECONDS = 1.0
-"""The same for servers, which have nothing to save. With the times of `fork_server.py`, all tasks end within 10 seconds."""
+"""How long servers, which have nothing to save, may take to end after a signal. With the default of `Settings.grace_period` and
+the times of `fork_server.py`, all tasks end within 10 seconds."""
 
 STACKS_SECONDS = 1.0
 """How long tasks may take to print their Python stacks."""
+
+PY_SPY_SECONDS = 4.0
+"""The same where py-spy is installed, which prints those of the tasks that do not (backends/local/stacks.py)."""
+
+REST_SECONDS = 1.0
+"""How long the others may take to end after the task that saves."""
+
+PROGRESS_SECONDS = 0.5
+"""How often the progress is read."""
 
 EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, after the training, for the remaining checkpoints."""
@@ -74,7 +88,7 @@ class Supervisor:
         runner: TaskRunner,
         terminal: Terminal,
         settings: Settings,
-        publish: Callable[[JobStatus], None] = lambda status: None,
+        publish: Callable[[JobStatus, bool], None] = lambda status, is_measured: None,
         *,
         is_restart: bool = False,
     ) -> None:
@@ -87,7 +101,7 @@ class Supervisor:
             runner: runs its tasks; may not be ready yet.
             terminal: shows their output.
             settings: the limits.
-            publish: is called with each new status, except the last, which is that of the outcome.
+            publish: is called with each new status, except the last, which is that of the outcome; see `StatusBoard`.
             is_restart: whether the whole job is started again: log files are continued.
         """
         self._board = StatusBoard(job, publish)
@@ -100,8 +114,11 @@ class Supervisor:
         self._training = {task.name for task in job.training}
         self._servers = {task.name for task in job.serving}
         self._startup = Startup(job, settings.start_timeout, terminal.say)
+        self._settings = settings
         self._watchdog = Watchdog(settings.stall_timeout)
-        self._stall_timeout = settings.stall_timeout or 0.0
+        self._step_watchdog = Watchdog(settings.step_timeout)
+        self._progress: Progress | None = None
+        self._progress_at = 0.0
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
         self._workers = self._make_restarts(job.replaceable)
@@ -111,6 +128,7 @@ class Supervisor:
     def run(self) -> Outcome:
         """Runs the job to its end; when it returns, all processes of the job have ended."""
         begin = time.monotonic()
+        forget_progress(self._files.report)
         restore_signals = self._receive_signals()
         try:
             failure = self._loop(self._verdict, limit=None)
@@ -136,6 +154,7 @@ class Supervisor:
             self._evaluators.tick()
             self._workers.tick()
             self._pass_signals_on()
+            self._read_progress()
             answer = verdict()
             if isinstance(answer, Failure):
                 return answer
@@ -150,7 +169,7 @@ class Supervisor:
             return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
         if all(self._tasks.exits.get(name) == 0 for name in self._training):
             return Failure(NO_TASK_SERVED, 1, self._job.reporter.name) if self._startup.no_task_served else True
-        return self._first_failure.get() or self._late_start() or self._stall() or False
+        return self._first_failure.get() or self._late_start() or self._stall() or self._no_step() or False
 
     def _late_start(self) -> Failure | None:
         failure = self._startup.check(self._tasks.exits)
@@ -166,15 +185,44 @@ class Supervisor:
             return None
         self._show_stacks(self._training | self._servers)
         reason = (
-            f"no training task has printed anything for {self._stall_timeout:.0f} s (--stall_timeout); the logs of all tasks "
-            "end with their Python stacks"
+            f"no training task has printed anything for {self._settings.stall_timeout:.0f} s (--stall_timeout); "
+            "the logs of all tasks end with their Python stacks"
+        )
+        return Failure(reason, 1, self._job.reporter.name, may_pass=True)
+
+    def _read_progress(self) -> None:
+        """Reads from time to time how far the training is."""
+        now = time.monotonic()
+        if now - self._progress_at < PROGRESS_SECONDS:
+            return
+        self._progress_at = now
+        progress = read_progress(self._files.report)
+        if progress is not None and progress != self._progress:
+            done = (progress.epoch, progress.batches, progress.phase)
+            if self._progress is None or done != (self._progress.epoch, self._progress.batches, self._progress.phase):
+                self._step_watchdog.heard()
+            self._progress = progress
+            self._board.progressed(progress)
+
+    def _no_step(self) -> Failure | None:
+        """Returns a failure if `fit` has made no step for too long, after the tasks' Python stacks went to the logs."""
+        if self._progress is None or self._progress.phase == "idle":
+            self._step_watchdog.heard()
+        if not self._step_watchdog.tick() or self._progress is None:
+            return None
+        self._show_stacks(self._training | self._servers)
+        reason = (
+            f"the training has made no step for {self._settings.step_timeout:.0f} s (--step_timeout), at epoch "
+            f"{self._progress.epoch}/{self._progress.epochs}, step {self._progress.step_text}; the logs of all tasks end with "
+            "their Python stacks"
         )
         return Failure(reason, 1, self._job.reporter.name, may_pass=True)
 
     def _show_stacks(self, names: Set[str]) -> None:
         """Makes these tasks print their Python stacks, and waits a moment for it."""
         self._tasks.signal(names, signal.SIGQUIT)  # See backends/local/run_program.py.
-        self._loop(lambda: names <= self._tasks.exits.keys(), STACKS_SECONDS)
+        seconds = STACKS_SECONDS if shutil.which("py-spy") is None else PY_SPY_SECONDS
+        self._loop(lambda: names <= self._tasks.exits.keys(), seconds)
 
     def _pass_signals_on(self) -> None:
         while self._to_pass_on:
@@ -223,9 +271,10 @@ class Supervisor:
         """Returns whether a worker may run longer next time: one that exits by itself, or never listened, may do it again."""
         return (event.code < 0 or isinstance(event, NotStarted)) and not self._startup.is_missing(event.task)
 
-    def _make_restarts(self, tasks: Iterable[Task]) -> Restarts:
-        limit = MAX_RESTARTS if self._can_restart else 0
-        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit)
+    def _make_restarts(self, tasks: Sequence[Task]) -> Restarts:
+        limit = self._settings.restarts_of(tasks[0].job) if tasks and self._can_restart else 0
+        window = self._settings.restart_window
+        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit, window=window)
 
     def _restart(self, task: Task) -> None:
         self._board.restarted(task.name)
@@ -238,15 +287,23 @@ class Supervisor:
         """After success, lets servers end by themselves. Otherwise signals every task to end, and kills those that do not."""
         self._workers.stop()
         if failure is None:
-            self._await_exits(self._training | self._servers, GRACE_SECONDS)
+            self._await_exits(self._training | self._servers, END_SECONDS)
             self._await_evaluators()
         self._evaluators.stop()
         # Training tasks end first: their connections to the servers then close in order, without pages of errors. They receive
         # SIGINT after Ctrl-C, which Python turns into KeyboardInterrupt: the program may want to save.
         interrupted = self._signals[:1] == [signal.SIGINT]
-        self._tasks.signal(self._training, signal.SIGINT if interrupted else signal.SIGTERM)
+        number = signal.SIGINT if interrupted else signal.SIGTERM
+        begin = time.monotonic()
+        # After a failure the others have nothing to save, and may wait for the one that failed.
+        grace = self._settings.grace_period if self._signals else min(END_SECONDS, self._settings.grace_period)
+        if self._signals and number == signal.SIGTERM:
+            # It may save a checkpoint, which takes its next step, and that may take the others.
+            self._tasks.signal([self._job.reporter.name], number)
+            self._await_exits({self._job.reporter.name}, grace)
+        self._tasks.signal(self._training, number)
         self._tasks.signal(self._evaluators.names, signal.SIGTERM)
-        self._await_exits(self._training, GRACE_SECONDS)
+        self._await_exits(self._training, max(REST_SECONDS, grace - (time.monotonic() - begin)))
         self._tasks.signal(self._servers, signal.SIGTERM)
         self._await_exits(self._servers, SERVER_GRACE_SECONDS)
         everything = self._training | self._servers | self._evaluators.names

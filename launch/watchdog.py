@@ -1,4 +1,4 @@
-"""`Watchdog`: notices that the training has been silent for too long."""
+"""`Watchdog`: notices that nothing was heard of the training for too long: no output, or no step."""
 
 import time
 

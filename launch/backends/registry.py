@@ -7,10 +7,10 @@ The entry point names a `Backend`. One that cannot be used is left out with a wa
 """
 
 import functools
-import logging
 import re
 from collections.abc import Sequence
 
+from tfdist import entry_points
 from tfdist.errors import nearest
 from tfdist.launch.backends import slurm, ssh
 from tfdist.launch.backends.interface import Attached, Backend, BackendError
@@ -25,8 +25,6 @@ GROUP = "tfdist.backends"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*", re.ASCII)
 _VERBS = ("submit", "status", "logs", "cancel")
-
-_log = logging.getLogger("tfdist")
 
 
 @functools.cache
@@ -49,21 +47,10 @@ def load(built_in: Sequence[Backend]) -> list[Backend]:
     Args:
         built_in: back ends whose names are taken.
     """
-    from importlib.metadata import entry_points  # Slow to import.
-
-    loaded: list[Backend] = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        try:
-            backend = entry.load()
-            fault = _fault(backend, [*built_in, *loaded])
-        except Exception as error:  # The package's own code runs here.
-            fault = f"{type(error).__name__}: {error}"
-        if fault:
-            where = f"{entry.name} = {entry.value} ({entry.dist.name if entry.dist else 'unknown package'})"
-            _log.warning("the back end of the entry point %s is left out: %s", where, " ".join(fault.split()))
-        else:
-            loaded.append(backend)
-    return loaded
+    found: list[Backend] = []
+    for backend, _ in entry_points.loaded(GROUP, "back end", lambda backend: _fault(backend, [*built_in, *found])):
+        found.append(backend)
+    return found
 
 
 def _fault(backend: object, others: Sequence[Backend]) -> str | None:

@@ -5,6 +5,8 @@ agent on each node with `srun`, and supervises the tasks as everywhere else.
 """
 
 import dataclasses
+import json
+import math
 import os
 import re
 import shlex
@@ -17,17 +19,23 @@ from pathlib import Path
 
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError, Source
+from tfdist.launch import job_status
 from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, Plan
 from tfdist.launch.job import Job, JobFiles
-from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.progress import Progress
+from tfdist.launch.settings import GRACE_SECONDS
 
 COMMAND_SECONDS = 60.0
 """How long a command of Slurm may take: a busy controller answers late."""
 
-END_SECONDS = 20.0
-"""How long a job may take to end after SIGTERM, before Slurm kills it."""
+END_SECONDS = 15.0
+"""How long a job may take to end after SIGTERM, besides the grace period of its program, before Slurm kills it."""
+
+WARNING_SECONDS = 25
+"""How long before the time limit the launcher gets SIGTERM, besides that grace period."""
 
 POLL_SECONDS = 2.0
 
@@ -110,18 +118,20 @@ def plan_slurm(job: Job) -> Plan:
         f"--chdir={job.folder}",
         "--output=tfdist-%j.log",
         "--open-mode=append",  # After a requeue it goes on.
-        "--signal=B:TERM@30",  # Before the time limit, so that the tasks end in order.
+        f"--signal=B:TERM@{WARNING_SECONDS + math.ceil(_given_grace(job))}",  # So that the tasks save and end in order.
         *([f"--nodelist={','.join(sorted(hosts))}"] if hosts else []),
         *options,
     ]
     program = job.program
     words = [program.script] if program.script is not None else ["-m", str(program.module)]
-    run = [sys.executable, "-m", "tfdist", "run", "--backend=srun", *job.flags, *words, "--", *program.args]
+    run = [sys.executable, "-m", "tfdist", "run", "--backend=srun", "--nodefaults", *job.flags]
+    state = f'--state_file="{_state_name("$SLURM_JOB_ID")}"'  # For `status`; the shell puts the number in.
+    run_script = f"exec {shlex.join(run)} {state} {shlex.join([*words, '--', *program.args])}"
     script = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)
     return Plan(
         dataclasses.replace(job, cluster=job.cluster.addressed()),
         notes=(("addresses", "are chosen on the nodes when the job starts"),),
-        request=f"#!/bin/bash\n{script}exec {shlex.join(run)}\n",
+        request=f"#!/bin/bash\n{script}{run_script}\n",
         refusal=refusal,
     )
 
@@ -141,19 +151,21 @@ class Batch:
         code, _, number = found.get("ExitCode", "0:0").partition(":")
         exit_code = 128 + int(number) if int(number) else int(code)
         nodes = found.get("NodeList", "")
+        tasks, progress = _tasks(job_id, found)
         if state in _QUEUED:
             return JobStatus(State.QUEUED, reason=f"Slurm says {state}, {reason}")
         if state in _RUNNING:
-            return JobStatus(State.RUNNING, reason=f"on {nodes}")
+            return JobStatus(State.RUNNING, tasks, f"on {nodes}", progress=progress)
+        tasks = tuple(each if each.state.is_final else dataclasses.replace(each, state=State.LOST) for each in tasks)
         if state == "COMPLETED":
-            return JobStatus(State.SUCCEEDED, reason=f"on {nodes}", exit_code=0)
+            return JobStatus(State.SUCCEEDED, tasks, f"on {nodes}", exit_code=0, progress=progress)
         # A job that `cancel` ended has the exit code of a launcher that received SIGTERM.
         is_cancelled = state == "CANCELLED" or (state == "FAILED" and exit_code == 143)
         more = "" if reason in ("None", "NonZeroExitCode") else f", {reason}"
         said = f"Slurm says {state}, exit code {exit_code}{more}"
         if is_cancelled and exit_code == 143:
             said += "; the launcher received SIGTERM, from tfdist cancel or shortly before the time limit"
-        return JobStatus(State.CANCELLED if is_cancelled else State.FAILED, reason=said, exit_code=exit_code or 1)
+        return JobStatus(State.CANCELLED if is_cancelled else State.FAILED, tasks, said, exit_code or 1, progress)
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`: the output of the launcher in the batch job."""
@@ -181,12 +193,36 @@ class Batch:
         """See `Detached`. The launcher in the batch job ends the tasks first; one that does not is ended by Slurm."""
         if self.status(job_id).state == State.RUNNING:
             _slurm("scancel", "--batch", "--signal=TERM", job_id)
-            deadline = time.monotonic() + END_SECONDS
+            deadline = time.monotonic() + END_SECONDS + _grace(job_id)
             while time.monotonic() < deadline:
                 if self.status(job_id).state.is_final:
                     return
                 time.sleep(POLL_SECONDS / 4)
         _slurm("scancel", job_id)
+
+
+def _given_grace(job: Job) -> float:
+    given = [float(flag.partition("=")[2]) for flag in job.flags if flag.startswith("--grace_period=")]
+    return given[-1] if given else GRACE_SECONDS
+
+
+def _grace(job_id: str) -> float:
+    """Returns the grace period of a job, as its launcher has written it."""
+    path = Path(_show(job_id).get("WorkDir", ""), _state_name(job_id))
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["grace_period"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return GRACE_SECONDS
+
+
+def _state_name(job_id: str) -> str:
+    return f"tfdist-{job_id}.state.json"
+
+
+def _tasks(job_id: str, found: dict[str, str]) -> tuple[tuple[TaskStatus, ...], Progress | None]:
+    """Returns the tasks and the progress, as the launcher in the batch job has written them; nothing if it has not."""
+    status = job_status.read(Path(found.get("WorkDir", ""), _state_name(job_id)))
+    return (status.tasks, status.progress) if status is not None else ((), None)
 
 
 def _show(job_id: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from tfdist.strategies.hogwild.extended import HogwildExtended
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds
+from tfdist.strategies.hogwild.traffic import bytes_per_period
 from tfdist.strategies.inputs import worker_input
 
 
@@ -74,6 +75,25 @@ class Hogwild(CoordinatorStrategy):
     def home_of(self, group: int) -> str:
         """Returns the device, as functions are traced for it, that holds the local replica of a group."""
         return self.worker_groups[self.membership.owners[group]].traced_devices[0]
+
+    def exchange(self, steps_per_second: float | None) -> dict[str, Any]:
+        """Returns what the launcher shows of the exchange between worker groups and ps.
+
+        Args:
+            steps_per_second: updates of all groups; None if not known.
+
+        Returns:
+            `period` and `delay` in updates, `compression`, and `bytes_per_second` of pushes and replies (None if not known). If
+            `adaptive`, slower groups have a shorter period, and exchange more.
+        """
+        options, period = self.synchronization, self.steps_per_synchronization * self.synchronization.fragments
+        speed = None if steps_per_second is None else steps_per_second / period * bytes_per_period(self)
+        return {
+            "period": period,
+            "delay": options.updates_to_pull,
+            "compression": options.compression,
+            "bytes_per_second": speed,
+        }
 
     def distribute_datasets_from_function(self, dataset_fn: Any, options: Any = None) -> tf.data.Dataset:
         """Returns data that each worker group reads itself, for `fit` with `steps_per_epoch`.

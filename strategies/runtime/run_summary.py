@@ -18,6 +18,8 @@ import numpy as np
 
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime.fit_progress import FitProgress
+from tfdist.strategies.runtime.preemption import SaveOnSignal
 
 _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 _path = ""
@@ -72,9 +74,17 @@ def install() -> None:
 
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(model, *args, **kwargs)
-    bound.arguments["callbacks"] = with_callback(_Count(), model, bound.arguments.get("callbacks"))
+    given = bound.arguments.get("callbacks")
+    callbacks, saver = with_callback(_Count(), model, given), SaveOnSignal(given, saves=bool(_path))
+    if _path:
+        callbacks = with_callback(FitProgress(_path, _summary), model, callbacks)
+    callbacks = with_callback(saver, model, callbacks)
+    bound.arguments["callbacks"] = callbacks
     begin = time.monotonic()
-    history = original(*bound.args, **bound.kwargs)
+    try:
+        history = original(*bound.args, **bound.kwargs)
+    finally:
+        saver.release()
     seconds = time.monotonic() - begin
     with _or_warn():
         _summary["fit_seconds"] += seconds

@@ -16,8 +16,9 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, enco
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.events import Ready
+from tfdist.launch.events import Memory, Ready
 from tfdist.launch.job import Job, JobFiles, Program
+from tfdist.launch.progress import Progress, read
 from tfdist.version import __version__
 
 MESSAGES = [
@@ -122,6 +123,35 @@ def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
         assert isinstance(ready, Ready) and ready.warnings == ("Gpu1: no GPU 7", "gpu2: no GPU 7")
         # The first host is known only to the user's ssh, so its tasks get the address at which ssh reached it.
         assert [task.address for task in ready.cluster.tasks] == ["10.0.0.1:4001", "gpu2:4002"]
+    finally:
+        for link_ in tasks._links.values():
+            link_._process.kill()
+        tasks.close()
+
+
+def test_memory_and_progress_of_a_remote_task_arrive_here(tmp_path):
+    cluster = Cluster((Task("worker", 0, "h1", 1),))
+
+    def command(host):
+        hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
+        says = START + encode({"hello": hello}) + encode({"ready": True})
+        says += encode({"memory": "worker:0", "size": 61_000_000})
+        says += encode({"progress": "worker:0"}, b'{"phase": "fit", "epoch": 2}')
+        # It speaks when it is told to start the task.
+        return [
+            sys.executable,
+            "-c",
+            f"import os, time; os.read(0, 1); os.read(0, 9999); os.write(1, {says!r}); time.sleep(60)",
+        ]
+
+    tasks = RemoteTasks(Plan(Job(cluster, choose(cluster), Program(script="x.py"))), JobFiles(tmp_path), command, "/")
+    try:
+        tasks.start(cluster.tasks[0], {}, str(tmp_path / "report.json"), False)
+        deadline, events = time.monotonic() + 20, []
+        while (progress := read(tmp_path / "report.json")) is None:
+            assert time.monotonic() < deadline
+            events += tasks.poll(0.1)
+        assert Memory("worker:0", 61_000_000) in events and progress == Progress("fit", 2)
     finally:
         for link_ in tasks._links.values():
             link_._process.kill()

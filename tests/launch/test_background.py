@@ -88,6 +88,9 @@ def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdi
     status = tfdist("status", handle)
     assert (status.returncode, status.stdout.splitlines()[0]) == (0, f"{handle}  running")
     assert tfdist("status").stdout.startswith(f"{handle}  running")
+    chart, drawing = tfdist("status", handle, "--mermaid").stdout, tfdist("status", handle, "--svg", "job.svg")
+    assert '["chief:0<br/>running"]:::running' in chart and "classDef running fill:#c9eec0" in chart
+    assert drawing.returncode == 0 and "#c9eec0" in (tmp_path / "job.svg").read_text()
     cancelled = tfdist("cancel", handle)
     assert (cancelled.returncode, cancelled.stdout) == (0, f"{handle}  cancelled\n")
     assert processes_of(variables[MARK]) == {}

@@ -11,6 +11,7 @@ from tfdist.launch import job_folder
 from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.job_folder import JobFolder, ProcessName
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.progress import Progress
 
 
 @pytest.fixture
@@ -19,7 +20,10 @@ def folder(tmp_path, monkeypatch):
     return JobFolder.create("local")
 
 
-RUNNING = JobStatus(State.RUNNING, (TaskStatus("worker:0", State.FAILED, "here", -9, 2, "note"),), "a reason")
+FIT = Progress("fit", 2, 5, 130, 937, 1067, 12.5, None, 41.0, {"loss": 0.35}, {"period": 16})
+RUNNING = JobStatus(
+    State.RUNNING, (TaskStatus("worker:0", State.FAILED, "here", -9, 2, "note", 512_000_000),), "a reason", progress=FIT
+)
 
 
 def supervised_by(folder, **changes):

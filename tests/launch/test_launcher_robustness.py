@@ -178,6 +178,37 @@ def test_what_tasks_left_behind_ends_although_the_fork_server_is_killed(quick):
     assert job.left(within=1) == {}
 
 
+def test_what_tasks_left_behind_ends_although_launcher_and_fork_server_are_killed_at_once(quick):
+    job = quick("""
+        import subprocess, time
+        subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True)
+        print("started", flush=True)
+        time.sleep(600)
+    """)
+    job.wait_for("started")
+    for pid in (parent_of(job.pid_of("chief:0")), job.process.pid):
+        os.kill(pid, signal.SIGKILL)
+    assert job.left(within=5) == {}
+
+
+def test_secrets_are_in_no_command_line_of_the_job_and_in_no_output(quick, tmp_path):
+    job = quick(
+        """
+        import subprocess, sys, time
+        assert os.environ["KEY"] == "geheim 7"
+        print("has it", flush=True)
+        time.sleep(2)
+        """,
+        "--env",
+        "KEY",
+        environment={"KEY": "geheim 7"},
+    )
+    job.wait_for("has it")
+    assert len(processes_of(job.mark)) >= 3 and not any("geheim" in command for command in processes_of(job.mark).values())
+    assert job.wait(20) == 0 and "geheim" not in job.output
+    assert not any("geheim" in path.read_text() for path in tmp_path.glob("tfdist_logs/*/*.log"))
+
+
 def parent_of(pid):
     return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
 

@@ -58,7 +58,9 @@ def test_colors_are_removed_for_files_and_pipes():
     assert stream.getvalue() == "ps:0 | bold\n"
 
 
-def test_only_a_real_terminal_shows_an_unfinished_line_until_the_next_finished_one():
+def test_only_a_real_terminal_shows_an_unfinished_line_until_the_next_finished_one(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     plain, real = io.StringIO(), FakeTerminal()
     Terminal(["chief:0"], plain).progress("chief:0", "1/3")
     assert plain.getvalue() == ""

@@ -46,6 +46,33 @@ def test_a_task_is_restarted_three_times_after_doubling_delays(watched):
     )
 
 
+def test_a_task_that_has_run_well_has_all_its_restarts_again(watched):
+    task, _, done, passes = watched
+    for _ in range(2):
+        for count in (1, 2, 3):
+            task.exited(KILLED)
+            passes(2**count)
+        passes(restarts.WINDOW_SECONDS)
+    assert len(done.started) == 6 and task.counts == {NAME: 6} and task.running
+    task.exited(KILLED)
+    passes(1.5)
+    assert len(done.started) == 7, "the delay begins with a second again"
+
+
+def test_delays_end_at_a_minute_and_no_restarts_are_none(watched, monkeypatch):
+    task, _, done, passes = watched
+    monkeypatch.setattr(task, "_limit", 20)
+    for _ in range(8):
+        task.exited(KILLED)
+        passes(61)
+    assert len(done.started) == 8
+    monkeypatch.setattr(task, "_limit", 0)
+    task.exited(KILLED)
+    assert (
+        not task.running and done.said[-1] == f"{NAME} ended early: it was killed by SIGKILL; the training continues without it"
+    )
+
+
 def test_a_stopped_task_is_killed_after_a_minute_unless_it_resumes(watched):
     task, _, done, passes = watched
     task.stopped(STOPPED)

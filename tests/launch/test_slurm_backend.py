@@ -10,9 +10,14 @@ import slurm_here
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
 
+from tfdist.choice import choose, prepared
+from tfdist.dialects import read
 from tfdist.launch.backends import slurm
 from tfdist.launch.backends.interface import BackendError
-from tfdist.launch.job_status import State
+from tfdist.launch.job import Job, Program
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.progress import Progress
+from tfdist.launch.state_file import StateFile
 
 SHOWN = (
     "JobId=7 JobName=tfdist UserId=a b(0) JobState={} Reason={} Dependency=(null) Requeue=1 ExitCode={} RunTime=00:00:01 "
@@ -64,6 +69,30 @@ def test_a_job_that_the_controller_has_forgotten_is_asked_of_the_accounting(monk
         return
     with pytest.raises(BackendError, match="Slurm does not know the job 7"):
         slurm.Batch().status("7")
+
+
+def test_single_tasks_and_the_grace_period_come_from_the_launcher_in_the_batch_job(monkeypatch, tmp_path):
+    shown = "JobId=7 JobState={} Reason=None ExitCode={} NodeList=n1 WorkDir={} StdOut=x"
+    state = ["RUNNING"]
+    monkeypatch.setattr(slurm, "_slurm", lambda *words: shown.format(state[0], "0:0", tmp_path))
+    batch = slurm.Batch()
+    assert batch.status("7").tasks == () and slurm._grace("7") == 5.0
+    tasks = (TaskStatus("worker:0", State.SUCCEEDED, "n1", 0), TaskStatus("worker:1", State.RUNNING, "n1", memory=7))
+    running = JobStatus(State.RUNNING, tasks, progress=Progress("fit", 2))
+    StateFile(str(tmp_path / "tfdist-7.state.json"), 60.0).changed(running)
+    got = batch.status("7")
+    assert (got.tasks, got.progress, got.reason, slurm._grace("7")) == (tasks, Progress("fit", 2), "on n1", 60.0)
+    state[0] = "TIMEOUT"
+    assert [task.state for task in batch.status("7").tasks] == [State.SUCCEEDED, State.LOST]
+    (tmp_path / "tfdist-7.state.json").write_text('{"tasks": [7]}')
+    assert batch.status("7").tasks == ()
+
+
+def test_the_signal_before_the_time_limit_leaves_the_grace_period():
+    cluster = prepared(read({"worker": 2}))
+    for flags, expected in (((), "B:TERM@30"), (("--grace_period=90.5",), "B:TERM@116")):
+        job = Job(cluster, choose(cluster), Program("x.py"), flags=flags)
+        assert f"#SBATCH --signal={expected}\n" in slurm.plan_slurm(job).request
 
 
 @pytest.mark.parametrize("job_id", ["", "7;x", "--all", "1 2"])
@@ -150,7 +179,9 @@ def test_a_batch_job_is_asked_and_ended_from_elsewhere_also_one_that_waits(clust
         assert time.monotonic() < deadline, logs
         time.sleep(0.5)
     assert cluster("logs", handle, "worker:1").stdout == "node n1 geheim 7 ['stay']\n"
-    assert cluster("status", handle).stdout == f"{handle}  running: on n[1-2]\n"
+    first, *tasks = cluster("status", handle).stdout.splitlines()
+    assert first == f"{handle}  running: on n[1-2]"
+    assert [line.split()[:2] for line in tasks] == [[f"worker:{index}", "running"] for index in range(3)]
     assert cluster("status", waiting).stdout.startswith(f"{waiting}  queued: Slurm says PENDING, ")
     assert cluster("cancel", waiting).stdout == f"{waiting}  cancelled\n"
     assert cluster("cancel", handle).stdout == f"{handle}  cancelled\n"

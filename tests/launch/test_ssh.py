@@ -163,11 +163,15 @@ def test_remote_tasks_die_with_the_launcher(hosts, number):
     assert launcher.wait(1) == (130 if number == signal.SIGINT else -9)
 
 
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def test_a_killed_agent_takes_its_tasks_along_and_is_named(hosts):
     launcher = hosts.start(SERVES + "time.sleep(600)")
     pid = hosts.pids(4)[3]
-    fork_server = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    agent = int(Path(f"/proc/{fork_server}/stat").read_text().rpartition(")")[2].split()[1])
+    fork_server = parent_of(pid)
+    agent = parent_of(parent_of(fork_server))  # The guard is between the two.
     os.kill(agent, signal.SIGKILL)
     output = launcher.communicate(timeout=30)[0]
     assert launcher.returncode == 137

@@ -1,5 +1,7 @@
 """Restarts of the whole job, the watchdog, and signals that are passed on. The tasks run without TensorFlow."""
 
+import json
+import os
 import signal
 import time
 
@@ -107,3 +109,112 @@ def test_a_task_that_hangs_at_its_start_is_named_with_its_python_stack(start, sc
     assert "gave up after 4 s (--start_timeout): worker:1 (localhost:" in job.output and "worker:0 (" not in job.output
     assert " in hangs\n" in job.output.rpartition("the last lines of")[2]
     assert job.left() == {}
+
+
+STEPS = """
+    import faulthandler, signal, sys, time
+    def writes_step(step, phase="fit"):
+        values = {"phase": phase, "epoch": 1, "epochs": 2, "step": step, "steps": 9, "batches": step}
+        path = os.environ["TFDIST_REPORT"] + ".progress"
+        pathlib.Path(path + ".part").write_text(json.dumps(values))
+        os.replace(path + ".part", path)
+        print("step", step, flush=True)
+"""
+
+
+def test_a_training_that_prints_but_makes_no_step_fails_with_its_python_stack(start, script, tmp_path):
+    body = (
+        STEPS
+        + """
+    writes_step(0, "idle")
+    time.sleep(1.5)  # Between two calls of fit.
+    for n in range(5): writes_step(n); time.sleep(0.5)
+    def makes_no_step():
+        while True: print("still here", flush=True); time.sleep(0.2)
+    makes_no_step()
+    """
+    )
+    job = start(QUICK, "--tier", "BASIC", "--step_timeout", "1", "--state_file", "state.json", script(body))
+    assert job.wait(40) == 1
+    assert "tfdist: the training has made no step for 1 s (--step_timeout), at epoch 1/2, step 4/9;" in job.output
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    assert "in makes_no_step\n" in log.read_text()
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["state"], state["progress"]["step"], state["tasks"][0]["task"]) == ("failed", 4, "chief:0")
+    assert job.left() == {}
+
+
+def test_py_spy_prints_the_stacks_of_a_task_that_does_not(start, script, tmp_path):
+    (tmp_path / "py-spy").write_text("#!/bin/sh\necho stacks of $*\nexec sleep 0.1\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    body = "import signal, time\nsignal.signal(signal.SIGQUIT, signal.SIG_IGN)\nprint('deaf', flush=True)\ntime.sleep(600)"
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    job = start(QUICK, "--tier", "BASIC", "--stall_timeout", "1", script(body), environment=environment)
+    assert job.wait(40) == 1
+    assert f"stacks of dump --pid {job.pid_of('chief:0')}" in job.output.rpartition("the last lines of")[2]
+    assert job.left() == {}
+
+
+def test_a_program_has_the_grace_period_to_save_and_is_asked_first(start, script, tmp_path):
+    body = """
+    import signal, sys, time
+    def save(*_):
+        time.sleep(5.5)
+        pathlib.Path("saved").write_text(str(os.path.exists("other")))
+        sys.exit(143)
+    index = me["index"]
+    signal.signal(signal.SIGTERM, save if index == 0 else lambda *_: (pathlib.Path("other").touch(), sys.exit(143)))
+    print("ready", index, flush=True)
+    while True: time.sleep(0.1)
+    """
+    job = start(QUICK, "-n", "2", "--grace_period", "12", script(body))
+    job.wait_for("ready 0")
+    job.wait_for("ready 1")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(30) == 143
+    assert (tmp_path / "saved").read_text() == "False" and (tmp_path / "other").exists()
+
+
+def test_tensorboard_runs_as_long_as_the_job_and_its_address_is_said(start, script, tmp_path):
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").write_text("")
+    (tmp_path / "tensorboard" / "main.py").write_text(
+        "import os, sys, time\n"
+        "def run_main():\n"
+        "    print('TensorBoard 9.9 at http://localhost:6006/ (Press CTRL+C to quit)', *sys.argv, flush=True)\n"
+        "    open('tensorboard-pid', 'w').write(str(os.getpid()))\n"
+        "    time.sleep(600)\n"
+    )
+    environment = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    program = script("import time\nfor n in range(35): print(n, flush=True); time.sleep(0.1)")
+    job = start(QUICK, "--tier", "BASIC", "--tensorboard", "curves", program, environment=environment, fresh=True)
+    assert job.wait(40) == 0
+    assert "tfdist: TensorBoard is at http://localhost:6006/ until the job ends" in job.output
+    (log,) = tmp_path.glob("tfdist_logs/*/tensorboard.log")
+    assert f"tensorboard --logdir {tmp_path}/curves" in log.read_text() and job.left() == {}
+    killed = start(
+        QUICK,
+        "--tier",
+        "BASIC",
+        "--tensorboard",
+        "curves",
+        script("import time\ntime.sleep(600)"),
+        environment=environment,
+        fresh=True,
+    )
+    (tmp_path / "tensorboard-pid").unlink()
+    deadline = time.monotonic() + 20
+    while not ((tmp_path / "tensorboard-pid").exists() and (tmp_path / "pid-chief-0").exists()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    killed.process.kill()
+    assert killed.left(within=10) == {}
+
+
+@pytest.mark.parametrize("level", [None, "0"])
+def test_what_tensorflow_prints_at_every_start_is_shown_to_those_who_set_its_level(start, script, level):
+    noise = "E0000 00:00:1795237116.095783    3161 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
+    environment = {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
+    job = start(QUICK, "--tier", "BASIC", script(f"print({noise!r}, 'end', sep='\\n')"), environment=environment, fresh=True)
+    assert job.wait(30) == 0
+    assert (noise in job.output) == (level is not None) and "chief:0 | end" in job.output

@@ -50,7 +50,10 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["stauts"], "'stauts' is not a command; there are run, translate, status, logs, cancel, doctor; did you mean status?"),
+        (
+            ["stauts"],
+            "'stauts' is not a command; there are run, translate, status, logs, cancel, doctor, completion; did you mean status?",
+        ),
         (["train.py"], "train.py: the command is missing; did you mean tfdist run train.py?"),
         (["--tier"], "--tier: the command is missing; did you mean tfdist run --tier?"),
         (["run", "--teir", "BASIC"], "Did you mean: tier"),
@@ -65,6 +68,15 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         ),
         (["run", "-n", "1", "--tier", "BASIC"], "give it without --tier and --cluster"),
         (["run", "-n", "0"], "workers"),
+        (
+            ["run", "-n", "1", "--task_restarts", "ps=3", "here.py"],
+            "--task_restarts ps=3: tasks that are restarted alone are worker",
+        ),
+        (["run", "-n", "1", "--task_restarts", "worker=-1", "here.py"], "expected a number, or worker=5,evaluator=0"),
+        (["run", "-n", "1", "--state_file", "no/where", "here.py"], "--state_file no/where: No such file or directory"),
+        (["run", "-n", "1", "--detach", "--state_file", "x", "here.py"], "--state_file goes without --detach"),
+        (["completion", "tcsh"], "expected one of bash, zsh, fish"),
+        (["status", "--svg", "x.svg"], "expected one HANDLE"),
         (["run", "-n", "1", "--env", "=x", "here.py"], "--env: expected NAME=... or NAME"),
         (["status", "--josn"], "Did you mean: json"),
         (["status", "x"], "'x' is not a handle; expected BACKEND://ID"),
@@ -80,6 +92,22 @@ def test_bad_input_is_one_line_and_exit_code_2(tfdist, tmp_path, words, message)
     assert (got.returncode, got.stdout) == (2, "")
     assert got.stderr.startswith("tfdist: ") and got.stderr.count("\n") == 1, got.stderr
     assert message in got.stderr
+
+
+def test_a_missing_program_is_found_before_anything_is_queued(tfdist, tmp_path, monkeypatch):
+    for name in ("sbatch", "scontrol", "scancel"):
+        (tmp_path / name).write_text("#!/bin/sh\ntouch called\necho 7\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    got = tfdist("run", "--backend", "slurm", "--detach", "--cluster", '{"worker": 2}', "tarin.py")
+    assert (got.returncode, got.stdout) == (2, "") and "tarin.py: there is no such program" in got.stderr
+    assert not (tmp_path / "called").exists()
+    (tmp_path / "tarin.py").write_text("")
+    refused = tfdist("run", "--backend", "slurm", "--state_file", "x", "--cluster", '{"worker": 2}', "tarin.py")
+    assert (refused.returncode, "--backend slurm keeps the states itself" in refused.stderr) == (2, True)
+    assert not (tmp_path / "called").exists()
+    assert tfdist("run", "--backend", "slurm", "--detach", "--cluster", '{"worker": 2}', "tarin.py").stdout == "slurm://7\n"
+    assert (tmp_path / "called").exists()
 
 
 def test_defaults_come_from_a_file_of_flags(tfdist, tmp_path):

@@ -15,7 +15,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects import read
 from tfdist.errors import ClusterError
 from tfdist.pictures import PICTURES, mermaid, svg, tree
-from tfdist.pictures.picture import Picture, picture
+from tfdist.pictures.picture import STATE_COLORS, Picture, picture
 from tfdist.synchronization import Synchronization
 from tfdist.translate import main
 
@@ -167,3 +167,14 @@ def test_every_cluster_has_well_formed_pictures_always_the_same(cluster: Cluster
     lines = tree.write(cluster)
     assert all(any(re.search(rf"\b{name}\b", line) for line in lines.splitlines()) for name in names)
     assert (drawing, chart, lines) == (svg.write(cluster), mermaid.write(cluster), tree.write(cluster))
+
+
+def test_the_tasks_of_a_running_job_have_the_colors_of_their_states() -> None:
+    cluster = read({"chief": 1, "worker": 2, "ps": 1})
+    states = {"chief:0": "running", "worker:0": "failed", "worker:1": "running", "ps:0": "starting"}
+    chart, drawing = mermaid.write(cluster, states), svg.write(cluster, states)
+    assert chart.count(":::running") == 2 and '["worker:0<br/>failed"]:::failed' in chart
+    assert [chart.count(f"classDef {state} ") for state in ("running", "failed", "starting", "lost")] == [1, 1, 1, 0]
+    colors = [STATE_COLORS[state] for state in ("running", "failed", "starting", "succeeded")]
+    assert [drawing.count(color) for color in colors] == [2, 1, 1, 0]
+    assert ":::running" not in mermaid.write(cluster) and ">failed<" not in svg.write(cluster)

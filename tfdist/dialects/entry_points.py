@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
+from tfdist import entry_points
 from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader, TextReader, Writer
 
 GROUP = "tfdist.dialects"
@@ -37,21 +38,10 @@ def load(built_in: Sequence[Dialect]) -> list[Dialect]:
     Args:
         built_in: dialects whose names, programs and overrides are taken.
     """
-    from importlib.metadata import entry_points  # Slow to import, and `import tfdist` does not need it.
-
-    loaded: list[Dialect] = []
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value)):
-        where = f"{entry.name} = {entry.value} ({entry.dist.name if entry.dist else 'unknown package'})"
-        try:
-            dialect = entry.load()
-            fault = _fault(dialect, [*built_in, *loaded])
-        except Exception as error:  # The package's own code runs here.
-            fault = f"{type(error).__name__}: {error}"
-        if fault:
-            _log.warning("the dialect of the entry point %s is left out: %s", where, " ".join(fault.split()))
-        else:
-            loaded.append(_guarded(dialect, where))
-    return loaded
+    found: list[Dialect] = []
+    for dialect, where in entry_points.loaded(GROUP, "dialect", lambda dialect: _fault(dialect, [*built_in, *found])):
+        found.append(_guarded(dialect, where))
+    return found
 
 
 def _fault(dialect: object, others: Sequence[Dialect]) -> str | None:

@@ -3,29 +3,35 @@
 import itertools
 import json
 import re
+from collections.abc import Mapping
 
 from tfdist.cluster import Cluster
 from tfdist.messages import printable
-from tfdist.pictures.picture import Cell, Group, picture
+from tfdist.pictures.picture import STATE_COLORS, Cell, Group, picture
 
 _SPECIAL = re.compile(r"[\"#&<>`*\\$]")
 _COLORS = {"chief": "#d8ead2", "worker": "#dbe8f8", "ps": "#fbe5cf", "evaluator": "#e6dcf2"}
 
 
-def write(cluster: Cluster) -> str:
-    """Returns the flowchart. Raises ClusterError if the cluster cannot run the strategy that it forces."""
-    return _Chart(cluster).text()
+def write(cluster: Cluster, states: Mapping[str, str] | None = None) -> str:
+    """Returns the flowchart, with the states of tasks if they are given.
+
+    Raises:
+        ClusterError: if the cluster cannot run the strategy that it forces.
+    """
+    return _Chart(cluster, states).text()
 
 
 class _Chart:
     """Collects the lines of a flowchart. Ids consist of letters and digits; text of the description is only in quoted
     labels."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.picture = picture(cluster)
+    def __init__(self, cluster: Cluster, states: Mapping[str, str] | None) -> None:
+        self.picture = picture(cluster, states)
         self.period = cluster.sync_period
         self.lines = ["flowchart BT"]
         self.nodes = 0
+        self.states: set[str] = set()
 
     def text(self) -> str:
         shown = self.picture
@@ -46,6 +52,8 @@ class _Chart:
         if chief and evaluators:
             arrows.append(f'{chief} -.->|"checkpoints"| {evaluators}')
         classes = [f"classDef {job} fill:{color},stroke:#555,color:#111" for job, color in _COLORS.items()]
+        shown_states = [state for state in STATE_COLORS if state in self.states]
+        classes += [f"classDef {state} fill:{STATE_COLORS[state]},stroke:#555,color:#111" for state in shown_states]
         head = f"---\ntitle: {json.dumps(f'{shown.title}; {shown.caption}')}\n---\n"
         return head + "\n  ".join((*self.lines, *arrows, *classes)) + "\n"
 
@@ -67,7 +75,8 @@ class _Chart:
         name = f"t{self.nodes}"
         self.nodes += 1
         label = _label(cell.name, cell.detail) if cell.detail else _label(cell.name)
-        self.lines.append(f"  {name}[{label}]:::{cell.job}")
+        self.lines.append(f"  {name}[{label}]:::{cell.state or cell.job}")
+        self.states.add(cell.state)
         return name
 
 

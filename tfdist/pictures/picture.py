@@ -4,7 +4,7 @@
 with their executors, and every worker group has an arrow to its server group.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,6 +21,18 @@ MOST_ALIKE = 8
 """Groups, or tasks of a group, that are drawn of a larger cluster. The others are counted."""
 
 
+STATE_COLORS = {
+    "queued": "#fff3c4",
+    "starting": "#fff3c4",
+    "running": "#c9eec0",
+    "succeeded": "#e4e4e4",
+    "failed": "#f6b5ae",
+    "cancelled": "#f3d9c9",
+    "lost": "#f6b5ae",
+}
+"""Color of a task by its state."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """A task, or the part of one that belongs to the group.
@@ -28,14 +40,16 @@ class Cell:
     Attributes:
         job: its job.
         name: `worker:0`, or the number of omitted tasks.
-        detail: its address and slots if they are known, else empty.
+        detail: its state in a running job; else its address and slots if they are known, else empty.
         is_rest: whether it represents omitted tasks.
+        state: the state of the task in a running job, a name in `STATE_COLORS`; or empty.
     """
 
     job: str
     name: str
     detail: str = ""
     is_rest: bool = False
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -84,18 +98,23 @@ class Picture:
     all_reduce: bool
 
 
-def picture(cluster: Cluster) -> Picture:
+def picture(cluster: Cluster, states: Mapping[str, str] | None = None) -> Picture:
     """Returns the picture of the cluster as its strategy runs it: with a chief if the workers only serve.
+
+    Args:
+        cluster: the cluster.
+        states: state by name of the task, for the picture of a running job.
 
     Raises:
         ClusterError: if the cluster cannot run the strategy that it forces.
     """
-    return _Painter(prepared(cluster)).picture()
+    return _Painter(prepared(cluster), states or {}).picture()
 
 
 class _Painter:
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, states: Mapping[str, str]) -> None:
         self.cluster = cluster
+        self.states = states
         self.chosen = choose(cluster)
         self.serves = self.chosen.strategy in SERVED
         self.most = MOST_TASKS if len(cluster.tasks) <= MOST_TASKS else MOST_ALIKE
@@ -165,7 +184,11 @@ class _Painter:
 
     def _cells(self, job: str, parts: "Sequence[tuple[Task, str]]") -> tuple[Cell, ...]:
         rest: Callable[[int], Cell] = lambda left: Cell(job, f"{left} more", is_rest=True)  # noqa: E731
-        return tuple(shortened(parts, self.most, lambda part: _cell(*part), rest))
+        return tuple(shortened(parts, self.most, lambda part: self._cell(*part), rest))
+
+    def _cell(self, task: Task, part: str) -> Cell:
+        state = self.states.get(task.name, "")
+        return Cell(task.job, f"{task.name} {part}".rstrip(), state or detail(task), state=state)
 
 
 def shortened(
@@ -195,10 +218,6 @@ def list_of(what: str, numbers: list[int]) -> str:
     """Returns `slot 1`, `slots 0, 1`; of many numbers only the first four."""
     text = ", ".join(map(str, numbers[:4])) + (", ..." if len(numbers) > 4 else "")
     return f"{what} {text}" if len(numbers) == 1 else f"{what}s {text}"
-
-
-def _cell(task: Task, part: str) -> Cell:
-    return Cell(task.job, f"{task.name} {part}".rstrip(), detail(task))
 
 
 def detail(task: Task) -> str:

@@ -1,11 +1,12 @@
 """Draws an SVG like SINGA's figure 2, without scripts, external styles or fonts."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import Cluster
 from tfdist.pictures.canvas import BOLD, LETTER, Canvas, Element
-from tfdist.pictures.picture import Block, Cell, Group, picture
+from tfdist.pictures.picture import STATE_COLORS, Block, Cell, Group, picture
 
 _COLORS = {
     "chief": ("#e3f1de", "#4c8a3f"),
@@ -50,14 +51,18 @@ class _Box:
         return (self.width - 2 * _PAD - self.between * (self.columns - 1)) / self.columns
 
 
-def write(cluster: Cluster) -> str:
-    """Returns the drawing. Raises ClusterError if the cluster cannot run the strategy that it forces."""
-    return _Drawing(cluster).text()
+def write(cluster: Cluster, states: Mapping[str, str] | None = None) -> str:
+    """Returns the drawing, with the states of tasks if they are given.
+
+    Raises:
+        ClusterError: if the cluster cannot run the strategy that it forces.
+    """
+    return _Drawing(cluster, states).text()
 
 
 class _Drawing:
-    def __init__(self, cluster: Cluster) -> None:
-        self.picture = picture(cluster)
+    def __init__(self, cluster: Cluster, states: Mapping[str, str] | None) -> None:
+        self.picture = picture(cluster, states)
         self.period = cluster.sync_period
         self.canvas = Canvas(self.picture.title, self.picture.caption)
 
@@ -197,7 +202,9 @@ class _Drawing:
         _, line = _COLORS[cell.job]
         element = self.canvas.group(f"{cell.name} {cell.detail}".rstrip(), parent)
         if not cell.is_rest:
-            self.canvas.rectangle(x, y, box.cell_width, box.cell_height, "#ffffff", line, 4, inside=element)
+            self.canvas.rectangle(
+                x, y, box.cell_width, box.cell_height, STATE_COLORS.get(cell.state, "#ffffff"), line, 4, inside=element
+            )
         middle = x + box.cell_width / 2
         if cell.detail:
             self.canvas.write(middle, y + 14, _short(cell.name), 12, middle=True, inside=element)

@@ -21,9 +21,10 @@ from tfdist.choice import Choice
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
+from tfdist.launch import progress
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
-from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped
+from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Stopped
 from tfdist.launch.job import Job, JobFiles, Program
 from tfdist.version import __version__
 
@@ -100,6 +101,7 @@ class _Agent:
         self._launcher = launcher
         self._reports = folder
         self._reporter = ""
+        self._progress_at = 0
         self._has_room = True
         cluster = _cluster(hello["cluster"])
         open_ports = set(hello["open_ports"])
@@ -141,6 +143,7 @@ class _Agent:
                     self._obey(message)
                 for event in self._tasks.poll(POLL_SECONDS, output=self._has_room):
                     self._pass_on(event)
+                self._send_progress()
                 self._launcher.beat()
         except _Ended:
             pass
@@ -178,12 +181,24 @@ class _Agent:
             say({"exited": event.task, "code": event.code, "time": event.time, "note": event.note})
         elif isinstance(event, Stopped):
             say({"stopped": event.task, "pid": event.pid, "signal": event.signal})
+        elif isinstance(event, Memory):
+            say({"memory": event.task, "size": event.size})
         elif isinstance(event, Listening):
             say({"listening": event.task})
         elif isinstance(event, Ready):
             say({"ready": True})
         elif isinstance(event, Lost):
             say({"lost": event.reason})
+
+    def _send_progress(self) -> None:
+        path = progress.path_of(self._reports / "report.json")
+        try:
+            written_at = path.stat().st_mtime_ns
+            if written_at != self._progress_at:
+                self._launcher.say({"progress": self._reporter}, path.read_bytes())
+                self._progress_at = written_at
+        except OSError:
+            pass  # There is none yet.
 
     def _send_report(self, name: str) -> None:
         try:

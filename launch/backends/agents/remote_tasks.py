@@ -12,10 +12,11 @@ from typing import Any
 
 import tfdist
 from tfdist.cluster import Cluster, Task
+from tfdist.launch import progress
 from tfdist.launch.backends.agents.frames import SILENCE_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Output, Ready, Stopped, Unreachable
+from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Stopped, Unreachable
 from tfdist.launch.job import JobFiles
 from tfdist.messages import printable
 from tfdist.version import __version__
@@ -184,8 +185,10 @@ class RemoteTasks:
             self._events.append(Listening(message["listening"]))
         elif "stopped" in message:
             self._events.append(Stopped(message["stopped"], message["pid"], message["signal"]))
-        elif "report" in message:
-            self._write_report(message["report"], data)
+        elif "memory" in message:
+            self._events.append(Memory(message["memory"], message["size"]))
+        elif "report" in message or "progress" in message:
+            self._write_report(message, data)
         elif "hello" in message:
             self._greet(host, message["hello"])
         elif "ready" in message:
@@ -220,12 +223,14 @@ class RemoteTasks:
         for link in self._links.values():
             link.say({"cluster": _config(self._cluster)})
 
-    def _write_report(self, name: str, data: bytes) -> None:
-        if name in self._reports:
-            part = Path(f"{self._reports[name]}.part")
+    def _write_report(self, message: dict[str, Any], data: bytes) -> None:
+        report = self._reports.get(message.get("report") or message.get("progress", ""))
+        if report is not None:
+            path = Path(report) if "report" in message else progress.path_of(Path(report))
+            part = Path(f"{path}.part")
             try:
                 part.write_bytes(data)
-                part.rename(self._reports[name])
+                part.rename(path)
             except OSError:
                 pass  # A full disk; the summary says nothing about steps then.
 

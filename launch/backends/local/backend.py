@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,11 +13,13 @@ from tfdist.cluster import Cluster, Task
 from tfdist.errors import Source
 from tfdist.launch.backends.interface import Attached, Backend, Plan
 from tfdist.launch.backends.listening import ListenProbe
+from tfdist.launch.backends.local.memory import MemoryProbe
 from tfdist.launch.backends.local.pipes import Pipe
 from tfdist.launch.backends.local.ports import HeldPorts, is_local, names_this_machine
 from tfdist.launch.backends.local.processes import LocalProcesses
 from tfdist.launch.backends.local.resources import Resources
-from tfdist.launch.events import Event, Lost, NotStarted, Output
+from tfdist.launch.backends.local.stacks import Stacks
+from tfdist.launch.events import Event, Exited, Lost, NotStarted, Output, Started
 from tfdist.launch.job import Job, JobFiles
 
 
@@ -94,6 +97,9 @@ class LocalTasks:
             plan.with_cluster(self.cluster), files.log_dir, removed=[path for path in removed if path], adopt=adopt
         )
         self._pipes: dict[str, Pipe] = {}
+        self._pids: dict[str, int] = {}
+        self._memory = MemoryProbe()
+        self._stacks = Stacks()
         self._pending: list[Event] = []
         self._output = selectors.DefaultSelector()  # Of everything.
         self._control = selectors.DefaultSelector()  # Of the fork server only.
@@ -117,17 +123,19 @@ class LocalTasks:
     def poll(self, timeout: float, *, output: bool = True) -> list[Event]:
         """See `TaskRunner`."""
         events, self._pending = self._pending, []
-        events += self._probe.events()
+        events += [*self._probe.events(), *self._memory.events(self._pids), *self._stacks.events(self._pids)]
         selector = self._output if output else self._control
         for key, _ in selector.select(0 if events else timeout):
             if isinstance(key.fileobj, Pipe):
                 data = key.fileobj.read()
                 if data is not None:
                     events.append(Output(key.fileobj.task, data, is_last=not data))
+                    self._stacks.printed(key.fileobj.task)
                 if data == b"":
                     self._output.unregister(key.fileobj)
             elif key.fileobj is self._processes:
                 events.append(self._processes.read())
+                self._note(events[-1])
                 if isinstance(events[-1], Lost):
                     self._output.unregister(self._processes)
                     self._control.unregister(self._processes)
@@ -151,12 +159,22 @@ class LocalTasks:
         self._pipes[task.name] = pipe
         self._output.register(pipe, selectors.EVENT_READ)
 
+    def _note(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._pids[event.task] = event.pid
+        elif isinstance(event, Exited):
+            self._pids.pop(event.task, None)
+
     def signal(self, names: list[str], number: int) -> None:
-        """See `TaskRunner`."""
+        """See `TaskRunner`. After SIGQUIT, py-spy prints the Python stacks of the tasks that do not."""
+        if number == signal.SIGQUIT:
+            for name in names:
+                self._stacks.ask(name)
         self._processes.signal(names, number)
 
     def close(self) -> list[Event]:
         """See `TaskRunner`."""
+        self._stacks.close()
         self._processes.close()
         for name in list(self._pipes):
             self._close_pipe(name)

@@ -10,8 +10,8 @@ owner closes the socket or dies, the fork server ends every task and itself, and
     owner -> server   {"start": NAME}   with three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
                                         standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
-    server -> owner   {"ready": true}   {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}   {"failed": TEXT}
-                      {"refused": TEXT}
+    server -> owner   {"ready": true}   {"refused": TEXT}   {"failed": TEXT}
+                      {"started": NAME, "pid": PID}   {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}
                       {"not_started": NAME, "reason": TEXT}
                       {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
 """
@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 from tfdist.errors import UnsupportedVersionError
 from tfdist.launch.backends.local import memory_kills
 from tfdist.launch.backends.local.descendants import become_subreaper, children, die_with_parent, end_children, kill_group
+from tfdist.launch.backends.local.guard import continue_below_guard
 from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.job import Program
 
@@ -53,9 +54,9 @@ GRACE_SECONDS = 2.0
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
 
-    def __init__(self, owner: socket.socket) -> None:
+    def __init__(self, owner: socket.socket, owner_pid: int) -> None:
         self._owner = owner
-        self._owner_pid = os.getppid()
+        self._owner_pid = owner_pid
         self._running: dict[int, str] = {}  # pid -> task name
         self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
         self._killed: set[int] = set()  # Processes that were killed for the owner.
@@ -123,6 +124,7 @@ class ForkServer:
             if pid > 0:
                 self._running[pid] = name
                 self._groups[name] = pid
+                self._report({"started": name, "pid": pid})
             for descriptor in descriptors:
                 os.close(descriptor)
             return None
@@ -210,7 +212,8 @@ def _fail(owner: socket.socket, error: Exception) -> NoReturn:
 
 def main() -> None:
     """Imports TensorFlow, reports that it is ready, and serves."""
-    owner = socket.socket(fileno=int(sys.argv[1]))
+    owner, owner_pid = socket.socket(fileno=int(sys.argv[1])), os.getppid()
+    continue_below_guard(owner)
     try:
         for name in PRELOAD:
             importlib.import_module(name)
@@ -219,7 +222,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # Garbage collections in the tasks then leave the shared pages alone.
     try:
-        program = ForkServer(owner).serve()
+        program = ForkServer(owner, owner_pid).serve()
     except Exception as error:
         _fail(owner, error)
     if program is not None:

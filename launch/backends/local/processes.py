@@ -18,7 +18,7 @@ from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
-from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
+from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Started, Stopped
 from tfdist.launch.output import last_lines
 
 SEND_SECONDS = 5.0
@@ -77,6 +77,8 @@ class LocalProcesses:
         message: dict[str, Any] = json.loads(data) if data else {"failed": self._cause_of_end()}
         if "exited" in message:
             return Exited(message["exited"], message["code"], message["time"], message["note"])
+        if "started" in message:
+            return Started(message["started"], message["pid"])
         if "not_started" in message:
             return NotStarted(message["not_started"], 1, time.time(), message["reason"])
         if "stopped" in message:

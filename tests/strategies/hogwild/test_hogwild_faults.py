@@ -137,7 +137,7 @@ def test_a_worker_of_a_plain_program_is_started_again(start, script, small_clust
     job = start(script(program), fresh=True)  # It shows which of its processes is the fork server.
     job.wait_for("change 1: 2 training")
     servers = sorted((pid for pid, command in processes_of(job.mark).items() if "fork_server" in command), key=started)
-    forked = servers[1:]  # By the first, in the order of their tasks.
+    forked = servers[2:]  # After the guard and the fork server, in the order of their tasks.
     assert len(forked) == 3
     os.kill(forked[1], signal.SIGKILL)
     job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")

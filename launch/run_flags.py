@@ -1,0 +1,89 @@
+"""Flags of `tfdist run` about what is shown, restarts and limits, and `settings`, which reads them."""
+
+from typing import Any
+
+from absl import flags
+
+from tfdist.errors import nearest
+from tfdist.launch.errors import UsageError
+from tfdist.launch.live_view import VIEWS
+from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
+from tfdist.launch.settings import GRACE_SECONDS, Settings
+
+RESTARTED = ("worker", "evaluator")
+"""Jobs whose tasks are restarted alone: workers under hogwild."""
+
+flags.DEFINE_enum("view", "auto", VIEWS, "On a terminal: a live view of the tasks, or lines only. Without a terminal: lines.")
+flags.DEFINE_string("tensorboard", None, "Folder that TensorBoard shows while the job runs; its address is printed.")
+flags.DEFINE_string("state_file", None, "File for the states of job and tasks as JSON, written again whenever one changes.")
+flags.DEFINE_integer(
+    "max_restarts",
+    0,
+    "Start all tasks again after a task has failed, up to so many times. The program continues from its last checkpoint.",
+    lower_bound=0,
+)
+flags.DEFINE_list(
+    "task_restarts",
+    [],
+    f"Restarts of each evaluator, and of each worker under hogwild: 5, or worker=5,evaluator=0. Default: {MAX_RESTARTS}. Each "
+    "waits twice as long as the one before: 1, 2, 4 s, up to 60 s.",
+)
+flags.DEFINE_float(
+    "restart_window",
+    WINDOW_SECONDS,
+    "A task that has run for so many seconds has all its --task_restarts again.",
+    lower_bound=1.0,
+)
+flags.DEFINE_float(
+    "stall_timeout",
+    None,
+    "Seconds without output of any training task after which the job has failed. The logs then hold the Python stacks.",
+    lower_bound=1.0,
+)
+flags.DEFINE_float(
+    "step_timeout",
+    None,
+    "Seconds without a step of a running fit after which the job has failed. The logs then hold the Python stacks.",
+    lower_bound=1.0,
+)
+flags.DEFINE_float(
+    "grace_period",
+    GRACE_SECONDS,
+    "Seconds that the program has after SIGTERM or Ctrl-C, to save and end.",
+    lower_bound=0.0,
+)
+
+
+def settings(values: flags.FlagValues) -> Settings:
+    """Returns the settings that the flags give.
+
+    Raises:
+        UsageError: for restarts that are not numbers of jobs.
+    """
+    return Settings(
+        values.log_dir,
+        values.summary,
+        values.start_timeout,
+        values.max_restarts,
+        values.stall_timeout,
+        step_timeout=values.step_timeout,
+        task_restarts=_task_restarts(values.task_restarts),
+        restart_window=values.restart_window,
+        grace_period=values.grace_period,
+        view=values.view,
+        tensorboard=values.tensorboard,
+    )
+
+
+def _task_restarts(words: list[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for word in words:
+        job, equals, number = word.partition("=") if "=" in word else ("", "", word)
+        if not (number.isascii() and number.isdecimal()):
+            raise UsageError(f"--task_restarts {word}: expected a number, or worker=5,evaluator=0")
+        if equals and job not in RESTARTED:
+            raise UsageError(
+                f"--task_restarts {word}: tasks that are restarted alone are {' and '.join(RESTARTED)}{nearest(job, RESTARTED)}"
+            )
+        found.update({job: int(number)} if equals else dict.fromkeys(RESTARTED, int(number)))
+    return found

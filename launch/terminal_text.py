@@ -1,0 +1,36 @@
+"""What of a task's output may reach a terminal: text and colors, but nothing that moves the cursor or changes the terminal."""
+
+import os
+import re
+from collections.abc import Mapping
+
+_COLOR = re.compile(r"\x1b\[[0-9;:]*m")
+_CONTROL = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: cursor, screens, colors.
+    r"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?"  # OSC and other strings: titles, the clipboard.
+    r"|\x1b[ -/]*[0-~]?|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+RESET = "\x1b[0m"
+
+
+def shown(text: str, colors: bool) -> str:
+    """Returns a line of a task without what controls a terminal.
+
+    Args:
+        text: the line.
+        colors: whether to keep colors. They end with the line.
+    """
+    if text.isprintable():
+        return text
+    clean = _CONTROL.sub(lambda match: match[0] if colors and _COLOR.fullmatch(match[0]) else "", text)
+    return clean + RESET if "\x1b" in clean else clean
+
+
+def draws(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether the terminal can move its cursor, by the name that `TERM` gives it."""
+    return environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def has_colors(environ: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether the user and the terminal want colors (https://no-color.org)."""
+    return draws(environ) and not environ.get("NO_COLOR")

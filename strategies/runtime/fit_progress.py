@@ -1,0 +1,140 @@
+"""How far `fit` is: the chief writes it to a file twice a second, for the launcher's live view and its watchdog."""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+SUFFIX = ".progress"
+"""The file is beside the report (run_summary.py), with this at the end of its name."""
+
+WRITE_SECONDS = 0.5
+SPEED_SECONDS = 10.0
+"""The speed is the mean over this time. Under hogwild, the steps of a whole sync period arrive at once."""
+
+
+class FitProgress(keras.callbacks.Callback):
+    """Writes the progress of a `fit`.
+
+    The file holds JSON: `phase` ("fit", "evaluate", or "idle" after it), `epoch` from 1, `epochs`, `step` of the epoch, `steps`
+    of an epoch (null if not known), `batches` (of training and validation that have begun, in this `fit`), `steps_per_second`,
+    `examples_per_second` (null in the first epoch), `seconds_left` (of this `fit`, or null), `metrics` (of the last epoch) and
+    `exchange` (of `Hogwild.exchange`, or null).
+    """
+
+    tfdist_reads_batches = False  # See keras_hooks/trainer.py.
+
+    def __init__(self, report: str, counts: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepares the callback.
+
+        Args:
+            report: path of the report.
+            counts: `steps` and `examples` of the epochs that are over.
+            clock: returns seconds.
+        """
+        super().__init__()
+        self._path = f"{report}{SUFFIX}"
+        self._counts = counts
+        self._clock = clock
+        self._written_at = -WRITE_SECONDS
+        self._samples: deque[tuple[float, int]] = deque()
+        self._done = 0  # Steps of this `fit`.
+        self._epoch_begin: float | None = None
+        self._epoch_seconds: float | None = None
+        self._values: dict[str, Any] = {"phase": "idle", "epoch": 0, "epochs": 0, "step": 0, "steps": None, "metrics": {}}
+        self._batches = 0
+
+    # What Keras calls.
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        now = self._clock()
+        if self._epoch_begin is None:
+            self._samples.append((now, 0))
+        self._epoch_begin = now
+        steps = self.params.get("steps") or self._values["steps"]
+        self._values.update(phase="fit", epoch=epoch + 1, epochs=self.params.get("epochs") or 0, step=0, steps=steps)
+        self._write()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        steps = batch + 1 - self._values["step"]
+        self._values["step"] = batch + 1
+        self._done += steps
+        self._heard(steps)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._values["phase"] = "evaluate"
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`. With `on_test_batch_end`, Keras would wait for the logs of each batch."""
+        self._heard(1)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._values["phase"] = "fit"
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._values["steps"] = self._values["step"]
+        self._values["metrics"] = {name: _number(value) for name, value in (logs or {}).items() if _number(value) is not None}
+        assert self._epoch_begin is not None
+        self._epoch_seconds = self._clock() - self._epoch_begin
+        self._write()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._values["phase"] = "idle"
+        self._write()
+
+    # The file.
+
+    def _heard(self, batches: int) -> None:
+        self._batches += batches
+        if self._clock() - self._written_at >= WRITE_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        now = self._written_at = self._clock()
+        self._samples.append((now, self._done))
+        while len(self._samples) > 2 and now - self._samples[1][0] > SPEED_SECONDS:
+            self._samples.popleft()
+        (begin, before), (end, after) = self._samples[0], self._samples[-1]
+        speed = (after - before) / (end - begin) if end > begin and after > before else None
+        counted = self._counts["examples"] / self._counts["steps"] if self._counts["steps"] else 0.0
+        exchange = getattr(getattr(self.model, "distribute_strategy", None), "exchange", None)
+        values = {
+            **self._values,
+            "batches": self._batches,
+            "steps_per_second": speed,
+            "examples_per_second": speed * counted if speed and counted else None,
+            "seconds_left": self._seconds_left(speed),
+            "exchange": exchange(speed) if exchange is not None else None,
+        }
+        try:
+            with open(f"{self._path}.part", "w", encoding="utf-8") as file:
+                json.dump(values, file)
+            os.replace(f"{self._path}.part", self._path)
+        except OSError:
+            pass  # A full disk does not end the training.
+
+    def _seconds_left(self, speed: float | None) -> float | None:
+        """Returns how long the rest of this `fit` takes: its other epochs as long as the last one, if one is over."""
+        values = self._values
+        if values["phase"] == "idle" or not values["steps"] or not speed:
+            return None
+        epochs = max(0, values["epochs"] - values["epoch"])
+        epoch_seconds = self._epoch_seconds if self._epoch_seconds is not None else values["steps"] / speed
+        return float(max(0, values["steps"] - values["step"]) / speed + epochs * epoch_seconds)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None

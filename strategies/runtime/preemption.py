@@ -1,0 +1,70 @@
+"""Signals during `fit` that make the chief save a backup: SIGTERM, after which it ends, and SIGUSR1, after which it goes on.
+
+The launcher, Slurm and Kubernetes send SIGTERM before they kill a task; Slurm can send SIGUSR1 earlier.
+"""
+
+import signal
+import sys
+import threading
+from typing import Any
+
+import keras
+
+EXIT_CODE = 128 + signal.SIGTERM
+
+
+class SaveOnSignal(keras.callbacks.Callback):
+    """Makes each `BackupAndRestore` save after the step in which a signal arrives. After SIGTERM the program ends with 143.
+
+    Does nothing in programs that handle the signals themselves, or have no `BackupAndRestore`. Keras later resumes at the
+    beginning of the epoch, with the weights of the backup, as with `save_freq=1`.
+    """
+
+    tfdist_reads_batches = False  # See keras_hooks/trainer.py. BackupAndRestore reads them.
+
+    def __init__(self, callbacks: Any, saves: bool) -> None:
+        """Prepares the callback.
+
+        Args:
+            callbacks: the argument of `fit`.
+            saves: whether this task saves. Another ignores SIGUSR1, which all tasks get, and SIGTERM ends it.
+        """
+        super().__init__()
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks = callbacks.callbacks
+        each = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        self._backups = [one for one in each if isinstance(one, keras.callbacks.BackupAndRestore)]
+        self._saves = saves
+        self._received: set[int] = set()
+        self._before: dict[int, Any] = {}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        if not self._backups or threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGUSR1) if self._saves else (signal.SIGUSR1,):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                self._before[number] = signal.signal(number, lambda received, frame: self._received.add(received))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        if not self._received:
+            return
+        received, self._received = self._received, set()
+        if not self._saves:
+            return
+        for backup in self._backups:
+            every, backup.save_freq = backup.save_freq, 1
+            backup.on_train_batch_end(batch, logs)
+            backup.save_freq = every
+        ends = signal.SIGTERM in received
+        what = "SIGTERM: the backup is saved, and the program ends" if ends else "SIGUSR1: the backup is saved"
+        print(f"tfdist: {what}", flush=True)
+        if ends:
+            self.release()
+            sys.exit(EXIT_CODE)
+
+    def release(self) -> None:
+        """Gives the signals back."""
+        while self._before:
+            signal.signal(*self._before.popitem())

@@ -1,0 +1,35 @@
+"""The bytes that worker groups and ps exchange, as the live view shows them."""
+
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.strategy import Hogwild
+from tfdist.strategies.hogwild.traffic import bytes_per_period
+
+
+def strategy(compression=None):
+    kinds = [each for each in Kind if each is not Kind.SYNCHRONIZED]
+    blocks = [
+        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, sizes=[256, 512]),
+        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float64, sizes=[10]),
+        SimpleNamespace(kind=kinds[0], dtype=tf.float32, sizes=[10_000]),
+    ]
+    return SimpleNamespace(
+        synchronization=SimpleNamespace(compression=compression, fragments=2, updates_to_pull=1),
+        local_replicas=SimpleNamespace(blocks=blocks),
+        steps_per_synchronization=8,
+    )
+
+
+@pytest.mark.parametrize(("compression", "of_float32"), [(None, 4 * 768), ("bf16", 2 * 768), ("int8", 768 + 4 * 3)])
+def test_a_period_pushes_and_pulls_every_synchronized_value_once(compression, of_float32):
+    assert bytes_per_period(strategy(compression)) == 2 * (of_float32 + 8 * 10)
+
+
+def test_the_speed_follows_from_the_steps_of_all_groups():
+    shown = Hogwild.exchange(strategy(), 32.0)
+    assert shown == {"period": 16, "delay": 1, "compression": None, "bytes_per_second": 2.0 * 2 * (4 * 768 + 80)}
+    assert Hogwild.exchange(strategy(), None)["bytes_per_second"] is None

@@ -1,0 +1,32 @@
+"""`loaded`: what other packages announce as entry points, checked one by one."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+_log = logging.getLogger("tfdist")
+
+
+def loaded(group: str, what: str, fault_of: Callable[[Any], str | None]) -> Iterator[tuple[Any, str]]:
+    """Yields the objects of the entry points of a group, ordered by name, each with where it is from: `NAME = VALUE (PACKAGE)`.
+
+    One that cannot be used is left out with a warning that names it.
+
+    Args:
+        group: the group.
+        what: what the objects are, for the warning: `dialect`.
+        fault_of: returns why an object cannot be used, or None. Is called before the next object is loaded.
+    """
+    from importlib.metadata import entry_points  # Slow to import, and `import tfdist` does not need it.
+
+    for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.value)):
+        where = f"{entry.name} = {entry.value} ({entry.dist.name if entry.dist else 'unknown package'})"
+        try:
+            found = entry.load()
+            fault = fault_of(found)
+        except Exception as error:  # The package's own code runs here.
+            fault = f"{type(error).__name__}: {error}"
+        if fault:
+            _log.warning("the %s of the entry point %s is left out: %s", what, where, " ".join(fault.split()))
+        else:
+            yield found, where
