@@ -112,7 +112,7 @@ class Placement:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         with _at_most(INIT_SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Errors say the same.
-            # The folder of this name becomes a folder of modules in the processes of Ray. That of `python -m tfdist` is our own,
+            # The folder of this name becomes a folder of modules in the processes of Ray. That of `python -m tfdist` is ours,
             # whose modules (`errors`, `version`) are not meant to be found alone.
             before, sys.argv = sys.argv, ["-c"]
             try:
