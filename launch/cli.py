@@ -26,7 +26,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import checks, command_line, dry_run
+from tfdist.launch import backups, checks, command_line, dry_run
 from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
@@ -63,9 +63,16 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "max_restarts",
     0,
-    "Start all tasks again after a task has failed, up to so many times. The program continues from its last checkpoint.",
+    "Start all tasks again after a task has failed, up to so many times. The training continues from its last backup.",
     lower_bound=0,
 )
+flags.DEFINE_string(
+    "backup_dir",
+    None,
+    "Folder of the backup from which the training continues when it is started again. Default: none; with --max_restarts the "
+    "folder of the job or of its logs.",
+)
+flags.DEFINE_string("backup_freq", None, "How often the backup is written: epoch, or a number of batches. Default: epoch.")
 flags.DEFINE_float(
     "stall_timeout",
     None,
@@ -152,7 +159,16 @@ def _run(program: Program) -> int:
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
-    settings = Settings(FLAGS.log_dir, FLAGS.summary, FLAGS.start_timeout, FLAGS.max_restarts, FLAGS.stall_timeout)
+    settings = Settings(
+        FLAGS.log_dir,
+        FLAGS.summary,
+        FLAGS.start_timeout,
+        FLAGS.max_restarts,
+        FLAGS.stall_timeout,
+        FLAGS.backup_dir,
+        FLAGS.backup_freq,
+    )
+    backups.check(settings, frozenset(job.environment))
     if FLAGS.detach:
         return run_in_background(backend.name, backend.runs, plan, settings)
     return run_attached(backend.runs, plan, settings)

@@ -13,6 +13,8 @@ class Settings:
         start_timeout: seconds until every serving task and the chief must listen.
         max_restarts: how often the whole job is started again after a task has failed.
         stall_timeout: seconds without output of any training task after which the job has failed; None for no limit.
+        backup_dir: folder of the backup from which a job that is started again continues, or None.
+        backup_freq: how often it is written: "epoch", or a number of batches; None for the default.
     """
 
     log_dir: str | None = None
@@ -20,3 +22,5 @@ class Settings:
     start_timeout: float = 300.0
     max_restarts: int = 0
     stall_timeout: float | None = None
+    backup_dir: str | None = None
+    backup_freq: str | None = None

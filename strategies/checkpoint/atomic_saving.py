@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import backup, strategy_state
+from tfdist.strategies.checkpoint import backup, data_position, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local, is_participating, set_chief
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import chief_device
@@ -38,6 +38,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     patches.CHECKPOINT_STATE.patch(_on_chief_only)
     patches.CHECKPOINT_DELETE.patch(_on_chief_only)
     patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
+    data_position.install()
     backup.install()
     strategy_state.install()
 
