@@ -34,6 +34,7 @@ from tfdist.launch.background import run_in_background
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.help_topics import help_text
 from tfdist.launch.job import Job, Program
+from tfdist.launch.punisher import COUNT_STEPS, Punisher, fault
 from tfdist.launch.settings import Settings
 from tfdist.launch.submitted import run_submitted
 from tfdist.rank_info import RankInfo
@@ -78,6 +79,12 @@ flags.DEFINE_float(
     None,
     "Seconds without output of any training task after which the job has failed. The logs then hold the Python stacks.",
     lower_bound=1.0,
+)
+flags.DEFINE_multi_string(
+    "fail_at",
+    [],
+    "Kill or stop tasks on purpose, to try what the job does then: worker:1,step=30,how=kill, how=term or how=stop:20; after=9 in "
+    "place of step counts seconds; random,every=15,of=worker,seed=1. Can be given several times.",
 )
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
 for _backend in backends().values():
@@ -139,7 +146,7 @@ def _run(program: Program) -> int:
         choice,
         program,
         gpus_per_task=FLAGS.gpus_per_task,
-        environment=checks.environment(FLAGS.env),
+        environment=checks.environment(FLAGS.env) | ({COUNT_STEPS: "1"} if FLAGS.fail_at else {}),
         verbose=FLAGS.verbose,
         options=_options(),
         flags=_given_flags(),
@@ -167,6 +174,7 @@ def _run(program: Program) -> int:
         FLAGS.stall_timeout,
         FLAGS.backup_dir,
         FLAGS.backup_freq,
+        Punisher([fault(text, (task.name for task in cluster.tasks)) for text in FLAGS.fail_at]) if FLAGS.fail_at else None,
     )
     backups.check(settings, frozenset(job.environment))
     if FLAGS.detach:

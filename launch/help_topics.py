@@ -18,7 +18,15 @@ TOPICS: dict[str, tuple[str, ...]] = {
     ),
     "Where it runs": ("backend", "gpus_per_task", "env"),
     "Output": ("log_dir", "summary", "job_dir", "verbose"),
-    "Limits and faults": ("start_timeout", "stall_timeout", "max_restarts", "backup_dir", "backup_freq", "rendezvous_timeout"),
+    "Limits and faults": (
+        "start_timeout",
+        "stall_timeout",
+        "max_restarts",
+        "backup_dir",
+        "backup_freq",
+        "rendezvous_timeout",
+        "fail_at",
+    ),
     "Hogwild": (
         "sync_period",
         "outer",

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tfdist.launch.punisher import Punisher
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -15,6 +17,7 @@ class Settings:
         stall_timeout: seconds without output of any training task after which the job has failed; None for no limit.
         backup_dir: folder of the backup from which a job that is started again continues, or None.
         backup_freq: how often it is written: "epoch", or a number of batches; None for the default.
+        punisher: makes tasks fail on purpose; None for the usual.
     """
 
     log_dir: str | None = None
@@ -24,3 +27,4 @@ class Settings:
     stall_timeout: float | None = None
     backup_dir: str | None = None
     backup_freq: str | None = None
+    punisher: Punisher | None = None

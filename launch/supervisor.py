@@ -102,6 +102,7 @@ class Supervisor:
         self._startup = Startup(job, settings.start_timeout, terminal.say)
         self._watchdog = Watchdog(settings.stall_timeout)
         self._stall_timeout = settings.stall_timeout or 0.0
+        self._punisher = settings.punisher
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
         self._workers = self._make_restarts(job.replaceable)
@@ -136,6 +137,8 @@ class Supervisor:
             self._evaluators.tick()
             self._workers.tick()
             self._pass_signals_on()
+            if self._punisher is not None:
+                self._punisher.tick(self._files.report, self._tasks.running, self._tasks.signal, self._say)
             answer = verdict()
             if isinstance(answer, Failure):
                 return answer

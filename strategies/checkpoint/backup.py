@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import data_position, generations
+from tfdist.strategies.checkpoint import data_position, generations, memory_file
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
 from tfdist.strategies.private_api import patches
 
@@ -104,15 +104,17 @@ def _save(original: Callable[..., Any], callback: Any) -> None:
         original(callback)
         return
     progress = json.dumps({"epoch": callback._current_epoch, "batch": callback._last_batch_seen})
+    memory = memory_file.save_weights(callback.model)
+    if not is_chief():
+        return
+    with h5py.File(memory, "a") as file:
+        file.attrs[_PROGRESS] = progress
     with atomic_path(callback._weights_path, make_folder=True) as partial:
-        callback.model.save_weights(partial)
-        with h5py.File(partial, "a") as file:
-            file.attrs[_PROGRESS] = progress
-        if is_chief():
-            generations.seal(partial)
-            generations.keep(callback._weights_path, _earlier(callback))
-            if callback.double_checkpoint:
-                generations.keep(callback._training_metadata_path, callback._prev_training_metadata_path)
+        memory_file.copy_to(memory, partial)
+        generations.seal(partial)
+        generations.keep(callback._weights_path, _earlier(callback))
+        if callback.double_checkpoint:
+            generations.keep(callback._training_metadata_path, callback._prev_training_metadata_path)
     with atomic_path(callback._training_metadata_path) as partial, open(partial, "w", encoding="utf-8") as file:
         file.write(progress)
 

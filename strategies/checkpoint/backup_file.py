@@ -9,14 +9,16 @@ import json
 import logging
 import os
 import tempfile
+import threading
 from typing import Any
 
 import h5py
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import generations
+from tfdist.strategies.checkpoint import generations, memory_file
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
 from tfdist.strategies.checkpoint.backup import Broadcast
+from tfdist.strategies.checkpoint.memory_file import MemoryFile
 
 _PROGRESS = "tfdist_progress"
 _CALLBACKS = "tfdist_callbacks"
@@ -40,7 +42,7 @@ class Progress:
         batches_per_epoch: see `Resumption`.
         random_state: see `Resumption`.
         callbacks: see `callback_states.states`.
-        histories: epochs and values of each call that has returned.
+        finished_fits: of each call that has returned the epochs and values of its `History`, and the state of its callbacks.
     """
 
     fit: int
@@ -51,7 +53,7 @@ class Progress:
     batches_per_epoch: int | None = None
     random_state: Any = None
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
-    histories: list[Any] = dataclasses.field(default_factory=list)
+    finished_fits: list[Any] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
@@ -83,32 +85,44 @@ class BackupFile:
 
     def __init__(self, strategy: tf.distribute.Strategy, base: str) -> None:
         self._strategy = strategy
+        self._writer: threading.Thread | None = None
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self.path = f"{base}.weights.h5"
         self.earlier = f"{base}.earlier.weights.h5"
 
     def write(self, model: Any, progress: Progress, arrays: Arrays) -> None:
-        """Writes weights and progress. If it fails, the training goes on, and the backup stays as it was.
+        """Writes weights and progress. Every task of multi_worker_mirrored has to call it.
 
-        Every task of multi_worker_mirrored has to call it.
+        The training goes on as soon as they are in memory. A thread writes them to the disk; if that fails, the backup stays as
+        it was, with a warning. The next call waits for that thread.
         """
+        memory = memory_file.save_weights(model)
+        if not is_chief():
+            return
+        with h5py.File(memory, "a") as file:
+            file[_PROGRESS] = json.dumps(dataclasses.asdict(progress))
+            _put(file, _METRICS, arrays.metrics)
+            _put(file, _SEEDS, arrays.seeds)
+            for name, values in arrays.callbacks.items():
+                _put(file, f"{_CALLBACKS}/{name}", values)
+        self.wait()
+        self._writer = threading.Thread(target=self._write, args=(memory,), name="tfdist-backup")
+        self._writer.start()
+
+    def _write(self, memory: MemoryFile) -> None:
         try:
             with atomic_path(self.path, make_folder=True) as partial:
-                model.save_weights(partial)
-                if not is_chief():
-                    return
-                with h5py.File(partial, "a") as file:
-                    file[_PROGRESS] = json.dumps(dataclasses.asdict(progress))
-                    _put(file, _METRICS, arrays.metrics)
-                    _put(file, _SEEDS, arrays.seeds)
-                    for name, values in arrays.callbacks.items():
-                        _put(file, f"{_CALLBACKS}/{name}", values)
+                memory_file.copy_to(memory, partial)
                 generations.seal(partial)
                 generations.keep(self.path, self.earlier)
         except OSError as error:
-            if not is_chief():
-                raise
             _log.warning("the backup %s cannot be written, and stays as it was: %s", self.path, error)
+
+    def wait(self) -> None:
+        """Waits until what `write` got is on the disk."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
 
     def read(self) -> Progress | None:
         """Returns the progress in the backup, which is the chief's on every task; None without one."""
@@ -151,6 +165,7 @@ class BackupFile:
 
     def remove(self) -> None:
         """Removes the backup."""
+        self.wait()
         for path in (self.path, self.earlier):
             if os.path.exists(path):
                 os.remove(path)
@@ -167,7 +182,7 @@ class BackupFile:
             generations.use_earlier(self.path, self.earlier, reason)
             return
         _log.warning("%s %s, and there is no whole backup before it: the training begins anew", self.path, reason)
-        os.replace(self.path, f"{self.path}.damaged")
+        os.remove(self.path)
 
 
 def _damage(path: str) -> str | None:

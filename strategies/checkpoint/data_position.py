@@ -54,11 +54,6 @@ class DataPosition:
         self.resumption: Resumption | None = None
         self.random_state: Any = None
 
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """What Keras knows about the length of an epoch; None for nothing."""
-        return self.iterator._num_batches
-
 
 def install() -> None:
     """Replaces the methods. Calling it again does nothing."""

@@ -81,7 +81,7 @@ class _Backups:
             if continued is not None and is_chief():
                 for logger in loggers:
                     callback_states.continue_csv(logger, continued)
-            callback = _EachEpoch(backup) if self._batches is None else _EachBatch(backup)
+            callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, listed)
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
@@ -129,7 +129,7 @@ class _Backup:
         """
         if not self._is_read:
             self._found, self._is_read = self._file.read(), True
-        self._progress = Progress(self._progress.fit + 1, call, histories=self._progress.histories)
+        self._progress = Progress(self._progress.fit + 1, call, finished_fits=self._progress.finished_fits)
         self._saved_batches = 0
         found = self._found
         if found is None:
@@ -149,8 +149,9 @@ class _Backup:
         """Whether an earlier process has finished this call of `fit`."""
         return self._found is not None and (self._found.fit > self._progress.fit or self._found.finished)
 
-    def restore(self, model: Any) -> None:
+    def restore(self, model: Any, callbacks: list[Any]) -> None:
         """Takes what an earlier process has saved, when Keras has built the model and before the first epoch."""
+        self._callbacks = callbacks
         if (found := self._found) is None:
             return
         if self._is_done:
@@ -167,7 +168,7 @@ class _Backup:
         self._file.forget()
         self._found = None
         model._initial_epoch = found.epoch
-        self._progress.histories = found.histories
+        self._progress.finished_fits = found.finished_fits
         self._saved_batches = found.batch
         epochs = found.epoch - self._progress.call["initial_epoch"]
         _position().resumption = Resumption(epochs, found.batch, found.batches_per_epoch, found.random_state)
@@ -188,18 +189,27 @@ class _Backup:
     def end(self, model: Any, history: Any) -> None:
         """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
         if self._is_done:
-            assert self._found is not None
-            self._file.load(model)
-            self._progress.histories = self._found.histories[: self._progress.fit]
-            history.epoch, history.history = self._progress.histories[-1]
-            if self._found.fit == self._progress.fit:
-                self._found = None
-                self._file.forget()
+            self._take_end(model, history)
             return
         values = callback_states.states([history])[0]["History-1"]
-        self._progress.histories = [*self._progress.histories, [values["epoch"], values["history"]]]
+        states = callback_states.states(each for each in self._callbacks if each is not history)[0]
+        self._progress.finished_fits = [*self._progress.finished_fits, [values["epoch"], values["history"], states]]
         self._progress.finished = True
         self._save(model, self._progress.call["epochs"], 0, None)
+
+    def _take_end(self, model: Any, history: Any) -> None:
+        found, number = self._found, self._progress.fit
+        assert found is not None
+        arrays = self._file.load(model)
+        self._progress.finished_fits = found.finished_fits[:number]
+        history.epoch, history.history, states = found.finished_fits[number - 1]
+        callback_states.restore(self._callbacks, states, arrays.callbacks if found.fit == number else {})
+        if found.fit > number:
+            return
+        model_states.set_seeds(model, arrays.seeds)
+        data_position.set_random_state(found.random_state)
+        self._found = None
+        self._file.forget()
 
     # Saving.
 
@@ -229,7 +239,7 @@ class _Backup:
         progress = dataclasses.replace(self._progress, epoch=epoch, batch=batch)
         if position is not None:
             progress.batches_per_epoch = position.iterator._num_batches
-            progress.random_state = position.random_state if batch else data_position.random_state()
+        progress.random_state = position.random_state if position is not None and batch else data_position.random_state()
         progress.callbacks, kept = callback_states.states(self._callbacks)
         self._file.write(model, progress, Arrays(model_states.metrics(model) if batch else [], model_states.seeds(model), kept))
         self._saved_batches = batch
@@ -250,13 +260,14 @@ class _EachEpoch(keras.callbacks.Callback):
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
 
-    def __init__(self, backup: _Backup) -> None:
+    def __init__(self, backup: _Backup, callbacks: list[Any]) -> None:
         super().__init__()
         self.backup = backup
+        self._callbacks = callbacks
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.backup.restore(self.model)
+        self.backup.restore(self.model, self._callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
