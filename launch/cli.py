@@ -83,8 +83,8 @@ flags.DEFINE_float(
 flags.DEFINE_multi_string(
     "fail_at",
     [],
-    "Kill or stop tasks on purpose, to try what the job does then: worker:1,step=30,how=kill, how=term or how=stop:20; after=9 in "
-    "place of step counts seconds; random,every=15,of=worker,seed=1. Can be given several times.",
+    "Kill or stop tasks on purpose, to try what the job does then: worker:1,step=30,how=kill, how=term or how=stop:20; after=9 "
+    "in place of step counts seconds; random,every=15,of=worker,seed=1. Can be given several times.",
 )
 flags.DEFINE_bool("verbose", False, "Show all output of TensorFlow.")
 for _backend in backends().values():

@@ -17,6 +17,9 @@ from tfdist.launch.errors import UsageError
 COUNT_STEPS = "TFDIST_COUNT_STEPS"
 """The variable that makes the task that reports write its steps (strategies/runtime/run_summary.py)."""
 
+Send = Callable[[list[str], int], None]
+Say = Callable[[str], None]
+
 _FORM = (
     "expected TASK[+TASK...],step=N or TASK,after=SECONDS, then how=kill, how=term or how=stop:SECONDS; or "
     "random,every=SECONDS[,of=JOB][,seed=N][,how=...]"
@@ -44,6 +47,10 @@ class Fault:
     every: float | None = None
     seconds: float = 0.0
     seed: int = 0
+
+    def is_due(self, steps: int, seconds: float) -> bool:
+        """Returns whether its time has come."""
+        return steps >= self.step if self.step is not None else self.after is not None and seconds >= self.after
 
 
 def fault(text: str, tasks: Iterable[str]) -> Fault:
@@ -140,8 +147,8 @@ class Punisher:
         fault: Fault,
         names: tuple[str, ...],
         now: float,
-        send: Callable[[list[str], int], None],
-        say: Callable[[str], None],
+        send: Send,
+        say: Say,
     ) -> None:
         number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}[fault.how]
         until = f" for {fault.seconds:g} s" if fault.how == "stop" else ""
