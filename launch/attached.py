@@ -7,7 +7,7 @@ import sys
 
 from tfdist import strategies
 from tfdist.errors import ClusterError
-from tfdist.launch import summary
+from tfdist.launch import backups, summary
 from tfdist.launch.backends.interface import Attached, Plan, TaskRunner
 from tfdist.launch.errors import UsageError
 from tfdist.launch.failure import Failure
@@ -64,11 +64,14 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     try:
         if cluster.job("evaluator"):
             plan = _with_evaluation_folder(plan, files)
+        plan, backup_dir = backups.with_backup_folder(plan, settings, files.log_dir)
         if settings.tensorboard is not None:  # First: the back end ends what this process starts later.
             board = TensorBoard(settings.tensorboard, files.log_dir, terminal.say)
         runner = _started(back_end, plan, files, folder, watcher)
         terminal.say(f"{cluster.describe()} on {_places(plan)}; {plan.job.choice.strategy}: {plan.job.choice.rule}")
         terminal.say(f"logs in {files.log_dir}")
+        if backup_dir is not None:
+            terminal.say(f"backup of the training in {backup_dir}")
         for warning in plan.warnings:
             terminal.say(warning)
         if not back_end.holds_ports:

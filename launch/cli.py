@@ -26,7 +26,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import checks, command_line, defaults, dry_run, run_flags
+from tfdist.launch import backups, checks, command_line, defaults, dry_run, run_flags
 from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
@@ -34,6 +34,7 @@ from tfdist.launch.background import run_in_background
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.help_topics import help_text
 from tfdist.launch.job import Job, Program
+from tfdist.launch.punisher import COUNT_STEPS
 from tfdist.launch.state_file import StateFile
 from tfdist.launch.submitted import run_submitted
 from tfdist.messages import printable
@@ -140,7 +141,7 @@ def _run(program: Program) -> int:
         choice,
         program,
         gpus_per_task=FLAGS.gpus_per_task,
-        environment=checks.environment(FLAGS.env),
+        environment=checks.environment(FLAGS.env) | ({COUNT_STEPS: "1"} if FLAGS.fail_at else {}),
         verbose=FLAGS.verbose,
         options=_options(),
         flags=_given_flags(),
@@ -157,12 +158,13 @@ def _run(program: Program) -> int:
     checks.check_program(program)
     if plan.refusal is not None:
         raise plan.refusal
-    settings = run_flags.settings(FLAGS)
+    settings = run_flags.settings(FLAGS, (task.name for task in cluster.tasks))
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
         if FLAGS.state_file:
             raise UsageError(f"--state_file: --backend {backend.name} keeps the states itself; ask tfdist status --json HANDLE")
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
+    backups.check(settings, frozenset(job.environment))
     if FLAGS.detach:
         if FLAGS.state_file:
             raise UsageError("--state_file goes without --detach, which keeps the states itself (tfdist status --json)")

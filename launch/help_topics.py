@@ -24,9 +24,12 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "step_timeout",
         "grace_period",
         "max_restarts",
+        "backup_dir",
+        "backup_freq",
         "task_restarts",
         "restart_window",
         "rendezvous_timeout",
+        "fail_at",
     ),
     "Hogwild": (
         "sync_period",

@@ -1,5 +1,6 @@
 """Flags of `tfdist run` about what is shown, restarts and limits, and `settings`, which reads them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
@@ -7,6 +8,7 @@ from absl import flags
 from tfdist.errors import nearest
 from tfdist.launch.errors import UsageError
 from tfdist.launch.live_view import VIEWS
+from tfdist.launch.punisher import Punisher, fault
 from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
 from tfdist.launch.settings import GRACE_SECONDS, Settings
 
@@ -19,9 +21,16 @@ flags.DEFINE_string("state_file", None, "File for the states of job and tasks as
 flags.DEFINE_integer(
     "max_restarts",
     0,
-    "Start all tasks again after a task has failed, up to so many times. The program continues from its last checkpoint.",
+    "Start all tasks again after a task has failed, up to so many times. The training continues from its last backup.",
     lower_bound=0,
 )
+flags.DEFINE_string(
+    "backup_dir",
+    None,
+    "Folder of the backup from which the training continues when it is started again. Default: none; with --max_restarts the "
+    "folder of the job or of its logs.",
+)
+flags.DEFINE_string("backup_freq", None, "How often the backup is written: epoch, or a number of batches. Default: epoch.")
 flags.DEFINE_list(
     "task_restarts",
     [],
@@ -52,14 +61,25 @@ flags.DEFINE_float(
     "Seconds that the program has after SIGTERM or Ctrl-C, to save and end.",
     lower_bound=0.0,
 )
+flags.DEFINE_multi_string(
+    "fail_at",
+    [],
+    "Kill or stop tasks on purpose, to try what the job does then: worker:1,step=30,how=kill, how=term or how=stop:20; after=9 "
+    "in place of step counts seconds; random,every=15,of=worker,seed=1. Can be given several times.",
+)
 
 
-def settings(values: flags.FlagValues) -> Settings:
+def settings(values: flags.FlagValues, tasks: Iterable[str]) -> Settings:
     """Returns the settings that the flags give.
 
+    Args:
+        values: the flags.
+        tasks: the names of the tasks of the job.
+
     Raises:
-        UsageError: for restarts that are not numbers of jobs.
+        UsageError: for restarts that are not numbers of jobs, and faults that cannot be.
     """
+    names = list(tasks)
     return Settings(
         values.log_dir,
         values.summary,
@@ -72,6 +92,9 @@ def settings(values: flags.FlagValues) -> Settings:
         grace_period=values.grace_period,
         view=values.view,
         tensorboard=values.tensorboard,
+        backup_dir=values.backup_dir,
+        backup_freq=values.backup_freq,
+        punisher=Punisher([fault(text, names) for text in values.fail_at]) if values.fail_at else None,
     )
 
 

@@ -36,6 +36,11 @@ class RunningTasks:
         """Whether a task was started."""
         return bool(self._outputs)
 
+    @property
+    def running(self) -> set[str]:
+        """The names of the tasks that were started and have not exited."""
+        return self._outputs.keys() - self.exits.keys()
+
     def poll(self, timeout: float) -> Event | None:
         """Passes output on for at most `timeout` seconds, until something happens; returns the event, if there is one."""
         self._terminal.tick()

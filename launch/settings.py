@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tfdist.launch.punisher import Punisher
 from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
 
 GRACE_SECONDS = 5.0
@@ -24,6 +25,9 @@ class Settings:
         grace_period: seconds that training tasks have after a signal, to save and end.
         view: `auto`, `live` or `lines`: what the terminal shows.
         tensorboard: the folder that TensorBoard shows during the job, or None.
+        backup_dir: folder of the backup from which a job that is started again continues, or None.
+        backup_freq: how often it is written: "epoch", or a number of batches; None for the default.
+        punisher: makes tasks fail on purpose; None for the usual.
     """
 
     log_dir: str | None = None
@@ -37,6 +41,9 @@ class Settings:
     grace_period: float = GRACE_SECONDS
     view: str = "auto"
     tensorboard: str | None = None
+    backup_dir: str | None = None
+    backup_freq: str | None = None
+    punisher: Punisher | None = None
 
     def restarts_of(self, job: str) -> int:
         """Returns how often a task of `job` is restarted."""

@@ -119,6 +119,7 @@ class Supervisor:
         self._step_watchdog = Watchdog(settings.step_timeout)
         self._progress: Progress | None = None
         self._progress_at = 0.0
+        self._punisher = settings.punisher
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
         self._workers = self._make_restarts(job.replaceable)
@@ -155,6 +156,8 @@ class Supervisor:
             self._workers.tick()
             self._pass_signals_on()
             self._read_progress()
+            if self._punisher is not None:
+                self._punisher.tick(self._files.report, self._tasks.running, self._tasks.signal, self._say)
             answer = verdict()
             if isinstance(answer, Failure):
                 return answer

@@ -70,7 +70,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         start_timeout: seconds to wait for the other tasks.
     """
     from tfdist.strategies import own_devices, versions
-    from tfdist.strategies.checkpoint import atomic_saving
+    from tfdist.strategies.checkpoint import atomic_saving, job_backup
     from tfdist.strategies.model_parallel import refusal
     from tfdist.strategies.runtime import run_summary
 
@@ -82,6 +82,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         logging.getLogger("tfdist").warning("%s", warning)
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     atomic_saving.install(strategy)
+    job_backup.install(strategy)
     refusal.install()  # Last, so that it comes before the hooks of the strategy.
     return strategy
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import backup, save_order, strategy_state
+from tfdist.strategies.checkpoint import backup, data_position, memory_file, save_order, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local, is_participating, set_chief
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import chief_device
@@ -33,13 +33,14 @@ def install(strategy: tf.distribute.Strategy) -> None:
     on_servers = isinstance(strategy, tf.distribute.ParameterServerStrategy)
     _io_device = chief_device.DEVICE if on_servers else None
     patches.SAVE_MODEL.patch(_save_keras)
-    patches.SAVE_WEIGHTS.patch(_save_keras)
+    patches.SAVE_WEIGHTS.patch(_save_weights)
     patches.SAVE_H5.patch(_save_h5)
     patches.CHECKPOINT_SAVE.patch(_save_checkpoint)
     patches.CHECKPOINT_RESTORE.patch(_restore_checkpoint)
     patches.CHECKPOINT_STATE.patch(_on_chief_only)
     patches.CHECKPOINT_DELETE.patch(_on_chief_only)
     patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
+    data_position.install()
     backup.install()
     strategy_state.install()
 
@@ -49,6 +50,17 @@ def install(strategy: tf.distribute.Strategy) -> None:
 
 def _save_keras(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     return _atomically(original, not kwargs.get("zipped", True), model, filepath, *args, **kwargs)
+
+
+def _save_weights(
+    original: Callable[..., Any], model: Any, filepath: Any, max_shard_size: Any = None, objects_to_skip: Any = None
+) -> Any:
+    if max_shard_size is not None or not is_local(filepath) or not str(filepath).endswith(".weights.h5"):
+        return _save_keras(original, model, filepath, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
+    memory = memory_file.save_weights(model, objects_to_skip)
+    if is_chief():
+        with atomic_path(os.fspath(filepath)) as partial:
+            memory_file.copy_to(memory, partial)
 
 
 def _save_h5(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,12 @@
 """`keras.callbacks.BackupAndRestore`: a backup is one file, and every task restores the chief's.
 
 Keras writes weights and epoch to two files. After a kill between the two it resumes with the weights of one epoch at another.
-So the file of weights holds the epoch too, and that epoch counts. The second file is written for Keras without tfdist.
+So the file of weights holds the epoch too, and that epoch counts. The second file is written for Keras without tfdist. The
+backup before the latest stays in a hidden file, for the case that the latest is damaged (generations.py).
 """
 
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import save_order
+from tfdist.strategies.checkpoint import data_position, generations, memory_file, save_order
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
 from tfdist.strategies.private_api import patches
 
@@ -99,14 +99,17 @@ def _save(original: Callable[..., Any], callback: Any) -> None:
         original(callback)
         return
     progress = json.dumps({"epoch": callback._current_epoch, "batch": callback._last_batch_seen})
-    if callback.double_checkpoint and is_chief() and os.path.exists(callback._weights_path):
-        shutil.copy(callback._weights_path, callback._prev_weights_path)
-        if os.path.exists(callback._training_metadata_path):
-            shutil.copy(callback._training_metadata_path, callback._prev_training_metadata_path)
+    memory = memory_file.save_weights(callback.model)
+    if not is_chief():
+        return
+    with h5py.File(memory, "a") as file:
+        file.attrs[_PROGRESS] = progress
     with atomic_path(callback._weights_path, make_folder=True) as partial:
-        callback.model.save_weights(partial)
-        with h5py.File(partial, "a") as file:
-            file.attrs[_PROGRESS] = progress
+        memory_file.copy_to(memory, partial)
+        generations.seal(partial)
+        generations.keep(callback._weights_path, _earlier(callback))
+        if callback.double_checkpoint:
+            generations.keep(callback._training_metadata_path, callback._prev_training_metadata_path)
     with atomic_path(callback._training_metadata_path) as partial, open(partial, "w", encoding="utf-8") as file:
         file.write(progress)
 
@@ -115,19 +118,52 @@ def _load(original: Callable[..., Any], callback: Any) -> None:
     try:
         with callback.model.distribute_strategy.scope():  # It may have to make the optimizer's variables.
             original(callback)
-    except OSError as error:  # Keras then tries an older backup, if there is one.
-        raise OSError(
-            f"the backup {callback._weights_path} cannot be read ({error}); put a copy in its place, or remove the folder "
-            f"{callback.backup_dir} to train from the beginning. BackupAndRestore(double_checkpoint=True) keeps an older backup"
-        ) from error
+    except OSError as error:
+        raise _unreadable(callback, f"cannot be read ({error})") from error
     if os.path.exists(callback._weights_path):
         with h5py.File(callback._weights_path) as file:
             if _PROGRESS in file.attrs:
                 callback.model._initial_epoch = json.loads(file.attrs[_PROGRESS])["epoch"]
+    position, epochs = data_position.current(), callback.model._initial_epoch
+    if position is not None and epochs:
+        position.resumption = data_position.Resumption(epochs, 0)
+
+
+def _choose(callback: Any) -> None:
+    """Puts the backup before the latest into its place if the latest is damaged.
+
+    Raises:
+        OSError: if there is no whole backup.
+    """
+    path = callback._weights_path
+    if not is_local(callback.backup_dir) or not os.path.exists(path) or (reason := generations.damage(path)) is None:
+        return
+    for earlier in dict.fromkeys([_earlier(callback), callback._prev_weights_path]):
+        if os.path.exists(earlier) and generations.damage(earlier) is None:
+            generations.use_earlier(path, earlier, reason)
+            return
+    raise _unreadable(callback, reason)
+
+
+def _unreadable(callback: Any, reason: str) -> OSError:
+    return OSError(
+        f"the backup {callback._weights_path} {reason}, and there is no whole one before it; put a copy in its place, or "
+        f"remove the folder {callback.backup_dir} to train from the beginning"
+    )
+
+
+def _earlier(callback: Any) -> str:
+    """Returns the path of the backup before the latest. It is Keras' own if the user wants two."""
+    if callback.double_checkpoint:
+        return str(callback._prev_weights_path)
+    folder, name = os.path.split(callback._weights_path)
+    return os.path.join(folder, f".{name}.earlier")
 
 
 def _begin(original: Callable[..., Any], callback: Any, logs: Any = None) -> None:
     strategy = callback.model.distribute_strategy
+    if is_chief():
+        _choose(callback)
     if not _is_multi_worker(strategy):
         original(callback, logs)
         return

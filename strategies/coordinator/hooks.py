@@ -73,6 +73,26 @@ class CoordinatorHooks(KerasHooks):
         for loop in self._loops:
             loop.reset(error)
 
+    def batches_done(self, model: Any, batches: int) -> int:
+        """See `KerasHooks`. Finishes the executions in flight."""
+        loop = self._open_epochs.innermost_of(model)
+        if loop is None:
+            return batches
+        self._executions.wait_until_idle()
+        return loop.add_finished()
+
+    def metric_values(self, model: Any) -> list[Any]:
+        """See `KerasHooks`."""
+        return self._metric_logs_of(model).values(model)
+
+    def set_metric_values(self, model: Any, values: list[Any]) -> None:
+        """See `KerasHooks`."""
+        self._metric_logs_of(model).set_values(model, values)
+
+    def _metric_logs_of(self, model: Any) -> MetricLogs:
+        assert isinstance(model.train_function, TrainingLoop)
+        return model.train_function.metric_logs
+
     # For subclasses.
 
     def _training_loop(self, steps: Steps, metric_logs: MetricLogs) -> TrainingLoop:

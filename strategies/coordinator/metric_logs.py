@@ -103,6 +103,20 @@ class MetricLogs:
         self._carried, self._restarts = self._sum, True
         self._by_group.clear()
 
+    def values(self, model: Any) -> list[Any]:
+        """Returns the metrics of an epoch that is not over, as numpy arrays: the sums, or the metrics' variables."""
+        if self._variables:
+            return [self._sum]
+        return [np.zeros([0]), *(variable.numpy() for variable in model.metrics_variables)]
+
+    def set_values(self, model: Any, values: list[Any]) -> None:
+        """Continues an epoch with what `values` returned, in another process. The metrics have just been reset."""
+        total, *of_variables = values
+        if not of_variables:
+            self._carried = total
+        for variable, value in zip(model.metrics_variables if of_variables else (), of_variables, strict=True):
+            variable.assign(value)
+
     def begin_steps(self) -> None:
         """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
         if not self._by_group:

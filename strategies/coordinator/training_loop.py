@@ -104,11 +104,12 @@ class TrainingLoop:
 
     Attributes:
         are_read: whether somebody may read the logs of each step while an epoch runs: a callback or a progress bar.
+        metric_logs: the logs of the steps.
     """
 
     def __init__(self, steps: Steps, metric_logs: MetricLogs, executions: Executions, open_epochs: OpenEpochs) -> None:
         self._steps = steps
-        self._metric_logs = metric_logs
+        self.metric_logs = metric_logs
         self._executions = executions
         self._open_epochs = open_epochs
         self.are_read = True
@@ -149,7 +150,7 @@ class TrainingLoop:
             # It was interrupted. Its last steps count, but not in the logs of this epoch.
             self._executions.wait_until_idle()
             self.end(epoch)
-            self._metric_logs.reset()
+            self.metric_logs.reset()
         epoch = _Epoch(self, iterator)
         self._open_epochs.begin(epoch)
         return epoch
@@ -161,6 +162,13 @@ class TrainingLoop:
         self._add_finished(epoch)
         self._steps.rest()
         self._open_epochs.end(epoch)
+
+    def add_finished(self) -> int:
+        """Adds the steps of the epoch that are done. Nothing is in flight. Returns how many batches they have taken."""
+        epoch = self._open_epochs.of(self)
+        assert epoch is not None
+        self._add_finished(epoch)
+        return epoch.iterator.taken
 
     def _add_finished(self, epoch: _Epoch) -> None:
         while (execution := self._executions.wait_for_any(epoch.iterator)) is not None:
@@ -177,11 +185,11 @@ class TrainingLoop:
         self._steps.reset()
         epoch = self._open_epochs.of(self)
         if epoch is None:
-            self._metric_logs.reset()
+            self.metric_logs.reset()
             return
         epoch.error = epoch.error or error
         self._add_finished(epoch)
-        self._metric_logs.carry()
+        self.metric_logs.carry()
 
     def finish(self) -> Logs:
         """Waits for the executions of an epoch at its end and returns its logs."""
@@ -190,7 +198,7 @@ class TrainingLoop:
         for inner in self._open_epochs.within(epoch):
             inner.loop.end(inner)
         self._add_finished(epoch)
-        self._metric_logs.publish_sums()
+        self.metric_logs.publish_sums()
         self.end(epoch)
         self.are_read = True
-        return self._metric_logs.logs
+        return self.metric_logs.logs

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
@@ -107,6 +108,18 @@ class DataParallelHooks(KerasHooks):
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
         """See `KerasHooks`: on the chief all, elsewhere all but those that only write files."""
         return callbacks if self.is_chief else [each for each in callbacks if not isinstance(each, WRITERS)]
+
+    def metric_values(self, model: Any) -> list[Any]:
+        """See `KerasHooks`. Every task has to call it: the values are those of all replicas."""
+        return [variable.numpy() for variable in model.metrics_variables]
+
+    def set_metric_values(self, model: Any, values: list[Any]) -> None:
+        """See `KerasHooks`. The first replica takes the sums of all."""
+        for variable, value in zip(model.metrics_variables, values, strict=True):
+            local = self._strategy.experimental_local_results(variable.value)
+            for index, replica in zip(self.layout.local, local, strict=False):
+                is_sum = variable.synchronization == "on_read" and variable.aggregation == "sum"
+                replica.assign(np.zeros_like(value) if is_sum and index > 0 else value)
 
     @property
     def shows_progress(self) -> bool:

@@ -35,6 +35,12 @@ def prepare(strategy: tf.distribute.Strategy) -> None:
     random.setstate(state)
 
 
+def state_of(strategy: tf.distribute.Strategy) -> list[Any]:
+    """Returns the Keras variable with the state of a strategy's generator, in a list; an empty one before `prepare`."""
+    generator = _generators.get(strategy)
+    return [] if generator is None else [generator.state]
+
+
 def _global_seed_generator(original: Callable[..., Any]) -> Any:
     generator = None if tf.executing_eagerly() else _generators.get(tf.distribute.get_strategy())
     return original() if generator is None else generator

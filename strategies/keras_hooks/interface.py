@@ -93,6 +93,24 @@ class KerasHooks(abc.ABC):
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
         """Returns those of the user's callbacks that run in this task."""
 
+    def batches_done(self, model: Any, batches: int) -> int:
+        """Returns how many batches of the current epoch the variables of the model have in them, for a backup.
+
+        Args:
+            model: the Keras model.
+            batches: how many Keras knows of. A strategy that has begun further steps finishes them first.
+        """
+        del model
+        return batches
+
+    @abc.abstractmethod
+    def metric_values(self, model: Any) -> list[Any]:
+        """Returns the metrics of an epoch that is not over, as numpy arrays, for a backup. No step is in flight."""
+
+    @abc.abstractmethod
+    def set_metric_values(self, model: Any, values: list[Any]) -> None:
+        """Continues an epoch with what `metric_values` returned, in another process. Keras has just reset the metrics."""
+
     @property
     @abc.abstractmethod
     def shows_progress(self) -> bool:

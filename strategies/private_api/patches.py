@@ -142,6 +142,14 @@ BEGIN_EPOCH = PatchPoint(
     "The strategy gets to know whether callbacks read the logs of each step of the epoch.",
 )
 
+# checkpoint/data_position.py, checkpoint/job_backup.py
+ENUMERATE_EPOCH = PatchPoint(
+    TFEpochIterator, "_enumerate_iterator", "self", "A training that continues in an epoch passes over what it has seen."
+)
+END_EPOCH = PatchPoint(
+    keras.callbacks.CallbackList, "on_epoch_end", "self, epoch, logs", "A backup holds what all callbacks know of the epoch."
+)
+
 # keras_hooks/build_scope.py
 OPEN_NAME_SCOPE = PatchPoint(
     keras.Layer, "_open_name_scope", "self", "A model that is built outside of the scope creates its variables inside."
@@ -322,13 +330,13 @@ SAVE_SAVED_MODEL = PatchPoint(
     "TensorFlow writes a SavedModel file by file to its final place.",
 )
 
-# evaluator/, runtime/run_summary.py
+# evaluator/, checkpoint/, runtime/run_summary.py
 FIT = PatchPoint(
     TensorFlowTrainer,
     "fit",
     "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data, shuffle, class_weight, "
     "sample_weight, initial_epoch, steps_per_epoch, validation_steps, validation_batch_size, validation_freq",
-    "The evaluator evaluates, the chief writes checkpoints for it, and the launcher's summary counts steps.",
+    "The evaluator evaluates, the chief writes checkpoints and backups, and the launcher's summary counts steps.",
 )
 EVALUATE = PatchPoint(
     TensorFlowTrainer,

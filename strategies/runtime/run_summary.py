@@ -23,6 +23,8 @@ from tfdist.strategies.runtime.preemption import SaveOnSignal
 
 _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 _path = ""
+_counts_steps = False  # Whether the launcher wants to know the steps while they are made (launch/punisher.py).
+_steps = 0
 
 
 class _Count(keras.callbacks.Callback):
@@ -40,6 +42,8 @@ class _Count(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._epoch_steps = batch + 1
+        if _counts_steps:
+            _note_step()
 
     def on_test_begin(self, logs: Any = None) -> None:
         self._count_examples()  # Validation is about to reset the counter.
@@ -62,9 +66,10 @@ def install() -> None:
     Every task of the launcher counts, and the task with a path writes: all tasks that train together have to read a metric, or
     none.
     """
-    global _path
+    global _path, _counts_steps
     if "TFDIST_REPORT" in os.environ:
         _path = os.environ.pop("TFDIST_REPORT")
+        _counts_steps = bool(os.environ.pop("TFDIST_COUNT_STEPS", "") and _path)
         patches.FIT.patch(_fit)
         patches.EVALUATE.patch(_evaluate)
 
@@ -126,3 +131,10 @@ def _write() -> None:
     with open(partial, "w", encoding="utf-8") as file:
         json.dump(_summary, file)
     os.replace(partial, _path)
+
+
+def _note_step() -> None:
+    global _steps
+    _steps += 1
+    with open(f"{_path}.steps", "w", encoding="utf-8") as file:
+        file.write(str(_steps))

@@ -268,9 +268,11 @@ class _ForkServer:
         os._exit(0)
 
     def start(
-        self, command: Sequence[str], pass_fds: Sequence[int], stdout: Any, env: Mapping[str, str], **_: Any
-    ) -> "_ForkServer":
-        """Takes the place of `subprocess.Popen` in the launcher."""
+        self, command: Sequence[str], pass_fds: Sequence[int], stdout: Any, env: Mapping[str, str], **options: Any
+    ) -> "_ForkServer | subprocess.Popen[bytes]":
+        """Takes the place of `subprocess.Popen` in the launcher. The fork server of a restarted job is a fresh process."""
+        if self._socket.fileno() == -1:
+            return subprocess.Popen(command, pass_fds=pass_fds, stdout=stdout, env=env, **options)
         assert list(command[:3]) == [sys.executable, "-m", FORK_SERVER] and command[3] == str(pass_fds[0])
         _sent({"arguments": list(command[4:]), "environ": dict(env)}, self._socket, pass_fds[0], stdout.fileno())
         self._socket.close()

@@ -152,7 +152,7 @@ json.dump({"files": files, "stood": stood, "expected": expected["loss"][3:], "go
     )
     assert job.wait(200) == 0, job.output
     out = read_json("out.json")
-    assert out["files"] == ["latest.weights.h5", "training_metadata.json"]
+    assert out["files"] == [".latest.weights.h5.earlier", "latest.weights.h5", "training_metadata.json"]
     assert out["stood"] == {"epoch": 3, "batch": 0}
     assert out["got"] == pytest.approx(out["expected"], rel=1e-5)
     assert not out["left"]

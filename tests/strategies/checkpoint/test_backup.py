@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import backup
+from tfdist.strategies.checkpoint import backup, data_position
 from tfdist.strategies.checkpoint.backup import Broadcast
 
 
@@ -65,3 +65,41 @@ def test_a_damaged_backup_is_named_and_an_older_one_is_restored(tmp_path):
     with pytest.raises(OSError, match=rf"the backup {latest} cannot be read \(.*remove the folder {tmp_path} to train from"):
         callback.on_train_begin()
     assert not h5py.is_hdf5(latest)
+
+
+def test_a_changed_backup_gives_way_to_the_hidden_one_before_it(tmp_path, caplog):
+    backup.install()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile("sgd", "mse")
+    callback = keras.callbacks.BackupAndRestore(tmp_path)
+    callback.set_model(model)
+    for epoch in range(2):
+        model.set_weights([np.full((1, 1), 1234.5 + epoch, "float32")])
+        callback.on_epoch_end(epoch)
+    latest = tmp_path / "latest.weights.h5"
+    content = latest.read_bytes()
+    assert np.float32(1235.5).tobytes() in content
+    latest.write_bytes(content.replace(np.float32(1235.5).tobytes(), np.float32(1235.25).tobytes()))
+    callback.on_train_begin()
+    assert model.get_weights()[0].item() == 1234.5 and model._initial_epoch == 1
+    assert f"{latest} was changed after it was written" in caplog.text
+
+
+def test_a_restored_fit_sees_the_data_in_the_order_of_its_epochs_and_the_next_fit_begins_at_0(tmp_path):
+    data_position.install()
+    backup.install()
+    numbers = np.arange(32, dtype="float32").reshape(32, 1)
+
+    def train(epochs, callbacks):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.SGD(1e-5), "mse")
+        data = tf.data.Dataset.from_tensor_slices((numbers, 2 * numbers)).shuffle(32).batch(4)
+        history = model.fit(data, epochs=epochs, verbose=0, callbacks=callbacks)
+        return model, history.history["loss"]
+
+    _, whole = train(5, [])
+    train(3, [keras.callbacks.BackupAndRestore(tmp_path, delete_checkpoint=False)])
+    model, rest = train(5, [keras.callbacks.BackupAndRestore(tmp_path)])
+    assert rest == whole[3:]
+    assert model.fit(numbers, numbers, epochs=2, verbose=0).epoch == [0, 1]

@@ -1,0 +1,166 @@
+"""`Punisher`: kills and stops tasks on purpose, to see whether a job survives it (`--fail_at`).
+
+It counts the steps of the task that reports, which that task writes into a file beside its report. What was done stays done
+when the whole job is started again.
+"""
+
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import nearest
+from tfdist.launch.errors import UsageError
+
+COUNT_STEPS = "TFDIST_COUNT_STEPS"
+"""The variable that makes the task that reports write its steps (strategies/runtime/run_summary.py)."""
+
+Send = Callable[[list[str], int], None]
+Say = Callable[[str], None]
+
+_FORM = (
+    "expected TASK[+TASK...],step=N or TASK,after=SECONDS, then how=kill, how=term or how=stop:SECONDS; or "
+    "random,every=SECONDS[,of=JOB][,seed=N][,how=...]"
+)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to tasks, and when.
+
+    Attributes:
+        tasks: `job:index` of each; for a random fault the tasks from which one is drawn.
+        how: `kill` (SIGKILL), `term` (SIGTERM) or `stop` (SIGSTOP).
+        step: after how many steps of the task that reports, in its current process; None for none.
+        after: after how many seconds; None for none.
+        every: the seconds between two random faults; None for a fault that happens once.
+        seconds: how long a stopped task stays so.
+        seed: of the random draws.
+    """
+
+    tasks: tuple[str, ...]
+    how: str = "kill"
+    step: int | None = None
+    after: float | None = None
+    every: float | None = None
+    seconds: float = 0.0
+    seed: int = 0
+
+    def is_due(self, steps: int, seconds: float) -> bool:
+        """Returns whether its time has come."""
+        return steps >= self.step if self.step is not None else self.after is not None and seconds >= self.after
+
+
+def fault(text: str, tasks: Iterable[str]) -> Fault:
+    """Returns the fault that `--fail_at` describes.
+
+    Args:
+        text: for example `worker:1,step=30,how=stop:20` or `random,every=15,of=worker,seed=1`.
+        tasks: the names of the tasks of the job.
+
+    Raises:
+        UsageError: for a text of another form, or an unknown task.
+    """
+    known = list(tasks)
+    names, *words = text.split(",")
+    values = dict(word.partition("=")[::2] for word in words)
+    is_random = names == "random"
+    try:
+        how, _, seconds = values.pop("how", "kill").partition(":")
+        if how not in ("kill", "term", "stop") or (how == "stop") != bool(seconds):
+            raise ValueError
+        of = values.pop("of", "") if is_random else ""
+        chosen = [name for name in known if name.startswith(f"{of}:" if of else "")] if is_random else names.split("+")
+        found = Fault(
+            tuple(chosen),
+            how,
+            step=int(values.pop("step")) if not is_random and "step" in values else None,
+            after=float(values.pop("after")) if not is_random and "after" in values else None,
+            every=float(values.pop("every")) if is_random else None,
+            seconds=float(seconds or 0),
+            seed=int(values.pop("seed", 0)) if is_random else 0,
+        )
+        if values or not chosen or (not is_random and (found.step is None) == (found.after is None)):
+            raise ValueError
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"--fail_at {text}: {_FORM}") from error
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"--fail_at {text}: there is no task {name}{nearest(name, known)}")
+    return found
+
+
+class Punisher:
+    """Makes the faults of a job happen. Call `tick` several times a second.
+
+    Args:
+        faults: the faults.
+        now: the clock, in seconds.
+    """
+
+    def __init__(self, faults: Iterable[Fault], now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._begin: float | None = None
+        self._left = [each for each in faults if each.every is None]
+        self._random = [(each, random.Random(each.seed), [0.0]) for each in faults if each.every is not None]
+        self._stopped: list[tuple[float, str]] = []  # When they go on, and their names.
+
+    def tick(
+        self, report: Path, alive: Iterable[str], send: Callable[[list[str], int], None], say: Callable[[str], None]
+    ) -> None:
+        """Makes those faults happen whose time has come.
+
+        Args:
+            report: the file of the report of the current attempt.
+            alive: the names of the tasks that run.
+            send: sends a signal to tasks.
+            say: shows a line to the user.
+        """
+        now = self._now()
+        steps = _steps(report)
+        if self._begin is None and steps > 0:
+            self._begin = now
+            for each, _, next_at in self._random:
+                next_at[0] = now + (each.every or 0.0)
+        if self._begin is not None:
+            seconds = now - self._begin
+            due = [
+                each for each in self._left if (steps >= each.step if each.step is not None else seconds >= (each.after or 0.0))
+            ]
+            for each in due:
+                self._left.remove(each)
+                self._fail(each, each.tasks, now, send, say)
+            for each, chance, next_at in self._random:
+                if now >= next_at[0]:
+                    next_at[0] += each.every or 0.0
+                    candidates = sorted(set(each.tasks) & set(alive) - {name for _, name in self._stopped})
+                    if candidates:
+                        self._fail(each, (chance.choice(candidates),), now, send, say)
+        for stopped in [each for each in self._stopped if now >= each[0]]:
+            self._stopped.remove(stopped)
+            send([stopped[1]], signal.SIGCONT)
+
+    def _fail(
+        self,
+        fault: Fault,
+        names: tuple[str, ...],
+        now: float,
+        send: Send,
+        say: Say,
+    ) -> None:
+        number = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}[fault.how]
+        until = f" for {fault.seconds:g} s" if fault.how == "stop" else ""
+        say(f"--fail_at sends {number.name} to {', '.join(names)}{until}")
+        send(list(names), number)
+        if fault.how == "stop":
+            self._stopped += [(now + fault.seconds, name) for name in names]
+
+
+def _steps(report: Path) -> int:
+    """Returns the steps of the current attempt; 0 before the first."""
+    try:
+        return int(report.with_name(f"{report.name}.steps").read_text() or 0)
+    except (OSError, ValueError):
+        return 0

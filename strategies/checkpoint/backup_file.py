@@ -1,0 +1,202 @@
+"""The file of tfdist's own backup of a model: its weights as Keras writes them, and how far its training is.
+
+There are two generations of it. A damaged latest one gives way to the one before. The chief writes and chooses; under
+multi_worker_mirrored the other tasks read a copy of the chief's.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import tempfile
+import threading
+from typing import Any
+
+import h5py
+import tensorflow as tf
+
+from tfdist.strategies.checkpoint import generations, memory_file
+from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
+from tfdist.strategies.checkpoint.backup import Broadcast
+from tfdist.strategies.checkpoint.memory_file import MemoryFile
+
+_PROGRESS = "tfdist_progress"
+_CALLBACKS = "tfdist_callbacks"
+_METRICS = "tfdist_metrics"
+_SEEDS = "tfdist_seeds"
+"""The HDF5 dataset with a `Progress` as JSON, and the groups with `Arrays`."""
+
+_log = logging.getLogger("tfdist")
+
+
+@dataclasses.dataclass
+class Progress:
+    """How far the training of a model is.
+
+    Attributes:
+        fit: the number of its calls of `fit` that have begun.
+        call: the arguments of the latest that say how long it trains.
+        epoch: the number of the next epoch.
+        batch: the number of batches of that epoch that are done.
+        finished: whether the call has returned.
+        batches_per_epoch: see `Resumption`.
+        random_state: see `Resumption`.
+        callbacks: see `callback_states.states`.
+        finished_fits: of each call that has returned the epochs and values of its `History`, and the state of its callbacks.
+    """
+
+    fit: int
+    call: dict[str, Any]
+    epoch: int = 0
+    batch: int = 0
+    finished: bool = False
+    batches_per_epoch: int | None = None
+    random_state: Any = None
+    callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
+    finished_fits: list[Any] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass
+class Arrays:
+    """The arrays beside the weights.
+
+    Attributes:
+        metrics: the values of the metrics' variables; empty between two epochs.
+        seeds: the states of the generators of random numbers, which Keras' files lack.
+        callbacks: see `callback_states.states`.
+    """
+
+    metrics: list[Any] = dataclasses.field(default_factory=list)
+    seeds: list[Any] = dataclasses.field(default_factory=list)
+    callbacks: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+
+
+class BackupFile:
+    """The backup of one model.
+
+    Args:
+        strategy: the strategy.
+        base: the path without its ending.
+
+    Attributes:
+        path: the path of the latest generation.
+        earlier: the path of the generation before it.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, base: str) -> None:
+        self._strategy = strategy
+        self._writer: threading.Thread | None = None
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self.path = f"{base}.weights.h5"
+        self.earlier = f"{base}.earlier.weights.h5"
+
+    def write(self, model: Any, progress: Progress, arrays: Arrays) -> None:
+        """Writes weights and progress. Every task of multi_worker_mirrored has to call it.
+
+        The training goes on as soon as they are in memory. A thread writes them to the disk; if that fails, the backup stays as
+        it was, with a warning. The next call waits for that thread.
+        """
+        memory = memory_file.save_weights(model)
+        if not is_chief():
+            return
+        with h5py.File(memory, "a") as file:
+            file[_PROGRESS] = json.dumps(dataclasses.asdict(progress))
+            _put(file, _METRICS, arrays.metrics)
+            _put(file, _SEEDS, arrays.seeds)
+            for name, values in arrays.callbacks.items():
+                _put(file, f"{_CALLBACKS}/{name}", values)
+        self.wait()
+        self._writer = threading.Thread(target=self._write, args=(memory,), name="tfdist-backup")
+        self._writer.start()
+
+    def _write(self, memory: MemoryFile) -> None:
+        try:
+            with atomic_path(self.path, make_folder=True) as partial:
+                memory_file.copy_to(memory, partial)
+                generations.seal(partial)
+                generations.keep(self.path, self.earlier)
+        except OSError as error:
+            _log.warning("the backup %s cannot be written, and stays as it was: %s", self.path, error)
+
+    def wait(self) -> None:
+        """Waits until what `write` got is on the disk."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+    def read(self) -> Progress | None:
+        """Returns the progress in the backup, which is the chief's on every task; None without one."""
+        if is_chief():
+            self._choose()
+        if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            if not is_chief():
+                self._copy = tempfile.TemporaryDirectory(prefix="tfdist-")
+            Broadcast(self._strategy).send_files([self.path], [self._readable])
+        if not os.path.exists(self._readable):
+            return None
+        with h5py.File(self._readable) as file:
+            return Progress(**json.loads(file[_PROGRESS][()]))
+
+    def load(self, model: Any) -> Arrays:
+        """Gives a model its weights, and its optimizer and strategy what they need; returns the arrays beside them.
+
+        Raises:
+            ValueError: if the backup is of another model.
+        """
+        try:
+            with self._strategy.scope():
+                if model.optimizer is not None and not model.optimizer.built:
+                    model.optimizer.build(model.trainable_variables)
+                model.load_weights(self._readable)
+        except ValueError as error:
+            raise ValueError(
+                f"the backup {self.path} is not of this model ({error}); name another folder with --backup_dir, or remove "
+                "this one to train from the beginning"
+            ) from error
+        with h5py.File(self._readable) as file:
+            callbacks = {name: _get(group) for name, group in file.get(_CALLBACKS, {}).items()}
+            return Arrays(_get(file.get(_METRICS, {})), _get(file.get(_SEEDS, {})), callbacks)
+
+    def forget(self) -> None:
+        """Removes the copy that this task has read."""
+        if self._copy is not None:
+            self._copy.cleanup()
+            self._copy = None
+
+    def remove(self) -> None:
+        """Removes the backup."""
+        self.wait()
+        for path in (self.path, self.earlier):
+            if os.path.exists(path):
+                os.remove(path)
+
+    @property
+    def _readable(self) -> str:
+        return self.path if self._copy is None else os.path.join(self._copy.name, os.path.basename(self.path))
+
+    def _choose(self) -> None:
+        """Puts the earlier generation into the place of the latest if that is damaged."""
+        if not os.path.exists(self.path) or (reason := _damage(self.path)) is None:
+            return
+        if os.path.exists(self.earlier) and _damage(self.earlier) is None:
+            generations.use_earlier(self.path, self.earlier, reason)
+            return
+        _log.warning("%s %s, and there is no whole backup before it: the training begins anew", self.path, reason)
+        os.remove(self.path)
+
+
+def _damage(path: str) -> str | None:
+    """Returns what is wrong with a backup, as the end of a sentence; None for a whole one."""
+    if reason := generations.damage(path):
+        return reason
+    with h5py.File(path) as file:
+        return None if _PROGRESS in file else "is no backup of tfdist"
+
+
+def _put(file: Any, name: str, values: list[Any]) -> None:
+    for number, value in enumerate(values):
+        file[f"{name}/{number}"] = value
+
+
+def _get(group: Any) -> list[Any]:
+    return [group[str(number)][()] for number in range(len(group))]

@@ -1,0 +1,77 @@
+"""What Keras' callbacks remember from one epoch to the next, so that they go on after a restart as if nothing had happened.
+
+Callbacks of the user's own begin anew.
+"""
+
+import csv
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist.strategies.checkpoint.atomic_path import atomic_path
+
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "best", "best_epoch", "stopped_epoch"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
+    keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
+    keras.callbacks.History: ("epoch", "history"),
+}
+_ARRAYS = {keras.callbacks.EarlyStopping: "best_weights"}
+
+
+def states(callbacks: Iterable[Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Returns what the callbacks remember.
+
+    Returns:
+        By the name of a callback, its attributes for JSON, and lists of numpy arrays.
+    """
+    values, arrays = {}, {}
+    for name, kind, callback in _known(callbacks):
+        values[name] = {attribute: _plain(getattr(callback, attribute, None)) for attribute in _ATTRIBUTES[kind]}
+        if kept := getattr(callback, _ARRAYS.get(kind, ""), None):
+            arrays[name] = [np.asarray(array) for array in kept]
+    return values, arrays
+
+
+def restore(callbacks: Iterable[Any], values: dict[str, Any], arrays: dict[str, list[Any]]) -> None:
+    """Sets what `states` returned. Callbacks that it does not have keep what they are."""
+    for name, kind, callback in _known(callbacks):
+        for attribute, value in values.get(name, {}).items():
+            setattr(callback, attribute, value)
+        if name in arrays:
+            setattr(callback, _ARRAYS[kind], arrays[name])
+
+
+def continue_csv(callback: keras.callbacks.CSVLogger, epoch: int) -> None:
+    """Makes a CSVLogger keep the rows of the epochs before `epoch`, which it would delete when the training begins."""
+    callback.append = True
+    if not os.path.exists(callback.filename):
+        return
+    with open(callback.filename, newline="") as file:
+        rows = list(csv.reader(file, delimiter=callback.sep))
+    kept = [row for row in rows if row and (not row[0].isdecimal() or int(row[0]) < epoch)]
+    if len(kept) < len(rows):
+        with atomic_path(callback.filename) as partial, open(partial, "w", newline="") as file:
+            csv.writer(file, delimiter=callback.sep).writerows(kept)
+
+
+def _known(callbacks: Iterable[Any]) -> Iterable[tuple[str, type, Any]]:
+    """Yields name, class of Keras and callback: the name counts the callbacks of a class."""
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        kind = next((kind for kind in _ATTRIBUTES if isinstance(callback, kind)), None)
+        if kind is not None:
+            name = type(callback).__name__
+            counts[name] = counts.get(name, 0) + 1
+            yield f"{name}-{counts[name]}", kind, callback
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value for JSON."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value if value is None else np.asarray(value).tolist()

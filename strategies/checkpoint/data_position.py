@@ -1,0 +1,163 @@
+"""Where a `fit` stands in its data, and how another process gets there.
+
+A training that continues in the middle of its epochs must see the data of those epochs. Their order depends on how many
+iterators of the dataset were made before: a shuffled dataset gives each another order. So the iterators of the epochs that are
+done are made again, without reading them, and the batches of the current epoch that are done are read and dropped. Data that
+Keras iterates once for all epochs (`steps_per_epoch`) have to be read from their beginning.
+"""
+
+import dataclasses
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from tfdist.strategies.inputs.source import BatchIterator
+from tfdist.strategies.inputs.worker_input import WorkerInput
+from tfdist.strategies.private_api import global_seed, patches
+
+_log = logging.getLogger("tfdist")
+_positions: "list[DataPosition]" = []
+"""Those of the calls of `fit` under way, the innermost last."""
+
+
+@dataclasses.dataclass
+class Resumption:
+    """How far the data were read.
+
+    Attributes:
+        epochs: how many epochs of this call of `fit` are done.
+        batches: how many batches of the next epoch are done.
+        batches_per_epoch: what Keras knows about the length of an epoch after the first; None for nothing.
+        random_state: what `random_state` returned at the beginning of that epoch.
+    """
+
+    epochs: int
+    batches: int
+    batches_per_epoch: int | None = None
+    random_state: Any = None
+
+
+class DataPosition:
+    """The data of one call of `fit`.
+
+    Attributes:
+        iterator: Keras' iterator of epochs; None before Keras has made it.
+        resumption: where the next epoch continues; None for its beginning.
+        random_state: what `random_state` returned when the current epoch began.
+    """
+
+    def __init__(self) -> None:
+        self.iterator: Any = None
+        self.resumption: Resumption | None = None
+        self.random_state: Any = None
+
+
+def install() -> None:
+    """Replaces the methods. Calling it again does nothing."""
+    patches.FIT.patch(_fit)
+    patches.EPOCH_ITERATOR.patch(_init)
+    patches.ENUMERATE_EPOCH.patch(_enumerate)
+
+
+def current() -> DataPosition | None:
+    """Returns the position of the innermost call of `fit`; None outside of one."""
+    return _positions[-1] if _positions else None
+
+
+def random_state() -> Any:
+    """Returns the states of `random` and `numpy.random`, by which Keras' `PyDataset` and generators shuffle, for JSON."""
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return [random.getstate(), [kind, np.asarray(keys).tolist(), *rest]]
+
+
+def set_random_state(state: Any) -> None:
+    """Sets what `random_state` returned."""
+    (version, words, gauss_next), (kind, keys, *rest) = state
+    random.setstate((version, tuple(words), gauss_next))
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+
+
+# Replacements. The first parameter is the function that they replace.
+
+
+def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    model._initial_epoch = None  # Keras keeps that of an earlier `fit` that has restored a backup.
+    position = DataPosition()
+    _positions.append(position)
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        _positions.remove(position)
+
+
+def _init(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any) -> None:
+    original(iterator, *args, **kwargs)
+    if _positions and _positions[-1].iterator is None:  # The first that `fit` makes is that of the training.
+        _positions[-1].iterator = iterator
+
+
+def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
+    position = next((each for each in _positions if each.iterator is iterator), None)
+    if position is None or position.resumption is None:
+        yield from original(iterator)
+        return
+    resumption, position.resumption = position.resumption, None
+    for _ in range(resumption.epochs):
+        _repeat_epoch(original, iterator)
+    if resumption.epochs and iterator._num_batches is None:
+        iterator._num_batches = resumption.batches_per_epoch
+    if resumption.random_state is not None:
+        set_random_state(resumption.random_state)
+    if resumption.batches:
+        _warn_of_order(iterator)
+    left = resumption.batches
+    for begin, end, batches in original(iterator):
+        if left > 0:
+            _drop(batches, min(left, iterator.steps_per_execution))
+            left -= iterator.steps_per_execution
+            if left >= 0:
+                continue
+        yield begin, end, batches
+
+
+def _repeat_epoch(original: Callable[..., Any], iterator: Any) -> None:
+    """Makes the iterators that an epoch makes, and reads what the next epoch does not see again."""
+    if iterator.steps_per_epoch:
+        for _, _, batches in original(iterator):
+            if isinstance(batches, BatchIterator):
+                batches.begin_epoch_if_over()
+            _drop(batches, iterator.steps_per_execution)
+    elif iterator._num_batches is not None:
+        for _ in original(iterator):
+            pass
+    else:  # Keras finds out about the end by reading.
+        iterator.data_adapter.on_epoch_begin()
+        iter(iterator._get_iterator())
+        iterator.data_adapter.on_epoch_end()
+
+
+def _drop(batches: Any, count: int) -> None:
+    if isinstance(batches, BatchIterator):
+        batches.take(count)
+        return
+    for _ in range(count):
+        next(batches, None)
+
+
+def _warn_of_order(iterator: Any) -> None:
+    """Warns if the first batches of the epoch cannot be those that the earlier process has trained on."""
+    if isinstance(iterator._distributed_dataset, WorkerInput):
+        _log.warning(
+            "the worker groups read their data themselves, and begin it anew after the restart: examples of this epoch may "
+            "count twice, and others not at all"
+        )
+        return
+    adapter = iterator.data_adapter
+    if global_seed() is None and getattr(adapter, "_shuffle", type(adapter).__name__ == "TFDatasetAdapter"):
+        _log.warning(
+            "the training continues in the middle of an epoch, and the program sets no seed: unless the data have a fixed "
+            "order, examples of this epoch may count twice, and others not at all; call keras.utils.set_random_seed"
+        )

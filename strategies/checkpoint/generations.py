@@ -1,0 +1,73 @@
+"""Two generations of an HDF5 file, each with a checksum: the latest, and the one before it.
+
+A disk that fills up, a copy that breaks off or a bad sector leaves a file that nobody may train from. HDF5 notices a file that
+is cut off, but not a changed number. So a sealed file ends with a checksum of all bytes before it, after the end that HDF5
+knows of: h5py and Keras read it as any other.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+
+import h5py
+
+_MARK = b"tfdist sha256 "
+_SEAL_BYTES = len(_MARK) + 64
+_PIECE_BYTES = 2**20
+
+_log = logging.getLogger("tfdist")
+
+
+def seal(path: str) -> None:
+    """Adds the checksum to a complete file."""
+    with open(path, "ab") as file:
+        file.write(_MARK + _checksum(path, os.path.getsize(path)).encode())
+
+
+def damage(path: str) -> str | None:
+    """Returns what is wrong with a file, as the end of a sentence; None for a whole one.
+
+    A file without a checksum, as Keras writes it without tfdist, is whole if HDF5 can open it.
+    """
+    try:
+        size = os.path.getsize(path) - _SEAL_BYTES
+        with open(path, "rb") as file:
+            file.seek(max(size, 0))
+            end = file.read()
+        if end.startswith(_MARK) and _checksum(path, size).encode() != end[len(_MARK) :]:
+            return "was changed after it was written: its checksum differs"
+        with h5py.File(path):
+            return None
+    except OSError as error:
+        return f"cannot be read ({error})"
+
+
+def keep(path: str, earlier: str) -> None:
+    """Makes `earlier` the same file as `path`, if that exists. It appears complete, and `path` stays."""
+    if not os.path.exists(path):
+        return
+    partial = f"{earlier}.part"
+    if os.path.lexists(partial):
+        os.remove(partial)
+    try:
+        os.link(path, partial)
+    except OSError:  # A file system without hard links.
+        shutil.copy(path, partial)
+    os.replace(partial, earlier)
+
+
+def use_earlier(path: str, earlier: str, reason: str) -> None:
+    """Puts the earlier file in the place of `path`, which is damaged, and says so."""
+    _log.warning("%s %s; the training continues from the backup before it, %s", path, reason, earlier)
+    keep(earlier, path)
+
+
+def _checksum(path: str, size: int) -> str:
+    """Returns the SHA-256 of the first `size` bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while size > 0 and (piece := file.read(min(_PIECE_BYTES, size))):
+            digest.update(piece)
+            size -= len(piece)
+    return digest.hexdigest()

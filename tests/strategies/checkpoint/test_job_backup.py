@@ -1,0 +1,211 @@
+"""tfdist's own backup: a job that is started again goes on as if nothing had happened.
+
+The data and the files are tested in this process, with an exception in place of the kill, and the restart on clusters.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from support_paths import PROGRAMS
+
+from tfdist.strategies.checkpoint import data_position, job_backup
+from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+
+X = np.random.default_rng(1).random((50, 3), "float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Killed(Exception):
+    pass
+
+
+class Kill(keras.callbacks.Callback):
+    """Raises after some steps."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.left = steps
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise Killed
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return X[index * 6 : index * 6 + 6], Y[index * 6 : index * 6 + 6]
+
+
+def generator():
+    while True:
+        for begin in range(0, 44, 5):
+            yield X[begin : begin + 6], Y[begin : begin + 6]
+
+
+def shuffled():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50)
+
+
+DATA = {
+    "arrays": lambda: {"x": X, "y": Y, "batch_size": 8},
+    "a shuffled dataset": lambda: {"x": shuffled().batch(8)},
+    "a dataset that repeats": lambda: {"x": shuffled().batch(8).repeat(), "steps_per_epoch": 5},
+    "a dataset of unknown size": lambda: {"x": shuffled().filter(lambda x, y: True).batch(8)},
+    "a PyDataset": lambda: {"x": Sequence()},
+    "a generator": lambda: {"x": generator(), "steps_per_epoch": 6},
+}
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """`program(folder, frequency, data, killed_after)`: a process that trains; returns what it has, None if it was killed."""
+
+    def run(folder, frequency, data, killed_after=0, epochs=5, steps_per_execution=1):
+        monkeypatch.setenv(FOLDER, str(tmp_path / folder))
+        monkeypatch.setenv(FREQUENCY, str(frequency))
+        data_position.install()
+        job_backup.install(tf.distribute.get_strategy())
+        monkeypatch.chdir(tmp_path)
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
+        early = keras.callbacks.EarlyStopping("loss", patience=50, restore_best_weights=True)
+        callbacks = [keras.callbacks.CSVLogger(f"{folder}.csv"), early, Kill(killed_after)]
+        try:
+            history = model.fit(epochs=epochs, verbose=0, callbacks=callbacks, **data())
+            again = model.fit(X, Y, epochs=2, verbose=0, callbacks=[callbacks[-1]])
+        except Killed:
+            for file in job_backup._backups._files:
+                file.wait()
+            return None
+        job_backup._backups.end(failed=False)
+        assert not (tmp_path / folder).exists()
+        return {
+            "epochs": [history.epoch, again.epoch],
+            "history": [history.history, again.history],
+            "weights": [weight.tolist() for weight in model.get_weights()],
+            "iterations": int(model.optimizer.iterations.numpy()),
+            "best": early.best_epoch,
+            "csv": (tmp_path / f"{folder}.csv").read_text(),
+        }
+
+    yield run
+    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(("kind", "frequency"), [*((kind, 3) for kind in DATA), ("a dataset that repeats", "epoch")])
+def test_a_training_that_is_started_again_ends_as_one_that_was_not_interrupted(program, kind, frequency):
+    whole = program("whole", frequency, DATA[kind])
+    assert program("interrupted", frequency, DATA[kind], killed_after=19) is None
+    assert program("interrupted", frequency, DATA[kind]) == whole
+
+
+@pytest.mark.cluster
+def test_it_may_be_killed_often_and_in_a_later_fit_and_several_steps_may_be_one_execution(program, caplog):
+    data = DATA["a shuffled dataset"]
+    whole = program("whole", 4, data, steps_per_execution=2)
+    for steps in (3, 12, 9, 2):
+        assert program("interrupted", 4, data, killed_after=steps, steps_per_execution=2) is None
+    assert "fit 1 of " in caplog.text and "was finished before the restart" in caplog.text
+    assert program("interrupted", 4, data, steps_per_execution=2) == whole
+
+
+@pytest.mark.cluster
+def test_a_damaged_backup_gives_way_to_the_one_before_it_and_two_damaged_ones_to_a_new_beginning(program, tmp_path, caplog):
+    data = DATA["arrays"]
+    whole = program("whole", 3, data)
+    assert program("interrupted", 3, data, killed_after=19) is None
+    latest, earlier = (tmp_path / "interrupted" / f"model-1.{name}weights.h5" for name in ("", "earlier."))
+    content = latest.read_bytes()
+    latest.write_bytes(content[:5000] + b"\0\xff" + content[5002:])
+    assert program("interrupted", 3, data, killed_after=1) is None
+    assert f"{latest} was changed after it was written: its checksum differs; the training continues from" in caplog.text
+    for path in (latest, earlier):
+        path.write_bytes(path.read_bytes()[:3000])
+    assert program("interrupted", 3, data) == whole
+    assert f"{latest} cannot be read (" in caplog.text and "the training begins anew" in caplog.text
+
+
+@pytest.mark.cluster
+def test_a_full_disk_leaves_the_backup_whole_and_the_training_goes_on(program, tmp_path, caplog):
+    data = DATA["arrays"]
+    whole = program("whole", "epoch", data)
+    assert program("interrupted", "epoch", data, killed_after=19) is None
+    (tmp_path / "interrupted").rename(tmp_path / "copy")
+    (tmp_path / "interrupted").mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", "interrupted"], cwd=tmp_path).returncode
+    ):
+        pytest.skip("a small file system needs root")
+    try:
+        shutil.copytree(tmp_path / "copy", tmp_path / "interrupted", dirs_exist_ok=True)
+        assert program("interrupted", "epoch", data, killed_after=19) is None
+        left = {path.name: path.read_bytes() for path in (tmp_path / "interrupted").iterdir()}
+    finally:
+        subprocess.run(["umount", "interrupted"], cwd=tmp_path, check=True)
+    assert left == {path.name: path.read_bytes() for path in (tmp_path / "copy").iterdir()}
+    (tmp_path / "interrupted").rmdir()
+    (tmp_path / "copy").rename(tmp_path / "interrupted")
+    assert "cannot be written, and stays as it was: " in caplog.text
+    assert program("interrupted", "epoch", data) == whole
+
+
+@pytest.mark.cluster
+def test_a_backup_of_another_fit_is_left_alone(program, caplog):
+    data = DATA["arrays"]
+    assert program("interrupted", "epoch", data, killed_after=19) is None
+    assert program("interrupted", "epoch", data, epochs=3) == program("whole", "epoch", data, epochs=3)
+    assert "of a fit with epochs=5, initial_epoch=0, and this one has epochs=3, initial_epoch=0: it begins anew" in caplog.text
+
+
+CLUSTERS = {
+    "multi_worker_mirrored": (["-n", "2"], "worker:1", ["worker-0", "worker-1"]),
+    "mirrored": (
+        ["--cluster", "cluster { nworker_groups: 1 nworkers_per_group: 2 nworkers_per_procs: 2 }"],
+        "worker:0",
+        ["worker-0"],
+    ),
+    "parameter_server": (["--cluster", '{"chief": 1, "worker": 2, "ps": 1}'], "ps:0", ["chief-0"]),
+    "hogwild": (
+        ["--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--strategy", "hogwild", "--sync_period", "2"],
+        "chief:0",
+        ["chief-0"],
+    ),
+}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("strategy", CLUSTERS)
+def test_a_job_is_started_again_by_itself_and_nothing_is_lost(start, tmp_path, read_json, strategy):
+    flags, killed, trained = CLUSTERS[strategy]
+    program = str(PROGRAMS / "restarted.py")
+    flags = [*flags, "--max_restarts", "1", "--backup_freq", "3", "--log_dir", "logs", "--summary", "summary.json"]
+    job = start("-m", "tfdist", "run", *flags, program, killed, "26")
+    assert job.wait(120) == 0, job.output
+    assert f"{killed} failed first: it was killed by SIGKILL; all tasks are started again in 1 s" in job.output
+    assert "fit 1 of sequential continues after 2 epochs" in job.output
+    for task in trained:
+        out = read_json(f"out-{task}.json")
+        interrupted, whole = out["interrupted"], out["whole"]
+        assert interrupted["epochs"] == [0, 1, 2, 3] and interrupted["iterations"] == 40
+        assert interrupted["history"]["examples"] == [60.0] * 4
+        if "mirrored" in strategy:
+            assert interrupted == whole
+    if "mirrored" in strategy:
+        assert (tmp_path / "interrupted.csv").read_text() == (tmp_path / "whole.csv").read_text()
+    assert not (tmp_path / "logs" / "backup").exists()
+    assert out["resumed_at"] - float((tmp_path / "killed").read_text()) < 30
+    assert json.loads((tmp_path / "summary.json").read_text())["restarts"] == 1
+    assert job.left() == {}
