@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tools import needs
 
 from tfdist.launch import completion
 from tfdist.launch.commands import COMMANDS
@@ -61,12 +62,10 @@ def test_bash_completes_commands_flags_values_files_and_handles(script, tmp_path
     assert asked(bash, tmp_path, "cancel", "loc") == [f"local://{folder.id}"]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["bash", *(pytest.param(name, marks=needs(name)) for name in ("zsh", "fish"))])
 def test_the_script_of_each_shell_is_valid_there(script, shell, tmp_path):
     text = script(shell)
     assert "STANDARD_1" in text and "completion handles" in text and "@" not in text.replace('"$@"', "").replace("[@]", "")
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
     (tmp_path / "script").write_text(text)
     subprocess.run([shell, "-n", str(tmp_path / "script")], check=True, timeout=30)
 
