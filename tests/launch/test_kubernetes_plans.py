@@ -109,6 +109,13 @@ def test_a_tfjob_and_a_trainjob_describe_the_same_cluster():
     assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "demo-env", "key": "KEY"}
 
 
+def test_kubeflow_knows_every_field_of_a_trainjob():
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -e '.[test]'")
+    job = make_job({"worker": 2}, kind="trainjob", runtime="plain", environment={"KEY": "x"}, namespace="ml")
+    entry = documents(job)["TrainJob/demo"]
+    assert models.TrainerV1alpha1TrainJob.from_dict(entry).to_dict() == entry
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
