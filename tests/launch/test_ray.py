@@ -55,6 +55,7 @@ class RayHere:
             "TFDIST_STATE_DIR": str(folder / "state"),
             "TEST_FOLDER": str(folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",  # A token would be a file in the home folder.
             MARK: self.mark,
         }
         before = dict(os.environ)
