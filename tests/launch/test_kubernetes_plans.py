@@ -270,6 +270,7 @@ FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worke
             "",
         ),
         ([workload("chief", trains=True, **condition("Suspended"))], [], State.QUEUED, "it is suspended"),
+        ([workload("ps")], [pod("ps")], State.CANCELLED, "its objects are being deleted"),
         # A pod that Kubernetes has replaced counts no more.
         (JOBS[:1], [pod("chief", phase="Failed", state=ended(1), created="1"), pod("chief", created="2")], State.RUNNING, ""),
     ],
