@@ -109,6 +109,13 @@ def test_a_tfjob_and_a_trainjob_describe_the_same_cluster():
     assert env["KEY"]["valueFrom"]["secretKeyRef"] == {"name": "demo-env", "key": "KEY"}
 
 
+def test_kubeflow_knows_every_field_of_a_trainjob():
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="pip install -e '.[test]'")
+    job = make_job({"worker": 2}, kind="trainjob", runtime="plain", environment={"KEY": "x"}, namespace="ml")
+    entry = documents(job)["TrainJob/demo"]
+    assert models.TrainerV1alpha1TrainJob.from_dict(entry).to_dict() == entry
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -263,6 +270,7 @@ FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worke
             "",
         ),
         ([workload("chief", trains=True, **condition("Suspended"))], [], State.QUEUED, "it is suspended"),
+        ([workload("ps")], [pod("ps")], State.CANCELLED, "its objects are being deleted"),
         # A pod that Kubernetes has replaced counts no more.
         (JOBS[:1], [pod("chief", phase="Failed", state=ended(1), created="1"), pod("chief", created="2")], State.RUNNING, ""),
     ],

@@ -55,6 +55,7 @@ class RayHere:
             "TFDIST_STATE_DIR": str(folder / "state"),
             "TEST_FOLDER": str(folder),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",  # A token would be a file in the home folder.
             MARK: self.mark,
         }
         before = dict(os.environ)
@@ -211,8 +212,10 @@ def test_no_cluster_and_one_that_never_answers_are_refused(monkeypatch):
     monkeypatch.setattr(placement, "INIT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(ClusterError, match=f"at {address} cannot be used: it did not answer within 2 s"):
+        with pytest.raises(ClusterError, match=r"^--ray_folder: Ray's client cannot be relied on to send"):
             placement.Placement(address, ".", None, 1)
+        with pytest.raises(ClusterError, match=f"at {address} cannot be used: it did not answer within 2 s"):
+            placement.Placement(address, ".", "/shared", 1)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 
 

@@ -90,7 +90,6 @@ class Pods:
                 "kind": owner["kind"],
                 "name": owner["metadata"]["name"],
                 "uid": stored["metadata"]["uid"],
-                "blockOwnerDeletion": True,
             }
             for entry in before:
                 server.set_owner(entry, reference)
@@ -112,12 +111,9 @@ class Pods:
 
     def status(self, job_id: str) -> JobStatus:
         """See `Detached`."""
-        try:
-            return _Found(job_id).status()
-        except NotFound:
-            if job_id in self._cancelled:
-                return JobStatus(State.CANCELLED, reason="its objects are deleted", exit_code=143)
-            raise
+        if job_id in self._cancelled:
+            return JobStatus(State.CANCELLED, reason="its objects are deleted", exit_code=143)
+        return _Found(job_id).status()
 
     def logs(self, job_id: str, task: str | None, follow: bool) -> Iterator[LogLine]:
         """See `Detached`. When it follows, it also says what tasks wait for."""

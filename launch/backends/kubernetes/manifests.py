@@ -1,5 +1,6 @@
 """`manifest`: the objects of a job as YAML, without the values of `--env`; `objects`: the same as they are submitted."""
 
+import itertools
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,11 +34,6 @@ _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
 _SECRET_NOTE = "The values of --env are filled in when this is submitted."
 
 
-def new_name() -> str:
-    """Returns a name for a job."""
-    return f"tfdist-{secrets.token_hex(3)}"
-
-
 def manifest(job: Job) -> str:
     """Returns the objects of a job as YAML documents. The first is the owner of the others.
 
@@ -45,9 +41,9 @@ def manifest(job: Job) -> str:
         ClusterError: if these objects cannot run the job, or an option is bad.
     """
     kind = job.options.get("kubernetes_kind", "job")
-    name = job.options.get("kubernetes_name") or new_name()
-    image = job.options.get("kubernetes_image")
-    given = {"image": image, "command": _command(job), "name": name, "namespace": job.options.get("kubernetes_namespace")}
+    name = job.options.get("kubernetes_name") or f"tfdist-{secrets.token_hex(3)}"
+    image, namespace = job.options.get("kubernetes_image"), job.options.get("kubernetes_namespace")
+    given = {"image": image, "command": _command(job), "name": name, "namespace": namespace}
     if not is_label(name) or not name[0].isalpha():
         raise _error("name", f"{name[:70]!r} is not a name that Kubernetes takes: at most 63 of a-z, 0-9 and -, a letter first")
     for variable in job.environment:
@@ -70,8 +66,6 @@ def manifest(job: Job) -> str:
     if job.environment:
         found.append(_secret(job, name))
         comments.append(_SECRET_NOTE)
-    if image is None:
-        comments = [line for line in comments if not line.startswith("Replace ")]
     return dump(found, comments)
 
 
@@ -87,7 +81,7 @@ def objects(plan_request: str, environment: Mapping[str, str]) -> list[dict[str,
 def _read(text: str) -> tuple[list[dict[str, Any]], list[str]]:
     import yaml  # As in `containers.dump`.
 
-    comments = [line[2:] for line in text.splitlines() if line.startswith("# ")]
+    comments = [line[2:] for line in itertools.takewhile(lambda line: line.startswith("# "), text.splitlines())]
     return list(yaml.safe_load_all(text)), comments
 
 
@@ -137,7 +131,6 @@ def _trainjob(job: Job, given: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise job.cluster.source.error(
             f"TrainJob has one kind of pods, and the cluster has {job.cluster.describe()}; use --kubernetes_kind job"
         )
-    given = {**given, "namespace": given["namespace"]}
     tail = f"{name}.{given['namespace']}.svc" if given["namespace"] else name
     cluster = writing.with_addresses(job.cluster, {"worker": f"{name}-node-0-{{}}.{tail}"})
     task = writing.alike(cluster, "TrainJob", "worker")

@@ -57,9 +57,10 @@ def state_of(
     by_task = newest(pods)
     tasks = [_task(name, by_task.get(name), warnings) for name in names_of_tasks(workloads)]
     active = [task for task in tasks if task.name in by_task and _is_active(by_task[task.name])]
-    if any("deletionTimestamp" in each["metadata"] for each in workloads):
-        return JobStatus(State.CANCELLED, tuple(tasks), "its objects are being deleted", 143)
     training = [each for each in workloads if _annotation(each, TRAINS)]
+    # The owner, which trains, goes first.
+    if not training or any("deletionTimestamp" in each["metadata"] for each in workloads):
+        return JobStatus(State.CANCELLED, tuple(tasks), "its objects are being deleted", 143)
     required = [each for each in workloads if _annotation(each, REQUIRED)]
     if all(_has(each, _SUCCEEDED) for each in training):
         if not active:

@@ -205,7 +205,7 @@ BACKEND = Backend(
     runs=Attached(start),
     packages=("ray",),
     options={
-        "ray_address": "Address of the cluster, such as ray://head:10001, or local to start one on this machine. "
+        "ray_address": "Address of the cluster, such as head:6379, or local to start one on this machine. "
         "Default: RAY_ADDRESS, else the cluster that runs on this machine, else local.",
         "ray_folder": "Working folder that all nodes share. Default: Ray sends them a copy of the current one.",
         "ray_cpus": "CPUs for each task, and its number of threads. Default: 1, and a share of the node's cores.",

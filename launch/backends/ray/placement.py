@@ -48,7 +48,6 @@ class Placement:
 
     Attributes:
         ray: the module.
-        is_own: whether this process has started the cluster, on this machine.
         folder: the working folder on the nodes.
     """
 
@@ -82,17 +81,19 @@ class Placement:
         elif shared_folder is None and not job:
             runtime = {"working_dir": folder, "excludes": ["tfdist_logs/"]}
         given = address or os.environ.get("RAY_ADDRESS") or "auto"
+        if runtime and given.startswith("ray://"):  # Ray 2.60 mostly waits forever.
+            raise Source("flags", "--ray_folder").error(
+                f"Ray's client cannot be relied on to send the current folder to {given}; name a folder that all nodes share"
+            )
         try:
             if given != "local":
                 try:
                     self._init(given, runtime_env=runtime or None)
                     self.folder = "." if runtime else self.folder
-                    self.is_own = False
                     return
                 except ConnectionError:  # That there is none; with `auto` Ray looks only on this machine.
-                    if address or "RAY_ADDRESS" in os.environ:
+                    if given != "auto" or address:
                         raise
-            self.is_own = True
             self.folder = shared_folder or folder
             self._own_files = tempfile.mkdtemp(prefix="tfdist-ray-")
             # As with the back end `local`, the tasks share the cores of this machine, however few there are.
@@ -112,8 +113,8 @@ class Placement:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         with _at_most(INIT_SECONDS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Errors say the same.
-            # The folder of this name becomes a folder of modules in the processes of Ray. That of `python -m tfdist` is ours,
-            # whose modules (`errors`, `version`) are not meant to be found alone.
+            # The folder of this name becomes a folder of modules in Ray's processes. That of `python -m tfdist` is our own, and
+            # holds modules (`errors`, `version`) that are not meant to be found alone.
             before, sys.argv = sys.argv, ["-c"]
             try:
                 self.ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
