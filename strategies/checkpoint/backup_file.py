@@ -86,6 +86,7 @@ class BackupFile:
     def __init__(self, strategy: tf.distribute.Strategy, base: str) -> None:
         self._strategy = strategy
         self._writer: threading.Thread | None = None
+        self._has_warned = False
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self.path = f"{base}.weights.h5"
         self.earlier = f"{base}.earlier.weights.h5"
@@ -96,7 +97,13 @@ class BackupFile:
         The training goes on as soon as they are in memory. A thread writes them to the disk; if that fails, the backup stays as
         it was, with a warning. The next call waits for that thread.
         """
-        memory = memory_file.save_weights(model)
+        try:
+            memory = memory_file.save_weights(model)
+        except (ValueError, TypeError, NotImplementedError) as error:  # Keras cannot save every model that it can train.
+            if not self._has_warned:
+                _log.warning("%s trains without a backup, because its weights cannot be saved: %s", model.name, error)
+            self._has_warned = True
+            return
         if not is_chief():
             return
         with h5py.File(memory, "a") as file:

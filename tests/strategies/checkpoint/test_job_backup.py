@@ -170,6 +170,16 @@ def test_a_backup_of_another_fit_is_left_alone(program, caplog):
     assert "of a fit with epochs=5, initial_epoch=0, and this one has epochs=3, initial_epoch=0: it begins anew" in caplog.text
 
 
+@pytest.mark.cluster
+def test_a_model_that_cannot_be_saved_trains_with_a_warning(program, tmp_path, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise NotImplementedError("no weights")
+
+    monkeypatch.setattr(keras.layers.Dense, "save_own_variables", refuse)
+    program("whole", 3, DATA["arrays"], epochs=2)
+    assert caplog.text.count("trains without a backup, because its weights cannot be saved: no weights") == 1
+
+
 CLUSTERS = {
     "multi_worker_mirrored": (["-n", "2"], "worker:1", ["worker-0", "worker-1"]),
     "mirrored": (
