@@ -202,6 +202,7 @@ def write_table() -> None:
 
 
 def main(arguments):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the job of the cell ends too.
     for row in FLAGS.row or ROWS:
         for column in FLAGS.column or COLUMNS:
             found = cell(row, column)
