@@ -93,8 +93,8 @@ class SynchronizationFunctions:
             synchronization.pull()
         return tf.constant(0)
 
-    def complete_round(self, block: ParameterBlock) -> None:
-        """Ends the current round, although not all groups have pushed. Does nothing if none has."""
+    def complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
+        """Ends the current round with these outer rates, although not all groups have pushed. Does nothing if none has."""
 
         def run(numbers: Any) -> None:
             control = Control.of(numbers)
@@ -106,4 +106,4 @@ class SynchronizationFunctions:
         with tf.device(chief_device.DEVICE):
             if key not in self._functions:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *block.rates, 0.0], tf.float64))
+            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *rates, 0.0, 0], tf.float64))
