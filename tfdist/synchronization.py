@@ -30,7 +30,8 @@ class OuterOptions:
     Attributes:
         options: the fields of `Synchronization` that only some outer optimizers accept, and this one does.
         rates: default outer learning rate and outer momentum.
-        rates_of_few: the same with fewer than `MANY_GROUPS` worker groups; None means `rates`.
+        rates_of_few: the same with fewer than `many` worker groups; None means `rates`.
+        many: from this number of groups on, their average has so little noise that the outer optimizer may make larger steps.
         rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
         pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
         weighs_groups: whether it multiplies what a group pushes by the weight of the group.
@@ -40,14 +41,12 @@ class OuterOptions:
     options: tuple[str, ...] = ()
     rates: tuple[float, float] = (1.0, 0.0)
     rates_of_few: tuple[float, float] | None = None
+    many: int = 8
     rates_with_adam: tuple[float, float] | None = None
     pushes_parameters: bool = False
     weighs_groups: bool = True
     allows_adaptive: bool = True
 
-
-MANY_GROUPS = 8
-"""From this number of worker groups on, their average has so little noise that the outer optimizer may make larger steps."""
 
 _RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
 _ROUNDS = ("quorum", "grace")
@@ -55,7 +54,7 @@ _ROUNDS = ("quorum", "grace")
 OUTER_OPTIMIZERS = {
     "average": OuterOptions(("outer_learning_rate",)),
     "nesterov": OuterOptions(
-        (*_RATE_AND_MOMENTUM, *_ROUNDS), rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8)
+        (*_RATE_AND_MOMENTUM, *_ROUNDS), rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), many=4, rates_with_adam=(0.7, 0.8)
     ),
     "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.5)),
     "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
@@ -201,7 +200,7 @@ class Synchronization:
         Each is the value of its option, or the default of the outer optimizer if the option is None. The defaults depend on
         the inner optimizer, which trains the local replicas, and on the number of worker groups:
 
-        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more | all others, fewer |
+        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more (4 with "nesterov") | all others, fewer |
         |---|---|---|---|
         | "nesterov" | 0.7 and 0.8 | 0.7 and 0.5 | 0.5 and 0.5 |
         | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 |
@@ -217,7 +216,7 @@ class Synchronization:
             groups: number of worker groups.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
-        of_number = outer.rates_of_few if groups < MANY_GROUPS else None
+        of_number = outer.rates_of_few if groups < outer.many else None
         rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or of_number or outer.rates
         return (
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
