@@ -23,7 +23,8 @@ from tfdist.strategies.hogwild.waiting import wait_while
 from tfdist.strategies.runtime import chief_device
 
 SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
-"""A ps splits its part of a block into up to 8 shards of at least 2 MiB: 4 times smaller ones cost 8 ms more for each 7.45 MB.
+"""A ps splits its part of a block into up to 8 shards of at least 2 MiB. Smaller ones cost more than they save:
+benchmarks/hogwild.md.
 
 They travel one after the other: while the reply for one comes back, the next is on its way to the ps.
 """
