@@ -1,5 +1,6 @@
 """Functions with which worker groups synchronize outside of their training steps."""
 
+import concurrent.futures
 import enum
 import itertools
 from collections.abc import Callable
@@ -95,6 +96,11 @@ class SynchronizationFunctions:
 
     def complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
         """Ends the current round with these outer rates, although not all groups have pushed. Does nothing if none has."""
+        # In a thread of its own, which traces nothing: `export` reads variables while it traces.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(self._complete_round, block, rates).result()
+
+    def _complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
 
         def run(numbers: Any) -> None:
             control = Control.of(numbers)
