@@ -33,13 +33,22 @@ FLAGS = flags.FLAGS
 flags.DEFINE_integer("rounds", 2, "Turns of each way on each link.", lower_bound=1)
 flags.DEFINE_float("seconds", 2.5, "Seconds that a turn counts, at least, until each worker has reported three times.")
 flags.DEFINE_list("models", ["1024", "256"], "Units of each of the two hidden layers.")
-flags.DEFINE_list("hogwild", ["20", "50", "100", "100:int4"], "Sync periods, each with a compression after a colon.")
+flags.DEFINE_integer(
+    "batch", 64, "Examples per worker and step. With 1 a step costs little, so what a synchronization costs shows."
+)
+flags.DEFINE_list("hogwild", ["20", "50", "100", "100:int4"], "Sync periods, each with options after colons.")
 flags.DEFINE_list("ways", [], "Only the ways whose name contains one of these, and the limit.")
 flags.DEFINE_list("links", list(networks.RATES), "Only these links. The slow worker is measured without limit.")
 flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
 flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
 flags.DEFINE_bool("quick", False, "Test that everything works: one round of one-second turns of some ways of the small model.")
 flags.DEFINE_bool("slow_worker", True, "Measure the first model also with the last worker at a quarter of its core's time.")
+
+OPTIONS_OF = {
+    **{word: ("compression", word) for word in ("bf16", "int8", "int4")},
+    **{word: ("outer", word) for word in ("average", "nesterov", "delayed_nesterov")},
+}
+"""Options by the word that stands for them in --hogwild. Others are written as `delay=4`."""
 
 NODES = 2
 LIMIT = "no communication (the limit)"
@@ -66,6 +75,7 @@ class Way:
         python: the interpreter that runs it.
         processes: those of its tasks, by job and index.
         sent: bytes that a node has sent in the turns without limit, the mean of the nodes.
+        used: processor time of all its tasks in those turns, in seconds.
         done: worker-steps reported in those turns.
     """
 
@@ -81,6 +91,7 @@ class Way:
     python: str = sys.executable
     processes: dict[tuple[str, int], subprocess.Popen] = field(default_factory=dict)
     sent: float = 0.0
+    used: float = 0.0
     done: int = 0
 
     @property
@@ -132,10 +143,11 @@ def ways() -> list[Way]:
     if FLAGS.horovod:
         found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 4, python=FLAGS.horovod))
     for entry in FLAGS.hogwild:
-        length, _, compression = entry.partition(":")
-        period = int(length)
-        options = {"sync_period": period, "synchronization": {"compression": compression} if compression else {}}
-        name = f"hogwild, sync period {period}" + (f", {compression}" if compression else "")
+        period, *chosen = entry.split(":")
+        values = dict(OPTIONS_OF[word] if word in OPTIONS_OF else word.split("=") for word in chosen)
+        period, values = int(period), {name: int(value) if value.isdecimal() else value for name, value in values.items()}
+        options = {"sync_period": period, "synchronization": values}
+        name = ", ".join([f"hogwild, sync period {period}", *(word.replace("=", " ") for word in chosen)])
         found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
     wanted = FLAGS.ways or (["mirrored", "period 20"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
@@ -157,7 +169,13 @@ class Comparison:
     def start(self, way: Way) -> None:
         """Starts the tasks of a way, and waits until each worker has trained."""
         begin = time.monotonic()
-        options = {"folder": str(self._folder), "name": way.file, "units": self._units, "steps": way.steps}
+        options = {
+            "folder": str(self._folder),
+            "name": way.file,
+            "units": self._units,
+            "batch": FLAGS.batch,
+            "steps": way.steps,
+        }
         options |= {"workers": NODES, "reads_on_workers": way.reads_on_workers}
         program = str(Path(__file__).with_name("peers.py"))
         self._give_turn(way)
@@ -189,7 +207,7 @@ class Comparison:
         if slow:
             self._network.slow(last, 0.25)
         self._network.shape(rate)
-        begin, before = time.monotonic(), sum(self._network.sent())
+        begin, before, used = time.monotonic(), sum(self._network.sent()), way.seconds()
         self._give_turn(way)
         if way.program == "horovod":
             way.signal(signal.SIGCONT)
@@ -211,6 +229,7 @@ class Comparison:
         if rate is None:  # A link that has just become slow makes TCP send much again, which no real one does.
             # What is done and not reported when the turn ends will be in the next; so only the sums over turns are exact.
             way.sent += (sum(self._network.sent()) - before) / NODES
+            way.used += way.seconds() - used
             way.done += sum(steps for task in reports for _, steps in task)
         return sum(steps_within(task, way.streams // len(reports), begin, first, end) for task in reports) / (end - first)
 
@@ -326,9 +345,10 @@ def table(units, everything, links, found, failed) -> str:
     lines = [
         f"{units} units: {size / 4e6:.2f} million parameters, {size / 1e6:.2f} MB",
         "",
-        "| | " + " | ".join(links) + " | a node sends per synchronization, MB (of the ring's) |",
-        "|---|" + "---|" * (len(links) + 1),
+        "| | " + " | ".join(links) + " | a node sends per synchronization, MB (of the ring's) | its processor, ms |",
+        "|---|" + "---|" * (len(links) + 2),
     ]
+    of_step = everything[0].used / everything[0].done if everything[0].done else 0.0
     for way in everything:
         cells = []
         for link in links:
@@ -338,7 +358,9 @@ def table(units, everything, links, found, failed) -> str:
         name = f"{way.name}: {failed[way.name]}" if way.name in failed else way.name
         sent = way.sent * way.period * NODES / way.done if way.done else 0
         amount = f"{sent / 1e6:.2f} ({sent / ideal:.2f})" if sent else "-"
-        lines.append("| " + " | ".join([name, *cells, amount]) + " |")
+        # What a worker-step costs more than without communication, for all of a node's tasks and, on one node, the chief.
+        cost = f"{1000 * (way.used / way.done - of_step) * way.period:.1f}" if of_step and way.done and way.period else "-"
+        lines.append("| " + " | ".join([name, *cells, amount, cost]) + " |")
     return "\n".join(lines)
 
 

@@ -2,9 +2,10 @@
 
     python benchmarks/peers.py WAY OPTIONS    # one task of one way; hogwild.py starts them
 
-OPTIONS is JSON: `folder`, `name`, `units`, `steps` (per execution), `workers`, `index`, `reads_on_workers`. The task that
-counts appends to `folder/name.INDEX`, after each execution, the time and how many worker-steps it was; while `folder/turn` does
-not hold its name, it waits there. TensorFlow is imported late, because Horovod's is another one, with Keras 2.
+OPTIONS is JSON: `folder`, `name`, `units`, `batch` (of a worker), `steps` (per execution), `workers`, `index`,
+`reads_on_workers`. The task that counts appends to `folder/name.INDEX`, after each execution, the time and how many
+worker-steps it was; while `folder/turn` does not hold its name, it waits there. TensorFlow is imported late, because Horovod's
+is another one, with Keras 2.
 """
 
 import json
@@ -12,9 +13,6 @@ import os
 import sys
 import time
 from pathlib import Path
-
-BATCH = 64
-"""Examples per worker and step."""
 
 
 def perceptron(keras, units):
@@ -61,7 +59,7 @@ def alone(options):
     import keras
     import tensorflow as tf
 
-    train(keras, compiled(keras, options), batches(tf, BATCH), options, options["index"])
+    train(keras, compiled(keras, options), batches(tf, options["batch"]), options, options["index"])
 
 
 def multi_worker_mirrored(options):
@@ -74,7 +72,7 @@ def multi_worker_mirrored(options):
     with strategy.scope():
         model = compiled(keras, options)
     # Every task reads the same global batches and takes its part. The first says when: the others wait for it in a collective.
-    dataset = batches(tf, BATCH * options["workers"])
+    dataset = batches(tf, options["batch"] * options["workers"])
     if strategy.shows_progress:
         train(keras, model, dataset, options, worker_steps=options["workers"])
     model.fit(dataset, steps_per_epoch=10**6, verbose=0)
@@ -91,9 +89,9 @@ def served(options):
     with strategy.scope():
         model = compiled(keras, options)
     if options["reads_on_workers"]:
-        dataset = strategy.distribute_datasets_from_function(lambda _: batches(tf, BATCH))
+        dataset = strategy.distribute_datasets_from_function(lambda _: batches(tf, options["batch"]))
     else:  # The chief sends every batch, 0.2 MB.
-        dataset = batches(tf, BATCH)
+        dataset = batches(tf, options["batch"])
     train(keras, model, dataset, options)
 
 
@@ -120,7 +118,7 @@ def horovod(options):
     hvd.init()
     keras = tf.keras
     model = compiled(keras, options, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9)))
-    dataset = batches(tf, BATCH)
+    dataset = batches(tf, options["batch"])
     if rank == 0:
         train(keras, model, dataset, options, worker_steps=options["workers"])
     model.fit(dataset, steps_per_epoch=10**6, verbose=0)

@@ -43,6 +43,8 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "adaptive",
         "synchronization_weights",
         "delay",
+        "quorum",
+        "grace",
     ),
 }
 """Names of flags by topic. Each back end with flags of its own is a topic after these; what is left is under "Further"."""

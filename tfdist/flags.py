@@ -23,7 +23,7 @@ from tfdist.synchronization import (
 
 HOGWILD_FLAGS = {
     "sync_period": "Updates of a worker group between two synchronizations.",
-    "outer": f"Outer optimizer, which changes the global parameters: {', '.join(OUTER_OPTIMIZERS)}.",
+    "outer": f"Outer optimizer, which changes the global parameters: {', '.join(OUTER_OPTIMIZERS)}. nesterov if not given.",
     "outer_learning_rate": "Learning rate of the outer optimizer.",
     "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
     "elastic_rate": "Moving rate of outer elastic.",
@@ -32,7 +32,9 @@ HOGWILD_FLAGS = {
     "fragments": "Parts of the parameters that are synchronized in turn.",
     "adaptive": "Synchronize slower groups after fewer updates.",
     "synchronization_weights": f"What the weight of a push counts: {', '.join(WEIGHTS)}.",
-    "delay": "Updates of a group between its push and its pull.",
+    "delay": "Updates of a group between its push and its pull; measured if not given.",
+    "quorum": "Groups without which no round of outer nesterov ends.",
+    "grace": "Sync periods for which a group waits for others in a round of outer nesterov.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
@@ -80,11 +82,11 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def _hogwild_definer(name: str) -> Any:
-    if name in ("sync_period", "fragments", "delay"):
+    if name in ("sync_period", "fragments", "delay", "quorum"):
         return flags.DEFINE_integer
     if name == "adaptive":
         return flags.DEFINE_bool
-    return flags.DEFINE_float if "rate" in name or "momentum" in name else flags.DEFINE_string
+    return flags.DEFINE_float if "rate" in name or "momentum" in name or name == "grace" else flags.DEFINE_string
 
 
 def is_flag_values(cfg: object) -> bool:

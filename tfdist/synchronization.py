@@ -30,7 +30,8 @@ class OuterOptions:
     Attributes:
         options: the fields of `Synchronization` that only some outer optimizers accept, and this one does.
         rates: default outer learning rate and outer momentum.
-        rates_of_few: the same with fewer than `MANY_GROUPS` worker groups; None means `rates`.
+        rates_of_few: the same with fewer than `many` worker groups; None means `rates`.
+        many: from this number of groups on, their average has so little noise that the outer optimizer may make larger steps.
         rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
         pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
         weighs_groups: whether it multiplies what a group pushes by the weight of the group.
@@ -40,20 +41,21 @@ class OuterOptions:
     options: tuple[str, ...] = ()
     rates: tuple[float, float] = (1.0, 0.0)
     rates_of_few: tuple[float, float] | None = None
+    many: int = 8
     rates_with_adam: tuple[float, float] | None = None
     pushes_parameters: bool = False
     weighs_groups: bool = True
     allows_adaptive: bool = True
 
 
-MANY_GROUPS = 8
-"""From this number of worker groups on, their average has so little noise that the outer optimizer may make larger steps."""
-
 _RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
+_ROUNDS = ("quorum", "grace")
 
 OUTER_OPTIMIZERS = {
     "average": OuterOptions(("outer_learning_rate",)),
-    "nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.8)),
+    "nesterov": OuterOptions(
+        (*_RATE_AND_MOMENTUM, *_ROUNDS), rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), many=4, rates_with_adam=(0.7, 0.8)
+    ),
     "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.5)),
     "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
     "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
@@ -74,9 +76,12 @@ _RATES = {
     "outer_learning_rate": ("a number above 0", lambda value: value > 0),
     "outer_momentum": ("a number from 0 to below 1", lambda value: 0 <= value < 1),
     "elastic_rate": ("a number above 0 and at most 1", lambda value: 0 < value <= 1),
+    "grace": ("a number of sync periods from 0", lambda value: value >= 0),
 }
 _ADAM = ("adam", "adamw", "adamax", "nadam")
-_NUMBERS = {"fragments": (1, 2**16), "delay": (0, 2**16)}
+_NUMBERS = {"fragments": (1, 2**16), "delay": (0, 2**16), "quorum": (1, 2**16)}
+_OF_SOME = ("outer_learning_rate", "outer_momentum", "elastic_rate", *_ROUNDS)
+"""Options that only some outer optimizers accept."""
 
 _Fault = tuple[str, str]
 """The name of an option, and the end of a sentence that says why it is refused."""
@@ -98,13 +103,13 @@ class Synchronization:
     ```
 
     Attributes:
-        outer: the outer optimizer, which changes C with the progress d of a group. Default "average".
+        outer: the outer optimizer, which changes C with the progress d of a group. Default None: see `resolved`.
 
             - "average": `C += outer_learning_rate * weight * d`, local SGD (arXiv 1805.09767) and FedAvg (arXiv 1602.05629).
               SINGA's Distributed Hogwild (https://singa.apache.org) with an average instead of its sum.
             - "nesterov": one SGD step with Nesterov momentum per round, with the weighted sum of the progress of all groups. A
-              round ends when every live group has pushed, or when a group has waited four sync periods for it. A push that
-              comes later counts in the next round. DiLoCo (arXiv 2311.08105).
+              round ends when every live group has pushed, or when a group has waited for it for the `grace` time and `quorum`
+              groups have pushed. A push that comes later counts in the next round. DiLoCo (arXiv 2311.08105).
             - "delayed_nesterov": applies the progress of each group when it arrives, and the momentum after as many pushes as
               there are live groups (arXiv 2401.09135). The paper continues the training of a trained model. From scratch,
               others found it worse than "nesterov".
@@ -138,14 +143,20 @@ class Synchronization:
             examples that went into the last pushes of all live groups.
         delay: updates that a group makes between its push and its pull, from 0 to `sync_period / fragments`. The group pulls
             after exactly as many, or at the end of an epoch that has fewer left, and waits there for the reply if it has not
-            arrived. The longer the delay, the more time has the network, and the more the replicas drift apart. Default None:
-            1. With 0 the group waits for the reply before its next update.
+            arrived. The longer the delay, the more time has the network, and the more the replicas drift apart. With 0 the
+            group waits for the reply before its next update. Default None: 1 until the groups have measured the time of a
+            synchronization and that of an update, then their quotient, rounded up, and at most 5 and a quarter of the updates
+            between two pushes. The chief prints it.
+        quorum: groups that must have pushed before a round can end without the others ("nesterov"), from 1. If fewer train, all
+            of them. Default None: 1. A round that has no quorum ends after a minute.
+        grace: how long a group waits for the others of its round ("nesterov"), in sync periods as they last without waits, from
+            0. Default None: 4. Before the speed of a group is known, it waits 5 seconds.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
     """
 
-    outer: str = "average"
+    outer: str | None = None
     outer_learning_rate: float | None = None
     outer_momentum: float | None = None
     elastic_rate: float | None = None
@@ -155,6 +166,8 @@ class Synchronization:
     adaptive: bool = False
     weights: str = "groups"
     delay: int | None = None
+    quorum: int | None = None
+    grace: float | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -166,10 +179,20 @@ class Synchronization:
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
-    @property
-    def updates_to_pull(self) -> int:
-        """Updates between the push and the pull of a group: `delay`, or its default of 1 if it is None."""
-        return 1 if self.delay is None else self.delay
+    def resolved(self, groups: int | None = None) -> "Synchronization":
+        """Returns the same options with an outer optimizer.
+
+        If `outer` is None it becomes "nesterov" where there are global parameters: it was the best for nearly every inner
+        optimizer, period and number of groups tried (benchmarks/quality_simulated.md). It becomes "average" in a ring or in
+        pairs. So it does for a single group, which then trains as a single process, unless an option of "nesterov" is given.
+
+        Args:
+            groups: number of worker groups; None if it is not known.
+        """
+        if self.outer is not None:
+            return self
+        is_alone = groups == 1 and not any(getattr(self, name) is not None for name in _OF_SOME)
+        return dataclasses.replace(self, outer="average" if is_alone or self.topology != "global" else "nesterov")
 
     def outer_rates(self, inner_optimizer: str, groups: int) -> tuple[float, float]:
         """Returns the outer learning rate and the outer momentum.
@@ -177,7 +200,7 @@ class Synchronization:
         Each is the value of its option, or the default of the outer optimizer if the option is None. The defaults depend on
         the inner optimizer, which trains the local replicas, and on the number of worker groups:
 
-        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more | all others, fewer |
+        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more (4 with "nesterov") | all others, fewer |
         |---|---|---|---|
         | "nesterov" | 0.7 and 0.8 | 0.7 and 0.5 | 0.5 and 0.5 |
         | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 |
@@ -192,8 +215,8 @@ class Synchronization:
                 LossScaleOptimizer, the name of its inner optimizer.
             groups: number of worker groups.
         """
-        outer = OUTER_OPTIMIZERS[self.outer]
-        of_number = outer.rates_of_few if groups < MANY_GROUPS else None
+        outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
+        of_number = outer.rates_of_few if groups < outer.many else None
         rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or of_number or outer.rates
         return (
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
@@ -215,7 +238,8 @@ class Synchronization:
         Raises:
             ClusterError: with the name of the option and the reason.
         """
-        faults = [*_outer_faults(self), *_topology_faults(self, server_groups), *_period_faults(self, sync_period)]
+        options = self.resolved()
+        faults = [*_outer_faults(options), *_topology_faults(options, server_groups), *_period_faults(options, sync_period)]
         for name, fault in faults:
             raise source.error(fault, field=name)
 
@@ -272,8 +296,8 @@ def problem(name: str, value: object) -> str | None:
 
 
 def _outer_faults(options: Synchronization) -> list[_Fault]:
-    outer, faults = OUTER_OPTIMIZERS[options.outer], []
-    for name in _RATES:
+    outer, faults = OUTER_OPTIMIZERS[str(options.outer)], []
+    for name in _OF_SOME:
         if getattr(options, name) is not None and name not in outer.options:
             faults.append((name, _not_accepted(options, name)))
     if options.weights != "groups" and not (outer.weighs_groups and options.topology == "global"):
@@ -297,10 +321,10 @@ def _not_accepted(options: Synchronization, name: str) -> str:
     accepting = _or(outer for outer, other in OUTER_OPTIMIZERS.items() if name in other.options)
     if name == "outer_momentum":
         return f"outer {options.outer} has no momentum; use outer {accepting}, or leave it out"
-    instead = "leave it out"
+    instead = "leave it out" if name == "elastic_rate" else f"{options.outer} has no rounds; use outer {accepting}"
     if name == "outer_learning_rate":
         instead = f"{options.outer} adds progress as it is; use outer average"
-        if "elastic_rate" in OUTER_OPTIMIZERS[options.outer].options:
+        if "elastic_rate" in OUTER_OPTIMIZERS[str(options.outer)].options:
             instead = "give elastic_rate"
     return f"it is for outer {accepting}, and outer is {options.outer}; {instead}"
 
@@ -347,7 +371,7 @@ def _period_faults(options: Synchronization, period: int) -> list[_Fault]:
                 "sync_period / fragments updates",
             )
         )
-    elif options.updates_to_pull > period // options.fragments:
+    elif options.delay is not None and options.delay > period // options.fragments:
         faults.append(
             (
                 "delay",

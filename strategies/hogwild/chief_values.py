@@ -3,6 +3,9 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
+from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 
@@ -68,6 +71,8 @@ class ChiefValues:
         if variable.block is not None:
             variable.block.assigned[id(variable)] = variable
             variable.version = variable.block.version
+            if "momentum" in variable.block.shards[0][0].state:  # That of the old value would move the new one.
+                variable.restored_outer = {"momentum": np.zeros(variable.shape, variable.dtype.as_numpy_dtype)}
 
     def publish(self) -> None:
         """Gives what the chief has assigned to the ps. Call it before executions are scheduled.
@@ -84,6 +89,7 @@ class ChiefValues:
                 for variable, value in assigned:
                     block.cut(block.values, variable)[...] = value
             block.publish()
+            checkpoint_state.restore_outer(block)
 
     def count_updates(self, made: Sequence[tuple[LocalVariable, int]]) -> None:
         """Adds the updates of an execution to the counters on the chief."""

@@ -23,6 +23,7 @@ class Control:
         rate: outer learning rate, float32 scalar.
         momentum: outer momentum, float32 scalar.
         grace: how long the group waits for a round at most, in seconds, float32 scalar.
+        delay: updates between push and pull, int32 scalar. Not used if the option is 0.
         numbers: all of these as one tensor, see `SPEC`.
         wanted: number of the round to which the group pushes, int64 scalar. The group adds it (see push_pull.py) for outer
             optimizers that work in rounds.
@@ -35,10 +36,11 @@ class Control:
     rate: Any
     momentum: Any
     grace: Any
+    delay: Any = 1
     numbers: Any = None
     wanted: Any = None
 
-    SPEC = tf.TensorSpec([7], tf.float64)
+    SPEC = tf.TensorSpec([8], tf.float64)
     """How the chief sends the numbers. float64 holds steps up to 2**53 exactly."""
 
     LIVE = 2
@@ -47,9 +49,9 @@ class Control:
     @classmethod
     def of(cls, numbers: Any) -> "Control":
         """Unpacks `numbers`, a tensor like `SPEC`, in a function."""
-        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32, tf.float32)
-        group, weight, live, step, rate, momentum, grace = map(tf.cast, tf.unstack(numbers), dtypes)
-        return cls(group, weight, live, step, rate, momentum, grace, numbers)
+        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32, tf.float32, tf.int32)
+        group, weight, live, step, rate, momentum, grace, delay = map(tf.cast, tf.unstack(numbers), dtypes)
+        return cls(group, weight, live, step, rate, momentum, grace, delay, numbers)
 
     def with_progress(self, has_progress: Any) -> "Control":
         """Returns the control of a later push of the same call, if `has_progress`, bool scalar, is true."""

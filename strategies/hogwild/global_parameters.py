@@ -15,17 +15,22 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten
+from tfdist.strategies.hogwild import rounds
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
-from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer, Update
+from tfdist.strategies.hogwild.outer_optimizers import ARRAYS, OuterOptimizer, Update
 from tfdist.strategies.hogwild.waiting import wait_while
 from tfdist.strategies.runtime import chief_device
 
-SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**19
-"""A ps splits its part of a block into up to 8 shards of at least 512 KiB.
+SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
+"""A ps splits its part of a block into up to 8 shards of at least 2 MiB. Smaller ones cost more than they save:
+benchmarks/hogwild.md.
 
 They travel one after the other: while the reply for one comes back, the next is on its way to the ps.
 """
+
+QUORUM_SECONDS = 60.0
+"""A round without a quorum ends after this time: training itself fails after as long without any complete group."""
 
 ALIGNMENT = 64
 """Number of values that fill whole cache lines for every dtype: TensorFlow aligns tensors to them (EIGEN_MAX_ALIGN_BYTES)."""
@@ -103,6 +108,14 @@ class Shard:
         # A push that is in no round does not wait for one either.
         awaited = tf.where(control.live < 0, tf.constant(0, tf.int64), control.wanted)
         waited = wait_while(lambda: complete.read_now() < awaited, control.grace, [round_])
+        if optimizer.quorum > 1:
+            pushed = self.state["pushed"]
+
+            def is_short() -> Any:
+                is_open = complete.read_now() < awaited
+                return is_open & rounds.lacks_quorum(pushed.read_now(), optimizer.quorum, tf.abs(control.live), ARRAYS)
+
+            waited = wait_while(is_short, QUORUM_SECONDS, [waited])
 
         def expire() -> Any:
             self._write(optimizer.expire(self._read_state(), awaited, control))
@@ -125,9 +138,28 @@ class Shard:
         return {name: variable.read() for name, variable in self.state.items()}
 
     def _write(self, update: Update) -> None:
+        if update.ending is None or update.round is None:
+            self._assign(update)
+            return
+
+        def end() -> bool:
+            assert update.ending is not None
+            further = update.ending()
+            self._assign(update._replace(increment=further.increment, state=dict(update.state) | further.state))
+            return True
+
+        def go_on() -> bool:
+            self._assign(update)
+            return False
+
+        tf.cond(update.round[1] > 0, end, go_on)
+        self.state["round"].read()  # After both branches: a critical section ends when its last read has.
+
+    def _assign(self, update: Update) -> None:
         for name, new in update.state.items():
             self.state[name].assign(new)
-        self.parameters.assign_add(update.increment)
+        if update.increment is not None:
+            self.parameters.assign_add(update.increment)
 
 
 class ParameterBlock:
@@ -153,6 +185,7 @@ class ParameterBlock:
         last_rounds: on each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
         reply: on each leader, what the last reply adds to the local replica, [size].
         has_reply: on each leader, whether `reply` holds the reply to the last push, bool scalar.
+        seconds: on each leader, how long the last reply took to arrive, float64 scalar.
         generation: increases when groups have to pull the values of the shards.
         version: increases when `values` changes.
         values: the vector when the chief last fetched it; None before.
@@ -191,6 +224,7 @@ class ParameterBlock:
         self.last_rounds = NamedVariable("last_rounds", tf.int64, [len(self.sizes)], "")
         self.reply = NamedVariable("reply", self.dtype, [self.size], "")
         self.has_reply = NamedVariable("has_reply", tf.bool, [], "")
+        self.seconds = NamedVariable("seconds", tf.float64, [], "")
         self.generation = 0
         self.version = 0
         self.values: Any = None
@@ -268,7 +302,7 @@ class ParameterBlock:
         for shard in itertools.chain(*self.shards):
             acknowledged = [] if shard.acknowledged is None else [shard.acknowledged]
             by_device.setdefault(shard.device, []).extend([shard.parameters, *shard.state.values(), *acknowledged])
-        own = [self.baseline, self.pulled, self.last_rounds, self.reply, self.has_reply]
+        own = [self.baseline, self.pulled, self.last_rounds, self.reply, self.has_reply, self.seconds]
         for leader in leaders:
             by_device[leader] = [*own, *(variable.replica for variable in self.variables)]
         return by_device

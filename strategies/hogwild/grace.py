@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 PERIODS = 4.0
-"""A group waits for others at most as long as 4 of its sync periods take.
+"""A group waits for others at most as long as 4 of its sync periods take, if the user has not said.
 
 On a busy machine with more groups than cores, a limit of 1 period ended 28 % of the waits and cost up to two points of
 accuracy; a limit of 4 ended 0.5 % (benchmarks/quality.py).
@@ -24,10 +24,12 @@ class Grace:
     Args:
         groups: number of worker groups.
         clock: returns the current moment in seconds.
+        periods: for how many sync periods a group waits; None for `PERIODS`.
     """
 
-    def __init__(self, groups: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, groups: int, clock: Callable[[], float] = time.monotonic, periods: float | None = None) -> None:
         self._clock = clock
+        self._periods = PERIODS if periods is None else periods
         self._calls: list[deque[float]] = [deque(maxlen=CALLS) for _ in range(groups)]  # Seconds per period.
         self._begun: list[tuple[float, float] | None] = [None] * groups  # Of the call that runs: the moment, its periods.
 
@@ -46,4 +48,4 @@ class Grace:
     def seconds(self, group: int) -> float:
         """Returns the grace time of a group."""
         calls = list(self._calls[group])[1:]  # The first call compiles.
-        return PERIODS * min(calls) if calls else FIRST_SECONDS
+        return self._periods * min(calls) if calls else FIRST_SECONDS

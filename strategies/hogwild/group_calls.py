@@ -20,6 +20,7 @@ from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+from tfdist.strategies.hogwild.measured_delay import FIRST, MeasuredDelay
 from tfdist.strategies.hogwild.schedules import is_due
 from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of, rates_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
@@ -53,6 +54,10 @@ class GroupCalls:
         step: its step on the replicas of a group.
         trains: whether the step changes the local replicas.
         stacks_results: whether a call returns the results of all its steps, stacked; else it returns that of its only step.
+
+    Attributes:
+        counters: the counters whose changes the results have at their end.
+        delay: updates between the push and the pull of a group. If it is measured, results have its columns after all others.
     """
 
     def __init__(self, strategy: Any, model: Any, step: GroupStep, trains: bool = False, stacks_results: bool = False) -> None:
@@ -70,11 +75,14 @@ class GroupCalls:
         # A replica that several groups train at once does not show what one of them has counted.
         self.counters = StepCounters(counters_of(model) if trains and not strategy.shares_replicas else ())
         self._numbers = CallNumbers(rates_of(model) if trains else ())
-        self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results)
+        options = strategy.synchronization
+        given = options.delay if trains and stacks_results else FIRST
+        self.delay = MeasuredDelay(given, groups, strategy.steps_per_synchronization)
+        self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results, self.delay.measures)
         self._function = GroupFunction(strategy, self._steps)
         self._functions: dict[Any, _Functions] = {}
         self._blocks: dict[ParameterBlock, None] = {}  # All that the functions use.
-        self._rates = strategy.synchronization.outer_rates(name_of(getattr(model, "optimizer", None)), groups)
+        self._rates = options.outer_rates(name_of(getattr(model, "optimizer", None)), groups)
 
     def prepare(self, batches: list[Any], element_spec: Any = None, period: int | None = None) -> Callable[..., Any]:
         """Returns the call that makes a step on each batch: it takes the number of the group, then that of the first step.
@@ -155,7 +163,7 @@ class GroupCalls:
             replicas.grace.begin(group, steps / self._sync_period)
             replicas.count_examples(group, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
-        control = replicas.control_numbers(group, self._rates, step)
+        control = replicas.control_numbers(group, self._rates, step, delay=self.delay.updates)
         if is_clean and replicas.outer_optimizer.in_rounds:
             control[Control.LIVE] *= -1
         return function(batches, group, self._numbers.pack(control, steps))

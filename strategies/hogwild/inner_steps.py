@@ -13,6 +13,7 @@ from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.measured_delay import COLUMNS
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.step_counters import StepCounters, numbered
 from tfdist.strategies.keras_hooks.optimizer import with_inner
@@ -31,13 +32,21 @@ class InnerSteps(GroupProgram):
         counters: the counters whose changes each step returns after its result.
         numbers: the numbers that the chief sends with every call.
         stacks_results: whether the function returns the results of all steps, stacked; else it returns that of its only step.
+        measures: whether the result of each step has the columns of measured_delay.py at its end.
 
     Attributes:
         blocks: the blocks of parameters that are synchronized.
     """
 
     def __init__(
-        self, strategy: Any, model: Any, step: GroupStep, counters: StepCounters, numbers: CallNumbers, stacks_results: bool
+        self,
+        strategy: Any,
+        model: Any,
+        step: GroupStep,
+        counters: StepCounters,
+        numbers: CallNumbers,
+        stacks_results: bool,
+        measures: bool,
     ) -> None:
         self.arguments = (numbers.spec,)
         self._strategy = strategy
@@ -47,7 +56,8 @@ class InnerSteps(GroupProgram):
         self._counters = counters
         self._numbers = numbers
         self._stacks_results = stacks_results
-        self._delay = strategy.synchronization.updates_to_pull
+        self._waits = strategy.synchronization.delay == 0
+        self._measures = measures
         self.blocks: list[ParameterBlock] = []
 
     def variant_of(self, group: WorkerGroup, variant: Any) -> Any:
@@ -80,13 +90,15 @@ class InnerSteps(GroupProgram):
             if stacked:
                 results = self._loop(devices, batch, 0, count, control, synchronizations, _results(count))
                 return results.stack()
-            if not self._delay:
+            if self._waits:
                 for synchronization in synchronizations:
                     synchronization.pull()
             result = self._one_step(devices, batch(0), control.step)
-            if self._delay:
+            if not self._waits:
                 for synchronization in synchronizations:
                     synchronization.pull()
+            if self._measures:  # One update between two pushes leaves no choice.
+                result = tf.concat([result, tf.zeros([COLUMNS], tf.float64)], axis=0)
             return result[None] if self._stacks_results else result
 
     def _push(self, chosen: tuple[int, ...], servers: int, control: Control) -> list[PushPull]:
@@ -126,23 +138,26 @@ class InnerSteps(GroupProgram):
         results: Any,
     ) -> Any:
         """Makes the steps `first` to `last` - 1, and pulls after the delay. Returns `results` with theirs."""
-        pulls_after = tf.minimum(first + self._delay, last)
+        pulls_after = tf.minimum(first + control.delay, last)
 
         def body(number: Any, results: Any) -> Any:
             result = self._one_step(devices, batch(number), control.step + tf.cast(number, tf.int64))
+            with tf.control_dependencies([result]):
+                measured = [tf.timestamp(), tf.constant(0.0, tf.float64)]
 
             def pull() -> Any:
-                for synchronization in synchronizations:
-                    synchronization.pull_posted(result)
-                return True
+                taken = [synchronization.pull_posted(result) for synchronization in synchronizations]
+                return tf.reduce_max(tf.stack(taken))
 
-            if synchronizations and self._delay:
-                tf.cond(tf.equal(number + 1, pulls_after), pull, lambda: False)
+            if synchronizations and not self._waits:
+                measured[1] = tf.cond(tf.equal(number + 1, pulls_after), pull, lambda: tf.constant(0.0, tf.float64))
+            if self._measures:
+                result = tf.concat([result, tf.stack(measured)], axis=0)
             return number + 1, results.write(number, result)
 
         ready = []
         for synchronization in synchronizations:
-            if self._delay:
+            if not self._waits:
                 ready.append(synchronization.post_reply())
             else:
                 synchronization.pull()

@@ -53,7 +53,7 @@ class LocalReplicas:
     def __init__(self, strategy: Any, membership: Membership) -> None:
         self._strategy = strategy
         options, groups = strategy.synchronization, strategy.worker_groups
-        self.outer_optimizer = OUTER_OPTIMIZERS[options.outer](options, len(groups))
+        self.outer_optimizer = OUTER_OPTIMIZERS[str(options.outer)](options, len(groups))
         self.weights = PushWeights(len(groups), options.weights == "examples")
         self.in_flight: Callable[[], int] = lambda: 0
         self.wait_until_idle: Callable[[], None] = lambda: None
@@ -61,9 +61,8 @@ class LocalReplicas:
         self._membership = membership
         self._membership.when_lost = self._forget
         self._functions = SynchronizationFunctions(strategy)
-        complete_round = self._functions.complete_round
-        self._collector = Collector(self._locked_flush, membership.lose, complete_round, strategy.answers.give_up)
-        self.grace, self.calls_left = Grace(len(groups)), CallsLeft(len(groups))
+        self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, strategy.answers.give_up)
+        self.grace, self.calls_left = Grace(len(groups), periods=options.grace), CallsLeft(len(groups))
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.
@@ -177,7 +176,7 @@ class LocalReplicas:
         return chief_device.constant(self.control_numbers(group, rates, step, in_round), tf.float64)
 
     def control_numbers(
-        self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None
+        self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None, delay: int = 0
     ) -> list[float]:
         """Returns the numbers of a group's `Control`.
 
@@ -186,6 +185,7 @@ class LocalReplicas:
             rates: outer learning rate and outer momentum.
             step: number of the first step, counted over all groups.
             in_round: number of groups that complete a round; None for all that train.
+            delay: updates between push and pull.
         """
         owner = self.owners[group]
         servers_of = self._strategy.servers_of
@@ -193,7 +193,15 @@ class LocalReplicas:
         live = len(beside) if in_round is None else in_round
         if in_round is None and self.outer_optimizer.in_rounds:
             live = min(live, self.calls_left.pushing(group))
-        return [owner, self.weights.weight(owner, beside), live, step, *rates, self.grace.seconds(owner)]
+        numbers = [owner, self.weights.weight(owner, beside), live, step, *self._rates_now(rates)]
+        return [*numbers, self.grace.seconds(owner), delay]
+
+    def _rates_now(self, rates: tuple[float, float]) -> tuple[float, float]:
+        """Returns outer rates with which the progress of a group that trains alone counts in full, as in one process."""
+        return (1.0, 0.0) if self.outer_optimizer.in_rounds and self._membership.alone is not None else rates
+
+    def _complete_round(self, block: ParameterBlock) -> None:
+        self._functions.complete_round(block, self._rates_now(block.rates))
 
     def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
         """See `SynchronizationFunctions.push_pull`."""

@@ -21,7 +21,8 @@ from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.rounds import Round
 from tfdist.synchronization import Synchronization
 
-_ARRAYS = SimpleNamespace(where=tf.where, maximum=tf.maximum, minimum=tf.minimum, sum=tf.reduce_sum)
+ARRAYS = SimpleNamespace(where=tf.where, maximum=tf.maximum, minimum=tf.minimum, sum=tf.reduce_sum)
+"""What the functions of rounds.py need of TensorFlow."""
 
 State = dict[str, Any]
 """Tensors by name: what an outer optimizer keeps for a shard of the global parameters."""
@@ -31,17 +32,20 @@ class Update(NamedTuple):
     """The result of one update.
 
     Attributes:
-        increment: what to add to the global parameters, [n].
+        increment: what to add to the global parameters, [n]; None for nothing.
         state: new values of the entries of the state that change.
         reply: what to send to the group, [n]. None sends the global parameters after the increment.
         round: for optimizers that work in rounds, int64 [2]: the number of complete rounds, and 1 if this push completed one,
             else 0.
+        ending: for optimizers that work in rounds, returns what else changes if a round ends: the step, which costs much more
+            than a push. It is called in that branch of a condition only.
     """
 
     increment: Any
     state: State = {}  # noqa: RUF012 (never changed)
     reply: Any = None
     round: Any = None
+    ending: Callable[[], "Update"] | None = None
 
 
 class OuterOptimizer:
@@ -59,6 +63,9 @@ class OuterOptimizer:
 
     in_rounds = False
     """Whether updates collect the pushes of a round, see rounds.py. They then return `Update.round`."""
+
+    quorum = 1
+    """Groups that must have pushed before a round can end without the others. Used only `in_rounds`."""
 
     not_saved: tuple[str, ...] = ()
     """Entries of the state that checkpoints leave out. All others have shape [n] or []."""
@@ -161,9 +168,11 @@ class Nesterov(OuterOptimizer):
 
     Attributes:
         groups: number of worker groups.
+        quorum: groups that must have pushed before a round can end without the others.
     """
 
     groups: int
+    quorum: int = 1
 
     in_rounds = True
     not_saved = ("pushed", "absent", "round")
@@ -184,33 +193,36 @@ class Nesterov(OuterOptimizer):
         total = state["sum"] + tf.cast(control.weight, push.dtype) * push
         wanted = state["round"] + 1 if control.wanted is None else control.wanted
         group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
-        return self._step(state, total, rounds.arrive(_open_round(state), group, wanted, control.live, _ARRAYS), control)
+        return self._step(state, total, rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS), control)
 
     def expire(self, state: State, wanted: Any, control: Control) -> Update:
         """See `OuterOptimizer.expire`."""
-        return self._step(state, state["sum"], rounds.expire(_open_round(state), wanted, _ARRAYS), control)
+        return self._step(state, state["sum"], rounds.expire(_open_round(state), wanted, ARRAYS), control)
 
     def settle(self, state: State, control: Control) -> Update:
         """See `OuterOptimizer.settle`."""
-        return self._step(state, state["sum"], rounds.settle(_open_round(state), _ARRAYS), control)
+        return self._step(state, state["sum"], rounds.settle(_open_round(state), ARRAYS), control)
 
     def _step(self, state: State, total: Any, after: tuple[Round, Any], control: Control) -> Update:
         round_, ends = after
-        rate, beta = tf.cast(control.rate, total.dtype), tf.cast(control.momentum, total.dtype)
-        increment, momentum = rounds.nesterov(total, state["momentum"], rate, beta)
-        new_state = {
-            "momentum": tf.where(ends, momentum, state["momentum"]),
-            "sum": tf.where(ends, tf.zeros_like(total), total),
-            "pushed": round_.pushed,
-            "absent": round_.absent,
-            "round": round_.complete,
-        }
+
+        def ending() -> Update:
+            rate, beta = tf.cast(control.rate, total.dtype), tf.cast(control.momentum, total.dtype)
+            increment, momentum = rounds.nesterov(total, state["momentum"], rate, beta)
+            return Update(increment, {"momentum": momentum, "sum": tf.zeros_like(total)})
+
+        new_state = {"sum": total, "pushed": round_.pushed, "absent": round_.absent, "round": round_.complete}
         news = tf.stack([round_.complete, tf.cast(ends, tf.int64)])
-        return Update(tf.where(ends, increment, tf.zeros_like(total)), new_state, round=news)
+        return Update(None, new_state, round=news, ending=ending)
 
     def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """See `OuterOptimizer.baseline`."""
-        return rounds.baseline(parameters, baseline, pushed, round_[1] > 0, round_[0] > last_round, _ARRAYS)
+        includes, is_new = round_[1] > 0, round_[0] > last_round
+
+        def of_open_round() -> Any:
+            return rounds.baseline(parameters, baseline, pushed, includes, is_new, ARRAYS)
+
+        return tf.cond(includes, lambda: tf.identity(parameters), of_open_round)  # Usual, and without a pass over the values.
 
 
 def _open_round(state: State) -> Round:
@@ -239,7 +251,7 @@ class Elastic(OuterOptimizer):
 
 OUTER_OPTIMIZERS: dict[str, Callable[[Synchronization, int], OuterOptimizer]] = {
     "average": lambda options, groups: Average(),
-    "nesterov": lambda options, groups: Nesterov(groups),
+    "nesterov": lambda options, groups: Nesterov(groups, options.quorum or 1),
     "delayed_nesterov": lambda options, groups: DelayedNesterov(),
     "elastic": lambda options, groups: Elastic(options.elastic_rate_of(groups)),
     "sum": lambda options, groups: Sum(),

@@ -17,7 +17,7 @@ from tfdist.strategies.hogwild.compression import COMPRESSORS, Compressor, Messa
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock, Shard
 from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.waiting import wait_while
+from tfdist.strategies.hogwild.waiting import now, wait_while
 
 SHARDS_IN_FLIGHT = 2
 """Shards that travel to one ps at a time: while the ps reads one, the next fills the network."""
@@ -126,22 +126,30 @@ class PushPull:
     def post_reply(self) -> Any:
         """Lets `pull_posted` find the reply when it arrives. Returns an operation that has to run before the first step."""
         block = self._block
-        reset = block.has_reply.assign(False, block.leader)
-        with tf.control_dependencies([block.reply.assign(self._change, block.leader)]):
+        with tf.device(block.leader):
+            begin = now()
+            with tf.control_dependencies([begin]):
+                reset = block.has_reply.assign(False, block.leader)
+            taken = block.seconds.assign(now([block.reply.assign(self._change, block.leader)]) - begin, block.leader)
+        with tf.control_dependencies([taken]):
             block.has_reply.assign(True, block.leader)
         return reset
 
-    def pull_posted(self, after: Any) -> None:
+    def pull_posted(self, after: Any) -> Any:
         """Waits for the posted reply and adds it to the local replica. Call it between two inner steps.
 
         Args:
             after: a tensor that is computed before.
+
+        Returns:
+            The seconds that the synchronization has taken, from its begin to the arrival of the reply, float64 scalar.
         """
         block = self._block
         with tf.device(block.leader):
             waited = wait_while(lambda: ~block.has_reply.read_now(block.leader), REPLY_SECONDS, [after])
             with tf.control_dependencies([waited]):
                 block.add_to_replica(block.reply.read_now(block.leader))
+                return block.seconds.read_now(block.leader)
 
     def pull(self) -> None:
         """Waits for the reply and adds it to the local replica."""

@@ -56,6 +56,18 @@ def arrive(round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType
     return _after(round_, pushed, absent, ends, arrays)
 
 
+def lacks_quorum(pushed: Any, quorum: int, live: Any, arrays: ModuleType | Any) -> Any:
+    """Returns whether too few groups have pushed to a round to end it without the others, bool scalar.
+
+    Args:
+        pushed: see `Round`.
+        quorum: groups that must have pushed, as far as they train.
+        live: number of groups that train, int32 scalar.
+        arrays: see `arrive`.
+    """
+    return arrays.sum(arrays.minimum(pushed, 1)) < arrays.minimum(quorum, live)
+
+
 def expire(round_: Round, wanted: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
     """Ends round `wanted`, if it is open, for a group that has waited for the grace time. Who has not pushed is absent.
 

@@ -49,7 +49,7 @@ class Hogwild(CoordinatorStrategy):
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self.synchronization = cluster.synchronization
+        self.synchronization = cluster.synchronization.resolved(len(cluster.worker_groups))
         self.steps_per_synchronization = max(1, cluster.sync_period // self.synchronization.fragments)
         ps_of_rank = [task.index for task in cluster.job("ps") for _ in range(task.slots)]
         groups = cluster.server_groups if self.synchronization.topology != "global" else (tuple(range(len(ps_of_rank))),)

@@ -1,5 +1,6 @@
 """Functions with which worker groups synchronize outside of their training steps."""
 
+import concurrent.futures
 import enum
 import itertools
 from collections.abc import Callable
@@ -93,8 +94,13 @@ class SynchronizationFunctions:
             synchronization.pull()
         return tf.constant(0)
 
-    def complete_round(self, block: ParameterBlock) -> None:
-        """Ends the current round, although not all groups have pushed. Does nothing if none has."""
+    def complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
+        """Ends the current round with these outer rates, although not all groups have pushed. Does nothing if none has."""
+        # In a thread of its own, which traces nothing: `export` reads variables while it traces.
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(self._complete_round, block, rates).result()
+
+    def _complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
 
         def run(numbers: Any) -> None:
             control = Control.of(numbers)
@@ -106,4 +112,4 @@ class SynchronizationFunctions:
         with tf.device(chief_device.DEVICE):
             if key not in self._functions:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *block.rates, 0.0], tf.float64))
+            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *rates, 0.0, 0], tf.float64))

@@ -19,6 +19,7 @@ from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
+from tfdist.strategies.hogwild.measured_delay import COLUMNS
 from tfdist.strategies.hogwild.schedules import periods_per_call, steps_per_call
 from tfdist.strategies.hogwild.step_counters import steps_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch
@@ -164,7 +165,7 @@ class Steps:
 
     def add(self, execution: Execution) -> list[Logs]:
         """See `coordinator.training_loop.Steps`."""
-        rows = _rows_of(execution)
+        rows = self._noted(execution.group, _rows_of(execution))
         every = self._model.steps_per_execution
         complete = range(every - 1 - self._steps_done, len(rows), every)
         self._steps_done = (self._steps_done + len(rows)) % every
@@ -178,7 +179,15 @@ class Steps:
         return logs[: len(wanted)]
 
     def _add_one(self, execution: Execution) -> Logs:
-        return self._add(execution.group, _rows_of(execution), [0])[0]
+        return self._add(execution.group, self._noted(execution.group, _rows_of(execution)), [0])[0]
+
+    def _noted(self, group: int, rows: Any) -> Any:
+        """Notes the measured times, and returns the rows without them."""
+        delay = self._calls.delay
+        if not delay.measures:
+            return rows
+        delay.note(group, rows[:, -COLUMNS:])
+        return rows[:, :-COLUMNS]
 
 
 def _bytes_of(batch: Any) -> int | None:

@@ -25,8 +25,7 @@ def wait_while(condition: Callable[[], Any], seconds: Any, after: Sequence[Any])
     Returns:
         A scalar that is computed when the wait is over.
     """
-    with tf.control_dependencies(after):
-        latest = tf.timestamp() + tf.cast(seconds, tf.float64)
+    latest = now(after) + tf.cast(seconds, tf.float64)
 
     def body(pause: Any) -> Any:
         with tf.control_dependencies([_sleep(pause)]):
@@ -34,6 +33,14 @@ def wait_while(condition: Callable[[], Any], seconds: Any, after: Sequence[Any])
 
     begin = tf.where(latest > 0, tf.constant(FIRST_SECONDS, tf.float64), 0.0)  # Depends on `latest`, so on `after`.
     return tf.while_loop(lambda pause: condition() & (tf.timestamp() < latest), body, [begin], parallel_iterations=1)[0]
+
+
+def now(after: Sequence[Any] = ()) -> Any:
+    """Returns the moment, in seconds, at which the tensors `after` have been computed, float64 scalar."""
+    with tf.control_dependencies(after):
+        moment = tf.timestamp()
+    run_independently(moment.op)  # Otherwise it would wait for the moments of other devices.
+    return moment
 
 
 def _sleep(seconds: Any) -> Any:

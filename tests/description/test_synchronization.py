@@ -52,7 +52,7 @@ def from_flags(*arguments):
             {"outer": "nestrov"},
             "outer: 'nestrov' is not one of average, nesterov, delayed_nesterov, elastic, sum; did you mean nesterov?",
         ),
-        ({"outer": None}, "outer: None is not one of"),
+        ({"topology": None}, "topology: None is not one of"),
         ({"topology": "star"}, "'star' is not one of global, ring, pair"),
         ({"compression": "int2"}, "did you mean int8?"),
         ({"compression": 8}, "compression: 8 is not one of bf16, int8, int4"),
@@ -70,6 +70,9 @@ def from_flags(*arguments):
         ({"adaptive": []}, "a list is not right; expected true or false"),
         ({"delay": -1}, "-1 is not right; expected a whole number from 0 to 65536"),
         ({"delay": True}, "True is not right; expected a whole number from 0 to 65536"),
+        ({"quorum": 0}, "0 is not right; expected a whole number from 1"),
+        ({"grace": -0.5}, "-0.5 is not right; expected a number of sync periods from 0"),
+        ({"grace": "4"}, "'4' is not right"),
     ],
 )
 def test_invalid_values_are_refused(option, message):
@@ -80,7 +83,8 @@ def test_invalid_values_are_refused(option, message):
 
 def test_non_default_returns_the_options_that_differ_from_their_defaults():
     assert Synchronization().non_default() == {}
-    assert Synchronization(outer="average", fragments=4, delay=0).non_default() == {"fragments": 4, "delay": 0}
+    assert Synchronization(outer=None, fragments=4, delay=0).non_default() == {"fragments": 4, "delay": 0}
+    assert Synchronization(outer="average", grace=4.0).non_default() == {"outer": "average", "grace": 4.0}
     assert list(DEFAULTS) == [
         {"synchronization_weights": "weights"}.get(name, name) for name in HOGWILD_FLAGS if name != "sync_period"
     ]
@@ -89,12 +93,17 @@ def test_non_default_returns_the_options_that_differ_from_their_defaults():
 @pytest.mark.parametrize(
     ("options", "inner", "groups", "rates"),
     [
-        ({}, "AdamW", 2, (1.0, 0.0)),
-        ({"outer_learning_rate": 0.5}, "SGD", 8, (0.5, 0.0)),
+        ({}, "AdamW", 2, (0.7, 0.8)),
+        ({}, "AdamW", 1, (1.0, 0.0)),
+        ({"topology": "ring"}, "SGD", 8, (1.0, 0.0)),
+        ({"outer": "average"}, "AdamW", 2, (1.0, 0.0)),
+        ({"outer": "average", "outer_learning_rate": 0.5}, "SGD", 8, (0.5, 0.0)),
         ({"outer": "nesterov"}, "AdamW", 2, (0.7, 0.8)),
         ({"outer": "nesterov"}, "adam", 16, (0.7, 0.8)),
         ({"outer": "nesterov"}, "SGD", 2, (0.5, 0.5)),
-        ({"outer": "nesterov"}, "SGD", 7, (0.5, 0.5)),
+        ({"outer": "nesterov"}, "SGD", 3, (0.5, 0.5)),
+        ({"outer": "nesterov"}, "SGD", 4, (0.7, 0.5)),
+        ({"outer": "delayed_nesterov"}, "SGD", 7, (0.5, 0.5)),
         ({"outer": "nesterov"}, "SGD", 8, (0.7, 0.5)),
         ({"outer": "delayed_nesterov"}, "Nadam", 8, (0.7, 0.5)),
         ({"outer": "delayed_nesterov"}, "RMSprop", 8, (1.0, 0.3)),
@@ -107,9 +116,21 @@ def test_outer_rates_default_by_outer_optimizer_inner_optimizer_and_number_of_gr
     assert Synchronization(**options).outer_rates(inner, groups) == rates
 
 
-@pytest.mark.parametrize(("delay", "updates"), [(None, 1), (0, 0), (3, 3)])
-def test_a_group_pulls_one_update_after_its_push_by_default(delay, updates):
-    assert Synchronization(delay=delay).updates_to_pull == updates
+@pytest.mark.parametrize(
+    ("options", "groups", "outer"),
+    [
+        ({}, 2, "nesterov"),
+        ({}, None, "nesterov"),
+        ({}, 1, "average"),
+        ({"grace": 2.0}, 1, "nesterov"),
+        ({"topology": "ring"}, 4, "average"),
+        ({"outer": "elastic"}, 4, "elastic"),
+        ({"outer": "average"}, 4, "average"),
+    ],
+)
+def test_the_outer_optimizer_defaults_by_topology_and_number_of_groups(options, groups, outer):
+    options = Synchronization(**options)
+    assert options.resolved(groups) == dataclasses.replace(options, outer=outer)
 
 
 def test_the_default_elastic_rate_is_divided_by_the_number_of_groups():
@@ -123,13 +144,19 @@ def test_the_default_elastic_rate_is_divided_by_the_number_of_groups():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"elastic_rate": 0.1}, "elastic_rate: it is for outer elastic, and outer is average"),
+        ({"elastic_rate": 0.1}, "elastic_rate: it is for outer elastic, and outer is nesterov"),
+        ({"outer": "average", "quorum": 2}, "quorum: it is for outer nesterov, and outer is average; average has no rounds"),
+        ({"topology": "ring", "grace": 2.0}, "grace: it is for outer nesterov, and outer is average"),
+        ({"delay": 5, "fragments": 2}, "delay: 5 updates are more than the 4 between two synchronizations"),
         (
             {"outer": "elastic", "outer_learning_rate": 0.1},
             "outer_learning_rate: it is for outer average, nesterov or delayed_nesterov",
         ),
         ({"outer": "sum", "outer_learning_rate": 0.1}, "sum adds progress as it is"),
-        ({"outer_momentum": 0.9}, "outer_momentum: outer average has no momentum; use outer nesterov or delayed_nesterov"),
+        (
+            {"outer": "average", "outer_momentum": 0.9},
+            "outer_momentum: outer average has no momentum; use outer nesterov or delayed_nesterov",
+        ),
         ({"outer": "sum", "outer_momentum": 0.9}, "outer sum has no momentum"),
         ({"outer": "sum", "adaptive": True}, "adaptive: outer sum"),
         ({"outer": "sum", "weights": "examples"}, "outer sum weighs all groups alike"),
@@ -161,6 +188,7 @@ def test_options_that_exclude_each_other_are_refused_with_the_reason(options, me
         *({"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")),
         *({"outer": outer, "compression": "int4"} for outer in ("average", "nesterov", "delayed_nesterov", "sum")),
         {"topology": "ring"},
+        {"quorum": 3, "grace": 0.5, "outer_momentum": 0.4},
         {"topology": "pair", "fragments": 4, "delay": 0},
         {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9, "adaptive": True, "weights": "examples"},
         {"outer": "elastic", "elastic_rate": 0.1, "fragments": 8},

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import Synchronization, synchronization
+from tfdist.strategies.hogwild import global_parameters
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import Shard
 from tfdist.strategies.hogwild.outer_optimizers import (
@@ -48,9 +49,12 @@ class Simulation:
     def push(self, push, **numbers):
         parameters = self.parameters if self.optimizer.reads_parameters else None
         update = self.optimizer.update(parameters, self.state, tf.constant(push, tf.float64), control(**numbers))
-        assert set(update.state) <= set(self.state)
-        self.state |= update.state
-        self.parameters += update.increment
+        changes = [update, update.ending()] if update.ending and update.round[1] else [update]
+        for change in changes:
+            assert set(change.state) <= set(self.state)
+            self.state |= change.state
+            if change.increment is not None:
+                self.parameters += change.increment
         return update
 
 
@@ -147,10 +151,12 @@ def test_updates_keep_shapes_and_dtypes(name, dtype):
     state = optimizer.init([SIZE], dtype)
     push = tf.ones([SIZE], dtype)
     update = optimizer.update(push if optimizer.reads_parameters else None, state, push, control())
-    assert (update.increment.dtype, update.increment.shape) == (dtype, [SIZE])
-    for key, value in update.state.items():
-        assert (value.dtype, value.shape) == (state[key].dtype, state[key].shape)
-    assert (update.round is not None) == optimizer.in_rounds
+    assert (update.increment is None) == optimizer.in_rounds == (update.ending is not None) == (update.round is not None)
+    changes = [update, update.ending()] if update.ending else [update]
+    assert (changes[-1].increment.dtype, changes[-1].increment.shape) == (dtype, [SIZE])
+    for change in changes:
+        for key, value in change.state.items():
+            assert (value.dtype, value.shape) == (state[key].dtype, state[key].shape)
     for key, value in state.items():  # As checkpoints expect them.
         assert key in optimizer.not_saved or value.shape in ([SIZE], [])
 
@@ -163,7 +169,7 @@ def applied(shard, pushes):
     apply = tf.function(lambda push, numbers: shard.apply(push, Control.of(numbers)), autograph=False)
     replies = []
     for number, push in enumerate(pushes):
-        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA, 0.0], tf.float64)
+        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA, 0.0, 1], tf.float64)
         replies.append([value.numpy() for value in apply(tf.constant(push, tf.float32), numbers)])
     return replies
 
@@ -196,8 +202,8 @@ def test_only_updates_that_read_what_others_write_hold_a_lock():
 class Waiting:
     """Groups that push to a shard and wait for the end of the round, as a worker makes a ps do it."""
 
-    def __init__(self, grace):
-        self.shard, self.grace = shard_of(Nesterov(GROUPS)), grace
+    def __init__(self, grace, quorum=1):
+        self.shard, self.grace = shard_of(Nesterov(GROUPS, quorum)), grace
         self.function = tf.function(self._push, autograph=False).get_concrete_function(
             tf.TensorSpec([SIZE]), tf.TensorSpec([], tf.int64), Control.SPEC
         )
@@ -210,7 +216,7 @@ class Waiting:
     def push(self, group, wanted):
         """Returns parameters, round, and whether the push is included, and how many seconds it took."""
         begin = time.monotonic()
-        numbers = tf.constant([group, 1 / GROUPS, GROUPS, 0, 1.0, 0.0, self.grace], tf.float64)
+        numbers = tf.constant([group, 1 / GROUPS, GROUPS, 0, 1.0, 0.0, self.grace, 1], tf.float64)
         parameters, round_ = self.function(tf.fill([SIZE], 3.0), tf.constant(wanted, tf.int64), numbers)
         return parameters.numpy()[0], *round_.numpy(), time.monotonic() - begin
 
@@ -235,6 +241,22 @@ def test_a_push_ends_its_round_after_the_grace_time_and_a_late_one_does_not_wait
     assert (parameters, complete, includes) == (1.0, 1, 0) and seconds < 0.4
     parameters, complete, includes, seconds = waiting.push(1, 2)  # Group 2 is absent; group 0 is missing.
     assert (parameters, complete, includes) == (3.0, 2, 1) and 0.5 <= seconds < 2
+
+
+def test_a_round_ends_after_the_grace_time_only_with_its_quorum():
+    waiting = Waiting(grace=0.2, quorum=2)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(waiting.push, 0, 1)
+        time.sleep(0.8)
+        assert not first.done()
+        second = waiting.push(1, 1)
+        assert second[:3] == first.result(10)[:3] == (2.0, 1, 1)
+
+
+def test_a_round_without_a_quorum_ends_in_the_end(monkeypatch):
+    monkeypatch.setattr(global_parameters, "QUORUM_SECONDS", 0.4)
+    parameters, complete, includes, seconds = Waiting(grace=0.2, quorum=3).push(0, 1)
+    assert (parameters, complete, includes) == (1.0, 1, 1) and 0.6 <= seconds < 5
 
 
 def test_a_new_outer_optimizer_is_one_class():

@@ -221,6 +221,20 @@ def test_a_flush_ends_no_round():
     assert fragment.round.complete == 1 and fragment.parameters == 1
 
 
+@pytest.mark.parametrize(
+    ("pushed", "quorum", "live", "lacks"),
+    [
+        ([2, 0, 0], 1, 3, False),
+        ([2, 0, 0], 2, 3, True),
+        ([2, 1, 0], 2, 3, False),  # A late push is in the round, too.
+        ([2, 0, 0], 3, 1, False),  # The others do not train.
+        ([2, 2, 0], 3, 2**30, True),
+    ],
+)
+def test_a_quorum_counts_the_groups_whose_pushes_are_in_the_round(pushed, quorum, live, lacks):
+    assert rounds.lacks_quorum(np.array(pushed), quorum, live, np) == lacks
+
+
 def test_the_mean_of_momentum_buffers_decays_as_they_do():
     """Buffers that take over their mean late are as if they had taken it at the push, and had then been updated."""
     at_push, gradient = np.array([1.0, 5.0]), np.array([0.3, -0.2])

@@ -38,7 +38,7 @@ def begin(strategy, groups, period=1, servers=((0, 1),), grace=0.0, shard_bytes=
     Returns the membership of the groups.
     """
     strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
-    strategy.synchronization = tfdist.Synchronization(**options)
+    strategy.synchronization = tfdist.Synchronization(**({"outer": "average"} | options))
     strategy.steps_per_synchronization = period // strategy.synchronization.fragments
     membership = strategy.membership = strategy.executions._membership = Membership(strategy.worker_groups)
     strategy.local_replicas = LocalReplicas(strategy, membership)

@@ -123,7 +123,7 @@ def restore():
 
 def averaging():
     """Switches to outer optimizer average, without a momentum that would move the global parameters further."""
-    strategy.synchronization = tfdist.Synchronization()
+    strategy.synchronization = tfdist.Synchronization(outer="average")
     strategy.local_replicas = LocalReplicas(strategy, strategy.membership)
     strategy.local_replicas.in_flight = strategy.executions.__len__
 

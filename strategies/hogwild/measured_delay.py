@@ -1,0 +1,103 @@
+"""How many updates a group makes between its push and its pull, if the user has not chosen: it follows from measured times.
+
+The reply should be there when the group pulls, and not long before. So the delay is the time of a synchronization divided by
+that of an update, rounded up. Each group measures both in its first periods, and the chief decides once.
+"""
+
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+FIRST = 1
+"""The delay until it is measured."""
+
+MOST = 5
+"""A longer delay costs too much accuracy: 4 of 16 updates cost half a point against 1 (benchmarks/quality_simulated.md)."""
+
+PART = 4
+"""The delay is at most a quarter of the updates between two pushes."""
+
+MEASURED = 4
+"""Synchronizations of each group that count. Its first call, which compiles, does not."""
+
+COLUMNS = 2
+"""Columns that a measuring group adds to the results of each step: the moment of its end, in seconds, and the seconds that the
+synchronization took whose reply the group has pulled after the step, or 0."""
+
+
+def delay_for(synchronization: float, update: float, between: int) -> int:
+    """Returns the delay, in updates.
+
+    Args:
+        synchronization: seconds from a push to the arrival of its reply.
+        update: seconds of an update.
+        between: updates between two pushes.
+    """
+    most = max(FIRST, min(MOST, between // PART))
+    return min(max(FIRST, math.ceil(synchronization / max(update, 1e-9))), most)
+
+
+class MeasuredDelay:
+    """The delay of all groups that train one model.
+
+    Args:
+        given: the delay that the user has chosen; None if it is to be measured.
+        groups: number of worker groups.
+        between: updates between two pushes.
+        tell: prints a line.
+
+    Attributes:
+        updates: the delay.
+        measures: whether groups measure.
+    """
+
+    def __init__(self, given: int | None, groups: int, between: int, tell: Callable[[str], object] | None = None) -> None:
+        self.measures = given is None
+        self.updates = FIRST if given is None else given
+        self._groups, self._between = groups, between
+        self._tell = tell or _print
+        self._is_decided = not self.measures
+        self._calls = [0] * groups
+        self._synchronizations: dict[int, list[float]] = defaultdict(list)
+        self._steps: list[float] = []
+
+    def note(self, group: int, rows: Any) -> None:
+        """Takes what a group has measured in a call.
+
+        Args:
+            group: number of the group.
+            rows: its `COLUMNS`, numpy float64 [steps, COLUMNS].
+        """
+        self._calls[group] += 1
+        if self._is_decided or self._calls[group] == 1 or len(rows) < 2:
+            return
+        ends, seconds = rows[:, 0], rows[:, 1]
+        # After a pull, the time to the next end contains a wait.
+        self._steps += np.diff(ends)[seconds[:-1] == 0].tolist()
+        self._synchronizations[group] += seconds[seconds > 0].tolist()
+        if self._steps and sum(map(len, self._synchronizations.values())) >= MEASURED * self._groups:
+            self._decide(list(self._synchronizations.values()))
+
+    def _decide(self, measured: Sequence[Sequence[float]]) -> None:
+        # In a round, all but the last group also wait for others, which a longer delay does not change.
+        synchronization, update = min(map(statistics.median, measured)), statistics.median(self._steps)
+        self.updates = delay_for(synchronization, update, self._between)
+        self._is_decided = True
+        times = f"hogwild: a synchronization takes {1000 * synchronization:.3g} ms, an update {1000 * update:.3g} ms"
+        updates = "update" if self.updates == 1 else f"{self.updates} updates"
+        self._tell(f"{times}; groups pull the result {'one ' if self.updates == 1 else ''}{updates} after a push (--delay)")
+        if synchronization > (self.updates + 1) * update:
+            self._tell(
+                f"hogwild: a longer delay would cost accuracy, so groups wait about "
+                f"{1000 * (synchronization - self.updates * update):.3g} ms for each result; a longer --sync_period or "
+                "--compression makes this matter less"
+            )
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
