@@ -145,8 +145,8 @@ class Synchronization:
             after exactly as many, or at the end of an epoch that has fewer left, and waits there for the reply if it has not
             arrived. The longer the delay, the more time has the network, and the more the replicas drift apart. With 0 the
             group waits for the reply before its next update. Default None: 1 until the groups have measured the time of a
-            synchronization and that of an update, then their quotient, rounded up, and at most 5 and a quarter of the updates
-            between two pushes. The chief prints it.
+            synchronization and that of an update, then their quotient, rounded up, and at most a quarter of the updates between
+            two pushes. The chief prints it.
         quorum: groups that must have pushed before a round can end without the others ("nesterov"), from 1. If fewer train, all
             of them. Default None: 1. A round that has no quorum ends after a minute.
         grace: how long a group waits for the others of its round ("nesterov"), in sync periods as they last without waits, from

@@ -78,6 +78,8 @@ class GroupCalls:
         options = strategy.synchronization
         given = options.delay if trains and stacks_results else FIRST
         self.delay = MeasuredDelay(given, groups, strategy.steps_per_synchronization)
+        if trains:
+            strategy.delay = self.delay
         self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results, self.delay.measures)
         self._function = GroupFunction(strategy, self._steps)
         self._functions: dict[Any, _Functions] = {}

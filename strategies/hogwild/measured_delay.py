@@ -16,11 +16,9 @@ import numpy as np
 FIRST = 1
 """The delay until it is measured."""
 
-MOST = 5
-"""A longer delay costs too much accuracy: 4 of 16 updates cost half a point against 1 (benchmarks/quality_simulated.md)."""
-
 PART = 4
-"""The delay is at most a quarter of the updates between two pushes."""
+"""The delay is at most a quarter of the updates between two pushes, because a longer one costs too much accuracy: 4 of 16 cost
+half a point against 1 (benchmarks/quality_simulated.md)."""
 
 MEASURED = 4
 """Synchronizations of each group that count. Its first call, which compiles, does not."""
@@ -38,7 +36,7 @@ def delay_for(synchronization: float, update: float, between: int) -> int:
         update: seconds of an update.
         between: updates between two pushes.
     """
-    most = max(FIRST, min(MOST, between // PART))
+    most = max(FIRST, between // PART)
     return min(max(FIRST, math.ceil(synchronization / max(update, 1e-9))), most)
 
 

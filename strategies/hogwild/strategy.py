@@ -19,6 +19,7 @@ from tfdist.strategies.hogwild import checkpoint_state, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
+from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
 from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds
 from tfdist.strategies.hogwild.traffic import bytes_per_period
 from tfdist.strategies.inputs import worker_input
@@ -46,7 +47,10 @@ class Hogwild(CoordinatorStrategy):
         local_replicas: the local replicas of the groups.
         remote_garbage: frees on the workers what the program has dropped.
         speeds: how fast the groups are.
+        delay: the delay of the groups, as it was given or measured; None before the first `fit`.
     """
+
+    delay: MeasuredDelay | None = None
 
     def __init__(self, cluster: Cluster) -> None:
         self.synchronization = cluster.synchronization.resolved(len(cluster.worker_groups))
@@ -90,7 +94,7 @@ class Hogwild(CoordinatorStrategy):
         speed = None if steps_per_second is None else steps_per_second / period * bytes_per_period(self)
         return {
             "period": period,
-            "delay": options.updates_to_pull,
+            "delay": options.delay if self.delay is None else self.delay.updates,
             "compression": options.compression,
             "bytes_per_second": speed,
         }

@@ -18,7 +18,8 @@ def strategy(compression=None):
         SimpleNamespace(kind=kinds[0], dtype=tf.float32, sizes=[10_000]),
     ]
     return SimpleNamespace(
-        synchronization=SimpleNamespace(compression=compression, fragments=2, updates_to_pull=1),
+        synchronization=SimpleNamespace(compression=compression, fragments=2, delay=None),
+        delay=SimpleNamespace(updates=3),
         local_replicas=SimpleNamespace(blocks=blocks),
         steps_per_synchronization=8,
     )
@@ -31,5 +32,5 @@ def test_a_period_pushes_and_pulls_every_synchronized_value_once(compression, of
 
 def test_the_speed_follows_from_the_steps_of_all_groups():
     shown = Hogwild.exchange(strategy(), 32.0)
-    assert shown == {"period": 16, "delay": 1, "compression": None, "bytes_per_second": 2.0 * 2 * (4 * 768 + 80)}
+    assert shown == {"period": 16, "delay": 3, "compression": None, "bytes_per_second": 2.0 * 2 * (4 * 768 + 80)}
     assert Hogwild.exchange(strategy(), None)["bytes_per_second"] is None
