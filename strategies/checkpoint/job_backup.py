@@ -81,7 +81,8 @@ class _Backups:
             if continued is not None and is_chief():
                 for logger in loggers:
                     callback_states.continue_csv(logger, continued)
-            callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, listed)
+            is_multi_worker = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
+            callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, listed, is_multi_worker)
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
@@ -226,14 +227,21 @@ class _Backup:
             epoch: the number of the epoch.
             batches: how many of its batches are done, as far as Keras knows.
         """
-        if self._batches is None or batches - self._saved_batches < self._batches:
-            return
+        if self._batches is not None and batches - self._saved_batches >= self._batches:
+            self.save_in_epoch(model, epoch, batches)
+
+    def save_in_epoch(self, model: Any, epoch: int, batches: int) -> None:
+        """Saves within an epoch. The arguments are those of `end_batch`."""
         hooks = hooks_of(model.distribute_strategy)
         done = batches if hooks is None else hooks.batches_done(model, batches)
         position = _position()
         whole = position.iterator.num_batches
         if whole is None or done < whole:  # Else the epoch is about to end.
             self._save(model, epoch, done, position)
+
+    def wait(self) -> None:
+        """Waits until the latest backup is on the disk."""
+        self._file.wait()
 
     def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
         progress = dataclasses.replace(self._progress, epoch=epoch, batch=batch)
@@ -260,17 +268,24 @@ class _EachEpoch(keras.callbacks.Callback):
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
 
-    def __init__(self, backup: _Backup, callbacks: list[Any]) -> None:
+    def __init__(self, backup: _Backup, callbacks: list[Any], has_tasks_that_train: bool) -> None:
         super().__init__()
         self.backup = backup
         self._callbacks = callbacks
         self._epoch = 0
+        if not has_tasks_that_train:  # There all tasks have to save, at the same step.
+            self.save_on_signal = self._save_now
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.backup.restore(self.model, self._callbacks)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
+
+    def _save_now(self, batch: int) -> None:
+        """Saves, and waits until the backup is on the disk. See runtime/preemption.py."""
+        self.backup.save_in_epoch(self.model, self._epoch, batch + 1)
+        self.backup.wait()
 
 
 class _EachBatch(_EachEpoch):

@@ -6,6 +6,7 @@ The launcher, Slurm and Kubernetes send SIGTERM before they kill a task; Slurm c
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -14,10 +15,11 @@ EXIT_CODE = 128 + signal.SIGTERM
 
 
 class SaveOnSignal(keras.callbacks.Callback):
-    """Makes each `BackupAndRestore` save after the step in which a signal arrives. After SIGTERM the program ends with 143.
+    """Makes each backup save after the step in which a signal arrives. After SIGTERM the program ends with 143.
 
-    Does nothing in programs that handle the signals themselves, or have no `BackupAndRestore`. Keras later resumes at the
-    beginning of the epoch, with the weights of the backup, as with `save_freq=1`.
+    A backup is a `BackupAndRestore`, or a callback with a method `save_on_signal(batch)`. Does nothing in programs that handle
+    the signals themselves, or have no backup. After a `BackupAndRestore` Keras later resumes at the beginning of the epoch,
+    with the weights of the backup, as with `save_freq=1`.
     """
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py. BackupAndRestore reads them.
@@ -33,7 +35,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks = callbacks.callbacks
         each = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        self._backups = [one for one in each if isinstance(one, keras.callbacks.BackupAndRestore)]
+        self._backups = [save for one in each if (save := _function_to_save(one)) is not None]
         self._saves = saves
         self._received: set[int] = set()
         self._before: dict[int, Any] = {}
@@ -53,10 +55,8 @@ class SaveOnSignal(keras.callbacks.Callback):
         received, self._received = self._received, set()
         if not self._saves:
             return
-        for backup in self._backups:
-            every, backup.save_freq = backup.save_freq, 1
-            backup.on_train_batch_end(batch, logs)
-            backup.save_freq = every
+        for save in self._backups:
+            save(batch)
         ends = signal.SIGTERM in received
         what = "SIGTERM: the backup is saved, and the program ends" if ends else "SIGUSR1: the backup is saved"
         print(f"tfdist: {what}", flush=True)
@@ -68,3 +68,15 @@ class SaveOnSignal(keras.callbacks.Callback):
         """Gives the signals back."""
         while self._before:
             signal.signal(*self._before.popitem())
+
+
+def _function_to_save(callback: Any) -> Callable[[int], None] | None:
+    if not isinstance(callback, keras.callbacks.BackupAndRestore):
+        return getattr(callback, "save_on_signal", None)
+
+    def save(batch: int) -> None:
+        every, callback.save_freq = callback.save_freq, 1
+        callback.on_train_batch_end(batch)
+        callback.save_freq = every
+
+    return save

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -125,6 +126,17 @@ def test_sigusr1_saves_on_the_chief_and_the_training_goes_on(tmp_path, saves):
     assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_other_callbacks_can_save_too():
+    saved = []
+    backup = SimpleNamespace(save_on_signal=saved.append)
+    saver = SaveOnSignal([keras.callbacks.History(), backup], saves=True)
+    saver.on_train_begin()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    saver.on_train_batch_end(4)
+    saver.release()
+    assert saved == [4]
+
+
 def test_sigterm_stays_as_it_is_without_a_backup_or_with_a_handler_of_the_program(tmp_path):
     SaveOnSignal(None, saves=True).on_train_begin()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -169,3 +181,30 @@ def test_a_terminated_job_continues_from_its_backup(start, script, tmp_path):
     assert again.wait(30) == 0, again.output
     steps = int(again.output.partition("| from ")[2].split()[0])
     assert steps >= 32 and "epoch 2" in again.output and "epoch 1" not in again.output
+
+
+@pytest.mark.cluster
+def test_a_terminated_job_continues_at_its_batch_from_the_backup_of_the_launcher(start, script):
+    program = script(
+        """
+        import sys, time
+        import keras, numpy as np, tfdist
+        with tfdist.strategy().scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        class Slow(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                print("batch", batch, flush=True)
+                time.sleep(float(sys.argv[1]))
+        x = np.ones((400, 4), "float32")
+        history = model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0, callbacks=[Slow()])
+        print("done", int(model.optimizer.iterations.numpy()), history.epoch, flush=True)
+        """
+    )
+    job = start("-m", "tfdist", "run", "--tier", "BASIC", "--backup_dir", "backup", program, "0.1")
+    job.wait_for("batch 7")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 143, job.output
+    again = start("-m", "tfdist", "run", "--tier", "BASIC", "--backup_dir", "backup", program, "0")
+    assert again.wait(30) == 0, again.output
+    assert "done 200 [0, 1]" in again.output and "batch 7\n" not in again.output.partition("batch 99")[0]
