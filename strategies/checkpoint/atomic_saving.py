@@ -52,6 +52,7 @@ def _save_keras(original: Callable[..., Any], model: Any, filepath: Any, *args: 
     return _atomically(original, not kwargs.get("zipped", True), model, filepath, *args, **kwargs)
 
 
+@save_order.after_chief()
 def _save_weights(
     original: Callable[..., Any], model: Any, filepath: Any, max_shard_size: Any = None, objects_to_skip: Any = None
 ) -> Any:

@@ -108,6 +108,9 @@ def fit(model, *args, **kwargs):
 def before(model, data, arguments):
     """Returns the losses and metrics before training, under the names of the history. Every column starts with them."""
     sets = {"": data, "val_": arguments.get("validation_data")}
+    if part := arguments.get("validation_split"):
+        count = int(len(data[0]) * (1 - part))
+        sets = {"": [each[:count] for each in data], "val_": [each[count:] for each in data]}
     got = {prefix: model.evaluate(*each, verbose=0, return_dict=True) for prefix, each in sets.items() if each}
     return {prefix + name: np.asarray(v).tolist() for prefix, values in got.items() for name, v in values.items()}
 

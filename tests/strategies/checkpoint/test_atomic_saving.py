@@ -68,7 +68,9 @@ def child(name):
     SAVES[name](model)
     np.save(name + ".npy", model.predict(X, verbose=0))
     model.set_weights([w + 1 for w in model.get_weights()])
-    model.layers[1].kill = True
+    model.layers[1].kill = name != "a.weights.h5"
+    if name == "a.weights.h5":  # Written from memory: die when it is on the disk and has not yet its name.
+        os.fsync = die
     if name == "exported":  # No layer has a word in this: die where the variables are written and the graph is not.
         file_io.atomic_write_string_to_file = die
     SAVES[name](model)
