@@ -136,10 +136,12 @@ class RayHere:
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
+    before = signal.getsignal(signal.SIGTERM)  # Ray sets its own handler in this process.
     here = RayHere(tmp_path_factory.mktemp("ray"))
     yield here
     here.cluster.shutdown()
     end_processes(here.mark)
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,15 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def signals():
+    """The handlers of a new process, whatever earlier tests have left; puts them back."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def fit(tmp_path):
     """A callback with a clock, and a function that returns what it has written."""
