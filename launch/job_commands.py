@@ -63,7 +63,8 @@ def main(verb: str, argv: list[str]) -> int:
             return 0
         if verb == "status":
             if values["mermaid"].value or values["svg"].value is not None:
-                return _picture(_one(words, "status --svg FILE"), values["svg"].value)
+                form = "--svg FILE" if values["svg"].value else "--mermaid"
+                return _picture(_one(words, f"status {form}"), values["svg"].value)
             return _status(words, bool(values["json"].value))
         if verb == "logs":
             return _logs(words, bool(values["follow"].value))

@@ -268,12 +268,12 @@ class _EachEpoch(keras.callbacks.Callback):
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
 
-    def __init__(self, backup: _Backup, callbacks: list[Any], has_tasks_that_train: bool) -> None:
+    def __init__(self, backup: _Backup, callbacks: list[Any], is_multi_worker: bool) -> None:
         super().__init__()
         self.backup = backup
         self._callbacks = callbacks
         self._epoch = 0
-        if not has_tasks_that_train:  # There all tasks have to save, at the same step.
+        if not is_multi_worker:  # There all tasks have to save at the same step.
             self.save_on_signal = self._save_now
 
     def on_train_begin(self, logs: Any = None) -> None:
