@@ -4,6 +4,7 @@
     nox -t short                      # the oldest of all
     nox -s "matrix(3.12-2.19-3.13)"   # one: Python, TensorFlow, Keras
     nox -s table                      # the results that are there
+    nox -s audit                      # what tfdist depends on, against the databases of known vulnerabilities
 
 Each combination gets an environment of its own in .nox/, of about 2 GB; `-R` uses those of the run before. nox skips a Python
 that it does not find in PATH or pyenv; `--error-on-missing-interpreters` makes that a failure.
@@ -59,3 +60,10 @@ def table(session: nox.Session) -> None:
         if (result := session.cache_dir / f"{combination.name}.json").exists():
             shutil.copy(result, combination.result)
     session.run(sys.executable, "tests/matrix/table.py")
+
+
+@nox.session(default=False)
+def audit(session: nox.Session) -> None:
+    """Asks the Python Packaging Advisory Database, by PyPI, and OSV about the dependencies. Needs the internet."""
+    session.install(".[ray,kubernetes,redis]", "pip-audit")
+    session.run("pip-audit", "--local", "--vulnerability-service", "osv", "--aliases")

@@ -45,7 +45,7 @@ class LogFolder:
         self._is_default = not log_dir
         self.path = Path(log_dir or os.path.join("tfdist_logs", time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"))
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # Programs print what not everybody may read.
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             raise LogFolderError(f"{error}; name a folder that can be written") from error

@@ -72,7 +72,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import run_summary
+    from tfdist.strategies.runtime import reachability, run_summary
 
     quiet_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
@@ -81,6 +81,9 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     for warning in versions.newer_than_tested():
         logging.getLogger("tfdist").warning("%s", warning)
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
+    if choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored":
+        first = cluster.training_tasks[0]
+        reachability.limit(cluster, warns=cluster.task in (None, ("chief", 0), (first.job, first.index)))
     atomic_saving.install(strategy)
     job_backup.install(strategy)
     refusal.install()  # Last, so that it comes before the hooks of the strategy.

@@ -118,7 +118,8 @@ class BackupFile:
 
     def _write(self, memory: MemoryFile) -> None:
         try:
-            with atomic_path(self.path, make_folder=True) as partial:
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            with atomic_path(self.path) as partial:
                 memory_file.copy_to(memory, partial)
                 generations.seal(partial)
                 generations.keep(self.path, self.earlier)

@@ -140,7 +140,7 @@ class EvaluationFolder:
         """Calls `save` with the path of a new file and deletes the files before the last `KEEP`. Epoch None: the final one."""
         name = "final" if epoch is None else f"epoch_{epoch:05d}"
         folder = self._fit(fit)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         partial = folder / f".{name}.{os.getpid()}.weights.h5"
         try:
             save(str(partial))
@@ -175,7 +175,7 @@ def _written(path: Path) -> int | None:
 
 def write_json(path: Path, content: Any) -> None:
     """Replaces a file by one with this content, atomically; makes its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(json.dumps(content), encoding="utf-8")
     os.replace(partial, path)

@@ -38,7 +38,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     """
     import tensorflow as tf
 
-    from tfdist.strategies.runtime import shutdown
+    from tfdist.strategies.runtime import reachability, shutdown
 
     quiet_tensorflow()
     keep_freed_memory()
@@ -61,6 +61,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     except tf.errors.OpError as cause:
         reason = cause.message if (found := port_error(task)) is None else f"{found}; free the port, or describe another"
         raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {reason}") from cause
+    reachability.limit(cluster, warns=False)
     _log.debug("%s serves at %s", task.name, task.address)
     ended: list[int] = []
     receiver = threading.Thread(target=lambda: ended.append(shutdown.receive(server, task)), daemon=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -289,6 +290,13 @@ def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monke
     other.close()
     assert left == {live.report_dir, other.report_dir}
     assert not set(tmp_path.glob("tfdist-report-*"))
+
+
+def test_a_new_log_folder_is_for_its_owner_alone_and_a_given_one_keeps_its_mode(tmp_path):
+    (tmp_path / "given").mkdir(mode=0o755)
+    for name, mode in {"given": 0o755, "new": 0o700}.items():
+        log_folder.LogFolder(str(tmp_path / name), print).close()
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("folder", ["/proc/self", "/dev/null", "/proc/self/no"])
