@@ -14,7 +14,7 @@ import pytest
 from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, different, page
 
 TESTS = Path(__file__).parent.parent
-SECONDS = 420
+SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.
 
 cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference may have to run first.
 
