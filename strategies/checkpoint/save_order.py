@@ -52,3 +52,8 @@ def after_chief() -> Iterator[None]:
             " every task, or on the chief alone. This task does not wait for the chief's saves any more",
             WAIT_SECONDS,
         )
+    except tf.errors.OpError as error:  # The first task serves what tasks publish, until its program ends.
+        _applies = False
+        logging.getLogger("tfdist").info(
+            "the chief ended while this task waited for its save number %d: %s", _count, error.message
+        )

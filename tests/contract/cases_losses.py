@@ -155,6 +155,7 @@ def constraints(strategy):
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
 
     model = compiled(strategy, build, lambda: keras.optimizers.SGD(RATE / 10), "mse")
+    model.train_on_batch(X[:BATCH], Y[:BATCH])  # It clips the initial weights, which several workers may have read by then.
     history = fit(model, X, Y, batch_size=BATCH, epochs=3)
     kernel = model.get_weights()[0]
     assert kernel.min() >= 0, kernel

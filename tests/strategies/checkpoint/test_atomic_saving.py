@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from by_hand import configs
 
 pytestmark = pytest.mark.cluster
 
@@ -229,3 +230,24 @@ print(json.dumps({"loss": history["loss"], "iterations": int(model.optimizer.ite
         np.testing.assert_allclose(got["prediction"], prediction, atol=1e-3)
     for job, files in elsewhere.items():
         assert sorted(path.name for path in (tmp_path / f"of-{job}").iterdir()) == files
+
+
+ENDS_WITHOUT_SAVING = """
+import time, tfdist
+with tfdist.strategy().scope():
+    import keras
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+if tfdist.is_chief():
+    time.sleep(1)
+else:
+    model.save("model.keras")
+    print("the save returned", flush=True)
+"""
+
+
+def test_a_save_returns_if_the_chief_ends_while_it_waits_for_the_chiefs(start, script):
+    program = script(ENDS_WITHOUT_SAVING)
+    jobs = {task: start(program, environment=env) for task, env in configs(worker=2).items()}
+    for task, job in jobs.items():
+        assert job.wait() == 0, (task, job.output)
+    assert "the save returned" in jobs["worker", 1].output
