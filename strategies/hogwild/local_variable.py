@@ -172,6 +172,10 @@ class LocalVariable(VariableBase):
         with tf.device(self._here):
             return super().sparse_read(indices, name)
 
+    def handle_for_update(self) -> Any:
+        """Returns the local replica, for an operation that changes it, in a function that a group runs; None elsewhere."""
+        return self.handle if self._strategy_of.extended.is_tracing else None
+
     def _write(self, method: str, value: Any) -> Any:
         if not tf.executing_eagerly():
             if not self._strategy_of.extended.is_tracing:

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import batch_sums, losses, replica_context, variables
+from tfdist.strategies.keras_hooks import batch_sums, losses, replica_context, update_kernels, variables
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.private_api import ResourceVariable, patches
@@ -42,6 +42,7 @@ def install() -> None:
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
     batch_sums.install()
+    update_kernels.install()
     variables.install()
 
 

@@ -68,6 +68,11 @@ class ServerVariable(CachingVariable):
         value = fused_reads.current().value_of(self)
         return super()._dense_var_to_tensor(dtype, name, as_ref) if value is None else value
 
+    def handle_for_update(self) -> Any:
+        """Returns the resource, for an operation that changes it. A step that reads the variable afterwards reads it again."""
+        fused_reads.current().forget(self)
+        return self.get().handle
+
     def assign(self, *args: Any, **kwargs: Any) -> Any:
         """Assigns a value, as `tf.Variable.assign`. A step that reads the variable afterwards reads it again."""
         fused_reads.current().forget(self)
@@ -271,6 +276,11 @@ class ShardedVariable(VariableBase):
                 pieces.append(tf.IndexedSlices(tf.gather(value.values, chosen), local, shape))
             return pieces
         return [value[begin:end] for begin, end in itertools.pairwise(self.offsets)]
+
+    def handle_for_update(self) -> Any:
+        """Returns the resource of the shard of a `shard_scope`, for an operation that changes it; None outside of one."""
+        fused_reads.current().forget(self)
+        return None if self._here is None else self._here.handle_for_update()
 
     def _write(self, method: str, value: Any) -> "ShardedVariable":
         fused_reads.current().forget(self)

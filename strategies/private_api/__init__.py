@@ -180,11 +180,12 @@ def count_if_scheduled_for_reader(reader: Any, closure: Any) -> None:
             closure_queue.inflight_closure_count += 1
 
 
-# Variables: of ParameterServerStrategy on a ps, for one replica and for several; one per worker; the base of all.
+# Variables: of ParameterServerStrategy on a ps, for one replica and for several; one per worker; one per replica; the base.
 CachingVariable: Any = need("tensorflow.python.distribute.ps_values", "CachingVariable")
 AggregatingVariable: Any = need("tensorflow.python.distribute.ps_values", "AggregatingVariable")
 PerWorkerVariable: Any = need("tensorflow.python.distribute.ps_values", "PerWorkerVariable")
 PerWorkerVariableSpec: Any = need("tensorflow.python.distribute.ps_values", "PerWorkerVariableSpec")
+MirroredVariable: Any = need("tensorflow.python.distribute.values", "MirroredVariable")
 ResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "ResourceVariable")
 BaseResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable")
 # How a gradient tape differentiates by a value that consists of several tensors.

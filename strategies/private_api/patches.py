@@ -234,6 +234,14 @@ ATTENTION = PatchPoint(
 )
 DROPOUT = PatchPoint(keras_random, "dropout", "inputs, rate, noise_shape, seed", "As BINARY_OPERATIONS.")
 
+# keras_hooks/update_kernels.py
+UPDATE_OF_SGD = PatchPoint(
+    keras.optimizers.SGD,
+    "update_step",
+    "self, gradient, variable, learning_rate",
+    "One kernel computes the whole update.",
+)
+
 # parameter_server/optimizer.py: updates run on the ps tasks that hold the variables.
 UPDATE_STEP = PatchPoint(
     TFOptimizer,
