@@ -36,7 +36,9 @@ The cluster: the flags of tfdist run that describe one (--cluster, --tier, --wor
 
 The machines:
 
-  --link RATE         rate of the link of each machine, in each direction: 1gbit, 100mbit. Default: 1gbit, an assumption
+  --link RATE         rate of the link of each machine, in each direction: 1gbit, 100mbit. Default: that of the measurement,
+                      else 1gbit, an assumption. "measured": one TCP connection between the hosts of the description, over ssh
+  --ssh_config FILE   configuration of ssh for that. Default: yours
   --cores N           cores of each machine. Default: by the machine type of the description, else those of this machine
   --prices FILE       price per hour by machine type, as JSON or YAML: adds the cost, and recommends the cheapest of equals
 
@@ -97,7 +99,7 @@ def define() -> flags.FlagValues:
     flags.DEFINE_integer("machines", None, "", lower_bound=1, upper_bound=1000, flag_values=values)
     flags.DEFINE_string("link", None, "", flag_values=values)
     flags.DEFINE_integer("cores", None, "", lower_bound=1, flag_values=values)
-    for name in ("prices", "from", "save", "svg", "to", "m"):
+    for name in ("prices", "from", "save", "svg", "to", "m", "ssh_config"):
         flags.DEFINE_string(name, None, "", flag_values=values)
     flags.DEFINE_float("seconds", 60.0, "", lower_bound=10.0, flag_values=values)
     flags.DEFINE_integer("rows", 12, "", lower_bound=1, flag_values=values)

@@ -1,7 +1,9 @@
 """`tfdist plan`: measures, predicts, and shows."""
 
+import dataclasses
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 
@@ -12,7 +14,7 @@ from tfdist.choice import STRATEGIES
 from tfdist.errors import ClusterError
 from tfdist.launch import checks
 from tfdist.launch.errors import UsageError, print_error
-from tfdist.launch.plan import arguments, configurations
+from tfdist.launch.plan import arguments, configurations, host_link
 from tfdist.launch.plan.arguments import Arguments
 from tfdist.launch.progress import size
 from tfdist.messages import printable
@@ -26,6 +28,9 @@ from tfdist.planner.prices import Machines
 from tfdist.translate import outputs
 
 DEFAULT_LINK = "1gbit"
+MEASURED = "measured"
+"""Value of `--link`: between the hosts of the description."""
+
 APART = ("cloudml", "vertex")
 """Languages in which every task has a machine of its own."""
 
@@ -50,7 +55,8 @@ def _run(given: Arguments) -> int:
     values = given.values
     machines = Machines.of(given.cluster)
     request = _request(given)
-    rate = link.bytes_per_second(values["link"].value or DEFAULT_LINK)
+    hosts = _hosts(given) if values["link"].value == MEASURED else []
+    rate = 0.0 if hosts else link.bytes_per_second(values["link"].value or DEFAULT_LINK)
     price = prices.read(values["prices"].value) if values["prices"].value is not None else None
     cost = None if price is None else lambda option: price.per_hour(option, machines)
     if cost is not None:
@@ -62,7 +68,8 @@ def _run(given: Arguments) -> int:
     typed = given.cluster is not None and any(task.machine_type for task in given.cluster.tasks)
     cores = values["cores"].value or (prices.cores(machines.worker) if typed else None)
     server_cores = None if values["cores"].value or not typed else prices.cores(machines.ps)
-    measured = _measurement(given, request, cores)
+    measured = _measurement(given, request, cores, hosts)
+    rate = measured.link or rate if values["link"].value in (None, MEASURED) else rate
     hardware = Hardware(rate * link.GOODPUT, cores or machine.cores(), server_cores)
     costs = Costs(measured)
     predictions = [predict(costs, hardware, option) for option in candidates(request)]
@@ -92,7 +99,17 @@ def _request(given: Arguments) -> Request:
     return Request(workers, most, strategies, periods, given.synchronization, has_chief, not apart, option)
 
 
-def _measurement(given: Arguments, request: Request, cores: int | None) -> Measurement:
+def _hosts(given: Arguments) -> list[str]:
+    """Returns the hosts of the description, for `--link measured`. Raises UsageError if there are not several."""
+    hosts = list(dict.fromkeys(task.host for task in given.cluster.training_tasks if task.host)) if given.cluster else []
+    if len(hosts) < 2:
+        raise UsageError("--link measured: it needs a description that names several hosts; give the rate, for example 1gbit")
+    if shutil.which("ssh") is None:
+        raise UsageError("--link measured: it needs the command ssh; give the rate, for example 1gbit")
+    return hosts
+
+
+def _measurement(given: Arguments, request: Request, cores: int | None, hosts: Sequence[str]) -> Measurement:
     values = given.values
     if values["from"].value is not None:
         measured = measurement.read(values["from"].value)
@@ -109,6 +126,8 @@ def _measurement(given: Arguments, request: Request, cores: int | None) -> Measu
         probe = Probe(given.program, wanted, limit, request.synchronization, seconds, _say, environment)
         _say(f"measures {' '.join(given.program.command('')[1:])} on this machine for up to {seconds:.0f} s")
         measured = probe.run()
+    if hosts:
+        measured = dataclasses.replace(measured, link=host_link.measured(hosts, values["ssh_config"].value))
     if values["save"].value is not None:
         measurement.save(measured, values["save"].value)
     return measured
@@ -133,6 +152,8 @@ def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: 
         f"{len(measured.variables)} variables, {size(measured.batch_bytes)} of data per step from the chief"
     ]
     assumed = "" if given.values["link"].value else " (assumed; --link gives another)"
+    if measured.link and given.values["link"].value in (None, MEASURED):
+        assumed = " (measured between hosts)"
     server = f", {hardware.server_cores} for a ps" if hardware.server_cores not in (None, hardware.cores) else ""
     rate = link.shown(hardware.link / link.GOODPUT)
     found.append(f"links of {rate}{assumed}, {hardware.cores} cores per machine{server}")

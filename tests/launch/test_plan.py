@@ -8,9 +8,11 @@ import textwrap
 import time
 
 import pytest
+import ssh_here
+from tools import needs
 
 from tfdist.launch.commands import COMMANDS
-from tfdist.launch.plan import configurations
+from tfdist.launch.plan import configurations, host_link
 from tfdist.launch.plan.command import main
 from tfdist.launch.plan.configurations import Configuration
 from tfdist.launch.plan.processor_time import ProcessorTime, Sample
@@ -126,6 +128,7 @@ def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan)
         (["--from", "none.json", "--machines", "3"], "none.json: this file cannot be read"),
         (["--from", "m.json", "--machines", "0"], "--machines=0"),
         (["--from", "m.json", "--machines", "3", "--link", "quick"], "--link: 'quick' is not the rate of a link"),
+        (["--from", "m.json", "--machines", "3", "--link", "measured"], "it needs a description that names several hosts"),
         (["--from", "m.json", "--machines", "3", "--strategy", "hogwld"], "--strategy hogwld: it is not a strategy"),
         (["--from", "m.json", "--machines", "3", "--sync_period", "0"], "--sync_period 0: expected a whole number from 1"),
         (["--from", "m.json", "--machines", "3", "--compression", "zip"], "'zip'"),
@@ -230,3 +233,24 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
     again.process.send_signal(signal.SIGTERM)
     assert again.wait(20) == 143
     assert not again.left(within=5.0)
+
+
+@pytest.mark.cluster
+@needs("sshd")
+def test_the_link_between_hosts_is_measured_over_ssh(plan, tmp_path, monkeypatch):
+    ssh_here.keys(tmp_path)
+    port = ssh_here.free_port()
+    ssh_here.add_host(tmp_path, "127.0.0.1 127.0.0.2", "127.0.0.1", port)
+    ssh_here.add_host(tmp_path, "127.0.0.3", "127.0.0.1", 1)
+    monkeypatch.setattr(host_link, "SECONDS", 0.4)
+    words = ["--from", "m.json", "--link", "measured", "--ssh_config", "config", "--save", "kept.json", "--cluster"]
+    with ssh_here.server(tmp_path, "127.0.0.1", port):
+        code, _, err = plan(*words, '{"worker": ["127.0.0.1:1", "127.0.0.2:1"]}')
+        assert code == 0, err
+        assert "Gbit/s (measured between hosts)" in err
+        assert measurement.read("kept.json").link > 1e8
+        code, out, err = plan(*words, '{"worker": ["127.0.0.1:1", "127.0.0.3:1"]}')
+    assert (code, out) == (2, "")
+    assert "--link measured: 127.0.0.3: ssh: connect to host 127.0.0.1 port 1" in err
+    assert len(err.splitlines()) == 1
+    assert "(measured between hosts)" in plan("--from", "kept.json", "--machines", "3")[2]

@@ -27,7 +27,9 @@ def bytes_per_second(text: str) -> float:
         number, factor, unit = match.groups()
         rate = float(number) * _FACTORS[(factor or "").lower()] / (1 if unit == "B" else 8)
     if rate <= 0:
-        raise Source("flags", "--link").error(f"{text!r} is not the rate of a link; expected for example 1gbit or 100mbit")
+        raise Source("flags", "--link").error(
+            f"{text!r} is not the rate of a link; expected for example 1gbit or 100mbit, or measured"
+        )
     return rate
 
 
