@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -73,11 +73,15 @@ def _run(given: Arguments) -> int:
     hardware = Hardware(rate * link.GOODPUT, cores or machine.cores(), server_cores)
     costs = Costs(measured)
     predictions = [predict(costs, hardware, option) for option in candidates(request)]
-    ranked = recommend.ranked(predictions, None if cost is None else lambda each: cost(each.option))
+    ranked = recommend.ranked(predictions, _of_predictions(cost))
     for line in [*given.notes, *_notes(given, measured, hardware, ranked)]:
         _say(line)
     _show(given, measured, ranked, cost, machines)
     return 0
+
+
+def _of_predictions(cost: table.Cost | None) -> recommend.Cost | None:
+    return None if cost is None else lambda each: cost(each.option)
 
 
 def _request(given: Arguments) -> Request:
@@ -182,11 +186,11 @@ def _show(
     given: Arguments,
     measured: Measurement,
     ranked: list[Prediction],
-    cost: Callable[[Option], float] | None,
+    cost: table.Cost | None,
     machines: Machines,
 ) -> None:
     values = given.values
-    rows = recommend.shown(ranked, int(values["rows"].value or 1))
+    rows = recommend.shown(ranked, int(values["rows"].value or 1), _of_predictions(cost))
     if values["svg"].value is not None:
         try:
             with open(values["svg"].value, "w", encoding="utf-8") as file:
