@@ -1,6 +1,6 @@
 """What a step and an exchange cost on the tasks, from the runs of a measurement. Times are seconds.
 
-What was not measured comes from the constants of this file, and `Costs.assumed` says so.
+What was not measured comes from the constants of this file, and `Cost.assumed` says so.
 """
 
 import functools

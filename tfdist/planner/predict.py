@@ -133,7 +133,8 @@ def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction
     delay = max(1, between // DELAY_PART) if option.delay is None else min(option.delay, between)
     # Rounds: all workers push at about the same time, and wait for the slowest answer.
     pushed = max(_remote(option, sent), _crowd(option, sent)) / hardware.link
-    exchange = 2 * pushed + option.workers * cost.server / hardware.cores
+    cores = hardware.cores if option.colocated else hardware.server_cores or hardware.cores
+    exchange = 2 * pushed + option.workers * cost.server / cores
     wire = max(0.0, exchange - delay * step * option.fragments)
     # And get their batches at the same time.
     wire += max(1, option.workers - (not option.chief_apart)) * _batches(option, cycle) / hardware.link

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tfdist.launch.plan import probe, window
 from tfdist.planner import placement
+from tfdist.planner.costs import COMPRESSED
+from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.parameter_server.placement import MIN_SHARD_BYTES
 from tfdist.strategies.runtime import measured_fit
 from tfdist.strategies.runtime.measured_fit import MeasuredFit, batch_of, change
@@ -18,6 +20,8 @@ from tfdist.strategies.runtime.measured_fit import MeasuredFit, batch_of, change
 def test_both_sides_agree():
     assert (probe.VARIABLE, window.SUFFIX) == (measured_fit.VARIABLE, measured_fit.SUFFIX)
     assert placement.MIN_SHARD_BYTES == MIN_SHARD_BYTES
+    sizes = {name: compressor.size(10**6) / 4e6 for name, compressor in COMPRESSORS.items()}
+    assert pytest.approx(sizes, rel=0.01) == COMPRESSED
 
 
 X, Y = np.zeros([10, 4], "float32"), np.zeros([10], "int64")
