@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import figures
@@ -40,7 +40,7 @@ flags.DEFINE_float("seconds", 8.0, "Seconds that count for each link.")
 flags.DEFINE_string("measurements", None, "Folder with a measurement MODEL.json per model; those that are missing are made.")
 flags.DEFINE_string("results", None, "File to which results are added as lines of JSON; what it has is not run again.")
 flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
-flags.DEFINE_bool("show", False, "Run nothing: print the tables of --results.")
+flags.DEFINE_bool("show", False, "Run nothing: print the tables of --results, with predictions from --measurements.")
 
 PROGRAM = str(Path(__file__).with_name("planner_program.py"))
 START_SECONDS, LEAST_REPORTS = 120.0, 6
@@ -62,7 +62,17 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Result:
-    """One cell: a model, a link and a way."""
+    """One cell: a model, a link and a way.
+
+    Attributes:
+        model: name of the model.
+        rate: of the links.
+        way: name of the way to train.
+        predicted: examples per second.
+        measured: the same.
+        binding: what the prediction says that binds.
+        load: load average after the measurement.
+    """
 
     model: str
     rate: str
@@ -170,6 +180,11 @@ def predicted(costs: Costs, rate: str, option: Option) -> Prediction:
     return predict(costs, Hardware(link.bytes_per_second(rate) * link.GOODPUT, 1), option)
 
 
+def anew(result: Result, costs: Costs) -> Result:
+    prediction = predicted(costs, result.rate, OPTIONS[result.way])
+    return replace(result, predicted=prediction.examples_per_second, binding=prediction.binding)
+
+
 def tell(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -202,6 +217,9 @@ def main(_: list[str]) -> None:
         if sentence := networks.missing():
             raise SystemExit(f"nothing was measured: {sentence}")
         run(results, path)
+    if FLAGS.measurements:  # Predictions of the present code.
+        known = {model: Costs(measurement_of(model)) for model in dict.fromkeys(each.model for each in results)}
+        results = [anew(each, known[each.model]) for each in results]
     figures.put(FLAGS.markdown, table(results) + "\n")
 
 

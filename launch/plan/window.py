@@ -1,6 +1,8 @@
 """Chooses the steps of a `fit` that count, and makes a `Run` of them."""
 
+import itertools
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,9 @@ SUFFIX = ".measured"
 
 WARM_SECONDS = 1.5
 """Steps within this time after the first ones do not count: functions are traced, and caches and pipelines fill."""
+
+PAUSE_SECONDS, PAUSE_TIMES = 0.5, 4.0
+"""A time without a report is a pause if it is longer than the first, and than so many times the usual."""
 
 LEAST_REPORTS = 3
 """Reports that a window has at least, after its first one."""
@@ -37,11 +42,19 @@ class Fit:
     steps: Sequence[tuple[float, int]]
 
     def window(self) -> tuple[tuple[float, int], tuple[float, int]] | None:
-        """Returns the first and the last report that count; None as long as there are too few."""
+        """Returns the first and the last report that count; None as long as there are too few.
+
+        They are those of the longest time without a pause, in which a function was traced, as at the end of an epoch.
+        """
         if len(self.steps) < 2:
             return None
         counted = [report for report in self.steps[1:] if report[0] >= self.steps[0][0] + WARM_SECONDS]
-        return (counted[0], counted[-1]) if len(counted) > LEAST_REPORTS else None
+        times = [end - begin for (begin, _), (end, _) in itertools.pairwise(counted)]
+        pause = max(PAUSE_SECONDS, PAUSE_TIMES * statistics.median(times)) if times else PAUSE_SECONDS
+        ends = [number for number, time in enumerate(times, 1) if time > pause]
+        parts = [counted[begin:end] for begin, end in itertools.pairwise([0, *ends, len(counted)])]
+        longest = max(parts, key=lambda part: part[-1][0] - part[0][0] if part else 0.0)
+        return (longest[0], longest[-1]) if len(longest) > LEAST_REPORTS else None
 
     def is_enough(self, seconds: float) -> bool:
         """Returns whether the window is as long as that."""

@@ -176,6 +176,11 @@ def test_the_costs_of_a_step_come_from_the_steps_that_count():
     assert found.waited == pytest.approx(found.seconds * 0.2)
     assert fit.window()[0][0] == pytest.approx(1.5)
     assert run_of(Configuration("default"), Fit(50, 100, (), steps[:3]), processor) is None
+    # A function is traced in the middle: what comes after it is longer, and counts.
+    paused = [*((t / 10, t) for t in range(1, 30)), *((t / 10, t - 40) for t in range(70, 110))]
+    assert Fit(50, 100, (), paused).window() == ((7.0, 30), (10.9, 69))
+    slow = [(2.0 * t, t) for t in range(1, 8)]  # Steps of two seconds are no pauses.
+    assert Fit(50, 100, (), slow).window() == ((4.0, 2), (14.0, 7))
     assert run_of(Configuration("default"), Fit(None, None, (), steps), processor) is None
 
 
