@@ -201,11 +201,19 @@ def table(results: list[Result]) -> str:
     errors = sorted(abs(each.error) for each in results)
     lines += ["", f"{len(results)} cells. Error: mean {sum(errors) / len(errors):.1%}, median {errors[len(errors) // 2]:.1%}, "]
     lines[-1] += f"worst {errors[-1]:.1%}; {sum(error <= 0.1 for error in errors)} of {len(errors)} are within 10 %."
-    lines += ["", "| model | link | chosen | best of all that ran | the chosen one reaches |", "|---|---|---|---|---|"]
+    for kind in ("all-reduce", "ps", "hogwild"):
+        cells = [abs(each.error) for each in results if each.way.startswith(kind)]
+        if cells:
+            lines += ["", f"{kind}: {len(cells)} cells, mean {sum(cells) / len(cells):.1%}, worst {max(cells):.1%}."]
+    lines += ["", "| model | link | among | chosen | best that ran | the chosen one reaches |", "|---" * 6 + "|"]
     for model, rate in dict.fromkeys((each.model, each.rate) for each in results):
-        cells = [each for each in results if (each.model, each.rate) == (model, rate)]
-        chosen, best = max(cells, key=lambda cell: cell.predicted), max(cells, key=lambda cell: cell.measured)
-        lines.append(f"| {model} | {rate} | {chosen.way} | {best.way} | {chosen.measured / best.measured:.0%} |")
+        for among in ("", "ps", "hogwild"):
+            cells = [each for each in results if (each.model, each.rate) == (model, rate) and each.way.startswith(among)]
+            if not cells:
+                continue
+            chosen, best = max(cells, key=lambda cell: cell.predicted), max(cells, key=lambda cell: cell.measured)
+            reached = f"{chosen.measured / best.measured:.0%}"
+            lines.append(f"| {model} | {rate} | {among or 'all'} | {chosen.way} | {best.way} | {reached} |")
     return "\n".join(lines)
 
 

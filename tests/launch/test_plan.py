@@ -219,7 +219,16 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
         pathlib.Path("ended").touch()
     """
     (tmp_path / "train.py").write_text(textwrap.dedent(program))
-    words = ["-m", "tfdist", "plan", "train.py", "--machines", "3", "--strategy", "parameter_server"]
+    quick = """
+        import sys
+        from tfdist.launch.plan import probe, window
+        from tfdist.launch.plan.command import main
+
+        probe.MEASURED_SECONDS = probe.LEAST_SECONDS = window.WARM_SECONDS = 0.5
+        sys.exit(main(sys.argv[1:]))
+    """
+    (tmp_path / "quick.py").write_text(textwrap.dedent(quick))
+    words = ["quick.py", "train.py", "--machines", "3", "--strategy", "parameter_server"]
     job = start(*words, "--save", "m.json", "--json", "--seconds", "90")
     assert job.wait(100) == 0, job.output
     assert not job.left(within=5.0)
