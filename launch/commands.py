@@ -1,4 +1,4 @@
-"""The command `tfdist`, also `python -m tfdist`: run, translate, status, logs, cancel, doctor, completion.
+"""The command `tfdist`, also `python -m tfdist`: run, plan, translate, status, logs, cancel, doctor, completion.
 
 Each verb imports what it needs when it runs, so that `tfdist --help` answers at once.
 """
@@ -18,6 +18,7 @@ usage: tfdist COMMAND ...
 
   tfdist run -n 4 train.py                     run a program: here 4 workers on this machine
   tfdist run --cluster FILE train.py           on a described cluster; --dry_run only shows what would be started
+  tfdist plan train.py --machines 8            measure it, and say which cluster would train it fastest
   tfdist translate FILE --to tf_config         print a description in another language
   tfdist status [HANDLE]                       how a job in the background is doing, or all of them
   tfdist logs [-f] HANDLE [TASK]               its output, or that of one task
@@ -34,6 +35,12 @@ def _run(argv: list[str]) -> int:
     from tfdist.launch.cli import main as run
 
     run(["tfdist run", *argv])
+
+
+def _plan(argv: list[str]) -> int:
+    from tfdist.launch.plan.command import main as plan
+
+    return plan(argv)
 
 
 def _translate(argv: list[str]) -> int:
@@ -65,6 +72,7 @@ def _completion(argv: list[str]) -> int:
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": _run,
+    "plan": _plan,
     "translate": _translate,
     "status": _job("status"),
     "logs": _job("logs"),

@@ -39,7 +39,7 @@ _tfdist() {
     for each in $(compgen -W "$words" -- "$whole"); do
         COMPREPLY+=("${each#"$prefix"}")
     done
-    if [[ "$command" == run && "$whole" != -* && ${#COMPREPLY[@]} -eq 0 ]]; then
+    if [[ "$command" =~ ^(run|plan)$ && "$whole" != -* && ${#COMPREPLY[@]} -eq 0 ]]; then
         COMPREPLY=($(compgen -f -- "$word"))
     fi
     [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace 2>/dev/null
@@ -60,7 +60,7 @@ _tfdist() {
         esac
     fi
     compadd -- $words_here
-    [[ "${words[2]}" == run && "$PREFIX" != -* ]] && _files
+    [[ "${words[2]}" == (run|plan) && "$PREFIX" != -* ]] && _files
     return 0
 }
 if [[ "$funcstack[1]" == _tfdist ]]; then _tfdist "$@"; else compdef _tfdist tfdist; fi
@@ -96,6 +96,7 @@ def _words(commands: Sequence[str]) -> dict[str, list[str]]:
             run += [f"--{name}"] if flag.boolean else [f"--{name}={value}" for value in values] or [f"--{name}="]
     words = {command: ["--help"] for command in commands}
     words["run"] = ["-n", "-m", *run, "--help"]
+    words["plan"] = ["-m", *_plan_flags(), "--help"]
     words["translate"] = ["--to=" + name for name in sorted({"mermaid", "svg", "tree", *writers()})] + ["--help"]
     words["status"] = ["--json", "--mermaid", "--svg=", "--help", "HANDLES"]
     words["logs"] = ["--follow", "--help", "HANDLES"]
@@ -103,6 +104,14 @@ def _words(commands: Sequence[str]) -> dict[str, list[str]]:
     words["doctor"] = ["--quick", "--help"]
     words["completion"] = [*SHELLS, "--help"]
     return words
+
+
+def _plan_flags() -> list[str]:
+    from tfdist.launch.plan.arguments import define
+
+    values = define()
+    names = sorted(name for name in values if len(name) > 1 and name != "help" and not name.startswith("?"))
+    return [f"--{name}" if values[name].boolean else f"--{name}=" for name in names]
 
 
 def _tiers() -> list[str]:
@@ -146,7 +155,7 @@ def _fish(commands: dict[str, list[str]]) -> str:
         lines.append(f"complete -c tfdist {seen} -a '{fixed}'")
         if "HANDLES" in words:
             lines.append(f"complete -c tfdist {seen} -a '(tfdist completion handles 2>/dev/null)'")
-    lines.append("complete -c tfdist -n '__fish_seen_subcommand_from run translate' -F")
+    lines.append("complete -c tfdist -n '__fish_seen_subcommand_from run plan translate' -F")
     return "\n".join(lines) + "\n"
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime import measured_fit
 from tfdist.strategies.runtime.fit_progress import FitProgress
 from tfdist.strategies.runtime.preemption import SaveOnSignal
 
@@ -25,6 +26,7 @@ _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "me
 _path = ""
 _counts_steps = False  # Whether the launcher wants to know the steps while they are made (launch/punisher.py).
 _steps = 0
+_is_measured = False  # For `tfdist plan`.
 
 
 class _Count(keras.callbacks.Callback):
@@ -66,10 +68,11 @@ def install() -> None:
     Every task of the launcher counts, and the task with a path writes: all tasks that train together have to read a metric, or
     none.
     """
-    global _path, _counts_steps
+    global _path, _counts_steps, _is_measured
     if "TFDIST_REPORT" in os.environ:
         _path = os.environ.pop("TFDIST_REPORT")
         _counts_steps = bool(os.environ.pop("TFDIST_COUNT_STEPS", "") and _path)
+        _is_measured = bool(os.environ.pop(measured_fit.VARIABLE, ""))
         patches.FIT.patch(_fit)
         patches.EVALUATE.patch(_evaluate)
 
@@ -79,10 +82,14 @@ def install() -> None:
 
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(original).bind(model, *args, **kwargs)
+    if _is_measured:
+        measured_fit.change(bound.arguments)
     given = bound.arguments.get("callbacks")
     callbacks, saver = with_callback(_Count(), model, given), SaveOnSignal(given, saves=bool(_path))
     if _path:
         callbacks = with_callback(FitProgress(_path, _summary), model, callbacks)
+        if _is_measured:
+            callbacks = with_callback(measured_fit.MeasuredFit(_path, bound.arguments), model, callbacks)
     callbacks = with_callback(saver, model, callbacks)
     bound.arguments["callbacks"] = callbacks
     begin = time.monotonic()

@@ -1,0 +1,238 @@
+"""`tfdist plan`: measures, predicts, and shows."""
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+from tfdist import machine
+from tfdist.choice import STRATEGIES
+from tfdist.errors import ClusterError
+from tfdist.launch import checks
+from tfdist.launch.errors import UsageError, print_error
+from tfdist.launch.plan import arguments, configurations, host_link
+from tfdist.launch.plan.arguments import Arguments
+from tfdist.launch.progress import size
+from tfdist.messages import printable
+from tfdist.planner import chart, described, link, measurement, prices, recommend, table
+from tfdist.planner.candidates import PERIODS, Request, candidates
+from tfdist.planner.costs import Costs
+from tfdist.planner.measurement import Measurement
+from tfdist.planner.option import Hardware, Option
+from tfdist.planner.predict import Prediction, predict
+from tfdist.planner.prices import Machines
+from tfdist.translate import outputs
+
+DEFAULT_LINK = "1gbit"
+MEASURED = "measured"
+"""Value of `--link`: between the hosts of the description."""
+
+APART = ("cloudml", "vertex")
+"""Languages in which every task has a machine of its own."""
+
+BUSY = 0.2
+"""A measurement is called that of a busy machine if its threads waited for cores for this part of the time."""
+
+
+def main(argv: list[str]) -> int:
+    """Runs the command; returns its exit code."""
+    try:
+        given = arguments.parsed(argv)
+        if given is None:
+            print(arguments.USAGE, end="")
+            return 0
+        return _run(given)
+    except (ClusterError, UsageError, flags.Error) as error:
+        print_error(error)
+        return 2
+
+
+def _run(given: Arguments) -> int:
+    values = given.values
+    machines = Machines.of(given.cluster)
+    request = _request(given)
+    hosts = _hosts(given) if values["link"].value == MEASURED else []
+    rate = 0.0 if hosts else link.bytes_per_second(values["link"].value or DEFAULT_LINK)
+    price = prices.read(values["prices"].value) if values["prices"].value is not None else None
+    cost = None if price is None else lambda option: price.per_hour(option, machines)
+    if cost is not None:
+        for option in candidates(request):
+            cost(option)  # Before the measurement: a price may be missing.
+    if values["to"].value is not None:
+        _written(candidates(request), given, machines)  # The same: the language may have no words for any.
+    _check_writable(values)
+    typed = given.cluster is not None and any(task.machine_type for task in given.cluster.tasks)
+    cores = values["cores"].value or (prices.cores(machines.worker) if typed else None)
+    server_cores = None if values["cores"].value or not typed else prices.cores(machines.ps)
+    measured = _measurement(given, request, cores, hosts)
+    rate = measured.link or rate if values["link"].value in (None, MEASURED) else rate
+    hardware = Hardware(rate * link.GOODPUT, cores or machine.cores(), server_cores)
+    costs = Costs(measured)
+    predictions = [predict(costs, hardware, option) for option in candidates(request)]
+    ranked = recommend.ranked(predictions, _of_predictions(cost))
+    for line in [*given.notes, *_notes(given, measured, hardware, ranked)]:
+        _say(line)
+    _show(given, measured, ranked, cost, machines)
+    return 0
+
+
+def _of_predictions(cost: table.Cost | None) -> recommend.Cost | None:
+    return None if cost is None else lambda each: cost(each.option)
+
+
+def _request(given: Arguments) -> Request:
+    """Returns what the description and the flags leave open."""
+    values, cluster = given.values, given.cluster
+    strategies = frozenset([given.strategy] if given.strategy else STRATEGIES)
+    periods: tuple[int, ...] = PERIODS if given.sync_period is None else (given.sync_period,)
+    most = values["machines"].value
+    if cluster is None:
+        return Request(None, most, strategies, periods, given.synchronization)
+    option = described.option_of(cluster)
+    if option is not None and option.strategy == "hogwild" and given.sync_period is None:
+        periods = tuple(dict.fromkeys((option.period, *PERIODS)))
+    if option is not None and given.strategy not in (None, option.strategy):
+        option = None
+    apart = cluster.source.dialect in APART or values["to"].value in APART
+    workers = None if most else len(cluster.job("worker")) or 1
+    has_chief = bool(cluster.job("chief")) and bool(cluster.job("worker"))
+    return Request(workers, most, strategies, periods, given.synchronization, has_chief, not apart, option)
+
+
+def _hosts(given: Arguments) -> list[str]:
+    """Returns the hosts of the description, for `--link measured`. Raises UsageError if there are not several."""
+    hosts = list(dict.fromkeys(task.host for task in given.cluster.training_tasks if task.host)) if given.cluster else []
+    if len(hosts) < 2:
+        raise UsageError("--link measured: it needs a description that names several hosts; give the rate, for example 1gbit")
+    if shutil.which("ssh") is None:
+        raise UsageError("--link measured: it needs the command ssh; give the rate, for example 1gbit")
+    return hosts
+
+
+def _measurement(given: Arguments, request: Request, cores: int | None, hosts: Sequence[str]) -> Measurement:
+    values = given.values
+    if values["from"].value is not None:
+        measured = measurement.read(values["from"].value)
+    else:
+        assert given.program is not None
+        checks.check_program(given.program)
+        from tfdist.launch.plan.probe import Probe
+
+        here = machine.cores()
+        limit = min(cores or here, here)
+        wanted = configurations.for_strategies(set(request.strategies))
+        seconds = float(values["seconds"].value or 0)
+        environment = checks.environment(list(values["env"].value or []))
+        probe = Probe(given.program, wanted, limit, request.synchronization, seconds, _say, environment)
+        _say(f"measures {' '.join(given.program.command('')[1:])} on this machine for up to {seconds:.0f} s")
+        measured = probe.run()
+    if hosts:
+        measured = dataclasses.replace(measured, link=host_link.measured(hosts, values["ssh_config"].value))
+    if values["save"].value is not None:
+        measurement.save(measured, values["save"].value)
+    return measured
+
+
+def _check_writable(values: flags.FlagValues) -> None:
+    """Raises UsageError for files that cannot be written, before the measurement instead of after it."""
+    for name in ("save", "svg"):
+        path = values[name].value
+        if path is None:
+            continue
+        folder = os.path.dirname(path) or "."
+        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            raise UsageError(f"--{name} {path}: this file cannot be written; name a file in an existing folder")
+
+
+def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: list[Prediction]) -> list[str]:
+    """Returns what the user should know about the table."""
+    single = measured.single
+    found = [
+        f"{measured.program}: {measured.batch} examples per step, {size(measured.model_bytes)} of parameters in "
+        f"{len(measured.variables)} variables, {size(measured.batch_bytes)} of data per step from the chief"
+    ]
+    assumed = "" if given.values["link"].value else " (assumed; --link gives another)"
+    if measured.link and given.values["link"].value in (None, MEASURED):
+        assumed = " (measured between hosts)"
+    server = f", {hardware.server_cores} for a ps" if hardware.server_cores not in (None, hardware.cores) else ""
+    rate = link.shown(hardware.link / link.GOODPUT)
+    found.append(f"links of {rate}{assumed}, {hardware.cores} cores per machine{server}")
+    waits = single.waited / (single.waited + single.worker * single.steps)
+    if waits > BUSY:
+        found.append(
+            f"other programs kept this machine busy while it was measured: its threads waited {waits:.0%} of their time"
+        )
+    if hardware.cores > measured.cores:
+        found.append(f"measured with {measured.cores} cores: how much faster {hardware.cores} are is an extrapolation")
+    if given.cluster is not None and described.option_of(given.cluster) is None:
+        found.append("groups of several workers, and several server groups, are not predicted: the table has none")
+    if any(variable.is_table for variable in measured.variables):
+        found.append(
+            "tables of Embedding layers count as a whole: parameter_server is faster than predicted if steps read few rows"
+        )
+    missing = sorted({text for each in ranked for text in each.assumed})
+    if missing:
+        found.append(f"{', '.join(missing)}: typical costs are assumed")
+    if "chief" in ranked[0].binding and measured.batch_bytes:
+        found.append("the chief reads and sends all batches; distribute_datasets_from_function lets the workers read theirs")
+    if ranked[0].option.strategy == "hogwild":
+        found.append("hogwild trains local replicas, which can cost accuracy: see docs/hogwild.md before you choose it")
+    return found
+
+
+def _show(
+    given: Arguments,
+    measured: Measurement,
+    ranked: list[Prediction],
+    cost: table.Cost | None,
+    machines: Machines,
+) -> None:
+    values = given.values
+    rows = recommend.shown(ranked, int(values["rows"].value or 1), _of_predictions(cost))
+    if values["svg"].value is not None:
+        try:
+            with open(values["svg"].value, "w", encoding="utf-8") as file:
+                file.write(chart.write(rows, f"Predicted for {measured.program}"))
+        except OSError as error:
+            raise UsageError(f"--svg {values['svg'].value}: {error.strerror}") from error
+    if values["json"].value:
+        print(json.dumps(table.as_json(measured, ranked, cost), indent=2))
+        return
+    to_standard_error = values["to"].value is not None
+    print(table.text(rows, cost), end="", file=sys.stderr if to_standard_error else sys.stdout)
+    _say(f"recommended: {table.name_of(ranked[0].option)}; {ranked[0].binding} binds")
+    if to_standard_error:
+        option, words, text = _written([each.option for each in ranked], given, machines)
+        to = values["to"].value
+        if option is not ranked[0].option:
+            _say(f"{to} cannot express the recommended one; this is the best that it can: {table.name_of(option)}")
+        if words:
+            _say(f"{to} has no words for the strategy: give the program {words}")
+        print(text.rstrip("\n"))
+
+
+def _written(options: Sequence[Option], given: Arguments, machines: Machines) -> tuple[Option, str, str]:
+    """Returns the first option that a language can express, the flags for what only they can say there, and the text.
+
+    Raises:
+        ClusterError: if it can express none; says why not the first.
+    """
+    first = None
+    for option in options:
+        cluster = described.cluster_of(option, given.cluster, machines, given.synchronization)
+        plain, words = described.without_strategy(cluster)
+        for each, needed in ((cluster, ""), (plain, words)):
+            try:
+                return option, needed, outputs()[str(given.values["to"].value)](each)
+            except ClusterError as error:
+                first = first or error
+    assert first is not None
+    raise first
+
+
+def _say(line: str) -> None:
+    print(f"tfdist: {printable(line)}", file=sys.stderr, flush=True)

@@ -1,0 +1,83 @@
+"""Processor time of processes, from `/proc`."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a process had used at a moment.
+
+    Attributes:
+        at: the moment, in seconds (`time.monotonic`).
+        used: processor seconds of all its threads.
+        waited: seconds for which its threads waited for a processor that others had.
+    """
+
+    at: float
+    used: float
+    waited: float
+
+
+@dataclass
+class ProcessorTime:
+    """Samples of the tasks of a configuration.
+
+    Attributes:
+        samples: by task name.
+    """
+
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def look(self, at: float, pids: Mapping[str, int]) -> None:
+        """Takes a sample of each task that runs."""
+        for name, pid in pids.items():
+            if (used := _used(pid)) is not None:
+                self.samples.setdefault(name, []).append(Sample(at, used, _waited(pid)))
+
+    def between(self, name: str, begin: float, end: float) -> tuple[float, float]:
+        """Returns the processor seconds of a task within a time, and the seconds for which its threads waited."""
+        found = self.samples.get(name, [])
+        return _at(found, end, "used") - _at(found, begin, "used"), _at(found, end, "waited") - _at(found, begin, "waited")
+
+
+def _at(samples: list[Sample], moment: float, what: str) -> float:
+    """Returns a value at a moment, interpolated between samples; at the ends that of the nearest."""
+    if not samples:
+        return 0.0
+    after = next((number for number, sample in enumerate(samples) if sample.at >= moment), len(samples) - 1)
+    before = max(0, after - 1)
+    first, last = samples[before], samples[after]
+    begin, end = float(getattr(first, what)), float(getattr(last, what))
+    if last.at <= first.at:
+        return end
+    part = min(1.0, max(0.0, (moment - first.at) / (last.at - first.at)))
+    return begin + part * (end - begin)
+
+
+def _used(pid: int) -> float | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def _waited(pid: int) -> float:
+    """Returns how long the threads of a process waited for a processor; 0 where the kernel does not count it."""
+    total = 0
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return 0.0
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+    return total / 1e9

@@ -1,0 +1,147 @@
+"""Measures a `fit` for `tfdist plan`: the reporter writes the moments of its steps, the batch and the variables to a file.
+
+The planner's probe runs the user's unchanged program, and ends it when it has seen enough (launch/plan/). So `fit` goes on
+until then, without validation, and without the callbacks that write files or end the training.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.inputs import worker_input
+
+VARIABLE = "TFDIST_MEASURE"
+"""Set for the tasks that the probe starts."""
+
+SUFFIX = ".measured"
+"""The file is beside the report (run_summary.py), with this at the end of its name."""
+
+WRITE_SECONDS = 0.1
+DEFAULT_BATCH = 32
+"""Keras' batch size for arrays."""
+
+ENDLESS_EPOCHS = 10**9
+
+_LEFT_OUT = (
+    keras.callbacks.BackupAndRestore,
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.TensorBoard,
+)
+
+
+def change(arguments: MutableMapping[str, Any]) -> None:
+    """Makes `fit` train until it is ended, without validation, and without callbacks that write files or end it.
+
+    Args:
+        arguments: the arguments of `fit`, by name.
+    """
+    arguments["epochs"] = ENDLESS_EPOCHS
+    for name in ("validation_data", "validation_split"):
+        arguments.pop(name, None)
+    callbacks = arguments.get("callbacks")
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks.callbacks[:] = [each for each in callbacks.callbacks if not isinstance(each, _LEFT_OUT)]
+    elif callbacks:
+        given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        arguments["callbacks"] = [each for each in given if not isinstance(each, _LEFT_OUT)]
+
+
+class MeasuredFit(keras.callbacks.Callback):
+    """Writes what the probe wants to know.
+
+    The file holds JSON: `batch` (examples) and `batch_bytes` (that the chief sends) of a step, both null if not known,
+    `variables` (`name`, `shape`, `size` in bytes, `is_table`), and `steps`: pairs of a moment (`time.monotonic`) and the steps
+    that were done then.
+    """
+
+    tfdist_reads_batches = False  # See keras_hooks/trainer.py.
+
+    def __init__(self, report: str, arguments: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepares the callback.
+
+        Args:
+            report: path of the report.
+            arguments: the arguments of `fit`, by name.
+            clock: returns seconds.
+        """
+        super().__init__()
+        self._path = f"{report}{SUFFIX}"
+        self._batch = batch_of(arguments)
+        self._clock = clock
+        self._steps: list[tuple[float, int]] = []
+        self._done = 0
+        self._last = -1
+        self._written_at = 0.0
+        self._variables: list[dict[str, Any]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._last = -1
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self._done += batch - self._last
+        self._last = batch
+        now = self._clock()
+        if now - self._written_at >= WRITE_SECONDS:
+            self._written_at = now
+            self._steps.append((now, self._done))
+            self._write()
+
+    def _write(self) -> None:
+        examples, size = self._batch
+        self._variables = self._variables or variables_of(self.model)
+        values = {"batch": examples, "batch_bytes": size, "variables": self._variables, "steps": self._steps}
+        with open(f"{self._path}.part", "w", encoding="utf-8") as file:
+            json.dump(values, file)
+        os.replace(f"{self._path}.part", self._path)
+
+
+def variables_of(model: Any) -> list[dict[str, Any]]:
+    """Returns the trainable variables: `name`, `shape`, `size` in bytes, and `is_table` for those of Embedding layers."""
+    layers = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Embedding)]
+    tables = {id(variable) for layer in layers for variable in layer.trainable_variables}
+    found = []
+    for variable in model.trainable_variables:
+        shape = [int(length) for length in variable.shape]
+        size = int(np.prod(shape, dtype=np.int64)) * tf.as_dtype(variable.dtype).size
+        found.append({"name": variable.path, "shape": shape, "size": size, "is_table": id(variable) in tables})
+    return found
+
+
+def batch_of(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Returns the examples of a batch, and the bytes that the chief sends for it; None for what cannot be known beforehand.
+
+    Args:
+        arguments: the arguments of `fit`, by name.
+    """
+    x = arguments.get("x")
+    if isinstance(x, tf.data.Dataset):
+        examples, size = _size_of(next(iter(x.take(1)), None))
+        return examples, 0 if worker_input.of_dataset(x) is not None else size
+    if isinstance(x, keras.utils.PyDataset):
+        return _size_of(x[0])
+    parts = [arguments.get(name) for name in ("x", "y", "sample_weight")]
+    if not all(hasattr(each, "shape") for each in tf.nest.flatten([part for part in parts if part is not None])):
+        return None, None  # A generator: reading it would take a batch away.
+    examples, size = _size_of([part for part in parts if part is not None])
+    if not examples:
+        return None, None
+    batch = min(arguments.get("batch_size") or DEFAULT_BATCH, examples)
+    return batch, None if size is None else size * batch // examples
+
+
+def _size_of(batch: Any) -> tuple[int | None, int | None]:
+    """Returns the examples and bytes of nested tensors or arrays."""
+    values = [np.asarray(value) for value in tf.nest.flatten(batch) if value is not None]
+    if not values or values[0].ndim == 0:
+        return None, None
+    return len(values[0]), sum(value.nbytes for value in values)

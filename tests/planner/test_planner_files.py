@@ -1,0 +1,144 @@
+"""Files and texts of the planner: measurements, prices, links, tables, clusters."""
+
+import json
+
+import pytest
+from costs_of import measured
+
+from tfdist.dialects import read as read_cluster
+from tfdist.errors import ClusterError
+from tfdist.planner import chart, link, measurement, prices, table
+from tfdist.planner.costs import Costs
+from tfdist.planner.described import cluster_of, option_of
+from tfdist.planner.option import Hardware, Option
+from tfdist.planner.predict import predict
+from tfdist.planner.prices import Machines
+from tfdist.synchronization import Synchronization
+
+
+def test_a_measurement_survives_its_file(tmp_path):
+    measurement.save(measured(), str(tmp_path / "m.json"))
+    assert measurement.read(str(tmp_path / "m.json")) == measured()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 7}, "no measurement of version 1"),
+        ({"batch": 0}, "batch is 0, which is too small"),
+        ({"batch": None}, "batch is None, and not a number"),
+        ({"cores": True}, "cores is True"),
+        ({"runs": []}, "no variables, or no run of one process"),
+        ({"variables": []}, "no variables"),
+        ({"variables": [{"name": "x"}]}, "the field 'shape' is missing"),
+        ({"runs": [7]}, "no measurement"),
+        ({"link": -1}, "link is -1"),
+    ],
+)
+def test_a_bad_measurement_is_refused_with_a_sentence(change, message, tmp_path):
+    values = json.loads(json.dumps(measured().as_json())) | change
+    (tmp_path / "m.json").write_text(json.dumps(values))
+    with pytest.raises(ClusterError, match=r"m\.json: ") as error:
+        measurement.read(str(tmp_path / "m.json"))
+    assert message in str(error.value)
+
+
+def test_files_that_are_no_measurement(tmp_path):
+    with pytest.raises(ClusterError, match="cannot be read: No such file"):
+        measurement.read(str(tmp_path / "none"))
+    (tmp_path / "m.json").write_text("{")
+    with pytest.raises(ClusterError, match="this is no JSON"):
+        measurement.read(str(tmp_path / "m.json"))
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"), [("1gbit", 125e6), ("100Mbit", 12.5e6), ("10 gbps", 1.25e9), ("125MB", 125e6), ("2.5gbit/s", 312.5e6)]
+)
+def test_rates_of_links(text, rate):
+    assert link.bytes_per_second(text) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0gbit", "-1gbit", "1", "1gbit2", "1e9bit"])
+def test_bad_rates(text):
+    with pytest.raises(ClusterError, match="is not the rate of a link; expected for example 1gbit"):
+        link.bytes_per_second(text)
+
+
+def test_shown_rates():
+    assert [link.shown(rate) for rate in (125e6, 12.5e6, 1e3, 10)] == ["1 Gbit/s", "100 Mbit/s", "8 kbit/s", "80 bit/s"]
+
+
+def test_prices_by_either_name_of_a_machine(tmp_path):
+    (tmp_path / "p.yaml").write_text("n1-standard-4: 0.2\nn1-highcpu-8: 0.3\n")
+    found = prices.read(str(tmp_path / "p.yaml"))
+    machines = Machines(worker="complex_model_s", ps="standard", chief="n1-standard-4")
+    assert found.per_hour(Option("parameter_server", 4, 3, chief_apart=True), machines) == pytest.approx(
+        4 * 0.3 + 3 * 0.2 + 0.2
+    )
+    assert found.per_hour(Option("parameter_server", 4, 3, colocated=True), machines) == pytest.approx(4 * 0.3)
+    assert found.per_hour(Option("default", 1), machines) == pytest.approx(0.3)
+    with pytest.raises(ClusterError, match="there is no price of n1-highmem-8"):
+        found.per_hour(Option("default", 1), Machines(worker="n1-highmem-8"))
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"n1-standard-4": "cheap"}', '{"n1-standard-4": -1}', "a: [", '{"a": true}'])
+def test_bad_prices(text, tmp_path):
+    (tmp_path / "p").write_text(text)
+    with pytest.raises(ClusterError, match=r"expected|neither JSON nor YAML"):
+        prices.read(str(tmp_path / "p"))
+
+
+def test_cores_of_machine_types():
+    assert [prices.cores(name) for name in ("n1-highcpu-8", "standard", "complex_model_l", "laptop")] == [8, 4, 32, None]
+
+
+def predictions():
+    options = [Option("default", 1), Option("parameter_server", 4, 2), Option("hogwild", 4, 2, True, 16)]
+    return [predict(Costs(measured()), Hardware(1e8, 1), option) for option in options]
+
+
+def test_the_table_marks_the_first_and_has_costs():
+    found = predictions()
+    lines = table.text(found, None).splitlines()
+    assert lines[1].startswith("*  one process ")
+    assert "2 beside workers" in lines[3]
+    assert len(lines) == 4
+    with_costs = table.text(found, lambda option: float(option.machines)).splitlines()
+    assert with_costs[0].endswith("per million examples")
+    values = table.as_json(measured(), found, lambda option: 3.0)
+    assert [each["recommended"] for each in values["options"]] == [True, False, False]
+    assert values["options"][1]["cost_per_hour"] == 3.0
+    json.dumps(values)
+
+
+def test_the_chart_is_an_svg_with_a_bar_for_each():
+    import xml.etree.ElementTree as ET
+
+    root = ET.fromstring(chart.write(predictions(), "a <title>"))
+    bars = [each for each in root.iter("{http://www.w3.org/2000/svg}rect") if each.get("rx")]
+    assert len(bars) == 3
+
+
+@pytest.mark.parametrize(
+    "description", ["STANDARD_1", "BASIC", {"worker": 4}, {"chief": 1, "worker": 3}, {"worker": 3, "ps": 2}, {"worker": 1}]
+)
+def test_the_option_of_a_description_gives_the_description(description):
+    cluster = read_cluster(description)
+    option = option_of(cluster)
+    assert option is not None
+    again = cluster_of(option, cluster, Machines.of(cluster), cluster.synchronization)
+    assert again == cluster
+    assert option_of(again) == option
+
+
+def test_a_cluster_keeps_the_hosts_and_machines_of_the_description():
+    cluster = cluster_of(
+        Option("hogwild", 6, 2, period=64, chief_apart=True), read_cluster("STANDARD_1"), Machines(), Synchronization()
+    )
+    assert cluster.describe() == "1 chief, 6 workers, 2 ps"
+    assert (cluster.strategy, cluster.sync_period) == ("hogwild", 64)
+    assert {task.machine_type for task in cluster.job("worker")[:4]} == {"n1-highcpu-8"}
+    hosts = read_cluster({"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}})
+    together = cluster_of(Option("parameter_server", 2, 2, colocated=True), hosts, Machines(), Synchronization())
+    assert [task.host for task in together.job("ps")] == ["a", "b"]
+    assert option_of(together) == Option("parameter_server", 2, 2, colocated=True)

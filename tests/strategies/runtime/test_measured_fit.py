@@ -1,0 +1,87 @@
+"""What `fit` writes for the planner's probe, and how it is changed for it."""
+
+import json
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.launch.plan import probe, window
+from tfdist.planner import placement
+from tfdist.planner.costs import COMPRESSED
+from tfdist.strategies.hogwild.compression import COMPRESSORS
+from tfdist.strategies.parameter_server.placement import MIN_SHARD_BYTES
+from tfdist.strategies.runtime import measured_fit
+from tfdist.strategies.runtime.measured_fit import MeasuredFit, batch_of, change
+
+
+def test_both_sides_agree():
+    assert (probe.VARIABLE, window.SUFFIX) == (measured_fit.VARIABLE, measured_fit.SUFFIX)
+    assert placement.MIN_SHARD_BYTES == MIN_SHARD_BYTES
+    sizes = {name: compressor.size(10**6) / 4e6 for name, compressor in COMPRESSORS.items()}
+    assert pytest.approx(sizes, rel=0.01) == COMPRESSED
+
+
+X, Y = np.zeros([10, 4], "float32"), np.zeros([10], "int64")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"x": X, "y": Y}, (10, 240)),
+        ({"x": X, "y": Y, "batch_size": 4}, (4, 96)),
+        ({"x": {"a": X, "b": X}, "y": Y, "batch_size": 5}, (5, 200)),
+        ({"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)}, (3, 72)),
+        ({"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(5, drop_remainder=True).repeat()}, (5, 120)),
+        ({"x": ((X, Y) for _ in range(3))}, (None, None)),
+        ({}, (None, None)),
+    ],
+)
+def test_the_size_of_a_batch(arguments, expected):
+    assert batch_of(arguments) == expected
+
+
+def test_a_generator_loses_no_batch():
+    batches = ((X, Y) for _ in range(3))
+    batch_of({"x": batches})
+    assert len(list(batches)) == 3
+
+
+def test_nothing_is_written_or_ended_by_callbacks_of_the_user(tmp_path):
+    kept = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
+    left_out = [keras.callbacks.ModelCheckpoint(str(tmp_path / "m.keras")), keras.callbacks.EarlyStopping()]
+    for given in ([kept, *left_out], (kept, *left_out)):
+        arguments = {"x": X, "epochs": 2, "validation_split": 0.1, "validation_data": (X, Y), "callbacks": given}
+        change(arguments)
+        assert arguments == {"x": X, "epochs": measured_fit.ENDLESS_EPOCHS, "callbacks": [kept]}
+    single = {"callbacks": left_out[0]}
+    change(single)
+    assert single["callbacks"] == []
+    whole = keras.callbacks.CallbackList([kept, *left_out])
+    change({"callbacks": whole})
+    assert [type(each) for each in whole.callbacks if each in (kept, *left_out)] == [type(kept)]
+
+
+def test_steps_and_variables(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(7, 2), keras.layers.Flatten(), keras.layers.Dense(5)])
+    clock = SimpleNamespace(now=0.0)
+    callback = MeasuredFit(str(tmp_path / "report.json"), {"x": X, "y": Y}, lambda: clock.now)
+    callback.set_model(model)
+    for epoch in range(2):
+        callback.on_epoch_begin(epoch)
+        for batch in (4, 9):  # Five steps of an execution at once.
+            clock.now += 1.0
+            callback.on_train_batch_end(batch)
+    fit = window.read(tmp_path / "report.json")
+    assert list(fit.steps) == [(1.0, 5), (2.0, 10), (3.0, 15), (4.0, 20)]
+    assert (fit.batch, fit.batch_bytes) == (10, 240)
+    assert [(v.shape, v.size, v.is_table) for v in fit.variables] == [
+        ((7, 2), 56, True),
+        ((6, 5), 120, False),
+        ((5,), 20, False),
+    ]
+    assert window.read(tmp_path / "none") is None
+    (tmp_path / f"torn{window.SUFFIX}").write_text(json.dumps({"batch": 1})[:-1])
+    assert window.read(tmp_path / "torn") is None

@@ -1,0 +1,102 @@
+"""Makes a cluster of an option, in which the user's own description keeps what the option leaves open."""
+
+import dataclasses
+
+from tfdist.choice import choose
+from tfdist.cluster import Cluster, Task
+from tfdist.errors import Source
+from tfdist.planner.option import Option
+from tfdist.planner.prices import Machines
+from tfdist.synchronization import Synchronization
+
+
+def option_of(cluster: Cluster) -> Option | None:
+    """Returns the option that a cluster describes; None if it has groups of several workers or servers groups.
+
+    Raises:
+        ClusterError: if the cluster cannot be trained on.
+    """
+    strategy, workers, ps = choose(cluster).strategy, len(cluster.job("worker")), len(cluster.job("ps"))
+    if (any(len(group) > 1 for group in cluster.worker_groups) and ps) or len(cluster.server_groups) > 1:
+        return None
+    if strategy == "default":
+        return Option("default", 1)
+    if strategy == "mirrored":
+        return Option("mirrored", cluster.training_tasks[0].slots)
+    has_chief = bool(cluster.job("chief"))
+    if strategy == "multi_worker_mirrored":
+        return Option(strategy, workers + has_chief)
+    colocated = not cluster.separate_servers or _shares_hosts(cluster)
+    if strategy == "parameter_server":
+        return Option(strategy, workers, ps, colocated, chief_apart=has_chief)
+    options = cluster.synchronization
+    kept = (options.delay, options.fragments, options.compression)
+    return Option(strategy, workers, ps, colocated, cluster.sync_period, *kept, chief_apart=has_chief)
+
+
+def _shares_hosts(cluster: Cluster) -> bool:
+    hosts = {task.host for task in cluster.job("worker")} - {None}
+    return bool(hosts) and all(task.host in hosts for task in cluster.job("ps"))
+
+
+def cluster_of(option: Option, base: Cluster | None, machines: Machines, synchronization: Synchronization) -> Cluster:
+    """Returns the cluster of an option.
+
+    Args:
+        option: the option.
+        base: the user's description, whose hosts, machine types, evaluators and job folder it keeps; or None.
+        machines: machine types for tasks that `base` does not have. Without `base` the types stay open.
+        synchronization: options of hogwild, of which those of the option win.
+    """
+    has_chief = base is not None and bool(base.job("chief"))
+    alone = option.strategy in ("default", "mirrored")
+    chiefs = int(has_chief or (alone and base is not None and not base.job("worker")))
+    workers = 0 if alone and chiefs else 1 if alone else option.workers - (chiefs if not option.ps else 0)
+    tasks = [_task("chief", index, base, machines) for index in range(chiefs)]
+    tasks += [_task("worker", index, base, machines) for index in range(workers)]
+    for index in range(option.ps):
+        task = _task("ps", index, base, machines)
+        host = tasks[chiefs + index].host if option.colocated else task.host
+        tasks.append(dataclasses.replace(task, host=host, port=None if option.colocated else task.port))
+    if base is not None:
+        tasks += base.job("evaluator")
+    if option.strategy == "mirrored":
+        tasks[0] = dataclasses.replace(tasks[0], slots=option.workers)
+    source = base.source if base is not None else Source("planner", "tfdist plan")
+    cluster = Cluster(
+        tuple(tasks),
+        separate_servers=not option.colocated,
+        job_dir=base.job_dir if base is not None else None,
+        protocol=base.protocol if base is not None else "grpc",
+        source=source,
+    )
+    if option.strategy == "hogwild":
+        changes = {"delay": option.delay, "fragments": option.fragments, "compression": option.compression}
+        options = dataclasses.replace(synchronization, **changes)  # type: ignore[arg-type]
+        return dataclasses.replace(cluster, strategy="hogwild", sync_period=option.period, synchronization=options)
+    if choose(cluster).strategy != option.strategy and option.strategy != "default":
+        return dataclasses.replace(cluster, strategy=option.strategy)
+    return cluster
+
+
+def _task(job: str, index: int, base: Cluster | None, machines: Machines) -> Task:
+    """Returns the task of the description, or a new one like its first; a colocated chief of the description stays."""
+    if base is None:
+        return Task(job, index)
+    known = base.job(job)
+    if index < len(known):
+        return known[index]
+    has_types = any(task.machine_type for task in base.tasks)
+    return Task(job, index, machine_type=getattr(machines, job) if has_types else None)
+
+
+def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
+    """Returns a cluster without what only flags can say, and those flags: for languages that have no words for a strategy."""
+    flags = []
+    if cluster.strategy is not None:
+        flags.append(f"--strategy {cluster.strategy}")
+    if cluster.strategy == "hogwild":
+        flags.append(f"--sync_period {cluster.sync_period}")
+        for name, value in cluster.synchronization.non_default().items():
+            flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
+    return dataclasses.replace(cluster, strategy=None, sync_period=1, synchronization=Synchronization()), " ".join(flags)

@@ -1,0 +1,177 @@
+"""`Measurement`: what the steps and exchanges of a program cost, as the probe has measured it, and its file."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.errors import Source
+
+VERSION = 1
+"""Version of the format of the file."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable of the model.
+
+    Attributes:
+        name: its path in the model.
+        shape: its shape.
+        size: its bytes.
+        is_table: whether it belongs to an Embedding layer, whose steps read and update single rows.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    size: int
+    is_table: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a short training of one configuration has cost. Times are processor seconds per step of one worker.
+
+    Attributes:
+        strategy: `default` (one process), `multi_worker_mirrored`, `parameter_server` or `hogwild`.
+        workers: number of workers.
+        ps: number of ps.
+        steps: steps that were measured.
+        seconds: how long they took.
+        batch: examples of a step of `fit`.
+        worker: processor seconds of one worker.
+        server: processor seconds of one ps; 0 without.
+        chief: processor seconds of the chief; 0 without.
+        period: updates between two synchronizations of hogwild; else 1.
+        waited: part of `seconds` for which the threads of the workers waited for a processor that others had.
+    """
+
+    strategy: str
+    workers: int
+    ps: int
+    steps: int
+    seconds: float
+    batch: int
+    worker: float
+    server: float = 0.0
+    chief: float = 0.0
+    period: int = 1
+    waited: float = 0.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All that is known about a program.
+
+    Attributes:
+        program: the program and its arguments, for people.
+        cores: cores that the measured processes could use.
+        batch: examples of a step.
+        batch_bytes: bytes of a batch that the chief sends to a worker; 0 if workers read their data themselves.
+        variables: the trainable variables.
+        runs: what was measured; the first is that of one process.
+        link: measured rate between hosts in bytes per second; None if it was not measured.
+    """
+
+    program: str
+    cores: int
+    batch: int
+    batch_bytes: int
+    variables: tuple[Variable, ...]
+    runs: tuple[Run, ...]
+    link: float | None = None
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of all trainable variables."""
+        return sum(variable.size for variable in self.variables)
+
+    def run(self, strategy: str, ps: int | None = None) -> Run | None:
+        """Returns the run of a strategy, and with a number of ps; None if it was not measured."""
+        found = (run for run in self.runs if run.strategy == strategy and ps in (None, run.ps))
+        return next(found, None)
+
+    @property
+    def single(self) -> Run:
+        """The run of one process."""
+        return self.runs[0]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns a dict for `json.dumps`, which `from_json` takes."""
+        return {"version": VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, values: object, source: str) -> "Measurement":
+        """Returns the measurement of what `as_json` has returned.
+
+        Args:
+            values: the dict.
+            source: where it comes from, for messages.
+
+        Raises:
+            ClusterError: if it is no measurement.
+        """
+        error = Source("planner", source).error
+        if not isinstance(values, Mapping) or values.get("version") != VERSION:
+            raise error(f"this is no measurement of version {VERSION}; tfdist plan --save FILE writes one")
+        try:
+            found = cls(
+                str(values["program"]),
+                _number(values, "cores", whole=True),
+                _number(values, "batch", whole=True),
+                _number(values, "batch_bytes", whole=True, least=0),
+                tuple(
+                    Variable(str(each["name"]), tuple(each["shape"]), _number(each, "size", whole=True), bool(each["is_table"]))
+                    for each in values["variables"]
+                ),
+                tuple(_run(each) for each in values["runs"]),
+                None if values.get("link") is None else _number(values, "link"),
+            )
+        except (KeyError, TypeError, AttributeError, ValueError) as fault:
+            what = f"the field {fault} is missing" if isinstance(fault, KeyError) else str(fault)
+            raise error(f"this is no measurement: {what}; tfdist plan --save FILE writes one") from None
+        if not found.variables or not found.runs or found.single.strategy != "default":
+            raise error("this measurement has no variables, or no run of one process; tfdist plan --save FILE writes one")
+        return found
+
+
+def _run(values: Mapping[str, Any]) -> Run:
+    whole = {"workers": 1, "ps": 0, "steps": 1, "batch": 1, "period": 1}
+    least = {"seconds": None, "worker": None, "server": 0, "chief": 0, "waited": 0}
+    return Run(
+        strategy=str(values["strategy"]),
+        **{name: _number(values, name, whole=True, least=lowest) for name, lowest in whole.items()},  # type: ignore[arg-type]
+        **{name: _number(values, name, least=lowest) for name, lowest in least.items()},  # type: ignore[arg-type]
+    )
+
+
+def _number(values: Mapping[str, Any], name: str, *, whole: bool = False, least: int | None = None) -> Any:
+    """Returns a number, above 0 unless `least` allows less. Raises ValueError for others."""
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not math.isfinite(value):
+        raise ValueError(f"{name} is {value!r}, and not a number")
+    if value <= 0 if least is None else value < least:
+        raise ValueError(f"{name} is {value!r}, which is too small")
+    return value
+
+
+def read(path: str) -> Measurement:
+    """Returns the measurement in a file. Raises ClusterError if there is none."""
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Source("planner", path).error(f"this file cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise Source("planner", path).error(f"this is no JSON: {error}") from None
+    return Measurement.from_json(values, path)
+
+
+def save(measurement: Measurement, path: str) -> None:
+    """Writes a measurement to a file. Raises ClusterError if it cannot be written."""
+    try:
+        Path(path).write_text(json.dumps(measurement.as_json(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise Source("planner", path).error(f"this file cannot be written: {error.strerror}") from None

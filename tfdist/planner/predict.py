@@ -1,0 +1,187 @@
+"""Predicts examples per second of an option, and names the resource that binds.
+
+A cycle of a worker is a step, or with `hogwild` a period of steps and its exchange. With `multi_worker_mirrored` nothing is
+shared: a step takes the sum of its parts. With `hogwild`, whose workers wait for each other in rounds, a cycle takes
+
+    T = (L^g + X^g)^(1/g)
+
+L is how long it takes if nothing is shared: what the worker does one after the other. X is how long the busiest shared resource
+(a link, the processor of a ps, of the chief, the cores of a machine) is busy while every worker makes one cycle. T is close to
+the larger of both unless they are about equal. The form is that of Pollux (OSDI 2021). With `parameter_server` workers do not
+wait for each other, but queue for each resource (queues.py).
+"""
+
+from dataclasses import dataclass
+
+from tfdist.planner.costs import COMPRESSED, HOP_SECONDS, Costs
+from tfdist.planner.loads import Cycle, Load, busiest, loads
+from tfdist.planner.option import Hardware, Option
+from tfdist.planner.placement import evenly, whole_and_split
+from tfdist.planner.queues import cycle as queued
+
+G = 5.0
+"""The exponent g. Chosen on the nine float32 cells of benchmarks/hogwild.md, and never on those of benchmarks/planner.md."""
+
+BINDS = 0.6
+"""A shared resource binds if it is busy for this part of the time; otherwise the worker's own processor or link does."""
+
+DELAY_PART = 4
+"""Without a delay of the user's, hogwild measures one, which is at most a quarter of the updates between two pushes."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How fast an option trains.
+
+    Attributes:
+        option: the option.
+        examples_per_second: of all workers.
+        binding: the resource that binds: what has to become faster to train faster.
+        busy: the part of the time for which each shared resource is busy, by name, the busiest first.
+        assumed: what was not measured, in words.
+    """
+
+    option: Option
+    examples_per_second: float
+    binding: str
+    busy: tuple[tuple[str, float], ...]
+    assumed: tuple[str, ...] = ()
+
+
+def predict(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
+    """Returns the prediction for an option on machines that are all equal."""
+    return _PREDICTORS[option.strategy](costs, hardware, option)
+
+
+def combined(alone: float, busiest: float) -> float:
+    """Returns the time of a cycle, in seconds.
+
+    Args:
+        alone: its time if nothing is shared.
+        busiest: how long the busiest shared resource is busy for it.
+    """
+    most = max(alone, busiest)
+    return most * ((alone / most) ** G + (busiest / most) ** G) ** (1 / G) if most else 0.0
+
+
+def _one_process(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
+    """One process, and `mirrored`: devices of one machine, each with its part of the batch."""
+    processor = costs.measurement.single.worker / option.workers
+    step = costs.wall(processor, hardware.cores)
+    cores = option.workers * processor / hardware.cores
+    time = combined(step, cores) if option.workers > 1 else step
+    assumed = ("mirrored was not measured",) if option.workers > 1 else ()
+    return Prediction(
+        option, costs.measurement.batch / time, "worker processor", (("worker processor", cores / time),), assumed
+    )
+
+
+def _all_reduce(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
+    """`multi_worker_mirrored`: each step computes the worker's part of the batch, then sums all gradients in a ring."""
+    workers, measurement = option.workers, costs.measurement
+    computed, summed = costs.all_reduce(workers)
+    share = 2 * (workers - 1) / workers * measurement.model_bytes
+    processor = computed + summed
+    wire = share / hardware.link + 2 * (workers - 1) * HOP_SECONDS
+    # One after the other, and no resource is shared: no queue forms.
+    time = costs.wall(computed, hardware.cores) + summed + wire
+    binding = "worker link" if wire > time - wire else "worker processor"
+    busy = (("worker link", share / hardware.link / time), ("worker processor", processor / hardware.cores / time))
+    batch = measurement.batch * (workers if costs.batch_grows else 1)
+    assumed = () if measurement.run("multi_worker_mirrored") else ("multi_worker_mirrored was not measured",)
+    return Prediction(option, batch / time, binding, _sorted(busy), assumed)
+
+
+def _served(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
+    """`parameter_server`: a step reads the parameters, computes, and sends the gradients; workers do not wait for others."""
+    measurement = costs.measurement
+    sent = whole_and_split(measurement.variables, option.ps)
+    cost = costs.served(option.ps, max(sent) / sum(sent))
+    cycle = Cycle(
+        measurement.batch,
+        costs.compute + cost.worker,
+        cost.server,
+        cost.chief,
+        sent,
+        measurement.batch_bytes,
+    )
+    shared = loads(option, cycle, hardware)
+    chief = cost.chief if option.workers == 1 else 0.0  # Else the chief prepares the next step meanwhile.
+    compute = costs.wall(costs.compute, hardware.cores) + cost.worker + cost.server + chief
+    wire = 2 * _remote(option, sent) / hardware.link + _batches(option, cycle) / hardware.link
+    queues = [load.seconds / option.workers for load in busiest(shared) if load.kind != "chief"]
+    time = queued(option.workers, max(0.0, compute + wire - sum(queues)), queues)
+    time = combined(time, option.workers * cost.chief)
+    return _prediction(option, cycle, time, shared, (compute, wire), cost.assumed)
+
+
+def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
+    """`hogwild`: a period of steps on the worker's replica, and an exchange of which the delay hides a part."""
+    measurement, period = costs.measurement, option.period
+    cost = costs.exchanged(period, option.ps, option.fragments)
+    sent = [size * COMPRESSED[option.compression] for size in evenly(measurement.model_bytes, option.ps)]
+    cycle = Cycle(
+        period * measurement.batch,
+        period * costs.compute + cost.worker,
+        cost.server,
+        cost.chief,
+        sent,
+        period * measurement.batch_bytes,
+    )
+    step = costs.wall(costs.compute, hardware.cores)
+    between = max(1, period // option.fragments)
+    delay = max(1, between // DELAY_PART) if option.delay is None else min(option.delay, between)
+    # Rounds: all workers push at about the same time, and wait for the slowest answer.
+    pushed = max(_remote(option, sent), _crowd(option, sent)) / hardware.link
+    cores = hardware.cores if option.colocated else hardware.server_cores or hardware.cores
+    exchange = 2 * pushed + option.workers * cost.server / cores
+    wire = max(0.0, exchange - delay * step * option.fragments)
+    # And get their batches at the same time.
+    wire += max(1, option.workers - (not option.chief_apart)) * _batches(option, cycle) / hardware.link
+    chief = cost.chief if option.workers == 1 else 0.0
+    compute = period * step + cost.worker + chief
+    shared = loads(option, cycle, hardware)
+    time = combined(compute + wire, max(load.seconds for load in shared))
+    return _prediction(option, cycle, time, shared, (compute, wire), cost.assumed)
+
+
+def _prediction(
+    option: Option, cycle: Cycle, time: float, shared: list[Load], own: tuple[float, float], assumed: tuple[str, ...]
+) -> Prediction:
+    """Returns the prediction of a cycle that takes `time`; `own` is what the worker computes and waits for its link in it."""
+    binding = max(shared, key=lambda load: load.seconds)
+    name = binding.resource
+    if binding.seconds < BINDS * time:
+        name = "worker processor" if own[0] >= own[1] else "worker link"
+    largest = sorted(shared, key=lambda load: -load.seconds)[:4]
+    busy = {load.resource: load.seconds / time for load in reversed(largest)}
+    return Prediction(option, option.workers * cycle.examples / time, name, _sorted(tuple(busy.items())), assumed)
+
+
+def _batches(option: Option, cycle: Cycle) -> float:
+    """Returns the bytes of its batches that a worker gets over a link before it can begin."""
+    return cycle.batches if option.chief_apart or option.workers > 1 else 0.0
+
+
+def _remote(option: Option, sent: list[int] | list[float]) -> float:
+    """Returns the bytes that a worker sends to ps on other machines."""
+    own = max(sent) if option.colocated and option.ps >= option.workers else 0.0
+    return sum(sent) - own
+
+
+def _crowd(option: Option, sent: list[float]) -> float:
+    """Returns the bytes that the ps with the most bytes receives from all workers on other machines."""
+    return (option.workers - option.colocated) * max(sent)
+
+
+def _sorted(busy: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+    return tuple(sorted(busy, key=lambda pair: pair[1], reverse=True))
+
+
+_PREDICTORS = {
+    "default": _one_process,
+    "mirrored": _one_process,
+    "multi_worker_mirrored": _all_reduce,
+    "parameter_server": _served,
+    "hogwild": _local_steps,
+}

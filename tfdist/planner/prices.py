@@ -1,0 +1,103 @@
+"""Prices of machines: a file with a price per hour for each machine type, by the names that CloudML and Compute Engine use."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.cluster import Cluster
+from tfdist.dialects.cloudml.machines import machine
+from tfdist.errors import Source, nearest
+from tfdist.planner.option import Option
+
+DEFAULT_MACHINE = "n1-standard-4"
+"""The machine of a task whose description names none, as in CloudML's scale tier BASIC."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machine types of the tasks.
+
+    Attributes:
+        worker: of workers, and of a single process.
+        ps: of ps with machines of their own.
+        chief: of a chief with a machine of its own.
+    """
+
+    worker: str = DEFAULT_MACHINE
+    ps: str = DEFAULT_MACHINE
+    chief: str = DEFAULT_MACHINE
+
+    @classmethod
+    def of(cls, cluster: Cluster | None) -> "Machines":
+        """Returns those of a cluster; defaults for what it leaves open."""
+        types = {} if cluster is None else {task.job: task.machine_type for task in cluster.tasks if task.machine_type}
+        worker = types.get("worker") or types.get("chief") or DEFAULT_MACHINE
+        return cls(worker, types.get("ps") or DEFAULT_MACHINE, types.get("chief") or worker)
+
+
+def cores(name: str) -> int | None:
+    """Returns the virtual processors of a machine type, the last number of its name; None if that does not say it."""
+    known = machine(name)
+    number = ((known.equivalent if known else "") or name.partition("+")[0]).rpartition("-")[2]
+    return int(number) if known is not None and number.isascii() and number.isdecimal() else None
+
+
+class Prices:
+    """Prices per hour by machine type.
+
+    Args:
+        values: machine type -> price.
+        source: where they come from, for messages.
+    """
+
+    def __init__(self, values: Mapping[str, float], source: str) -> None:
+        self._values = dict(values)
+        self._source = source
+
+    def per_hour(self, option: Option, machines: Machines) -> float:
+        """Returns what an option costs for an hour. Raises ClusterError if a price is missing."""
+        if option.machines == 1:
+            return self._of(machines.worker)
+        total = option.workers * self._of(machines.worker)
+        if not option.colocated and option.ps:
+            total += option.ps * self._of(machines.ps)
+        if option.chief_apart and option.ps:
+            total += self._of(machines.chief)
+        return total
+
+    def _of(self, name: str) -> float:
+        known = machine(name)
+        for each in (name, known.equivalent if known else ""):
+            if each in self._values:
+                return self._values[each]
+        raise Source("planner", self._source).error(f"there is no price of {name}{nearest(name, self._values)}")
+
+
+def read(path: str) -> Prices:
+    """Returns the prices in a file: JSON or YAML, machine type -> price per hour. Raises ClusterError for others."""
+    error = Source("planner", path).error
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as fault:
+        raise error(f"this file cannot be read: {getattr(fault, 'strerror', None) or fault}") from None
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = _yaml(text, path)
+    if not isinstance(values, Mapping) or not values:
+        raise error('this is no list of prices; expected for example {"n1-standard-4": 0.19, "n1-highcpu-8": 0.2836}')
+    for name, price in values.items():
+        if isinstance(price, bool) or not isinstance(price, int | float) or not math.isfinite(price) or price < 0:
+            raise error(f"the price of {name} is {price!r}; expected a number, the price of an hour")
+    return Prices({str(name): float(price) for name, price in values.items()}, path)
+
+
+def _yaml(text: str, path: str) -> object:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise Source("planner", path).error("this is neither JSON nor YAML") from None
