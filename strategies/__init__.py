@@ -83,7 +83,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     atomic_saving.install(strategy)
     job_backup.install(strategy)
-    refusal.install()  # Last, so that it comes before the hooks of the strategy.
+    refusal.install(strategy)  # Last, so that it comes before the hooks of the strategy.
     return strategy
 
 

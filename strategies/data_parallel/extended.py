@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replica_context import current
-from tfdist.strategies.model_parallel.layouts import Partition
+from tfdist.strategies.model_parallel.described import DescribedLayouts
+from tfdist.strategies.model_parallel.layouts import LocalMesh
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, rows_by_part
 from tfdist.strategies.model_parallel.split_variable import SplitVariable, part_scope
 from tfdist.strategies.model_parallel.variables import column_devices
@@ -19,11 +20,14 @@ class DataParallelExtended(MirroredExtended):
     """TensorFlow's extended MirroredStrategy, also a base of that of MultiWorkerMirroredStrategy.
 
     Attributes:
-        partition: the devices of each replica of this task, if `keras.distribution` gives a replica several; None otherwise.
+        mesh: the devices of each replica of this task, if `keras.distribution` or the description of the cluster gives them;
+            None otherwise.
+        described: the layouts that the description of the cluster gives; None if it gives none.
         has_variables: whether a variable was created.
     """
 
-    partition: Partition | None = None
+    mesh: LocalMesh | None = None
+    described: DescribedLayouts | None = None
     has_variables = False
     _tfdist_tracing = 0
 
