@@ -1,9 +1,9 @@
-"""Steps per second and bytes per device of models that are split over devices, against one device with as many cores.
+"""Steps per second and bytes per device of models that are sharded over devices, against one device with as many cores.
 
     python benchmarks/model_parallel.py --markdown benchmarks/model_parallel.md
 
 The devices are logical CPU devices of one process, which share all cores: one device can use as many cores as four. So the
-figures show what the split costs, not what it gains. Each arrangement runs in a process of its own, `--rounds` times in turn.
+figures show what sharding costs, not what it gains. Each arrangement runs in a process of its own, `--rounds` times in turn.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from pathlib import Path
 
 ARRANGEMENTS = {
     "one device": None,
-    "2 devices, split": (1, 2),
-    "4 devices, split": (1, 4),
+    "2 devices, sharded": (1, 2),
+    "4 devices, sharded": (1, 4),
     "2 replicas of 2 devices": (2, 2),
     "4 replicas": (4, 1),
 }
@@ -82,7 +82,7 @@ def program(model_name: str, arrangement: str, seconds: float) -> None:
         epochs += 2
     held: dict[str, int] = {}
     for variable in [*model.weights, *model.optimizer.variables]:
-        for part in getattr(variable._value, "parts", [variable._value]):
+        for part in getattr(variable._value, "shards", [variable._value]):
             for local in getattr(part, "values", [part]):
                 held[local.device] = held.get(local.device, 0) + int(np.prod(local.shape)) * local.dtype.size
     print(json.dumps({"rate": 16 * epochs / (time.perf_counter() - began), "bytes": sorted(held.values())}))
@@ -100,10 +100,10 @@ def main() -> None:
         return
     command = f"python benchmarks/model_parallel.py --rounds {flags.rounds} --seconds {flags.seconds:g}"
     lines = [
-        "# Models split over devices",
+        "# Models sharded over devices",
         "",
         f"`{command}`, on 2 cores, without a GPU: medians (minimum to maximum).",
-        "Logical CPU devices share the cores, so that a split can only cost. The last column is what a device holds.",
+        "Logical CPU devices share the cores, so that sharding can only cost. The last column is what a device holds.",
         "",
         "| model | arrangement | steps/s | of one device | weights and slots of one device, MB |",
         "|---|---|---|---|---|",

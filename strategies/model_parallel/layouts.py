@@ -1,6 +1,5 @@
 """What `keras.distribution` says: which devices make up a replica, and along which axis a variable is sharded."""
 
-import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -110,6 +109,10 @@ def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh
     return axis
 
 
-@functools.cache
+_warned: set[str] = set()  # Axes of batches: one warning stands for all variables.
+
+
 def _warn_of_batch_axis(name: str, where: str) -> None:
-    _log.warning("%s, and %r is the axis of the batch: every replica holds the variable whole along it", where, name)
+    if name not in _warned:
+        _warned.add(name)
+        _log.warning("%s, and %r is the axis of the batch: every replica holds such variables whole along it", where, name)

@@ -291,7 +291,7 @@ def bytes_by_device(model):
     found = {}
     for variable in [*model.weights, *model.optimizer.variables]:
         value = variable._value
-        for part in getattr(value, "parts", [value]):
+        for part in getattr(value, "shards", [value]):
             for local in getattr(part, "values", [part]):
                 size = int(np.prod(local.shape)) * local.dtype.size
                 found[local.device] = found.get(local.device, 0) + size
@@ -311,7 +311,7 @@ def train(name, scope):
     result["predict"] = model.predict(x, verbose=0).ravel().tolist()
     result["slots"] = [np.asarray(v.numpy(), "float64").ravel().tolist() for v in model.optimizer.variables]
     result["bytes"] = bytes_by_device(model)
-    result["split"] = sorted(v.path for v in model.weights if hasattr(v._value, "parts"))
+    result["split"] = sorted(v.path for v in model.weights if hasattr(v._value, "shards"))
     model.save(f"{name}.keras")
     return result
 
