@@ -142,7 +142,7 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
             f"{choice.rule}; describe it without ps, or leave the partition out",
             field="partition",
         )
-    for task in () if cluster.partial else cluster.training_tasks:
+    for task in cluster.training_tasks:
         devices = cluster.partition.devices or task.slots
         if task.slots % devices or devices < 2:
             raise error(
