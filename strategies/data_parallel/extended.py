@@ -43,8 +43,11 @@ class DataParallelExtended(MirroredExtended):
 
     @overrides(MirroredExtended)
     def _use_merge_call(self) -> bool:
-        """Returns False in a compiled step: unlike collectives, `merge_call` cannot stand in a `cond`."""
-        return super()._use_merge_call() and (tf.executing_eagerly() or not self._tfdist_tracing)
+        """Returns False in a compiled step: unlike collectives, `merge_call` cannot stand in a `cond`.
+
+        Nor can it in the user's functions if variables are sharded: it knows no `SplitTensor`.
+        """
+        return super()._use_merge_call() and (tf.executing_eagerly() or not (self._tfdist_tracing or self.mesh))
 
     @overrides(MirroredExtended)
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
@@ -55,13 +58,6 @@ class DataParallelExtended(MirroredExtended):
                 "BatchNormalization(synchronized=True) does: XLA cannot compile that; leave jit_compile at 'auto'"
             )
         return super()._replica_ctx_all_reduce(reduce_op, value, options)
-
-    @overrides(MirroredExtended)
-    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
-        """Adds up values of the replicas. TensorFlow refuses that of a single replica in a tf.function: it has no device."""
-        if self._num_replicas_in_sync == 1 and isinstance(value, tf.Tensor) and not tf.executing_eagerly():
-            return value
-        return super()._reduce_to(reduce_op, value, destinations, options)
 
     # Variables that are sharded over the devices of a replica.
 

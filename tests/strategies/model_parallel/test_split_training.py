@@ -86,9 +86,11 @@ def test_each_device_holds_its_part(results):
         assert least * parts + (most - least) == whole
 
 
-def test_what_cannot_be_sharded_is_refused_by_name(tmp_path, run_python):
+def test_what_cannot_be_sharded_is_refused_by_name_and_an_own_loop_trains(tmp_path, run_python):
     assert run_python(tmp_path, PROGRAM, "refused", timeout=300) == 0, (tmp_path / "output.txt").read_text()[-5000:]
     found = json.loads((tmp_path / "refused.json").read_text())
+    sharded, alone = found.pop("own_loop")
+    assert sharded == pytest.approx(alone, rel=1e-5) and len(set(alone)) == 5
     expected = {
         "an_optimizer_that_needs_whole_variables": "Lamb may need all of a variable",
         "an_operation_without_a_rule": "own/kernel is sharded over 4 devices, and this step reads it as a whole",

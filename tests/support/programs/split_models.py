@@ -256,8 +256,26 @@ REFUSED = {
 }
 
 
+def own_loop(scope, run, reduce):
+    """Returns the losses of a training loop without `fit`."""
+    keras.utils.set_random_seed(1)
+    with scope:
+        model, optimizer = mlp(), keras.optimizers.SGD(0.05, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    together = tf.function(lambda x, y: reduce(run(step, (x, y))))
+    return [float(together(X[:16], Y[:16])) for _ in range(5)]
+
+
 def refused():
-    """Returns what each refused program says, and what happens without a scope."""
+    """Returns what each refused program says, what happens without a scope, and the losses of a loop without `fit`."""
     strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }")
     found = {}
     mesh = MESHES["1x4"]
@@ -278,6 +296,12 @@ def refused():
             model.export("exported")
         except (ValueError, NotImplementedError) as error:
             found[name] = str(error)
+    found["own_loop"] = [
+        own_loop(
+            strategy.scope(), lambda step, args: strategy.run(step, args), lambda loss: strategy.reduce("SUM", loss, axis=None)
+        ),
+        own_loop(contextlib.nullcontext(), lambda step, args: step(*args), lambda loss: loss),
+    ]
     keras.distribution.set_distribution(distribution((2, 2), PAIR))
     try:
         strategy.scope()
