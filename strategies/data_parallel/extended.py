@@ -47,7 +47,8 @@ class DataParallelExtended(MirroredExtended):
 
         Nor can it in the user's functions if variables are sharded: it knows no `SplitTensor`.
         """
-        return super()._use_merge_call() and (tf.executing_eagerly() or not (self._tfdist_tracing or self.mesh))
+        is_sharded = self.mesh is not None and self.mesh.axis is not None
+        return super()._use_merge_call() and (tf.executing_eagerly() or not (self._tfdist_tracing or is_sharded))
 
     @overrides(MirroredExtended)
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
