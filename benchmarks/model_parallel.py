@@ -1,9 +1,9 @@
-"""Steps per second and bytes per device of models that are split over devices, against one device with as many cores.
+"""Steps per second, processor time and bytes per device of sharded models, against one device with as many cores.
 
     python benchmarks/model_parallel.py --markdown benchmarks/model_parallel.md
 
 The devices are logical CPU devices of one process, which share all cores: one device can use as many cores as four. So the
-figures show what the split costs, not what it gains. Each arrangement runs in a process of its own, `--rounds` times in turn.
+figures show what sharding costs, not what it gains. Each arrangement runs in a process of its own, `--rounds` times in turn.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from pathlib import Path
 
 ARRANGEMENTS = {
     "one device": None,
-    "2 devices, split": (1, 2),
-    "4 devices, split": (1, 4),
+    "2 devices, sharded": (1, 2),
+    "4 devices, sharded": (1, 4),
     "2 replicas of 2 devices": (2, 2),
     "4 replicas": (4, 1),
 }
@@ -76,16 +76,21 @@ def program(model_name: str, arrangement: str, seconds: float) -> None:
         model.fit(x, y, batch_size=batch, epochs=epochs, verbose=0)
 
     fit(1)
-    epochs, began = 0, time.perf_counter()
+    epochs, began, used = 0, time.perf_counter(), time.process_time()
     while time.perf_counter() - began < seconds:
         fit(2)
         epochs += 2
+    rate, used = 16 * epochs / (time.perf_counter() - began), time.process_time() - used
     held: dict[str, int] = {}
     for variable in [*model.weights, *model.optimizer.variables]:
-        for part in getattr(variable._value, "parts", [variable._value]):
+        for part in getattr(variable._value, "shards", [variable._value]):
             for local in getattr(part, "values", [part]):
                 held[local.device] = held.get(local.device, 0) + int(np.prod(local.shape)) * local.dtype.size
-    print(json.dumps({"rate": 16 * epochs / (time.perf_counter() - began), "bytes": sorted(held.values())}))
+    print(json.dumps({"rate": rate, "processor": 1000 * used / (16 * epochs), "bytes": sorted(held.values())}))
+
+
+def _median(values: list[float]) -> str:
+    return f"{statistics.median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def main() -> None:
@@ -100,13 +105,14 @@ def main() -> None:
         return
     command = f"python benchmarks/model_parallel.py --rounds {flags.rounds} --seconds {flags.seconds:g}"
     lines = [
-        "# Models split over devices",
+        "# Models sharded over devices",
         "",
         f"`{command}`, on 2 cores, without a GPU: medians (minimum to maximum).",
-        "Logical CPU devices share the cores, so that a split can only cost. The last column is what a device holds.",
+        "Logical CPU devices share the cores, so that sharding can only cost. Processor time is that of all threads,",
+        "and can be compared if the machine is busy, too. The last column is what a device holds.",
         "",
-        "| model | arrangement | steps/s | of one device | weights and slots of one device, MB |",
-        "|---|---|---|---|---|",
+        "| model | arrangement | steps/s | processor ms per step | of one device | weights and slots of one device, MB |",
+        "|---|---|---|---|---|---|",
     ]
     for model in MODELS:
         found: dict[str, list[dict]] = {name: [] for name in ARRANGEMENTS}
@@ -115,14 +121,13 @@ def main() -> None:
                 command = [sys.executable, __file__, "--seconds", str(flags.seconds), "--program", model, name]
                 run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
                 found[name].append(json.loads(run.stdout.splitlines()[-1]))
-        alone = statistics.median(each["rate"] for each in found["one device"])
+        alone = statistics.median(each["processor"] for each in found["one device"])
         for name, runs in found.items():
-            rates = [each["rate"] for each in runs]
-            middle = statistics.median(rates)
+            rates, times = [each["rate"] for each in runs], [each["processor"] for each in runs]
             least, most = runs[0]["bytes"][0], runs[0]["bytes"][-1]
             held = f"{least / 1e6:.2f}" if least == most else f"{least / 1e6:.2f} to {most / 1e6:.2f}"
-            spread = f"{middle:.1f} ({min(rates):.1f} to {max(rates):.1f})"
-            lines.append(f"| {model} | {name} | {spread} | {middle / alone:.2f} | {held} |")
+            spread = " | ".join(_median(each) for each in (rates, times))
+            lines.append(f"| {model} | {name} | {spread} | {statistics.median(times) / alone:.2f} | {held} |")
             print(lines[-1], flush=True)
     if flags.markdown:
         flags.markdown.write_text("\n".join(lines) + "\n")

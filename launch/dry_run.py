@@ -26,6 +26,8 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
         print(f"period    {cluster.sync_period} updates between synchronizations")
     if options := cluster.synchronization.non_default():
         print(f"options   {', '.join(f'{name} {value}' for name, value in options.items())}")
+    if cluster.partition:
+        print(f"partition {cluster.partition}   (over {cluster.partition.devices or 'all'} devices of a task)")
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
     program = plan.job.program

@@ -9,7 +9,16 @@ from tfdist.launch.backends.registry import backends
 
 TOPICS: dict[str, tuple[str, ...]] = {
     "Most used": ("workers", "tier", "cluster", "m", "strategy", "dry_run", "detach"),
-    "The cluster": ("worker_count", "parameter_server_count", "evaluator_count", "evaluator", "hostfile", "local"),
+    "The cluster": (
+        "worker_count",
+        "parameter_server_count",
+        "evaluator_count",
+        "evaluator",
+        "hostfile",
+        "local",
+        "partition",
+        "partition_devices",
+    ),
     "Machine types (CloudML)": (
         "master_machine_type",
         "worker_machine_type",

@@ -2,7 +2,7 @@
 
 Every strategy has a module with `create(cluster, start_timeout)`, which runs on the tasks that run the user's program. The
 rooms: `private_api` (private names of TensorFlow and Keras), `inputs` (batches), `keras_hooks` (where Keras' loop and a
-strategy meet), `model_parallel` (variables split over the devices of a replica), `data_parallel` (mirrored,
+strategy meet), `model_parallel` (variables sharded over the devices of a replica), `data_parallel` (mirrored,
 multi_worker_mirrored), `coordinator`, `parameter_server` and `hogwild` (workers that a chief coordinates), `checkpoint`,
 `evaluator`, `runtime`. Imports point from `parameter_server` and `hogwild` to `coordinator`, from `data_parallel` to
 `model_parallel`, and from all of these to `keras_hooks`, `inputs` and `private_api`. This package imports `tfdist` and nothing
@@ -86,7 +86,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         reachability.limit(cluster, warns=cluster.task in (None, ("chief", 0), (first.job, first.index)))
     atomic_saving.install(strategy)
     job_backup.install(strategy)
-    refusal.install()  # Last, so that it comes before the hooks of the strategy.
+    refusal.install(strategy)  # Last, so that it comes before the hooks of the strategy.
     return strategy
 
 

@@ -1,5 +1,8 @@
-"""The base of variables whose value is in several places: shards on ps tasks, local replicas, parts on devices."""
+"""The bases of variables whose value is in several places: local replicas, and shards on ps tasks or on devices."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -55,3 +58,128 @@ class VariableBase(BaseResourceVariable):
     @overrides(BaseResourceVariable)
     def _copy_trackable_to_cpu(self, object_map: dict[Any, Any]) -> None:
         object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self.name.partition(":")[0])
+
+
+class _Shard(threading.local):
+    number: int | None = None
+
+
+_current_shard = _Shard()
+
+
+@contextlib.contextmanager
+def shard_scope(number: int | None) -> Iterator[None]:
+    """Makes every variable in shards stand for its shard `number` in this thread; with None, for the whole variable."""
+    outer, _current_shard.number = _current_shard.number, number
+    try:
+        yield
+    finally:
+        _current_shard.number = outer
+
+
+class InShards(VariableBase):
+    """A variable that others, its shards, hold along one axis.
+
+    An optimizer that updates each element by itself can update each shard by itself (`shard_scope`). Subclasses implement
+    `value` and `_write`.
+
+    Attributes:
+        shards: the variables that hold the shards, in order.
+        where: on what the shards are, for messages: "ps tasks", "devices".
+    """
+
+    where = ""
+
+    def __init__(self, shards: list[Any], shape: Any, name: str) -> None:
+        """Takes the shards, the shape of the whole variable, and its name."""
+        self.shards = shards
+        self._shape = tf.TensorShape(shape)
+        self._name = name
+        self._unique_id = f"{shards[0]._unique_id}_shards"
+        self._trainable = shards[0].trainable
+        self._synchronization = shards[0].synchronization
+        self._aggregation = shards[0].aggregation
+        self._in_graph_mode = False
+        self._cached_value = None
+
+    @property
+    def _here(self) -> Any:
+        """The shard that this variable stands for in a `shard_scope`; None outside."""
+        return None if _current_shard.number is None else self.shards[_current_shard.number]
+
+    @property
+    def is_shard(self) -> bool:
+        """Whether it stands for one of its shards in this thread."""
+        return _current_shard.number is not None
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """The shape of the whole variable; in a `shard_scope`, of the shard."""
+        return self._shape if self._here is None else self._here.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype."""
+        return self.shards[0].dtype
+
+    @property
+    def device(self) -> str:
+        """The device of the first shard; in a `shard_scope`, of the shard."""
+        return str((self.shards[0] if self._here is None else self._here).device)
+
+    @property
+    def name(self) -> str:
+        """The name of the whole variable."""
+        return self._name
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradient tapes watch it."""
+        return bool(self._trainable)
+
+    @property
+    def synchronization(self) -> Any:
+        """See `tf.Variable.synchronization`."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> Any:
+        """See `tf.Variable.aggregation`."""
+        return self._aggregation
+
+    @property
+    def constraint(self) -> None:
+        """None: Keras applies constraints."""
+        return None
+
+    def get_shape(self) -> tf.TensorShape:
+        """Returns `shape`."""
+        return self.shape
+
+    def value(self) -> Any:
+        """Returns the whole value as a tensor; in a `shard_scope`, the value of the shard."""
+        raise NotImplementedError
+
+    def read_value(self) -> Any:
+        """Returns `value()`."""
+        return self.value()
+
+    @overrides(VariableBase)
+    def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
+        del dtype, name, as_ref
+        return self.value()
+
+    def numpy(self) -> Any:
+        """Returns the whole value as a numpy array."""
+        return self.value().numpy()
+
+    @overrides(VariableBase)
+    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError(
+            f"{self._name} is sharded over {len(self.shards)} {self.where}, and a SavedModel cannot hold that; save the model "
+            "as .keras, load it in a program without a cluster, and export it there"
+        )
+
+    def __repr__(self) -> str:
+        shards = f"in {len(self.shards)} shards"
+        return f"<{type(self).__name__} {self._name!r} shape={self._shape} dtype={self.dtype.name} {shards}>"

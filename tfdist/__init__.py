@@ -20,6 +20,7 @@ from tfdist.create_strategy import strategy as strategy
 from tfdist.dialects import read as read
 from tfdist.errors import ClusterError as ClusterError
 from tfdist.flags import define_flags as define_flags
+from tfdist.partition import Partition as Partition
 from tfdist.ranks import cross_rank as cross_rank
 from tfdist.ranks import cross_size as cross_size
 from tfdist.ranks import is_chief as is_chief
@@ -34,6 +35,7 @@ from tfdist.version import __version__ as __version__
 __all__ = [
     "Cluster",
     "ClusterError",
+    "Partition",
     "Synchronization",
     "Task",
     "cross_rank",

@@ -100,7 +100,7 @@ def choose(cluster: Cluster) -> Choice:
 
     Raises:
         ClusterError: if the strategy that the user forces is unknown or the cluster cannot run it, or if the options of
-            synchronization do not fit the strategy or the cluster.
+            synchronization or the partition do not fit the strategy or the cluster.
     """
     if cluster.strategy is not None:
         _check_forced(cluster, cluster.strategy)
@@ -113,6 +113,8 @@ def choose(cluster: Cluster) -> Choice:
         cluster.synchronization.check(cluster.sync_period, server_groups, cluster.source)
     elif options := cluster.synchronization.non_default():
         raise cluster.source.error(not_hogwild(choice), field=next(iter(options)))
+    if cluster.partition:
+        _check_partition(cluster, choice)
     return choice
 
 
@@ -129,6 +131,26 @@ def prepared(cluster: Cluster) -> Cluster:
     if choose(cluster).strategy in SERVED and not cluster.partial:
         return cluster.with_chief()
     return cluster
+
+
+def _check_partition(cluster: Cluster, choice: Choice) -> None:
+    """Raises ClusterError if the strategy cannot shard variables, or the devices of a task do not make up whole replicas."""
+    error = cluster.source.error
+    if choice.strategy in SERVED:
+        raise error(
+            f"a model is partitioned under mirrored and multi_worker_mirrored, and this cluster means {choice.strategy}: "
+            f"{choice.rule}; describe it without ps, or leave the partition out",
+            field="partition",
+        )
+    for task in cluster.training_tasks:
+        devices = cluster.partition.devices or task.slots
+        if task.slots % devices or devices < 2:
+            raise error(
+                f"a replica has {max(devices, 2)} devices, all of one task, and {task.name} has {task.slots} of them; give "
+                "--partition_devices a number that divides the slots of each task, or describe other slots "
+                "(SINGA's nworkers_per_procs)",
+                field="partition",
+            )
 
 
 def _check_forced(cluster: Cluster, name: str) -> None:

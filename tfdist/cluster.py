@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.errors import Source
+from tfdist.partition import Partition
 from tfdist.synchronization import Synchronization
 
 JOBS = ("chief", "worker", "ps", "evaluator")
@@ -85,6 +86,7 @@ class Cluster:
         sync_period: updates of a worker group between two synchronizations with the global parameters, at least 1 (SINGA's
             `sync_freq`).
         synchronization: the options of such a synchronization (Hogwild).
+        partition: which variables are sharded over the devices of a task; by default none.
         share_memory: whether the worker groups of a process update one replica of the parameters (SINGA's `share_memory`).
         job_dir: folder for the output of the job (CloudML's `jobDir`, SINGA's `workspace`), or None.
         strategy: the strategy that the user forces (`--strategy`); None to choose by the description.
@@ -103,6 +105,7 @@ class Cluster:
     separate_servers: bool = True
     sync_period: int = 1
     synchronization: Synchronization = field(default=Synchronization())
+    partition: Partition = field(default=Partition())
     share_memory: bool = True
     job_dir: str | None = None
     strategy: str | None = None
@@ -167,8 +170,8 @@ class Cluster:
     def tf_config(self, job: str, index: int) -> dict[str, Any]:
         """Returns TF_CONFIG of the task `job:index`, ready for `json.dumps`.
 
-        Fields for which TF_CONFIG has no words (groups, sync period, slots, a forced strategy) go under the key `tfdist` if
-        they differ from the defaults. Reading the result gives an equal Cluster.
+        Fields for which TF_CONFIG has no words (groups, sync period, slots, partition, a forced strategy) go under the key
+        `tfdist` if they differ from the defaults. Reading the result gives an equal Cluster.
 
         Raises:
             ClusterError: if the cluster has no such task.
@@ -251,6 +254,8 @@ class Cluster:
                     extension[entry.name] = value
         if options := self.synchronization.non_default():
             extension["synchronization"] = options
+        if self.partition:
+            extension["partition"] = self.partition.as_dict()
         evaluators = self.job("evaluator")
         if evaluators:
             extension["evaluators"] = _addresses(self.addressed().job("evaluator"))

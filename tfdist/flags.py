@@ -10,6 +10,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
 from tfdist.dialects.registry import always_has_sync_period, override_flags
 from tfdist.errors import Source
+from tfdist.partition import Partition, devices_fault, parsed_layouts
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import (
     COMPRESSIONS,
@@ -39,6 +40,15 @@ HOGWILD_FLAGS = {
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
 
+PARTITION_FLAGS = {
+    "partition": "Variables that are sharded over the devices of each task, and their axes: "
+    "'dense.*/kernel=columns,embeddings=rows'. Patterns are regular expressions for the end of a path; an axis is columns, "
+    "rows, none or a number.",
+    "partition_devices": "Devices over which --partition shards. Default: all of a task. A task with one slot gets as many.",
+}
+"""Flags of the partition."""
+
+
 def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     """Defines --cluster, --tier, --strategy, --job_dir and the other flags that `tfdist.strategy(FLAGS)` reads.
 
@@ -64,6 +74,8 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_string("strategy", None, f"Strategy to use instead of the one chosen: {', '.join(STRATEGIES)}.", **define)
     for name, help_text in HOGWILD_FLAGS.items():
         _hogwild_definer(name)(name, None, "Hogwild: " + help_text, **define)
+    for name, help_text in PARTITION_FLAGS.items():
+        (flags.DEFINE_string if name == "partition" else flags.DEFINE_integer)(name, None, help_text, **define)
     flags.DEFINE_string("job_dir", None, "Folder for the output of the job; the launcher passes it to the program.", **define)
     flags.DEFINE_float(
         "start_timeout",
@@ -123,21 +135,52 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
         raise Source("flags", f"--{next(iter(given))}").error(
             "it is an option of hogwild, and no cluster is described; give --tier or --cluster"
         )
+    if cluster is None and (name := next((name for name in PARTITION_FLAGS if flag_values[name].value is not None), None)):
+        raise Source("flags", f"--{name}").error(
+            "no cluster is described whose devices could share a model; give --tier or --cluster"
+        )
     return with_flags(cluster, flag_values) if isinstance(cluster, Cluster) else cluster
 
 
 def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
-    """Returns the cluster changed by `--strategy`, `--evaluator`, `--job_dir` and Hogwild's flags."""
+    """Returns the cluster changed by `--strategy`, `--evaluator`, `--job_dir`, the partition's and Hogwild's flags."""
     if flag_values.strategy is not None:
         if flag_values.strategy == "hogwild" and not _says_period(cluster):
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
+    cluster = _with_partition_flags(cluster, flag_values)
     cluster = _with_hogwild_flags(cluster, flag_values)
     if flag_values.job_dir is not None:
         cluster = dataclasses.replace(cluster, job_dir=flag_values.job_dir)
     if flag_values.evaluator and not cluster.job("evaluator"):
         cluster = dataclasses.replace(cluster, tasks=(*cluster.tasks, Task("evaluator", 0)))
     return cluster
+
+
+def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
+    """Returns the cluster with the partition of the flags. Tasks with one slot get the slots of a replica."""
+    text, devices = flag_values.partition, flag_values.partition_devices
+    if text is None and devices is None:
+        return cluster
+    if fault := devices_fault(devices):
+        raise Source("flags", "--partition_devices").error(fault)
+    try:
+        layouts = cluster.partition.layouts if text is None else parsed_layouts(text)
+    except ValueError as error:
+        raise Source("flags", "--partition").error(str(error)) from None
+    if not layouts:
+        raise Source("flags", "--partition_devices").error(
+            "it goes with --partition, which names the variables that are sharded"
+        )
+    devices = devices or cluster.partition.devices
+    cluster = dataclasses.replace(cluster, partition=Partition(layouts, devices))
+    tasks = tuple(
+        dataclasses.replace(task, slots=devices) if task.job in ("chief", "worker") and task.slots == 1 and devices else task
+        for task in cluster.tasks
+    )
+    if tasks == cluster.tasks or dataclasses.replace(cluster, worker_groups=()).worker_groups != cluster.worker_groups:
+        return cluster  # `choose` refuses slots that do not suffice.
+    return dataclasses.replace(cluster, tasks=tasks, worker_groups=())
 
 
 def _says_period(cluster: Cluster) -> bool:

@@ -108,6 +108,7 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         tasks=tuple(tasks),
         task=launched.task,
         strategy=launched.strategy or described.strategy,
+        partition=launched.partition or described.partition,
         protocol=launched.protocol,
         job_dir=described.job_dir or launched.job_dir,
     )

@@ -1,28 +1,38 @@
-"""Arranges the devices of a data parallel strategy as the mesh of `keras.distribution.set_distribution`."""
+"""Arranges the devices of a data parallel strategy as the mesh of `keras.distribution.set_distribution`, or of a partition."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
+from tfdist.partition import Partition
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.model_parallel import variables
-from tfdist.strategies.model_parallel.layouts import Partition, partition
+from tfdist.strategies.model_parallel.described import DescribedLayouts
+from tfdist.strategies.model_parallel.layouts import LocalMesh, local_mesh
 
 _KEYS = 1000
 """More groups of devices than the collectives of one arrangement use: those of the next get other numbers."""
 
 
 class Arrangement:
-    """The devices of a strategy: each is a replica, or the rows of a device mesh are.
+    """The devices of a strategy: each is a replica, or those of a row of a device mesh are.
 
     Attributes:
-        current: the rows of the mesh; None if each device is a replica.
+        current: the devices of the replicas; None if each device is a replica.
     """
 
-    def __init__(self, strategy: Any, devices: Sequence[str], initialize: Callable[[list[str]], None], task: int, tasks: int):
-        """Nothing is arranged yet.
+    def __init__(
+        self,
+        strategy: Any,
+        devices: Sequence[str],
+        initialize: Callable[[list[str]], None],
+        task: int,
+        tasks: int,
+        partition: Partition,
+    ) -> None:
+        """Arranges the devices as the partition says; without one, nothing is arranged yet.
 
         Args:
             strategy: the strategy.
@@ -30,34 +40,54 @@ class Arrangement:
             initialize: makes TensorFlow's part of the strategy anew, with one device per replica.
             task: the number of this task.
             tasks: the number of tasks.
+            partition: that of the description of the cluster.
+
+        Raises:
+            ValueError: if the partition does not fit the devices.
         """
         self._strategy = strategy
         self._devices = tuple(devices)
         self._initialize = initialize
         self._task, self._tasks = task, tasks
-        self.current: Partition | None = None
-        self.set_hooks(len(self._devices))
+        self.current: LocalMesh | None = None
+        self._described = DescribedLayouts(partition, devices, tasks) if partition else None
+        if self._described is None:
+            self.set_hooks(len(self._devices))
+        else:
+            self._arrange(local_mesh(self._described, self._devices, tasks))
+            strategy.extended.described = self._described
 
     def follow(self) -> None:
         """Follows the current distribution of Keras, if there is one.
 
         Raises:
-            ValueError: if its mesh does not fit the devices, or variables exist on another arrangement.
+            ValueError: if its mesh does not fit the devices, variables exist on another arrangement, or the description of the
+                cluster partitions the model already.
         """
         distribution = keras.distribution.distribution()
-        wanted = None if distribution is None else partition(distribution, self._devices, self._tasks)
-        if wanted is None or wanted == self.current:
+        if distribution is None:
             return
-        extended = self._strategy.extended
-        if extended.has_variables:
+        if self._described is not None:
+            raise ValueError(
+                "the description of the cluster partitions the model (--partition), and the program calls "
+                "keras.distribution.set_distribution; leave one of them away"
+            )
+        wanted = local_mesh(distribution, self._devices, self._tasks)
+        if wanted == self.current:
+            return
+        if self._strategy.extended.has_variables:
             raise ValueError(
                 "the strategy has variables on another arrangement of its devices; call keras.distribution.set_distribution "
                 "before the first variable is created in `with strategy.scope():`, and once"
             )
+        self._arrange(wanted)
+
+    def _arrange(self, mesh: LocalMesh) -> None:
+        extended = self._strategy.extended
         extended._collective_key_base += _KEYS
-        self._initialize([row[0] for row in wanted.rows])
-        self.current = extended.partition = wanted
-        self.set_hooks(len(wanted.rows))
+        self._initialize([devices[0] for devices in mesh.replicas])
+        self.current = extended.mesh = mesh
+        self.set_hooks(len(mesh.replicas))
         variables.install()
 
     def set_hooks(self, replicas: int) -> None:

@@ -39,7 +39,7 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`."""
         check_optimizer(model, self._strategy)
         check_weights(model, self._strategy)
-        check_model(model, self._strategy.extended.partition)
+        check_model(model, self._strategy.extended.mesh)
         return TrainingLoop(self._strategy, self.layout, model, step)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:

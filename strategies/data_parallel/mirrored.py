@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
+from tfdist.partition import Partition
 from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
@@ -14,10 +15,10 @@ from tfdist.strategies.keras_hooks import optimizer, trainer
 class Mirrored(tf.distribute.MirroredStrategy):
     """`tf.distribute.MirroredStrategy` with hooks for Keras."""
 
-    def __init__(self, devices: list[str]) -> None:
+    def __init__(self, devices: list[str], partition: Partition) -> None:
         # As MirroredStrategy.__init__, with another `extended`.
         tf.distribute.Strategy.__init__(self, DataParallelExtended(self, devices))
-        self._arrangement = Arrangement(self, devices, self.extended._initialize_strategy, task=0, tasks=1)
+        self._arrangement = Arrangement(self, devices, self.extended._initialize_strategy, task=0, tasks=1, partition=partition)
 
     def scope(self) -> Any:
         """See `tf.distribute.Strategy.scope`. Follows `keras.distribution.set_distribution`."""
@@ -33,7 +34,7 @@ def create(cluster: Cluster, start_timeout: float) -> Mirrored:
     """
     del start_timeout
     (task,) = cluster.training_tasks
-    strategy = Mirrored(local_devices(task))
+    strategy = Mirrored(local_devices(task), cluster.partition)
     trainer.install()
     optimizer.install()
     return strategy

@@ -107,7 +107,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
             self.extended._tfdist_devices = [self.devices[names.index(device)] for device in devices]
             self.extended._initialize_strategy(resolver, devices=None)
 
-        self._arrangement = Arrangement(self, names, initialize, tasks.index(me), len(tasks))
+        self._arrangement = Arrangement(self, names, initialize, tasks.index(me), len(tasks), cluster.partition)
 
     def scope(self) -> Any:
         """See `tf.distribute.Strategy.scope`. Follows `keras.distribution.set_distribution`."""

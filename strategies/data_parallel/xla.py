@@ -16,8 +16,8 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         model: the Keras model.
         step: a function of one replica's shard.
     """
-    partition = getattr(model.distribute_strategy.extended, "partition", None)
-    if model.jit_compile is not True or (partition is not None and partition.axis is not None):
+    mesh = getattr(model.distribute_strategy.extended, "mesh", None)
+    if model.jit_compile is not True or (mesh is not None and mesh.axis is not None):
         return step
 
     def compiled_step(shard: Any) -> Any:

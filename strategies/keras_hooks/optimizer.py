@@ -104,8 +104,13 @@ def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:
 
 
 def _all_reduce_gradients(original: Callable[..., Any], optimizer: Any, grads_and_vars: Any) -> Any:
-    replica = replica_context.current()
-    return list(grads_and_vars) if replica is not None and replica.reduced else original(optimizer, grads_and_vars)
+    pairs, replica = list(grads_and_vars), replica_context.current()
+    if replica is not None and replica.reduced:
+        return pairs
+    if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient, _ in pairs):  # Sharded, in a loop of the user.
+        sums = all_reduce_sum([gradient for gradient, _ in pairs])
+        return [(total, variable) for total, (_, variable) in zip(sums, pairs, strict=True)]
+    return original(optimizer, pairs)
 
 
 def with_inner(optimizer: Any) -> list[Any]:

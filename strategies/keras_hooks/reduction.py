@@ -15,7 +15,7 @@ def all_reduce_sum(gradients: list[Any]) -> list[Any]:
     same shapes.
     """
     context, replica = tf.distribute.get_replica_context(), replica_context.current()
-    is_split = getattr(context.strategy.extended, "partition", None) is not None
+    is_split = getattr(context.strategy.extended, "mesh", None) is not None
     if is_split and context.num_replicas_in_sync == 1:
         return list(gradients)
     if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):

@@ -1,5 +1,6 @@
-"""What `keras.distribution` says: which devices make up a replica, and along which axis a variable is split."""
+"""What `keras.distribution` says: which devices make up a replica, and along which axis a variable is sharded."""
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,21 +8,23 @@ from typing import Any
 
 import keras
 
+_log = logging.getLogger("tfdist")
+
 
 @dataclass(frozen=True)
-class Partition:
-    """How the devices of a task make up replicas.
+class LocalMesh:
+    """The devices of a device mesh that belong to one task.
 
     Attributes:
-        rows: the devices of each replica.
-        axis: the name of the mesh axis along which variables are split; None if a replica has one device.
+        replicas: the devices of each replica.
+        axis: the name of the mesh axis along which variables are sharded; None if a replica has one device.
     """
 
-    rows: tuple[tuple[str, ...], ...]
+    replicas: tuple[tuple[str, ...], ...]
     axis: str | None
 
 
-def partition(distribution: Any, devices: Sequence[str], tasks: int = 1) -> Partition:
+def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1) -> LocalMesh:
     """Returns the replicas of this task that a distribution describes.
 
     Args:
@@ -45,7 +48,7 @@ def partition(distribution: Any, devices: Sequence[str], tasks: int = 1) -> Part
             "devices each; use a mesh of all devices, or describe other numbers of tasks and slots"
         )
     if isinstance(distribution, keras.distribution.DataParallel):
-        return Partition(tuple((device,) for device in devices), None)
+        return LocalMesh(tuple((device,) for device in devices), None)
     if distribution.batch_dim_name not in mesh.axis_names:
         raise ValueError(
             f"the device mesh has the axes {', '.join(mesh.axis_names)}, and none is the distribution's batch_dim_name "
@@ -56,7 +59,7 @@ def partition(distribution: Any, devices: Sequence[str], tasks: int = 1) -> Part
     split = [name for name, size in sizes.items() if size > 1]
     if len(split) > 1:
         raise ValueError(
-            f"the device mesh splits models along {len(split)} axes ({', '.join(split)}), and tfdist splits along one; use a "
+            f"the device mesh shards models along {len(split)} axes ({', '.join(split)}), and tfdist shards along one; use a "
             "mesh of a batch axis and a model axis"
         )
     size = len(devices) * tasks // replicas
@@ -66,41 +69,50 @@ def partition(distribution: Any, devices: Sequence[str], tasks: int = 1) -> Part
             f"and a task has {len(devices)}; all devices of a replica have to be in one task"
         )
     rows = tuple(tuple(devices[first : first + size]) for first in range(0, len(devices), size))
-    return Partition(rows, split[0] if split else None)
+    return LocalMesh(rows, split[0] if split else None)
 
 
-def split_axis(layout: Any, path: str, shape: tuple[int, ...], partition: Partition) -> int | None:
-    """Returns the axis along which a variable is split; None if it is not.
+def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh, reason: str | None = None) -> int | None:
+    """Returns the axis along which a variable is sharded over the devices of a replica; None if it is not.
+
+    Every replica has the whole model, so that a layout that also names the axis of the batch is followed by a warning only.
 
     Args:
         layout: its `keras.distribution.TensorLayout`.
         path: its path, for messages.
         shape: its shape.
-        partition: the devices.
+        mesh: the devices.
+        reason: why it has this layout, as the beginning of a sentence. Default: because of the layout map.
 
     Raises:
         ValueError: with the path, if the layout does not fit the variable.
     """
-    where = f"the layout map gives {path} the layout {layout.axes}"
+    where = reason or f"the layout map gives {path} the layout {layout.axes}"
     if len(layout.axes) != len(shape):
         raise ValueError(f"{where} of {len(layout.axes)} axes, and its shape is {shape}")
     sizes = dict(zip(layout.device_mesh.axis_names, layout.device_mesh.shape, strict=True))
     named = [number for number, name in enumerate(layout.axes) if name is not None and sizes[name] > 1]
-    others = [layout.axes[number] for number in named if layout.axes[number] != partition.axis]
-    if others:
-        raise ValueError(
-            f"{where}, and {others[0]!r} is the axis of the batch: every replica needs the whole model, so that tfdist splits "
-            "variables along the other axis of the mesh only"
-        )
-    if not named:
+    for name in {layout.axes[number] for number in named} - {mesh.axis}:
+        _warn_of_batch_axis(name, where)
+    found = [number for number in named if layout.axes[number] == mesh.axis]
+    if not found:
         return None
-    if len(named) > 1:
-        raise ValueError(f"{where}, which names the axis {partition.axis!r} twice")
-    (axis,) = named
-    count = len(partition.rows[0])
+    if len(found) > 1:
+        raise ValueError(f"{where}, which names the axis {mesh.axis!r} twice")
+    (axis,) = found
+    count = len(mesh.replicas[0])
     if shape[axis] % count:
         raise ValueError(
-            f"{where}, and its shape {shape} cannot be split into {count} equal parts along axis {axis}; choose a multiple of "
-            f"{count}, or leave the variable out of the layout map"
+            f"{where}, and its shape {shape} cannot be sharded equally over {count} devices along axis {axis}; choose a "
+            f"multiple of {count}, or leave the variable whole"
         )
     return axis
+
+
+_warned: set[str] = set()  # Axes of batches: one warning stands for all variables.
+
+
+def _warn_of_batch_axis(name: str, where: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        _log.warning("%s, and %r is the axis of the batch: every replica holds such variables whole along it", where, name)

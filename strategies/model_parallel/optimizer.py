@@ -20,7 +20,7 @@ def _update_step(
     split = [variable.name for _, variable in pairs if isinstance(variable, SplitVariable)]
     if split and type(optimizer) not in ELEMENTWISE:
         raise ValueError(
-            f"{type(optimizer).__name__} may need all of a variable for its update, and {split[0]} is split over devices; "
-            f"leave it out of the layout map, or train with one of {', '.join(sorted(each.__name__ for each in ELEMENTWISE))}"
+            f"{type(optimizer).__name__} may need all of a variable for its update, and {split[0]} is sharded over devices; "
+            f"leave it whole, or train with one of {', '.join(sorted(each.__name__ for each in ELEMENTWISE))}"
         )
     original(optimizer, distribution, pairs, learning_rate)

@@ -1,4 +1,7 @@
-"""Refuses `keras.distribution` where it would have no effect: Keras' TensorFlow backend ignores it without a word."""
+"""Refuses `keras.distribution`, and a partition of the cluster's description, where they would have no effect.
+
+Keras' TensorFlow backend ignores `keras.distribution` without a word.
+"""
 
 import logging
 from collections.abc import Callable
@@ -6,36 +9,46 @@ from typing import Any
 
 import keras
 
-from tfdist.strategies.model_parallel.layouts import Partition
+from tfdist.strategies.model_parallel.layouts import LocalMesh
 from tfdist.strategies.private_api import patches
 
 _log = logging.getLogger("tfdist")
 
 
-def install() -> None:
-    """Makes `fit`, `evaluate` and their like check the current distribution. Calling it again does nothing."""
+_described: list[Any] = []  # At most one: the DescribedLayouts of this process' strategy.
+
+
+def install(strategy: Any) -> None:
+    """Makes `fit`, `evaluate` and their like check the current distribution. Calling it again changes the strategy.
+
+    Args:
+        strategy: that of this process.
+    """
+    described = getattr(strategy.extended, "described", None)
+    _described[:] = [] if described is None else [described]
     patches.MAKE_FUNCTION.patch(_make_function)
 
 
-def check_model(model: Any, partition: Partition | None) -> None:
+def check_model(model: Any, mesh: LocalMesh | None) -> None:
     """Checks a model whose replicas have several devices each.
 
     Raises:
         ValueError: if it cannot train so. `jit_compile=True` is a warning: the model trains without XLA.
     """
-    if partition is None or partition.axis is None:
+    if mesh is None or mesh.axis is None:
         return
-    if model.run_eagerly and len(partition.rows) > 1:
+    if model.run_eagerly and len(mesh.replicas) > 1:
         raise ValueError(
-            f"run_eagerly=True works with one replica of several devices per task, and keras.distribution gives {model.name} "
-            f"{len(partition.rows)} replicas of {len(partition.rows[0])}; leave run_eagerly away, or debug with one replica"
+            f"run_eagerly=True works with one replica of several devices per task, and {model.name} has "
+            f"{len(mesh.replicas)} replicas of {len(mesh.replicas[0])}; leave run_eagerly away, or debug with one replica"
         )
     if model.jit_compile is True:
         _log.warning("jit_compile=True has no effect on %s: XLA compiles for one device; it trains without XLA", model.name)
 
 
 def _make_function(original: Callable[..., Any], model: Any, step_function: Callable[..., Any]) -> Any:
-    is_followed = getattr(model.distribute_strategy.extended, "partition", None) is not None
+    extended = model.distribute_strategy.extended
+    is_followed = getattr(extended, "mesh", None) is not None
     if keras.distribution.distribution() is not None and not is_followed:
         raise ValueError(
             f"keras.distribution has no effect on {model.name}: TensorFlow's backend of Keras ignores it, and tfdist follows it"
@@ -43,4 +56,11 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
             "keras.distribution.set_distribution before `with strategy.scope():` and make the model inside, or call "
             "keras.distribution.set_distribution(None)"
         )
+    if _described and getattr(extended, "described", None) is not _described[0]:
+        raise ValueError(
+            f"the partition of the cluster's description has no effect on {model.name}, which is made outside the scope of the "
+            "strategy; make it inside `with strategy.scope():`, or leave --partition away"
+        )
+    if _described:
+        _described[0].check_matched(model.name, model.trainable_variables)
     return original(model, step_function)

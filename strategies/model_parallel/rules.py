@@ -181,8 +181,8 @@ def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: A
         parts = _parts_along(inputs, channels, len(kernel.parts))
         return _added(kernel, lambda number, part: original(parts[number], part, *args, **kwargs))
     raise ValueError(
-        f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[channels]} channels and its split along axis "
-        f"{kernel.axis} cannot compute on parts; split it along its last axis (filters) or the one before (channels), "
+        f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[channels]} channels and shards along axis "
+        f"{kernel.axis} cannot compute on shards; shard it along its last axis (filters) or the one before (channels), "
         "without groups"
     )
 

@@ -103,8 +103,8 @@ class Splittable(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def is_part(self) -> bool:
-        """Whether it stands for one of its parts in this thread."""
+    def is_shard(self) -> bool:
+        """Whether it stands for one of its shards in this thread."""
 
     @abc.abstractmethod
     def as_split(self) -> SplitTensor:
@@ -126,7 +126,7 @@ def operand(value: Any) -> Any:
     The value of a variable of Keras is in the dtype in which its layer computes.
     """
     inner = value._value if isinstance(value, KerasVariable) and not in_stateless_scope() else value
-    if not isinstance(inner, Splittable) or inner.is_part:
+    if not isinstance(inner, Splittable) or inner.is_shard:
         return value
     return inner.as_split() if inner is value else value._maybe_autocast(inner.as_split())
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.model_parallel import optimizer, rules
-from tfdist.strategies.model_parallel.layouts import split_axis
+from tfdist.strategies.model_parallel.layouts import sharded_axis
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, pieces
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.private_api import patches
@@ -46,23 +46,27 @@ def _column_of(devices: tuple[str, ...]) -> Iterator[None]:
 
 
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
-    partition = getattr(tf.distribute.get_strategy().extended, "partition", None)
-    layout = None if partition is None else _layout_of(variable)
-    shape = tuple(variable._shape or getattr(value, "shape", ()))
-    axis = None if partition is None or layout is None else split_axis(layout, variable.path, shape, partition)
-    if partition is None or axis is None:
+    extended = tf.distribute.get_strategy().extended
+    mesh = getattr(extended, "mesh", None)
+    layout = None if mesh is None else _layout_of(variable, extended.described)
+    if mesh is None or layout is None:
+        original(variable, value)
+        return
+    reason = None if extended.described is None else extended.described.reason(variable.path)
+    axis = sharded_axis(layout, variable.path, _shape(variable, value), mesh, reason)
+    if axis is None:
         original(variable, value)
         return
     variable._layout = layout  # Optimizers give it to the slots.
     begin = tf.convert_to_tensor(value() if callable(value) else value, dtype=variable._dtype)
     parts = []
-    for number, piece in enumerate(pieces(begin, len(partition.rows[0]), axis)):
-        with _column_of(tuple(row[number] for row in partition.rows)):
+    for number, piece in enumerate(pieces(begin, len(mesh.replicas[0]), axis)):
+        with _column_of(tuple(devices[number] for devices in mesh.replicas)):
             part = tf.Variable(
                 lambda piece=piece: piece,
                 dtype=variable._dtype,
                 trainable=variable.trainable,
-                name=f"{variable.name}/part_{number}",
+                name=f"{variable.name}/shard_{number}",
                 aggregation=variable._map_aggregation(variable.aggregation),
                 synchronization=variable._map_synchronization(variable.synchronization),
             )
@@ -70,9 +74,13 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
     variable._value = SplitVariable(parts, axis, variable.path)
 
 
-def _layout_of(variable: Any) -> Any:
+def _shape(variable: Any, value: Any) -> tuple[int, ...]:
+    return tuple(variable._shape or getattr(value, "shape", ()))
+
+
+def _layout_of(variable: Any, described: Any) -> Any:
     """Returns the layout of a slot, which is that of its weight, or that of a weight in the current layout map; or None."""
-    distribution = keras.distribution.distribution()
+    distribution = described or keras.distribution.distribution()
     if variable._layout is not None or not variable.trainable:
         return variable._layout
     return distribution.get_variable_layout(variable) if isinstance(distribution, keras.distribution.ModelParallel) else None
@@ -80,12 +88,12 @@ def _layout_of(variable: Any) -> Any:
 
 def _distribute_tensor(original: Callable[..., Any], tensor: Any, layout: Any) -> Any:
     """Splits the output of a layer that the layout map names, or joins it."""
-    partition = getattr(tf.distribute.get_strategy().extended, "partition", None)
-    if partition is None or keras.backend.is_keras_tensor(tensor):
+    mesh = getattr(tf.distribute.get_strategy().extended, "mesh", None)
+    if mesh is None or keras.backend.is_keras_tensor(tensor):
         return original(tensor, layout)
-    batch = layout.axes[0] if layout.axes and layout.axes[0] != partition.axis else None  # Each replica has its own examples.
+    batch = layout.axes[0] if layout.axes and layout.axes[0] != mesh.axis else None  # Each replica has its own examples.
     inner = keras.distribution.TensorLayout((None, *layout.axes[1:]) if batch else layout.axes, layout.device_mesh)
-    axis = split_axis(inner, "an output of a layer", tuple(tensor.shape), partition)
+    axis = sharded_axis(inner, "an output of a layer", tuple(tensor.shape), mesh)
     if isinstance(tensor, SplitTensor):
         if tensor.axis == axis:
             return tensor
@@ -93,5 +101,5 @@ def _distribute_tensor(original: Callable[..., Any], tensor: Any, layout: Any) -
     if axis is None:
         return tensor
     replica = replica_context.current()
-    devices = partition.rows[0 if replica is None else replica.index]
+    devices = mesh.replicas[0 if replica is None else replica.index]
     return SplitTensor(parts=tuple(pieces(tensor, len(devices), axis)), axis=axis, devices=devices)

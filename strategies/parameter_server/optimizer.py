@@ -13,8 +13,9 @@ from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE, with_inner
 from tfdist.strategies.parameter_server.placement import ServerExtended
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import in_stateless_scope, patches
+from tfdist.strategies.variable_base import shard_scope
 
 
 def install() -> None:

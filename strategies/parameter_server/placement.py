@@ -17,8 +17,9 @@ from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, upd
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.parameter_server import fused_reads
-from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable, shard_scope
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.variable_base import shard_scope
 
 MIN_SHARD_BYTES = 256 * 1024
 """A variable is split if every shard has at least this size. The default of TensorFlow's `MinSizePartitioner`."""

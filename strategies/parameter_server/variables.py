@@ -1,12 +1,10 @@
-"""Variables on ps tasks: a `ServerVariable` is on one ps, a `ShardedVariable` is split by rows over all of them.
+"""Variables on ps tasks: a `ServerVariable` is on one ps, a `ShardedVariable` is sharded by rows over all of them.
 
 Keras sees one variable in both cases, with one value to read, assign, save and load. If an optimizer updates each element by
 itself, each ps updates its rows (`shard_scope`). Of a table, only rows that are looked up travel (`sparse_read`).
 """
 
-import contextlib
 import itertools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,24 +19,7 @@ from tfdist.strategies.private_api import (
     variable_accessed,
 )
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.variable_base import VariableBase
-
-
-class _Shard(threading.local):
-    number: int | None = None
-
-
-_current_shard = _Shard()
-
-
-@contextlib.contextmanager
-def shard_scope(number: int | None) -> Iterator[None]:
-    """Makes every `ShardedVariable` stand for its shard `number` in this thread; with None, for the whole variable."""
-    outer, _current_shard.number = _current_shard.number, number
-    try:
-        yield
-    finally:
-        _current_shard.number = outer
+from tfdist.strategies.variable_base import InShards
 
 
 class ServerVariable(CachingVariable):
@@ -98,35 +79,19 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:  # TensorF
     setattr(ServerVariable, _name, _operator(_name))
 
 
-class ShardedVariable(VariableBase):
-    """A variable whose rows are split over several ps tasks.
+class ShardedVariable(InShards):
+    """A variable whose rows are sharded over several ps tasks.
 
     Attributes:
-        shards: the variables that hold the rows (`ServerVariable`), in the order of the rows.
         offsets: the first row of each shard, then the number of rows.
     """
 
+    where = "ps tasks"
+
     def __init__(self, shards: list[Any], offsets: list[int], name: str) -> None:
-        self.shards = shards
+        """Takes the shards (`ServerVariable`), their first rows, and the name of the variable."""
+        super().__init__(shards, [offsets[-1], *shards[0].shape[1:]], name)
         self.offsets = offsets
-        self._shape = tf.TensorShape([offsets[-1], *shards[0].shape[1:]])
-        self._name = name
-        self._unique_id = f"{shards[0]._unique_id}_shards"
-        self._trainable = shards[0].trainable
-        self._synchronization = shards[0].synchronization
-        self._aggregation = shards[0].aggregation
-        self._in_graph_mode = False
-        self._cached_value = None
-
-    @property
-    def _here(self) -> Any:
-        """The shard that this variable stands for in a `shard_scope`; None outside."""
-        return None if _current_shard.number is None else self.shards[_current_shard.number]
-
-    @property
-    def is_shard(self) -> bool:
-        """Whether it stands for one of its shards in this thread."""
-        return self._here is not None
 
     @property
     def handle(self) -> Any:
@@ -134,53 +99,9 @@ class ShardedVariable(VariableBase):
         return self.shards[0].handle
 
     @property
-    def shape(self) -> tf.TensorShape:
-        """The shape of the whole variable; in a `shard_scope`, of the shard."""
-        return self._shape if self._here is None else self._here.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype."""
-        return self.shards[0].dtype
-
-    @property
-    def device(self) -> str:
-        """The device of the first shard; in a `shard_scope`, of the shard."""
-        return str((self.shards[0] if self._here is None else self._here).device)
-
-    @property
-    def name(self) -> str:
-        """The name of the whole variable."""
-        return self._name
-
-    @property
-    def trainable(self) -> bool:
-        """Whether gradient tapes watch it."""
-        return bool(self._trainable)
-
-    @property
-    def synchronization(self) -> Any:
-        """See `tf.Variable.synchronization`."""
-        return self._synchronization
-
-    @property
-    def aggregation(self) -> Any:
-        """See `tf.Variable.aggregation`."""
-        return self._aggregation
-
-    @property
-    def constraint(self) -> None:
-        """None: Keras applies constraints."""
-        return None
-
-    @property
     def op(self) -> Any:
         """The operation of the first shard. Variables that are colocated with this variable are on its device."""
         return self.shards[0].op
-
-    def get_shape(self) -> tf.TensorShape:
-        """Returns `shape`."""
-        return self.shape
 
     def value(self) -> Any:
         """Returns the whole value as a tensor on the current device; in a `shard_scope`, the value of the shard."""
@@ -189,19 +110,6 @@ class ShardedVariable(VariableBase):
         reads = fused_reads.current()
         value = reads.value_of(self)
         return reads.read_whole(self) if value is None else value
-
-    def read_value(self) -> Any:
-        """Returns `value()`."""
-        return self.value()
-
-    @overrides(VariableBase)
-    def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-        del dtype, name, as_ref
-        return self.value()
-
-    def numpy(self) -> Any:
-        """Returns the whole value as a numpy array."""
-        return self.value().numpy()
 
     @property
     def parts(self) -> list[Any]:
@@ -306,16 +214,6 @@ class ShardedVariable(VariableBase):
         """Assigns slices, as `tf.Variable.scatter_update`."""
         del use_locking, name
         return self._write("scatter_update", sparse_delta)
-
-    @overrides(VariableBase)
-    def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError(
-            f"{self._name} is split over {len(self.shards)} ps tasks, and a SavedModel cannot hold that; save the model "
-            "as .keras, load it in a program without a cluster, and export it there"
-        )
-
-    def __repr__(self) -> str:
-        return f"<ShardedVariable {self._name!r} shape={self._shape} dtype={self.dtype.name} in {len(self.shards)} shards>"
 
 
 register_tensor_conversion(ShardedVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())

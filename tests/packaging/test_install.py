@@ -154,6 +154,6 @@ def test_the_public_names_are_these():
 
     ranks = ["cross_rank", "cross_size", "is_chief", "local_rank", "local_size", "rank", "role", "size"]
     assert sorted(tfdist.__all__) == sorted(
-        ["Cluster", "ClusterError", "Synchronization", "Task", "define_flags", "read", "strategy", *ranks]
+        ["Cluster", "ClusterError", "Partition", "Synchronization", "Task", "define_flags", "read", "strategy", *ranks]
     )
     assert all(hasattr(tfdist, name) for name in tfdist.__all__)

@@ -14,6 +14,7 @@ from tfdist.choice import choose
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import read
 from tfdist.errors import ClusterError
+from tfdist.partition import Partition
 from tfdist.pictures import PICTURES, mermaid, svg, tree
 from tfdist.pictures.picture import STATE_COLORS, Picture, picture
 from tfdist.synchronization import Synchronization
@@ -150,7 +151,7 @@ def test_every_cluster_has_well_formed_pictures_always_the_same(cluster: Cluster
     try:
         choose(cluster)
     except ClusterError:  # A strategy or options that this cluster cannot carry have no picture.
-        cluster = dataclasses.replace(cluster, strategy=None, synchronization=Synchronization())
+        cluster = dataclasses.replace(cluster, strategy=None, synchronization=Synchronization(), partition=Partition())
     names = {task.name for task in picture(cluster).cluster.tasks}
     drawing = svg.write(cluster)
     root = ET.fromstring(drawing)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from hypothesis import strategies as st
 
 from tfdist.cluster import JOBS, Cluster, Task
+from tfdist.partition import Partition
 from tfdist.synchronization import COMPRESSIONS, OUTER_OPTIMIZERS, Synchronization
 
 _hosts = st.one_of(
@@ -23,6 +24,13 @@ _synchronizations = st.builds(
     fragments=st.integers(1, 8),
     adaptive=st.booleans(),
     delay=st.none() | st.integers(0, 1),
+)
+
+_layouts = st.tuples(
+    st.sampled_from(["dense.*/kernel", "(a|b)/x{1,2}", r"fc\.1/(kernel|bias|embeddings)"]), st.none() | st.integers(-8, 8)
+)
+_partitions = st.just(Partition()) | st.builds(
+    Partition, layouts=st.lists(_layouts, min_size=1, max_size=3).map(tuple), devices=st.none() | st.integers(2, 4)
 )
 
 
@@ -60,6 +68,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
         separate_servers=draw(st.booleans()),
         sync_period=draw(st.integers(1, 10**6)),
         synchronization=draw(_synchronizations),
+        partition=draw(_partitions),
         share_memory=draw(st.booleans()),
         job_dir=draw(st.none() | st.text(max_size=8)),
         strategy=draw(st.none() | st.sampled_from(["hogwild", "mirrored"])),

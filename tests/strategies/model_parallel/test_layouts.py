@@ -1,9 +1,12 @@
 """What keras.distribution says about devices and variables."""
 
 import keras
+import numpy as np
 import pytest
 
-from tfdist.strategies.model_parallel.layouts import Partition, partition, split_axis
+from tfdist.partition import Partition
+from tfdist.strategies.model_parallel.described import DescribedLayouts
+from tfdist.strategies.model_parallel.layouts import LocalMesh, local_mesh, sharded_axis
 
 FOUR = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
 
@@ -26,18 +29,18 @@ def model_parallel(shape, names=("batch", "model"), batch="batch"):
     ],
 )
 def test_a_mesh_gives_each_replica_its_devices(shape, names, rows):
-    assert partition(model_parallel(shape, names), FOUR) == Partition(rows, "model")
+    assert local_mesh(model_parallel(shape, names), FOUR) == LocalMesh(rows, "model")
 
 
 def test_data_parallel_gives_each_replica_one_device():
-    assert partition(keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]), FOUR[:2]) == Partition(
+    assert local_mesh(keras.distribution.DataParallel(devices=["cpu:0", "cpu:1"]), FOUR[:2]) == LocalMesh(
         (("CPU:0",), ("CPU:1",)), None
     )
 
 
 def test_each_of_two_tasks_gets_its_rows():
-    assert partition(model_parallel((2, 2)), FOUR[:2], tasks=2).rows == (("CPU:0", "CPU:1"),)
-    assert partition(model_parallel((4, 2)), FOUR, tasks=2).rows == (("CPU:0", "CPU:1"), ("CPU:2", "CPU:3"))
+    assert local_mesh(model_parallel((2, 2)), FOUR[:2], tasks=2).replicas == (("CPU:0", "CPU:1"),)
+    assert local_mesh(model_parallel((4, 2)), FOUR, tasks=2).replicas == (("CPU:0", "CPU:1"), ("CPU:2", "CPU:3"))
 
 
 @pytest.mark.parametrize(
@@ -51,14 +54,14 @@ def test_each_of_two_tasks_gets_its_rows():
 )
 def test_a_mesh_that_does_not_fit_is_refused(distribution, tasks, message):
     with pytest.raises(ValueError) as error:
-        partition(distribution, FOUR, tasks)
+        local_mesh(distribution, FOUR, tasks)
     assert message in str(error.value)
 
 
 def axis_of(layout, shape, mesh=(2, 2)):
     distribution = model_parallel(mesh)
     distribution._layout_map["dense/kernel"] = layout
-    return split_axis(distribution._layout_map["dense/kernel"], "dense/kernel", shape, partition(distribution, FOUR))
+    return sharded_axis(distribution._layout_map["dense/kernel"], "dense/kernel", shape, local_mesh(distribution, FOUR))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +75,7 @@ def test_a_layout_names_the_axis_that_is_split(layout, shape, axis):
 @pytest.mark.parametrize(
     "layout, shape, message",
     [
-        ((None, "model"), (4, 3), "cannot be split into 2 equal parts along axis 1"),
-        ((None, "batch"), (4, 4), "'batch' is the axis of the batch"),
+        ((None, "model"), (4, 3), "cannot be sharded equally over 2 devices along axis 1"),
         ((None, None, "model"), (4, 4), "of 3 axes, and its shape is (4, 4)"),
         (("model", "model"), (4, 4), "names the axis 'model' twice"),
     ],
@@ -82,3 +84,41 @@ def test_a_layout_that_does_not_fit_is_refused_by_name(layout, shape, message):
     with pytest.raises(ValueError, match="dense/kernel") as error:
         axis_of(layout, shape)
     assert message in str(error.value)
+
+
+def test_the_axis_of_the_batch_is_left_out_with_a_warning(caplog):
+    assert axis_of(("model", "batch"), (4, 3)) == 0
+    assert "dense/kernel" in caplog.text and "'batch' is the axis of the batch" in caplog.text
+
+
+def described(*layouts, devices=None, of=FOUR, tasks=1):
+    return DescribedLayouts(Partition(layouts, devices), [f"/job:worker/task:0/device:{name}" for name in of], tasks)
+
+
+@pytest.mark.parametrize(
+    "devices, of, tasks, replicas",
+    [
+        (None, FOUR, 1, (tuple(FOUR),)),
+        (2, FOUR, 1, (("CPU:0", "CPU:1"), ("CPU:2", "CPU:3"))),
+        (2, FOUR[:2], 3, (("CPU:0", "CPU:1"),)),
+    ],
+)
+def test_a_partition_of_a_description_makes_the_mesh(devices, of, tasks, replicas):
+    assert local_mesh(described(("k", 0), devices=devices, of=of, tasks=tasks), of, tasks) == LocalMesh(replicas, "model")
+
+
+def test_a_partition_gives_variables_their_layouts():
+    with keras.name_scope("up"):
+        kernel, bias = (keras.Variable(np.ones(shape), name=name) for name, shape in (("kernel", (4, 8)), ("bias", (8,))))
+    assert kernel.path == "up/kernel"
+    layouts = described(("up/.*", -1), ("down/kernel", -2), ("(gone|lost)/kernel", None), ("kernel", 0))
+    assert layouts.get_variable_layout(kernel).axes == (None, "model")
+    assert layouts.get_variable_layout(bias).axes == ("model",)
+    with pytest.raises(ValueError) as error:
+        layouts.check_matched("mlp", [kernel, bias])
+    assert "matches down/kernel, (gone|lost)/kernel, kernel of the partition" in str(error.value)
+    assert "variables of mlp are up/kernel, up/bias" in str(error.value)
+    rows = described(("up/.*", -2), ("nothing", None))
+    assert rows.get_variable_layout(kernel).axes == ("model", None)
+    with pytest.raises(ValueError, match=r"the partition up/\.\*=rows names up/bias, and its shape \(8,\) has no such axis"):
+        rows.get_variable_layout(bias)

@@ -142,7 +142,7 @@ def test_convolutions(layout, kernel_axis, axis):
 
 @pytest.mark.parametrize("kernel, axis", [((4, 3, 4, 6), 0), ((3, 3, 2, 6), 3)])
 def test_convolutions_that_cannot_compute_on_parts_are_refused(kernel, axis):
-    with pytest.raises(ValueError, match="cannot compute on parts"):
+    with pytest.raises(ValueError, match="cannot compute on shards"):
         ops.conv(values(2, 5, 5, 4), split(values(*kernel), axis))
 
 

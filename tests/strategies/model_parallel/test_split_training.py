@@ -1,8 +1,6 @@
 """Models that keras.distribution splits over devices train as on one device: the cases of programs/split_models.py."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from support_paths import PROGRAMS
@@ -36,7 +34,7 @@ RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS}
 
 
 @pytest.fixture(scope="module", params=RUNS)
-def results(request, tmp_path_factory):
+def results(request, tmp_path_factory, run_python):
     """(name of the run, what each task has written)"""
     folder = tmp_path_factory.mktemp("split")
     mesh, _, tasks = request.param.partition(", ")
@@ -44,8 +42,7 @@ def results(request, tmp_path_factory):
     if tasks:
         (folder / "workers.conf").write_text("cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }")
         command = ["-m", "tfdist.launch", "--cluster", "workers.conf", *command]
-    with open(folder / "output.txt", "wb") as output:
-        subprocess.run([sys.executable, *command], cwd=folder, stdout=output, stderr=output, timeout=580)
+    run_python(folder, *command, timeout=580)
     files = sorted(folder.glob(f"{mesh}*.json"))
     assert len(files) == (2 if tasks else 1), (folder / "output.txt").read_text()[-5000:]
     return request.param, [json.loads(path.read_text()) for path in files]
@@ -89,15 +86,16 @@ def test_each_device_holds_its_part(results):
         assert least * parts + (most - least) == whole
 
 
-def test_what_cannot_be_split_is_refused_by_name(tmp_path):
-    run = subprocess.run([sys.executable, PROGRAM, "refused"], cwd=tmp_path, capture_output=True, timeout=300)
-    assert run.returncode == 0, run.stderr.decode()[-5000:]
+def test_what_cannot_be_sharded_is_refused_by_name_and_an_own_loop_trains(tmp_path, run_python):
+    assert run_python(tmp_path, PROGRAM, "refused", timeout=300) == 0, (tmp_path / "output.txt").read_text()[-5000:]
     found = json.loads((tmp_path / "refused.json").read_text())
+    sharded, alone = found.pop("own_loop")
+    assert sharded == pytest.approx(alone, rel=1e-5) and len(set(alone)) == 5
     expected = {
         "an_optimizer_that_needs_whole_variables": "Lamb may need all of a variable",
-        "an_operation_without_a_rule": "own/kernel is split over 4 devices, and this step reads it as a whole",
+        "an_operation_without_a_rule": "own/kernel is sharded over 4 devices, and this step reads it as a whole",
         "a_dimension_that_four_devices_cannot_share": "head/kernel the layout (None, 'model'), and its shape (12, 10)",
-        "a_constraint": "up/kernel is split over 4 devices, and this step reads it as a whole",
+        "a_constraint": "up/kernel is sharded over 4 devices, and this step reads it as a whole",
         "export": "a SavedModel cannot hold that",
         "a_model_outside_the_scope": "keras.distribution has no effect on",
         "another_mesh": "variables on another arrangement",
@@ -108,7 +106,7 @@ def test_what_cannot_be_split_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("description", ['"BASIC"', '{"chief": 1, "worker": 1, "ps": 1}'])
-def test_strategies_that_do_not_follow_keras_distribution_say_so(description, tmp_path):
+def test_strategies_that_do_not_follow_keras_distribution_say_so(description, tmp_path, run_python):
     program = f"""
 import tfdist
 strategy = tfdist.strategy({description})
@@ -120,5 +118,6 @@ with strategy.scope():
     model.compile("sgd", "mse")
 model.fit(np.ones((4, 2)), np.ones((4, 1)))
 """
-    run = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert run.returncode and "ValueError: keras.distribution has no effect on sequential" in run.stderr
+    (tmp_path / "program.py").write_text(program)
+    assert run_python(tmp_path, "program.py", timeout=200)
+    assert "ValueError: keras.distribution has no effect on sequential" in (tmp_path / "output.txt").read_text()

@@ -91,7 +91,9 @@ def test_a_gradient_of_shards_through_a_function_is_refused(make):
 
     kernel = make(shards=3)
     called = tf.function(lambda x: tf.matmul(x, kernel), autograph=False)
-    with pytest.raises(ValueError, match=r"whole:0 is split over 3 ps tasks, and a tf\.function .* open the tape inside of it"):
+    with pytest.raises(
+        ValueError, match=r"whole:0 is sharded over 3 ps tasks, and a tf\.function .* open the tape inside of it"
+    ):
         trace(loss_and_gradient(kernel, lambda x, _: called(x)), [], tf.ones([2, 300]))
 
 

@@ -256,8 +256,26 @@ REFUSED = {
 }
 
 
+def own_loop(scope, run, reduce):
+    """Returns the losses of a training loop without `fit`."""
+    keras.utils.set_random_seed(1)
+    with scope:
+        model, optimizer = mlp(), keras.optimizers.SGD(0.05, momentum=0.9)
+        optimizer.build(model.trainable_variables)
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    together = tf.function(lambda x, y: reduce(run(step, (x, y))))
+    return [float(together(X[:16], Y[:16])) for _ in range(5)]
+
+
 def refused():
-    """Returns what each refused program says, and what happens without a scope."""
+    """Returns what each refused program says, what happens without a scope, and the losses of a loop without `fit`."""
     strategy = tfdist.strategy("cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }")
     found = {}
     mesh = MESHES["1x4"]
@@ -278,6 +296,12 @@ def refused():
             model.export("exported")
         except (ValueError, NotImplementedError) as error:
             found[name] = str(error)
+    found["own_loop"] = [
+        own_loop(
+            strategy.scope(), lambda step, args: strategy.run(step, args), lambda loss: strategy.reduce("SUM", loss, axis=None)
+        ),
+        own_loop(contextlib.nullcontext(), lambda step, args: step(*args), lambda loss: loss),
+    ]
     keras.distribution.set_distribution(distribution((2, 2), PAIR))
     try:
         strategy.scope()
@@ -291,7 +315,7 @@ def bytes_by_device(model):
     found = {}
     for variable in [*model.weights, *model.optimizer.variables]:
         value = variable._value
-        for part in getattr(value, "parts", [value]):
+        for part in getattr(value, "shards", [value]):
             for local in getattr(part, "values", [part]):
                 size = int(np.prod(local.shape)) * local.dtype.size
                 found[local.device] = found.get(local.device, 0) + size
@@ -311,7 +335,7 @@ def train(name, scope):
     result["predict"] = model.predict(x, verbose=0).ravel().tolist()
     result["slots"] = [np.asarray(v.numpy(), "float64").ravel().tolist() for v in model.optimizer.variables]
     result["bytes"] = bytes_by_device(model)
-    result["split"] = sorted(v.path for v in model.weights if hasattr(v._value, "parts"))
+    result["split"] = sorted(v.path for v in model.weights if hasattr(v._value, "shards"))
     model.save(f"{name}.keras")
     return result
 

@@ -1,6 +1,7 @@
 """Reads the `cluster` block of job.conf.
 
-SINGA's other fields do not concern the cluster. They are ignored, except those that resemble a field of the cluster block.
+Of the neural network, `net.py` reads how it is partitioned. SINGA's other fields do not concern the cluster. They are ignored,
+except those that resemble a field of the cluster block.
 """
 
 import re
@@ -9,6 +10,7 @@ from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import Document, close
 from tfdist.dialects.singa.hostfile import read_hostfile
 from tfdist.dialects.singa.layout import Layout
+from tfdist.dialects.singa.net import read_layouts
 from tfdist.dialects.singa.text_proto import CLUSTER_FIELDS, JOB_FIELDS, Entry, entries, messages, parse_strictly
 from tfdist.errors import Source, nearest
 
@@ -49,7 +51,8 @@ def read_layout(text: str, source: Source) -> Layout:
         return Layout(source, parse_strictly(text, cluster_type(), source, by_line), lines)
     by_line |= {entry.line: entry.name for entry in keep if entry.name != "cluster"}
     job = parse_strictly(_blanked(text, keep), job_type(), source, by_line)
-    return Layout(source, job.cluster, lines, tuple(job.gpu))
+    layouts = [layout for entry in top if entry.name == "neuralnet" for layout in read_layouts(text, source, entry)]
+    return Layout(source, job.cluster, lines, tuple(job.gpu), tuple(layouts))
 
 
 def _check_top(top: list[Entry], blocks: list[Entry], source: Source) -> None:

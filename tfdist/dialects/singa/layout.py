@@ -11,6 +11,7 @@ from typing import Any
 from tfdist.cluster import Cluster, Groups, Task
 from tfdist.dialects.parsing.document import MAX_TASKS
 from tfdist.errors import ClusterError, Source
+from tfdist.partition import MAX_DEVICES, Partition
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Layout:
         proto: the parsed ClusterProto.
         lines: field -> line, of the fields that are given.
         gpu: the `gpu` entries beside the cluster block.
+        layouts: which variables the workers of a group share, from `partition_dim`.
     """
 
     source: Source
     proto: Any
     lines: Mapping[str, int]
     gpu: tuple[int, ...] = ()
+    layouts: tuple[tuple[str, int | None], ...] = ()
 
     @property
     def workers(self) -> int:
@@ -145,10 +148,20 @@ class Layout:
             # Without servers it means nothing, and clusters with the same meaning are equal.
             separate_servers=proto.server_worker_separate if servers else True,
             sync_period=proto.sync_freq,
+            partition=self._partition(),
             share_memory=proto.share_memory,
             job_dir=proto.workspace or None,
             source=self.source,
         )
+
+    def _partition(self) -> Partition:
+        """Returns the partition of the model over the workers of a group: with one worker there is none."""
+        devices = int(self.proto.nworkers_per_group)
+        if not self.layouts or devices == 1:
+            return Partition()
+        if devices > MAX_DEVICES:
+            raise self._error(f"a model is partitioned over {MAX_DEVICES} workers at most, not {devices}", "nworkers_per_group")
+        return Partition(self.layouts, devices)
 
 
 def _groups(count: int, size: int) -> Groups:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.singa.job_conf import NAME, read_layout
+from tfdist.dialects.singa.net import write_net
 from tfdist.dialects.singa.text_proto import CLUSTER_FIELDS
 from tfdist.errors import ClusterError, Source
 
@@ -13,7 +14,7 @@ _ALWAYS = ("nworker_groups", "nserver_groups", "nworkers_per_group", "nservers_p
 
 
 def write(cluster: Cluster) -> str:
-    """Returns the cluster block, and the `gpu` entries that precede it in job.conf. `write_hostfile` writes the hosts.
+    """Returns the cluster block, and what precedes it: the partition of the network, and `gpu`. `write_hostfile` has the hosts.
 
     Raises:
         ClusterError: if ClusterProto has no words for the cluster.
@@ -45,6 +46,7 @@ _DIFFERENCES = {
     "tasks": "addresses that differ from its layout (ports count up per host from one start_port, hosts go round)",
     "worker_groups": "worker groups that are not runs of consecutive workers",
     "server_groups": "server groups that are not runs of consecutive servers",
+    "partition": "this partition of a model: it has layers, by the last axis, over the workers of a group",
     "separate_servers": "servers in the workers' processes, without servers",
 }
 
@@ -85,7 +87,8 @@ def _text(cluster: Cluster, start_port: int | None) -> str:
         if value is not None and (name in _ALWAYS or text != _value(kind, default) or name == "start_port"):
             lines.append(f"  {name}: {text}\n")
     gpus = _same(cluster, "worker tasks with different numbers of GPUs", (task.gpus for task in workers))
-    return "".join(f"gpu: {number}\n" for number in range(gpus)) + "cluster {\n" + "".join(lines) + "}\n"
+    net = write_net(cluster.partition.layouts)
+    return net + "".join(f"gpu: {number}\n" for number in range(gpus)) + "cluster {\n" + "".join(lines) + "}\n"
 
 
 def _value(kind: str, value: object) -> str:

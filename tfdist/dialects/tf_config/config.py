@@ -103,6 +103,7 @@ class _Reader:
             separate_servers=fields.flag("separate_servers", True),
             sync_period=fields.sync_period(),
             synchronization=fields.synchronization(),
+            partition=fields.partition(),
             share_memory=fields.flag("share_memory", True),
             job_dir=fields.text("job_dir"),
             strategy=fields.text("strategy"),

@@ -6,6 +6,7 @@ from typing import Any
 from tfdist.cluster import EXTENSION, JOBS, Groups
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.errors import ClusterError, nearest
+from tfdist.partition import Partition, devices_fault, layout_fault, parsed_axis
 from tfdist.synchronization import DEFAULTS, Synchronization, problem
 
 _KEYS = (
@@ -15,6 +16,7 @@ _KEYS = (
     "separate_servers",
     "sync_period",
     "synchronization",
+    "partition",
     "share_memory",
     "job_dir",
     "strategy",
@@ -75,6 +77,32 @@ class Extension:
             if fault := problem(name, value):
                 raise self.error(fault, *path, name)
         return Synchronization(**options)
+
+    def partition(self) -> Partition:
+        """Returns which variables are sharded."""
+        value = self.rest.pop("partition", None)
+        if value is None:
+            return Partition()
+        expected = '{"layouts": [["dense.*/kernel", "columns"]], "devices": 2}'
+        if not isinstance(value, Mapping) or not value.keys() <= {"layouts", "devices"}:
+            raise self._error("partition", value, expected)
+        layouts, devices = value.get("layouts"), value.get("devices")
+        if not isinstance(layouts, list | tuple) or not layouts:
+            raise self._error("partition", layouts, expected)
+        found = []
+        for pair in layouts:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise self._error("partition", pair, expected)
+            try:
+                pattern, axis = pair[0], parsed_axis(pair[1])
+            except ValueError as error:
+                raise self.error(str(error), EXTENSION, "partition") from None
+            if fault := layout_fault(pattern, axis):
+                raise self.error(fault, EXTENSION, "partition")
+            found.append((pattern, axis))
+        if fault := devices_fault(devices):
+            raise self.error(fault, EXTENSION, "partition")
+        return Partition(tuple(found), devices)
 
     def evaluators(self) -> Any:
         """Returns the addresses of the evaluators, unchecked: a list or a mapping as in `cluster`, or None."""

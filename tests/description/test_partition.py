@@ -1,0 +1,201 @@
+"""`Partition`: the flags, the languages that carry it, and what is refused before anything starts."""
+
+import dataclasses
+
+import pytest
+from absl import flags
+
+from tfdist.choice import choose
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects import read
+from tfdist.dialects.registry import writers
+from tfdist.dialects.singa import write
+from tfdist.errors import ClusterError
+from tfdist.flags import cluster_from_flags, define_flags
+from tfdist.partition import Partition, parsed_layouts
+
+FOUR = 'cluster { nworkers_per_group: 4 nworkers_per_procs: 4 workspace: "w" }'
+COLUMNS = (("dense.*/kernel", -1),)
+
+
+def flagged(*words):
+    values = flags.FlagValues()
+    define_flags(values)
+    values(["program", *words])
+    return cluster_from_flags(values)
+
+
+def test_layouts_as_a_user_writes_them():
+    text = r"block_[0,1]/kernel=columns, (a|b)/x{1,2}=rows,words/embeddings=0,head/.*=none"
+    layouts = (("block_[0,1]/kernel", -1), ("(a|b)/x{1,2}", -2), ("words/embeddings", 0), ("head/.*", None))
+    assert parsed_layouts(text) == layouts
+    assert parsed_layouts(str(Partition(layouts))) == layouts
+
+
+@pytest.mark.parametrize(
+    ("path", "number"),
+    [
+        ("sequential/dense_1/kernel", 0),
+        ("dense/kernel", 0),
+        ("dense/kernel_1", None),
+        ("pre_dense/kernel", None),
+        ("words/embeddings", 1),
+        ("embeddings", 1),
+        ("my_embeddings", None),
+    ],
+)
+def test_a_pattern_names_the_end_of_a_path_and_the_first_counts(path, number):
+    layouts = (("dense.*/kernel", -1), ("embeddings", 0), ("dense_1/kernel", None))
+    assert Partition(layouts).find(path) == number
+
+
+@pytest.mark.parametrize(
+    ("words", "slots", "partition"),
+    [
+        (["--cluster", FOUR, "--partition", "dense.*/kernel=columns"], 4, Partition(COLUMNS)),
+        (["--cluster", FOUR, "--partition", "dense.*/kernel=columns", "--partition_devices=2"], 4, Partition(COLUMNS, 2)),
+        (["--tier=BASIC", "--partition", "dense.*/kernel=columns", "--partition_devices=3"], 3, Partition(COLUMNS, 3)),
+        (
+            ["--cluster", "neuralnet { partition_dim: 1 } " + FOUR, "--partition_devices=2"],
+            4,
+            Partition((("(kernel|bias|embeddings)", -1),), 2),
+        ),
+    ],
+)
+def test_flags_give_a_cluster_its_partition(words, slots, partition):
+    cluster = flagged(*words)
+    assert cluster.partition == partition and cluster.slots == slots
+    assert choose(cluster).strategy == "mirrored"
+
+
+def test_several_tasks_get_the_devices_of_a_replica_each():
+    cluster = flagged("--cluster", '{"worker": 2}', "--partition", "k=0", "--partition_devices=2")
+    assert [task.slots for task in cluster.tasks] == [2, 2] and cluster.worker_groups == ((0, 1, 2, 3),)
+    assert choose(cluster).strategy == "multi_worker_mirrored"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tier=BASIC", "--partition", "kernel"], "--partition: 'kernel' has no axis; expected a pattern"),
+        (
+            ["--tier=BASIC", "--partition", "kernel=colums"],
+            "'colums' is not an axis; expected columns, rows, none or the number",
+        ),
+        (["--tier=BASIC", "--partition", "kernel=99"], "'99' is not an axis"),
+        (["--tier=BASIC", "--partition", "(=rows"], "'(' is not a regular expression"),
+        (["--tier=BASIC", "--partition", "=rows"], "'' is not a pattern"),
+        (["--tier=BASIC", "--partition", ""], "'' has no axis"),
+        (["--tier=BASIC", "--partition", "k=rows", "--partition_devices=1"], "--partition_devices: '1' is not right"),
+        (["--tier=BASIC", "--partition_devices=2"], "--partition_devices: it goes with --partition"),
+        (["--partition", "k=rows"], "--partition: no cluster is described"),
+        (["--tier=BASIC", "--partition", "k=rows"], "partition: a replica has 2 devices, all of one task, and chief:0 has 1"),
+        (
+            ["--cluster", FOUR, "--partition", "k=rows", "--partition_devices=3"],
+            "has 3 devices, all of one task, and worker:0 has 4",
+        ),
+        (
+            ["--cluster", "cluster { nworkers_per_group: 4 nworkers_per_procs: 2 } neuralnet { partition_dim: 1 }"],
+            "a replica has 4 devices, all of one task, and worker:0 has 2",
+        ),
+        (["--tier=STANDARD_1", "--partition", "k=rows"], "and this cluster means parameter_server"),
+        (["--tier=STANDARD_1", "--strategy=hogwild", "--partition", "k=rows"], "and this cluster means hogwild"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(words, message, monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    with pytest.raises(ClusterError) as caught:
+        choose(flagged(*words))
+    assert message in str(caught.value) and str(caught.value).isprintable()
+
+
+LAYER = 'layer {{ name: "{}" type: kInnerProduct {} param {{ name: "w" }} }}'
+NET = " ".join(
+    [
+        'layer { name: "data" partition_dim: 1 }',
+        LAYER.format("conv1", "partition_dim: 0"),
+        LAYER.format("fc.1", "partition_dim: 1"),
+        LAYER.format("fc2", ""),
+        LAYER.format("none", "partition_dim: -1"),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("net", "layouts"),
+    [
+        ("", ()),
+        ("partition_dim: 0", ()),
+        ("partition_dim: 1", (("(kernel|bias|embeddings)", -1),)),
+        (NET, ((r"fc\.1/(kernel|bias|embeddings)", -1),)),
+        (NET + " partition_dim: 1", ((r"fc\.1/(kernel|bias|embeddings)", -1), ("fc2/(kernel|bias|embeddings)", -1))),
+        ("# partition_dim: 1\n layer { name: 'a' param {} }", ()),
+    ],
+)
+def test_singa_says_it_with_partition_dim(net, layouts):
+    cluster = read(f"neuralnet {{ {net} }} {FOUR}")
+    assert cluster.partition == (Partition(layouts, 4) if layouts else Partition())
+    assert read(write.write(cluster)) == cluster
+    alone = read(f"neuralnet {{ {net} }} cluster {{ nworkers_per_group: 1 }}")
+    assert alone.partition == Partition()
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        ("partition_dim: 2", "neuralnet.partition_dim: '2' is no dimension; expected 0 for the batch, 1 for the features"),
+        ("\nlayer { name: 'a'\n partition_dim: x param {} }", "<text>:3: neuralnet.layer.partition_dim: 'x' is no dimension"),
+        ("partition_dim: 1 partition_dim: 0", "it is given twice"),
+        ("layer: [{ partition_dim: 1 }]", "layer is a block"),
+        (LAYER.format("a", "partition_dim: 1") + LAYER.format("a", ""), "the layer 'a' has another partition_dim above"),
+    ],
+)
+def test_singa_would_not_take_it(net, message):
+    with pytest.raises(ClusterError) as caught:
+        read(f"neuralnet {{ {net} }} {FOUR}")
+    assert message in str(caught.value)
+
+
+PARTITIONED = Cluster((Task("worker", 0, slots=4),), partition=Partition((*COLUMNS, ("head/.*", None), ("x", 3)), 2))
+
+
+def test_tf_config_carries_it():
+    config = PARTITIONED.tf_config("worker", 0)
+    assert config["tfdist"]["partition"] == {
+        "layouts": [["dense.*/kernel", "columns"], ["head/.*", "none"], ["x", "3"]],
+        "devices": 2,
+    }
+    assert read(config) == PARTITIONED.addressed()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *([], 1, {}, {"layouts": []}, {"layouts": [["k"]]}, {"layouts": [["k", "colums"]]}, {"layouts": [["(", "rows"]]}),
+        *({"layouts": [[1, "rows"]]}, {"layouts": [["k", "rows"]], "devices": 1}, {"layout": [["k", "rows"]]}),
+        *({"layouts": [["k", -1]]}, {"layouts": [["k", "rows"]], "devices": True}),
+    ],
+)
+def test_a_bad_partition_in_tf_config_is_refused(value):
+    with pytest.raises(ClusterError, match=r"tfdist\.partition"):
+        read({"cluster": {"worker": ["a:1"]}, "tfdist": {"partition": value}})
+
+
+@pytest.mark.parametrize("dialect", [name for name in writers() if name != "tf_config"])
+def test_a_language_carries_it_or_says_that_it_has_no_words(dialect):
+    tasks = (Task("chief", 0),) if dialect in ("cloudml", "vertex", "tfjob") else (Task("worker", 0), Task("worker", 1))
+    cluster = Cluster(tasks, partition=Partition(COLUMNS, 2))
+    assert writers()[dialect].write(dataclasses.replace(cluster, partition=Partition()))
+    if dialect in ("slurm", "kubernetes"):  # They contain TF_CONFIG.
+        assert read(writers()[dialect].write(cluster)).partition == cluster.partition
+        return
+    with pytest.raises(ClusterError, match=r"no words for .*partition"):
+        writers()[dialect].write(cluster)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"layouts": (("(", 0),)}, {"layouts": (("k", 9),)}, {"devices": 2}, {"layouts": COLUMNS, "devices": 1}]
+)
+def test_a_partition_checks_itself(fields):
+    with pytest.raises(ClusterError):
+        Partition(**fields)

@@ -1,0 +1,103 @@
+"""Unchanged programs whose models the description of the cluster partitions train as in one process."""
+
+import json
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+PROGRAM = str(PROGRAMS / "unchanged_models.py")
+LAYER = 'layer {{ name: "{}" partition_dim: 1 param {{ }} }}'
+SINGA = (
+    f"neuralnet {{ {' '.join(LAYER.format(name) for name in ('words', 'up', 'down'))} }} "
+    "cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }"
+)
+FLAGS = {
+    "flags, 2 x 2 in one task": (
+        "--cluster=cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }",
+        "--partition=up/.*=columns,down/kernel=rows,embeddings=rows",
+        "--partition_devices=2",
+    ),
+    "SINGA, 2 x 2 in two tasks": ("--cluster=job.conf", "--partition_devices=2"),
+}
+SHARDED = {
+    "flags, 2 x 2 in one task": [
+        "net/down/kernel",
+        "net/up/bias",
+        "net/up/kernel",
+        "net/words/embeddings",
+    ],
+    "SINGA, 2 x 2 in two tasks": [
+        *("net/down/bias", "net/down/kernel", "net/up/bias", "net/up/kernel"),
+        "net/words/embeddings",
+    ],
+}
+TASKS = {"flags, 2 x 2 in one task": 1, "SINGA, 2 x 2 in two tasks": 2}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, run_python):
+    """name of the run -> what each task has written; the run of one process has loaded the models of the others."""
+    found, folders = {}, []
+    for name, flags in FLAGS.items():
+        folders.append(tmp_path_factory.mktemp("run"))
+        (folders[-1] / "job.conf").write_text(SINGA)
+        code = run_python(folders[-1], "-m", "tfdist.launch", *flags, PROGRAM, timeout=280)
+        assert code == 0, (folders[-1] / "output.txt").read_text()[-5000:]
+        found[name] = [json.loads((folders[-1] / f"{rank}.json").read_text()) for rank in range(TASKS[name])]
+    alone = tmp_path_factory.mktemp("alone")
+    code = run_python(alone, PROGRAM, *map(str, folders), timeout=200)
+    assert code == 0, (alone / "output.txt").read_text()[-5000:]
+    found["one process"] = [json.loads((alone / "0.json").read_text())]
+    return found
+
+
+def close(one, other, rel):
+    """Returns whether nested lists and dicts of numbers are equal up to rounding."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(close(one[key], other[key], rel) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(close(a, b, rel) for a, b in zip(one, other, strict=True))
+    return other == pytest.approx(one, rel=rel, abs=rel)
+
+
+@pytest.mark.parametrize("case", ["sgd_momentum", "adam", "mixed_precision"])
+@pytest.mark.parametrize("run", FLAGS)
+def test_many_steps_equal_one_process(runs, run, case):
+    expected = runs["one process"][0][case]
+    mixed = case == "mixed_precision"
+    rounding = 0.05 if mixed else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
+    for task in runs[run]:
+        got = task[case]
+        assert got["sharded"] == SHARDED[run]
+        for what in ("history", "evaluate", "predict") if mixed else ("history", "evaluate", "predict", "weights", "slots"):
+            assert close(expected[what], got[what], rounding), what
+
+
+@pytest.mark.parametrize("run", FLAGS)
+def test_saved_models_load_in_one_process(runs, run):
+    by_run = dict(zip(FLAGS, runs["one process"][0]["loaded"].values(), strict=True))
+    for case, predicted in by_run[run].items():
+        assert close(runs[run][0][case]["predict"], predicted, 0.05 if case == "mixed_precision" else 1e-5), case
+
+
+@pytest.mark.parametrize("run", FLAGS)
+def test_a_device_holds_its_shards_of_weights_and_slots(runs, run):
+    (whole,) = runs["one process"][0]["adam"]["bytes"].values()
+    for task in runs[run]:
+        devices = sorted(task["adam"]["bytes"].values())
+        replicas = 2 // TASKS[run]
+        assert len(devices) == 2 * replicas
+        # The first device of each replica also holds what is not sharded.
+        assert sum(devices) == replicas * whole and max(devices) < 0.6 * whole
+
+
+@pytest.mark.parametrize("run", FLAGS)
+def test_what_the_partition_cannot_be_applied_to_is_named(runs, run):
+    for task in runs[run]:
+        found = task["refused"]
+        assert "matches up/" in found["other_layers"] or "matches words/" in found["other_layers"]
+        assert "variables of sequential are sequential/other/kernel, sequential/other/bias" in found["other_layers"]
+        assert "has no effect on net" in found["outside"] and "inside `with strategy.scope():`" in found["outside"]
+        assert "and the program calls keras.distribution.set_distribution" in found["own_distribution"]

@@ -1,0 +1,114 @@
+"""Trains models without a layout map, and writes what they give to RANK.json: `python unchanged_models.py [FOLDER …]`.
+
+The description of the cluster may partition them. With folders, it also predicts with the models that were saved there.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import layers
+
+import tfdist
+
+RNG = np.random.default_rng(0)
+X = RNG.integers(0, 24, size=(72, 6))
+Y = RNG.integers(0, 10, size=(72,))
+OPTIMIZERS = {
+    "sgd_momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.003),
+    "mixed_precision": lambda: keras.optimizers.Adam(0.003),
+}
+
+
+def model(dtype=None):
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(24, 8, name="words", dtype=dtype),
+            layers.Flatten(),
+            layers.Dense(32, "relu", name="up", dtype=dtype),
+            layers.Dense(12, "gelu", name="down", dtype=dtype),
+            layers.Dense(10, name="head", dtype="float32"),
+        ],
+        name="net",
+    )
+
+
+def compiled(built, optimizer):
+    built.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    return built
+
+
+def held(variables):
+    """Returns the bytes of variables on each device."""
+    found = {}
+    for variable in variables:
+        for part in getattr(variable._value, "shards", [variable._value]):
+            for local in getattr(part, "values", [part]):
+                found[local.device] = found.get(local.device, 0) + int(np.prod(local.shape)) * local.dtype.size
+    return found
+
+
+def train(name, strategy):
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        trained = compiled(model("mixed_bfloat16" if name == "mixed_precision" else None), OPTIMIZERS[name]())
+    history = trained.fit(X, Y, batch_size=12, epochs=8, shuffle=False, verbose=0).history
+    result = {
+        "history": history,
+        "evaluate": trained.evaluate(X, Y, batch_size=12, verbose=0, return_dict=True),
+        "predict": trained.predict(X, verbose=0).ravel().tolist(),
+        "weights": [w.ravel().tolist() for w in trained.get_weights()],
+        "slots": [np.asarray(v.numpy(), "float64").ravel().tolist() for v in trained.optimizer.variables],
+        "sharded": sorted(v.path for v in trained.weights if hasattr(v._value, "shards")),
+        "bytes": held([*trained.weights, *trained.optimizer.variables]),
+    }
+    if tfdist.is_chief():
+        trained.save(f"{name}.keras")
+    return result
+
+
+def refused(strategy):
+    """Returns what programs say that a partition cannot be applied to."""
+    found = {}
+
+    def attempt(name, function):
+        try:
+            function()
+        except ValueError as error:
+            found[name] = str(error)
+
+    def other_layers():
+        with strategy.scope():
+            compiled(keras.Sequential([keras.Input((6,)), layers.Dense(10, name="other")]), "sgd").fit(X, Y, verbose=0)
+
+    def own_distribution():
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
+        try:
+            strategy.scope()
+        finally:
+            keras.distribution.set_distribution(None)
+
+    attempt("other_layers", other_layers)
+    attempt("outside", lambda: compiled(model(), "sgd").fit(X, Y, verbose=0))
+    attempt("own_distribution", own_distribution)
+    return found
+
+
+def main():
+    strategy = tfdist.strategy()
+    partitioned = getattr(strategy.extended, "described", None) is not None
+    results = {"refused": refused(strategy)} if partitioned else {}
+    results |= {name: train(name, strategy) for name in OPTIMIZERS}
+    for folder in sys.argv[1:]:
+        for name in OPTIMIZERS:
+            loaded = keras.models.load_model(Path(folder, f"{name}.keras"))
+            results.setdefault("loaded", {}).setdefault(folder, {})[name] = loaded.predict(X, verbose=0).ravel().tolist()
+    Path(f"{tfdist.rank()}.json").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
