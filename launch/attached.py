@@ -76,7 +76,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             terminal.say(warning)
         if not back_end.holds_ports:
             terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
-        restarts = 0
+        restarts = used = 0  # `used`: since the job last trained for long enough.
 
         def publish(status: JobStatus, is_measured: bool) -> None:
             view.update(status)
@@ -89,13 +89,15 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=restarts > 0)
             outcome = supervisor.run()
             view.hide()
-            if outcome.failure is None or not outcome.failure.may_pass or restarts == settings.max_restarts:
+            if outcome.trained_seconds >= settings.restart_window:
+                used = 0
+            if outcome.failure is None or not outcome.failure.may_pass or used == settings.max_restarts:
                 break
-            restarts += 1
-            delay = min(FIRST_DELAY_SECONDS * 2 ** (restarts - 1), LONGEST_DELAY_SECONDS)
+            restarts, used = restarts + 1, used + 1
+            delay = min(FIRST_DELAY_SECONDS * 2 ** (used - 1), LONGEST_DELAY_SECONDS)
             terminal.say(
                 f"{outcome.failure.reason}; all tasks are started again in {delay:.0f} s "
-                f"(restart {restarts} of {settings.max_restarts})"
+                f"(restart {used} of {settings.max_restarts})"
             )
             if (number := _signal_within(delay)) is not None:
                 failure = Failure(f"ended by {signal.Signals(number).name}", 128 + number)

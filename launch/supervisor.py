@@ -66,6 +66,7 @@ class Outcome:
         exits: exit code by task name, minus the number of the signal that ended the task, for all tasks.
         restarts: number of restarts by task name, for the tasks that may be restarted.
         report: steps and metrics, as the reporter has written them (strategies/runtime/run_summary.py).
+        trained_seconds: from the start to the last step of `fit`, or to the last output of a program without `fit`.
     """
 
     failure: Failure | None
@@ -75,6 +76,7 @@ class Outcome:
     exits: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+    trained_seconds: float = 0.0
 
 
 class Supervisor:
@@ -122,7 +124,11 @@ class Supervisor:
         self._punisher = settings.punisher
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
-        self._workers = self._make_restarts(job.replaceable)
+        self._workers = self._make_restarts(
+            () if self._restarts_exactly() else job.replaceable,
+            meanwhile=job.loss_of_a_worker,
+            can_continue=job.has_worker_group,
+        )
         self._signals: list[int] = []
         self._to_pass_on: list[int] = []
 
@@ -134,6 +140,7 @@ class Supervisor:
         try:
             failure = self._loop(self._verdict, limit=None)
             seconds = time.monotonic() - begin
+            trained = seconds - (self._watchdog if self._progress is None else self._step_watchdog).silent
             self._end_tasks(failure)
             report = self._files.read_report()  # The back end removes its folder.
         finally:
@@ -143,7 +150,7 @@ class Supervisor:
         state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
         restarts = self._evaluators.counts | self._workers.counts
-        return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report)
+        return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report, trained)
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
@@ -264,20 +271,28 @@ class Supervisor:
         """Plans the restart of a task that may be replaced; judges the exit of another."""
         if event.task in self._evaluators.names:
             self._evaluators.exited(event)
-        elif event.task in self._workers.names and self._may_be_restarted(event):
+            return
+        if event.task in self._workers.names and self._may_be_restarted(event):
             self._workers.exited(event)
-        else:
-            given_up = self._workers.names - set(self._workers.running)
-            self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
+            if self._workers.can_continue:
+                return
+        given_up = self._workers.names - set(self._workers.running)
+        self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
 
     def _may_be_restarted(self, event: Exited) -> bool:
         """Returns whether a worker may run longer next time: one that exits by itself, or never listened, may do it again."""
         return (event.code < 0 or isinstance(event, NotStarted)) and not self._startup.is_missing(event.task)
 
-    def _make_restarts(self, tasks: Sequence[Task]) -> Restarts:
+    def _restarts_exactly(self) -> bool:
+        """Returns whether a killed worker restarts the whole job, because that alone is exact: every step is made once."""
+        job = self._job
+        is_synchronous = job.choice.strategy == "parameter_server" and len(job.cluster.worker_groups) == 1
+        return is_synchronous and self._settings.max_restarts > 0
+
+    def _make_restarts(self, tasks: Sequence[Task], **messages: Any) -> Restarts:
         limit = self._settings.restarts_of(tasks[0].job) if tasks and self._can_restart else 0
         window = self._settings.restart_window
-        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit, window=window)
+        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit, window=window, **messages)
 
     def _restart(self, task: Task) -> None:
         self._board.restarted(task.name)

@@ -42,7 +42,7 @@ def serving_jobs(strategy: str) -> tuple[str, ...]:
 
 def replaceable_jobs(strategy: str) -> tuple[str, ...]:
     """Returns the jobs whose tasks may die and start again under `strategy` while the others go on training."""
-    return ("worker",) if strategy == "hogwild" else ()
+    return ("worker",) if strategy in SERVED else ()
 
 
 def refusal(cluster: Cluster, choice: Choice) -> str | None:
