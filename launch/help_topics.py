@@ -8,8 +8,15 @@ from absl import flags
 from tfdist.launch.backends.registry import backends
 
 TOPICS: dict[str, tuple[str, ...]] = {
-    "Most used": ("workers", "tier", "cluster", "m", "strategy", "dry_run", "detach"),
-    "The cluster": ("worker_count", "parameter_server_count", "evaluator_count", "evaluator", "hostfile", "local"),
+    "Most used": ("workers", "max_workers", "tier", "cluster", "m", "strategy", "dry_run", "detach"),
+    "The cluster": (
+        "worker_count",
+        "parameter_server_count",
+        "evaluator_count",
+        "evaluator",
+        "hostfile",
+        "local",
+    ),
     "Machine types (CloudML)": (
         "master_machine_type",
         "worker_machine_type",

@@ -89,6 +89,12 @@ class Job:
         return any(all(task_of_rank[rank] in running for rank in group) for group in self.cluster.worker_groups)
 
     @property
+    def spare(self) -> tuple[Task, ...]:
+        """The workers for which there is room, and with which the job does not begin (scaling.py)."""
+        begins = self.cluster.min_workers
+        return () if begins is None else self.cluster.job("worker")[begins:]
+
+    @property
     def loss_of_a_worker(self) -> str:
         """What the loss of a replaceable task means for the training until the task is restarted, as part of a sentence."""
         if len(self.cluster.worker_groups) > 1:

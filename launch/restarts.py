@@ -14,6 +14,9 @@ MAX_RESTARTS = 3
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
 """Delay before the first restart of a task; it doubles with each further restart, up to the second number."""
 
+STEADY_SECONDS = 10.0
+"""After a task has run for this long, the delay begins anew: it is for tasks that fail again and again at their start."""
+
 WINDOW_SECONDS = 600.0
 """A task that has run for this long has all its restarts again."""
 
@@ -28,7 +31,8 @@ LONGEST_TICK_SECONDS = 1.0
 class _Restartable:
     task: Task
     restarts: int = 0
-    used: int = 0  # Restarts since it last ran for long enough.
+    used: int = 0  # Restarts since it last ran for the window.
+    quick: int = 0  # Restarts since it last ran for `STEADY_SECONDS`.
     started_at: float = 0.0
     restart_at: float | None = None
     cause: str = ""
@@ -98,8 +102,11 @@ class Restarts:
         """Plans the restart of a task that exited, unless it finished or failed too often."""
         each = self._all[event.task]
         each.stopped_seconds = None
-        if time.monotonic() - each.started_at >= self._window:
+        seconds = time.monotonic() - each.started_at
+        if seconds >= self._window:
             each.used = 0
+        if seconds >= min(STEADY_SECONDS, self._window):
+            each.quick = 0
         if event.code == 0 or self._over or each.used >= self._limit:
             each.ended = True
             if event.code and not self._over:
@@ -110,9 +117,21 @@ class Restarts:
                     else f"{event.task} ended early: {event.cause}; {goes_on} without it"
                 )
             return
-        delay = min(FIRST_DELAY_SECONDS * 2**each.used, LONGEST_DELAY_SECONDS)
+        delay = min(FIRST_DELAY_SECONDS * 2**each.quick, LONGEST_DELAY_SECONDS)
         each.restart_at = time.monotonic() + delay
         each.cause = event.cause
+
+    def set_aside(self, name: str) -> None:
+        """Ends the restarts of a task that is not wanted for now; ignores other tasks."""
+        if name in self._all:
+            each = self._all[name]
+            each.ended, each.restart_at, each.stopped_seconds = True, None, None
+
+    def take_back(self, name: str) -> None:
+        """Begins again with a task that was set aside and is being started; ignores other tasks."""
+        if name in self._all:
+            each = self._all[name]
+            each.ended, each.used, each.quick, each.started_at = False, 0, 0, time.monotonic()
 
     def stopped(self, event: Stopped) -> None:
         """Starts or ends the countdown of a task that a signal stopped or resumed; ignores other tasks."""
@@ -132,6 +151,7 @@ class Restarts:
                 each.restart_at = None
                 each.restarts += 1
                 each.used += 1
+                each.quick += 1
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
                 self._say(f"{name} ended early: {each.cause}; {self._meanwhile}, and the task is restarted")

@@ -22,6 +22,7 @@ from tfdist.launch.progress import forget as forget_progress
 from tfdist.launch.progress import read as read_progress
 from tfdist.launch.restarts import Restarts
 from tfdist.launch.running_tasks import RunningTasks
+from tfdist.launch.scaling import Scaling
 from tfdist.launch.settings import Settings
 from tfdist.launch.startup import Startup
 from tfdist.launch.status_board import StatusBoard
@@ -129,6 +130,9 @@ class Supervisor:
             meanwhile=job.loss_of_a_worker,
             can_continue=job.has_worker_group,
         )
+        self._scaling = Scaling(
+            job, files.log_dir, self._workers, self._tasks, self._board, terminal.say, is_restart=is_restart
+        )
         self._signals: list[int] = []
         self._to_pass_on: list[int] = []
 
@@ -161,6 +165,7 @@ class Supervisor:
                 self._handle(event)
             self._evaluators.tick()
             self._workers.tick()
+            self._scaling.tick()
             self._pass_signals_on()
             self._read_progress()
             if self._punisher is not None:
@@ -232,7 +237,7 @@ class Supervisor:
         """Makes these tasks print their Python stacks, and waits a moment for it."""
         self._tasks.signal(names, signal.SIGQUIT)  # See backends/local/run_program.py.
         seconds = STACKS_SECONDS if shutil.which("py-spy") is None else PY_SPY_SECONDS
-        self._loop(lambda: names <= self._tasks.exits.keys(), seconds)
+        self._loop(lambda: self._tasks.running.isdisjoint(names), seconds)
 
     def _pass_signals_on(self) -> None:
         while self._to_pass_on:
@@ -247,7 +252,8 @@ class Supervisor:
                 self._say(warning)
             self._startup.ready(event.cluster)
             for task in event.cluster.tasks:
-                self._tasks.start(task)
+                if task.name not in self._scaling.idle:
+                    self._tasks.start(task)
         elif isinstance(event, Listening):
             self._startup.listening(event.task)
         elif isinstance(event, Exited):
@@ -271,6 +277,9 @@ class Supervisor:
         """Plans the restart of a task that may be replaced; judges the exit of another."""
         if event.task in self._evaluators.names:
             self._evaluators.exited(event)
+            return
+        if event.task in self._scaling.idle:
+            self._scaling.exited(event.task)
             return
         if event.task in self._workers.names and self._may_be_restarted(event):
             self._workers.exited(event)
@@ -304,6 +313,7 @@ class Supervisor:
     def _end_tasks(self, failure: Failure | None) -> None:
         """After success, lets servers end by themselves. Otherwise signals every task to end, and kills those that do not."""
         self._workers.stop()
+        self._scaling.stop()
         if failure is None:
             self._await_exits(self._training | self._servers, END_SECONDS)
             self._await_evaluators()
@@ -341,7 +351,7 @@ class Supervisor:
         """Waits until these tasks have ended, for at most `limit` seconds, or until the launcher receives another signal."""
         received = len(self._signals)
         if self._tasks.any_started:
-            self._loop(lambda: names <= self._tasks.exits.keys() or len(self._signals) > received, limit)
+            self._loop(lambda: self._tasks.running.isdisjoint(names) or len(self._signals) > received, limit)
 
     def _receive_signals(self) -> Callable[[], None]:
         """Collects the signals that end the job or are passed on; returns a function that restores the earlier handlers."""

@@ -94,13 +94,19 @@ def test_workers_are_replaceable_where_a_chief_coordinates_them_and_a_group_need
     assert synchronous.loss_of_a_worker.startswith("the training waits for it, and variables")
 
 
-def test_delays_end_at_a_minute_and_no_restarts_are_none(watched, monkeypatch):
+def test_delays_end_at_a_minute_and_begin_anew_after_a_steady_run_and_no_restarts_are_none(watched, monkeypatch):
     task, _, done, passes = watched
     monkeypatch.setattr(task, "_limit", 20)
-    for _ in range(8):
+    for delay in (1, 2, 4, 8, 16, 32, 60, 60):
         task.exited(KILLED)
-        passes(61)
-    assert len(done.started) == 8
+        passes(delay - 0.3)
+        before = len(done.started)
+        passes(0.6)
+        assert len(done.started) == before + 1
+    passes(restarts.STEADY_SECONDS)  # It runs: the next failure is not one of its start.
+    task.exited(KILLED)
+    passes(1.5)
+    assert len(done.started) == 9
     monkeypatch.setattr(task, "_limit", 0)
     task.exited(KILLED)
     assert (
