@@ -59,7 +59,7 @@ class Steps:
 
     def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
-        in_epoch, groups = iterator.owner.batches_per_epoch, len(self._strategy.worker_groups)
+        in_epoch, groups = iterator.owner.batches_per_epoch, max(1, len(self._membership.live_groups))
         steps = steps_per_call(in_epoch, groups, self._period)
         if not are_read and self._calls.takes_several_periods():
             left = in_epoch and in_epoch - iterator.taken

@@ -52,8 +52,10 @@ COUNTS_STEPS = """
         steps, seen = 0, None
         def on_train_batch_end(self, batch, logs=None):
             self.steps += 1
-            if self.seen != (self.seen := sorted(strategy.membership.live)):
-                print("training:", *self.seen, flush=True)
+            live = sorted(strategy.membership.live)
+            if self.seen != live:
+                self.seen = live
+                print("training:", *live, flush=True)
         def on_epoch_end(self, epoch, logs=None):
             if os.path.exists("end"): self.model.stop_training = True
     report = Report()
