@@ -135,17 +135,13 @@ def usage(pid: int) -> dict[str, float] | None:
 def survivors(job: int, folder: Path) -> dict[str, int]:
     """Returns the process ids of those that no fault kills, by name."""
     found = {"launcher": job}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"fork_server" in (entry / "cmdline").read_bytes() and os.readlink(entry / "cwd") == str(folder):
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == job:
-                    found["parent of the tasks"] = int(entry.name)
-        except OSError:
-            continue
     for task in ("chief", "ps"):
-        if (path := folder / f"pid-{task}").exists():
-            found[task] = int(path.read_text())
+        try:
+            pid = int((folder / f"pid-{task}").read_text())
+            found[task] = pid
+            found["parent of the tasks"] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
     return found
 
 

@@ -154,6 +154,7 @@ class Executions:
                 self._durations.append(self._clock() - started)
                 if execution.state in (State.QUEUED, State.RUNNING):  # Else another group has finished it before.
                     execution.state, execution.group, execution.result = State.FINISHED, group, result
+                    execution.incarnation = self._membership.incarnation(group)
             self._events.put((execution, None))
 
     def fail(self, execution: Execution, error: Exception) -> None:

@@ -57,10 +57,13 @@ COUNTS_STEPS = """
                 self.seen = live
                 print("training:", *live, flush=True)
         def on_epoch_end(self, epoch, logs=None):
+            examples.add(int(self.model._loss_tracker.count.numpy()))
             if os.path.exists("end"): self.model.stop_training = True
+    examples = set()
     report = Report()
-    history = model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, epochs=1000000, verbose=0, callbacks=[report])
-    print("steps", report.steps - 8 * len(history.epoch), "updates", int(model.optimizer.iterations) - report.steps, flush=True)
+    history = model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, epochs=1000000, verbose=0, callbacks=[report])
+    print("steps", report.steps - 64 * len(history.epoch), "updates", int(model.optimizer.iterations) - report.steps, flush=True)
+    print("examples of each epoch:", *sorted(examples), flush=True)
 """
 
 
@@ -78,6 +81,7 @@ def test_a_killed_worker_of_parameter_server_is_restarted_alone_and_gets_work_ag
     assert job.wait(60) == 0, job.output
     # The killed worker may have applied the step that another one made for it, and the next.
     assert re.search(r"steps 0 updates [012]$", job.output, re.MULTILINE), job.output
+    assert re.search(r"examples of each epoch: 512$", job.output, re.MULTILINE), job.output
     assert {task["task"]: task.get("restarts") for task in read_json("summary.json")["tasks"]}["worker:1"] == 1
     assert job.left() == {}
 

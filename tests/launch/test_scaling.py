@@ -168,6 +168,7 @@ def test_workers_join_and_leave_while_a_job_trains(start, script, tmp_path, read
     assert job.wait(60) == 0, job.output
     # A worker that leaves may have made a step that another one makes again; under hogwild that is then lost with it.
     assert re.search(r"steps 0 updates [012]$" if strategy == "parameter_server" else "steps 0 updates 0$", job.output, re.M)
+    assert re.search(r"examples of each epoch: 512$", job.output, re.MULTILINE), job.output
     summary = read_json("summary.json")
     assert summary["failure"] is None and all(not task.get("restarts") for task in summary["tasks"])
     assert not (tmp_path / "logs" / scaling.STATE).exists() and job.left() == {}
