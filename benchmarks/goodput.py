@@ -169,16 +169,21 @@ def run(strategy: str, every: int, minutes: float, seed: int) -> dict[str, objec
             )  # fmt: skip
         samples: list[tuple[float, dict[str, dict[str, float]]]] = []
         limit = time.monotonic() + minutes * 60 * 4 + 120
-        while job.poll() is None:
-            if time.monotonic() > limit:
-                job.terminate()
-            time.sleep(2.0)
-            steps = steps_of(folder)
-            done = len({number for _, number in steps}) / total
-            found = {name: each for name, pid in survivors(job.pid, folder).items() if (each := usage(pid))}
-            found["files"] = {"temporary files": sum(len(files) for _, _, files in os.walk(folder / "tmp"))
-                              + len([*Path("/dev/shm").glob("tfdist*")])}  # fmt: skip
-            samples.append((done, found))
+        try:
+            while job.poll() is None:
+                if time.monotonic() > limit:
+                    job.terminate()
+                time.sleep(2.0)
+                steps = steps_of(folder)
+                done = len({number for _, number in steps}) / total
+                found = {name: each for name, pid in survivors(job.pid, folder).items() if (each := usage(pid))}
+                found["files"] = {"temporary files": sum(len(files) for _, _, files in os.walk(folder / "tmp"))
+                                  + len([*Path("/dev/shm").glob("tfdist*")])}  # fmt: skip
+                samples.append((done, found))
+        finally:
+            if job.poll() is None:
+                job.terminate()  # It ends all of its tasks.
+                job.wait(30)
         text = (folder / "output").read_text(errors="replace")
         if job.returncode:
             print(text[-4000:], file=sys.stderr)
