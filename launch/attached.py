@@ -7,7 +7,7 @@ import sys
 
 from tfdist import strategies
 from tfdist.errors import ClusterError
-from tfdist.launch import backups, summary
+from tfdist.launch import backups, scaling, summary
 from tfdist.launch.backends.interface import Attached, Plan, TaskRunner
 from tfdist.launch.errors import UsageError
 from tfdist.launch.failure import Failure
@@ -25,6 +25,9 @@ LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
 """Delay before the first restart of the whole job; it doubles with each further restart, up to the second number."""
+
+STEADY_SECONDS = 10.0
+"""After a training of this length the delay begins anew."""
 
 
 class Watcher:
@@ -76,7 +79,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             terminal.say(warning)
         if not back_end.holds_ports:
             terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
-        restarts = 0
+        restarts = used = quick = 0  # All; since the job last trained for the window; and for `STEADY_SECONDS`.
 
         def publish(status: JobStatus, is_measured: bool) -> None:
             view.update(status)
@@ -89,13 +92,17 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=restarts > 0)
             outcome = supervisor.run()
             view.hide()
-            if outcome.failure is None or not outcome.failure.may_pass or restarts == settings.max_restarts:
+            if outcome.trained_seconds >= settings.restart_window:
+                used = 0
+            if outcome.trained_seconds >= min(STEADY_SECONDS, settings.restart_window):
+                quick = 0
+            if outcome.failure is None or not outcome.failure.may_pass or used == settings.max_restarts:
                 break
-            restarts += 1
-            delay = min(FIRST_DELAY_SECONDS * 2 ** (restarts - 1), LONGEST_DELAY_SECONDS)
+            delay = min(FIRST_DELAY_SECONDS * 2**quick, LONGEST_DELAY_SECONDS)
+            restarts, used, quick = restarts + 1, used + 1, quick + 1
             terminal.say(
                 f"{outcome.failure.reason}; all tasks are started again in {delay:.0f} s "
-                f"(restart {restarts} of {settings.max_restarts})"
+                f"(restart {used} of {settings.max_restarts})"
             )
             if (number := _signal_within(delay)) is not None:
                 failure = Failure(f"ended by {signal.Signals(number).name}", 128 + number)
@@ -110,6 +117,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     finally:
         if board is not None:
             board.close()
+        scaling.forget(folder.path)
         folder.close()
         terminal.close()
 

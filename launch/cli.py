@@ -26,7 +26,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import backups, checks, command_line, defaults, dry_run, run_flags
+from tfdist.launch import backups, checks, command_line, defaults, dry_run, run_flags, scaling
 from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
@@ -47,6 +47,13 @@ flags.adopt_module_key_flags(run_flags)
 flags.DEFINE_string("m", None, "Python module to run on every task, instead of a script.")
 flags.DEFINE_integer(
     "workers", None, "Workers on this machine that train together, without another description.", short_name="n", lower_bound=1
+)
+flags.DEFINE_integer(
+    "max_workers",
+    None,
+    "Room for so many workers under parameter_server and hogwild. The training begins with those of the description; tfdist "
+    "scale adds and removes some while it goes on.",
+    lower_bound=1,
 )
 flags.DEFINE_bool("dry_run", False, "Print the tasks, their addresses and TF_CONFIG, the strategy and its rule; start nothing.")
 flags.DEFINE_string("summary", None, "File for a summary of the job as JSON.")
@@ -127,6 +134,8 @@ def _run(program: Program) -> int:
     """Runs the command; returns its exit code."""
     from_file = _defaults()
     cluster = _described_cluster(program)
+    if FLAGS.max_workers is not None:
+        cluster = scaling.with_room(cluster, FLAGS.max_workers)
     choice = choose(cluster)
     if FLAGS.local:
         tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
@@ -161,6 +170,10 @@ def _run(program: Program) -> int:
     settings = run_flags.settings(FLAGS, (task.name for task in cluster.tasks))
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
+        if FLAGS.max_workers is not None:
+            raise UsageError(
+                f"--max_workers: --backend {backend.name} starts all tasks itself; describe as many as should train"
+            )
         if FLAGS.state_file:
             raise UsageError(f"--state_file: --backend {backend.name} keeps the states itself; ask tfdist status --json HANDLE")
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)

@@ -1,4 +1,4 @@
-"""The command `tfdist`, also `python -m tfdist`: run, plan, translate, status, logs, cancel, doctor, completion.
+"""The command `tfdist`, also `python -m tfdist`: run, plan, translate, status, logs, cancel, scale, doctor, completion.
 
 Each verb imports what it needs when it runs, so that `tfdist --help` answers at once.
 """
@@ -23,6 +23,7 @@ usage: tfdist COMMAND ...
   tfdist status [HANDLE]                       how a job in the background is doing, or all of them
   tfdist logs [-f] HANDLE [TASK]               its output, or that of one task
   tfdist cancel HANDLE                         end it
+  tfdist scale HANDLE worker=4                 train with so many workers from now on
   tfdist status HANDLE --svg FILE              a picture of it, with the states of its tasks
   tfdist doctor                                versions, devices, ports and tools: what a bug report needs
   tfdist completion bash                       a script that completes commands, flags and handles (zsh, fish)
@@ -58,6 +59,12 @@ def _job(verb: str) -> Callable[[list[str]], int]:
     return run
 
 
+def _scale(argv: list[str]) -> int:
+    from tfdist.launch.scale_command import main as scale
+
+    return scale(argv)
+
+
 def _doctor(argv: list[str]) -> int:
     from tfdist.launch.doctor import main as doctor
 
@@ -77,6 +84,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "status": _job("status"),
     "logs": _job("logs"),
     "cancel": _job("cancel"),
+    "scale": _scale,
     "doctor": _doctor,
     "completion": _completion,
 }

@@ -101,6 +101,7 @@ def _words(commands: Sequence[str]) -> dict[str, list[str]]:
     words["status"] = ["--json", "--mermaid", "--svg=", "--help", "HANDLES"]
     words["logs"] = ["--follow", "--help", "HANDLES"]
     words["cancel"] = ["--help", "HANDLES"]
+    words["scale"] = ["worker=", "--help", "HANDLES"]
     words["doctor"] = ["--quick", "--help"]
     words["completion"] = [*SHELLS, "--help"]
     return words

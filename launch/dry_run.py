@@ -22,6 +22,8 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
     print(f"rule      {choice.rule}")
     if len(cluster.worker_groups) > 1 or len(cluster.server_groups) > 1:
         print(f"groups    {len(cluster.worker_groups)} of workers, {len(cluster.server_groups)} of servers")
+    if cluster.min_workers is not None:
+        print(f"workers   {cluster.min_workers} begin, and there is room for {len(cluster.job('worker'))} (tfdist scale)")
     if cluster.sync_period != 1:
         print(f"period    {cluster.sync_period} updates between synchronizations")
     if options := cluster.synchronization.non_default():

@@ -8,7 +8,7 @@ from absl import flags
 from tfdist.launch.backends.registry import backends
 
 TOPICS: dict[str, tuple[str, ...]] = {
-    "Most used": ("workers", "tier", "cluster", "m", "strategy", "dry_run", "detach"),
+    "Most used": ("workers", "max_workers", "tier", "cluster", "m", "strategy", "dry_run", "detach"),
     "The cluster": (
         "worker_count",
         "parameter_server_count",

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,25 @@ class Job:
         """The tasks without which the others train on until they are restarted. Evaluators are not among them."""
         jobs = replaceable_jobs(self.choice.strategy)
         return tuple(task for task in self.cluster.training_tasks if task.job in jobs)
+
+    def has_worker_group(self, running: Collection[str]) -> bool:
+        """Returns whether some worker group has all its tasks, if of the `replaceable` tasks only these run (`job:index`)."""
+        task_of_rank = [task.name for task in self.cluster.job("worker") for _ in range(task.slots)]
+        return any(all(task_of_rank[rank] in running for rank in group) for group in self.cluster.worker_groups)
+
+    @property
+    def spare(self) -> tuple[Task, ...]:
+        """The workers for which there is room, and with which the job does not begin (scaling.py)."""
+        begins = self.cluster.min_workers
+        return () if begins is None else self.cluster.job("worker")[begins:]
+
+    @property
+    def loss_of_a_worker(self) -> str:
+        """What the loss of a replaceable task means for the training until the task is restarted, as part of a sentence."""
+        if len(self.cluster.worker_groups) > 1:
+            return "the training continues"
+        twice = self.choice.strategy == "parameter_server"
+        return "the training waits for it" + ", and variables that its last step had updated are updated twice" * twice
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _OURS = re.compile(
-    r"(chief|worker|ps|evaluator)-\d+\.log|(fork_server|tensorboard)\.log|agent-.*\.log|report\.json(\.progress)?(\.part)?"
+    r"(chief|worker|ps|evaluator)-\d+\.log|(fork_server|tensorboard)\.log|workers\.(json|request)(\.part)?|agent-.*\.log|report\.json(\.progress)?(\.part)?"
 )
 MEMORY = Path("/dev/shm")
 STALE_SECONDS = 60.0

@@ -1,10 +1,10 @@
-"""Restarts of tasks without which the training continues: evaluators, and the workers of Hogwild.
+"""Restarts of tasks without which the training continues: evaluators, and the workers of parameter_server and hogwild.
 
 A task is restarted when it dies, or when a signal stopped it for too long.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from tfdist.cluster import Task
@@ -13,6 +13,9 @@ from tfdist.launch.events import Exited, Stopped
 MAX_RESTARTS = 3
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
 """Delay before the first restart of a task; it doubles with each further restart, up to the second number."""
+
+STEADY_SECONDS = 10.0
+"""After a task has run for this long, the delay begins anew: it is for tasks that fail again and again at their start."""
 
 WINDOW_SECONDS = 600.0
 """A task that has run for this long has all its restarts again."""
@@ -28,7 +31,8 @@ LONGEST_TICK_SECONDS = 1.0
 class _Restartable:
     task: Task
     restarts: int = 0
-    used: int = 0  # Restarts since it last ran for long enough.
+    used: int = 0  # Restarts since it last ran for the window.
+    quick: int = 0  # Restarts since it last ran for `STEADY_SECONDS`.
     started_at: float = 0.0
     restart_at: float | None = None
     cause: str = ""
@@ -48,6 +52,8 @@ class Restarts:
         say: Callable[[str], None],
         limit: int = MAX_RESTARTS,
         window: float = WINDOW_SECONDS,
+        meanwhile: str = "the training continues",
+        can_continue: Callable[[Collection[str]], bool] = lambda running: True,
     ) -> None:
         """Prepares the restarts.
 
@@ -58,6 +64,8 @@ class Restarts:
             say: shows a line to the user.
             limit: restarts of each task, at most, until it has run for `window`.
             window: seconds.
+            meanwhile: what the training does until a task is back, for messages.
+            can_continue: whether the training goes on if only these of the tasks are left.
         """
         self._last_tick = time.monotonic()
         self._all = {task.name: _Restartable(task, started_at=self._last_tick) for task in tasks}
@@ -67,6 +75,8 @@ class Restarts:
         self._over = False
         self._limit = limit
         self._window = window
+        self._meanwhile = meanwhile
+        self._can_continue = can_continue
 
     @property
     def names(self) -> set[str]:
@@ -83,25 +93,45 @@ class Restarts:
         """The tasks that neither finished nor failed for good."""
         return [name for name, each in self._all.items() if not each.ended]
 
+    @property
+    def can_continue(self) -> bool:
+        """Whether the training goes on with the tasks that are `running`."""
+        return self._can_continue(self.running)
+
     def exited(self, event: Exited) -> None:
         """Plans the restart of a task that exited, unless it finished or failed too often."""
         each = self._all[event.task]
         each.stopped_seconds = None
-        if time.monotonic() - each.started_at >= self._window:
+        seconds = time.monotonic() - each.started_at
+        if seconds >= self._window:
             each.used = 0
+        if seconds >= min(STEADY_SECONDS, self._window):
+            each.quick = 0
         if event.code == 0 or self._over or each.used >= self._limit:
             each.ended = True
             if event.code and not self._over:
+                goes_on = "the training continues" if self.can_continue else "the training cannot go on"
                 self._say(
-                    f"{event.task} failed {each.restarts + 1} times, most recently because {event.cause}; "
-                    "the training continues without it"
+                    f"{event.task} failed {each.restarts + 1} times, most recently because {event.cause}; {goes_on} without it"
                     if self._limit
-                    else f"{event.task} ended early: {event.cause}; the training continues without it"
+                    else f"{event.task} ended early: {event.cause}; {goes_on} without it"
                 )
             return
-        delay = min(FIRST_DELAY_SECONDS * 2**each.used, LONGEST_DELAY_SECONDS)
+        delay = min(FIRST_DELAY_SECONDS * 2**each.quick, LONGEST_DELAY_SECONDS)
         each.restart_at = time.monotonic() + delay
         each.cause = event.cause
+
+    def set_aside(self, name: str) -> None:
+        """Ends the restarts of a task that is not wanted for now; ignores other tasks."""
+        if name in self._all:
+            each = self._all[name]
+            each.ended, each.restart_at, each.stopped_seconds = True, None, None
+
+    def take_back(self, name: str) -> None:
+        """Begins again with a task that was set aside and is being started; ignores other tasks."""
+        if name in self._all:
+            each = self._all[name]
+            each.ended, each.used, each.quick, each.started_at = False, 0, 0, time.monotonic()
 
     def stopped(self, event: Stopped) -> None:
         """Starts or ends the countdown of a task that a signal stopped or resumed; ignores other tasks."""
@@ -121,9 +151,10 @@ class Restarts:
                 each.restart_at = None
                 each.restarts += 1
                 each.used += 1
+                each.quick += 1
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
-                self._say(f"{name} ended early: {each.cause}; the training continues, and the task is restarted")
+                self._say(f"{name} ended early: {each.cause}; {self._meanwhile}, and the task is restarted")
                 self._start(each.task)
             if each.stopped_seconds is not None:
                 each.stopped_seconds += passed

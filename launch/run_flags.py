@@ -13,7 +13,7 @@ from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
 from tfdist.launch.settings import GRACE_SECONDS, Settings
 
 RESTARTED = ("worker", "evaluator")
-"""Jobs whose tasks are restarted alone: workers under hogwild."""
+"""Jobs whose tasks are restarted alone: workers under parameter_server and hogwild."""
 
 flags.DEFINE_enum("view", "auto", VIEWS, "On a terminal: a live view of the tasks, or lines only. Without a terminal: lines.")
 flags.DEFINE_string("tensorboard", None, "Folder that TensorBoard shows while the job runs; its address is printed.")
@@ -34,13 +34,14 @@ flags.DEFINE_string("backup_freq", None, "How often the backup is written: epoch
 flags.DEFINE_list(
     "task_restarts",
     [],
-    f"Restarts of each evaluator, and of each worker under hogwild: 5, or worker=5,evaluator=0. Default: {MAX_RESTARTS}. Each "
-    "waits twice as long as the one before: 1, 2, 4 s, up to 60 s.",
+    "Restarts of each evaluator, and of each worker under parameter_server and hogwild: 5, or worker=5,evaluator=0. Default: "
+    f"{MAX_RESTARTS}. Each waits twice as long as the one before: 1, 2, 4 s, up to 60 s.",
 )
 flags.DEFINE_float(
     "restart_window",
     WINDOW_SECONDS,
-    "A task that has run for so many seconds has all its --task_restarts again.",
+    "A task that has run for so many seconds has all its --task_restarts again, a job that has trained for so many all its "
+    "--max_restarts.",
     lower_bound=1.0,
 )
 flags.DEFINE_float(

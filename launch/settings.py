@@ -17,11 +17,12 @@ class Settings:
         log_dir: folder for the output of the tasks; None for a new one.
         summary: file for the summary as JSON, or None.
         start_timeout: seconds until every serving task and the chief must listen.
-        max_restarts: how often the whole job is started again after a task has failed.
+        max_restarts: how often the whole job is started again after a task has failed, until it has trained for
+            `restart_window`.
         stall_timeout: seconds without output of any training task after which the job has failed; None for no limit.
         step_timeout: seconds without a step of `fit` after which the job has failed; None for no limit.
         task_restarts: how often a task of a job (`worker`, `evaluator`) is restarted, where that is not `MAX_RESTARTS`.
-        restart_window: seconds after which a task that runs has all its restarts again.
+        restart_window: seconds after which a task that runs, and a job that trains, has all its restarts again.
         grace_period: seconds that training tasks have after a signal, to save and end.
         view: `auto`, `live` or `lines`: what the terminal shows.
         tensorboard: the folder that TensorBoard shows during the job, or None.

@@ -26,9 +26,9 @@ class Startup:
             timeout: seconds for the import of TensorFlow, and again for all tasks to listen.
             say: shows a line to the user.
         """
-        tasks = job.cluster.training_tasks
-        self._missing: list[Task] = list(tasks) if len(tasks) > 1 else []
-        self._servers = {task.name for task in job.serving}
+        tasks = [task for task in job.cluster.training_tasks if task not in job.spare]
+        self._missing: list[Task] = tasks if len(tasks) > 1 else []
+        self._servers = {task.name for task in job.serving if task not in job.spare}
         self._training = [task.name for task in job.training]
         self._left_early: dict[str, float] = {}  # Task -> when it had ended with 0 without having listened.
         self._timeout = timeout

@@ -40,6 +40,9 @@ class StatusBoard:
         """Takes note of an event."""
         if isinstance(event, Ready):
             for task in event.cluster.tasks:
+                if self._tasks[task.name].state == State.QUEUED:
+                    self._set(task.name, where=task.host or "", note=task.address)
+                    continue
                 state = State.STARTING if task.name in self._listeners else State.RUNNING
                 self._set(task.name, state=state, where=task.host or "", note=task.address)
         elif isinstance(event, Memory):
@@ -58,9 +61,14 @@ class StatusBoard:
             self._state = State.RUNNING
         self._publish(self.status, False)
 
-    def restarted(self, name: str) -> None:
-        """Takes note of the restart of a task."""
-        restarts = self._tasks[name].restarts + 1
+    def set_aside(self, name: str) -> None:
+        """Takes note of a task that does not run for now because it is not wanted."""
+        self._set(name, state=State.QUEUED, exit_code=None, memory=None)
+        self._publish(self.status, False)
+
+    def restarted(self, name: str, counts: bool = True) -> None:
+        """Takes note of the restart of a task, which `counts` if it had failed."""
+        restarts = self._tasks[name].restarts + counts
         self._set(name, state=State.RUNNING, exit_code=None, restarts=restarts)
         self._publish(self.status, False)
 

@@ -22,6 +22,7 @@ from tfdist.launch.progress import forget as forget_progress
 from tfdist.launch.progress import read as read_progress
 from tfdist.launch.restarts import Restarts
 from tfdist.launch.running_tasks import RunningTasks
+from tfdist.launch.scaling import Scaling
 from tfdist.launch.settings import Settings
 from tfdist.launch.startup import Startup
 from tfdist.launch.status_board import StatusBoard
@@ -66,6 +67,7 @@ class Outcome:
         exits: exit code by task name, minus the number of the signal that ended the task, for all tasks.
         restarts: number of restarts by task name, for the tasks that may be restarted.
         report: steps and metrics, as the reporter has written them (strategies/runtime/run_summary.py).
+        trained_seconds: from the start to the last step of `fit`, or to the last output of a program without `fit`.
     """
 
     failure: Failure | None
@@ -75,6 +77,7 @@ class Outcome:
     exits: dict[str, int] = field(default_factory=dict)
     restarts: dict[str, int] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
+    trained_seconds: float = 0.0
 
 
 class Supervisor:
@@ -122,7 +125,14 @@ class Supervisor:
         self._punisher = settings.punisher
         self._first_failure = FirstFailure(job, self._tasks.exits)
         self._evaluators = self._make_restarts(job.cluster.job("evaluator"))
-        self._workers = self._make_restarts(job.replaceable)
+        self._workers = self._make_restarts(
+            () if self._restarts_exactly() else job.replaceable,
+            meanwhile=job.loss_of_a_worker,
+            can_continue=job.has_worker_group,
+        )
+        self._scaling = Scaling(
+            job, files.log_dir, self._workers, self._tasks, self._board, terminal.say, is_restart=is_restart
+        )
         self._signals: list[int] = []
         self._to_pass_on: list[int] = []
 
@@ -134,6 +144,7 @@ class Supervisor:
         try:
             failure = self._loop(self._verdict, limit=None)
             seconds = time.monotonic() - begin
+            trained = seconds - (self._watchdog if self._progress is None else self._step_watchdog).silent
             self._end_tasks(failure)
             report = self._files.read_report()  # The back end removes its folder.
         finally:
@@ -143,7 +154,7 @@ class Supervisor:
         state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
         restarts = self._evaluators.counts | self._workers.counts
-        return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report)
+        return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report, trained)
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
@@ -154,6 +165,7 @@ class Supervisor:
                 self._handle(event)
             self._evaluators.tick()
             self._workers.tick()
+            self._scaling.tick()
             self._pass_signals_on()
             self._read_progress()
             if self._punisher is not None:
@@ -225,7 +237,7 @@ class Supervisor:
         """Makes these tasks print their Python stacks, and waits a moment for it."""
         self._tasks.signal(names, signal.SIGQUIT)  # See backends/local/run_program.py.
         seconds = STACKS_SECONDS if shutil.which("py-spy") is None else PY_SPY_SECONDS
-        self._loop(lambda: names <= self._tasks.exits.keys(), seconds)
+        self._loop(lambda: self._tasks.running.isdisjoint(names), seconds)
 
     def _pass_signals_on(self) -> None:
         while self._to_pass_on:
@@ -240,7 +252,8 @@ class Supervisor:
                 self._say(warning)
             self._startup.ready(event.cluster)
             for task in event.cluster.tasks:
-                self._tasks.start(task)
+                if task.name not in self._scaling.idle:
+                    self._tasks.start(task)
         elif isinstance(event, Listening):
             self._startup.listening(event.task)
         elif isinstance(event, Exited):
@@ -264,20 +277,31 @@ class Supervisor:
         """Plans the restart of a task that may be replaced; judges the exit of another."""
         if event.task in self._evaluators.names:
             self._evaluators.exited(event)
-        elif event.task in self._workers.names and self._may_be_restarted(event):
+            return
+        if event.task in self._scaling.idle:
+            self._scaling.exited(event.task)
+            return
+        if event.task in self._workers.names and self._may_be_restarted(event):
             self._workers.exited(event)
-        else:
-            given_up = self._workers.names - set(self._workers.running)
-            self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
+            if self._workers.can_continue:
+                return
+        given_up = self._workers.names - set(self._workers.running)
+        self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
 
     def _may_be_restarted(self, event: Exited) -> bool:
         """Returns whether a worker may run longer next time: one that exits by itself, or never listened, may do it again."""
         return (event.code < 0 or isinstance(event, NotStarted)) and not self._startup.is_missing(event.task)
 
-    def _make_restarts(self, tasks: Sequence[Task]) -> Restarts:
+    def _restarts_exactly(self) -> bool:
+        """Returns whether a killed worker restarts the whole job, because that alone is exact: every step is made once."""
+        job = self._job
+        is_synchronous = job.choice.strategy == "parameter_server" and len(job.cluster.worker_groups) == 1
+        return is_synchronous and self._settings.max_restarts > 0
+
+    def _make_restarts(self, tasks: Sequence[Task], **messages: Any) -> Restarts:
         limit = self._settings.restarts_of(tasks[0].job) if tasks and self._can_restart else 0
         window = self._settings.restart_window
-        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit, window=window)
+        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit, window=window, **messages)
 
     def _restart(self, task: Task) -> None:
         self._board.restarted(task.name)
@@ -289,6 +313,7 @@ class Supervisor:
     def _end_tasks(self, failure: Failure | None) -> None:
         """After success, lets servers end by themselves. Otherwise signals every task to end, and kills those that do not."""
         self._workers.stop()
+        self._scaling.stop()
         if failure is None:
             self._await_exits(self._training | self._servers, END_SECONDS)
             self._await_evaluators()
@@ -326,7 +351,7 @@ class Supervisor:
         """Waits until these tasks have ended, for at most `limit` seconds, or until the launcher receives another signal."""
         received = len(self._signals)
         if self._tasks.any_started:
-            self._loop(lambda: names <= self._tasks.exits.keys() or len(self._signals) > received, limit)
+            self._loop(lambda: self._tasks.running.isdisjoint(names) or len(self._signals) > received, limit)
 
     def _receive_signals(self) -> Callable[[], None]:
         """Collects the signals that end the job or are passed on; returns a function that restores the earlier handlers."""

@@ -15,6 +15,11 @@ class Watchdog:
         self._silent = 0.0
         self._last_tick = time.monotonic()
 
+    @property
+    def silent(self) -> float:
+        """Seconds since something was last heard."""
+        return self._silent
+
     def heard(self) -> None:
         """Starts the count again."""
         self._silent = 0.0

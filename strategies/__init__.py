@@ -42,7 +42,17 @@ def serving_jobs(strategy: str) -> tuple[str, ...]:
 
 def replaceable_jobs(strategy: str) -> tuple[str, ...]:
     """Returns the jobs whose tasks may die and start again under `strategy` while the others go on training."""
-    return ("worker",) if strategy == "hogwild" else ()
+    return ("worker",) if strategy in SERVED else ()
+
+
+def fixed_workers(cluster: Cluster, choice: Choice) -> str | None:
+    """Returns why workers cannot join or leave a training of `cluster`, as a clause; None if they can."""
+    if not replaceable_jobs(choice.strategy):
+        return f"under {choice.strategy} all tasks make each step together; workers join and leave under {' and '.join(SERVED)}"
+    task_of_rank = [task.index for task in cluster.job("worker") for _ in range(task.slots)]
+    if any(len({task_of_rank[rank] for rank in group}) > 1 for group in cluster.worker_groups):
+        return "a worker group of this cluster has several tasks, which make each step together"
+    return None
 
 
 def refusal(cluster: Cluster, choice: Choice) -> str | None:
@@ -52,6 +62,8 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
             "multi_worker_mirrored keeps the parameters on the tasks that train and has nothing for ps tasks to do, but this "
             f"cluster has some ({cluster.describe()}); describe it without ps, or choose parameter_server"
         )
+    if cluster.min_workers is not None and (fixed := fixed_workers(cluster, choice)):
+        return f"{fixed}, so none can join later (min_workers, --max_workers)"
     return None
 
 

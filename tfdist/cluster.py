@@ -26,6 +26,9 @@ DEFAULT_START_PORT = 27182
 EXTENSION = "tfdist"
 """The key of TF_CONFIG for fields for which TF_CONFIG has no words. TensorFlow ignores unknown keys."""
 
+_FURTHER = ("separate_servers", "sync_period", "share_memory", "job_dir", "strategy", "min_workers", "partial")
+"""Fields of `Cluster` that are entries of the extension as they are."""
+
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -91,6 +94,7 @@ class Cluster:
         job_dir: folder for the output of the job (CloudML's `jobDir`, SINGA's `workspace`), or None.
         strategy: the strategy that the user forces (`--strategy`); None to choose by the description.
         protocol: TensorFlow's `rpc_layer`.
+        min_workers: worker tasks with which the training begins; the others may join later. None for all of them.
         partial: whether this is the view of one task, as TFJob's `enableDynamicWorker` gives it. Other tasks may exist.
         source: source of the description; not compared.
         task: (job, index) of the process that read it from its environment, or None; not compared.
@@ -110,6 +114,7 @@ class Cluster:
     job_dir: str | None = None
     strategy: str | None = None
     protocol: str = "grpc"
+    min_workers: int | None = None
     partial: bool = False
     source: Source = field(default=Source("python", "Cluster"), compare=False)
     task: tuple[str, int] | None = field(default=None, compare=False)
@@ -248,7 +253,7 @@ class Cluster:
         if self.server_groups != self._default_server_groups():
             extension["server_groups"] = [list(group) for group in self.server_groups]
         for entry in dataclasses.fields(self):
-            if entry.name in ("separate_servers", "sync_period", "share_memory", "job_dir", "strategy", "partial"):
+            if entry.name in _FURTHER:
                 value = getattr(self, entry.name)
                 if value != entry.default:
                     extension[entry.name] = value
@@ -298,6 +303,11 @@ def _check(cluster: Cluster) -> None:
     _check_addresses(cluster)
     if cluster.sync_period < 1:
         raise error(f"the sync period is {cluster.sync_period}; it counts updates and is at least 1")
+    if cluster.min_workers is not None and not 1 <= cluster.min_workers <= max(1, len(cluster.job("worker"))):
+        raise error(
+            f"the training should begin with {cluster.min_workers} workers (min_workers), and this cluster has "
+            f"{len(cluster.job('worker'))}; expected a whole number from 1 to that",
+        )
     for what, groups, job in (
         ("worker group", cluster.worker_groups, "worker"),
         ("server group", cluster.server_groups, "ps"),

@@ -70,7 +70,7 @@ class Executions:
         clock: returns the current moment in seconds. The default does not count the time of tracing.
 
     Attributes:
-        limit: how many executions should be in flight at most.
+        is_exact: whether one execution is in flight at a time, so that callbacks have seen a step before the next one starts.
     """
 
     def __init__(
@@ -92,12 +92,15 @@ class Executions:
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
-        groups = len(membership.owners)
-        # A single group is exact: callbacks have seen a step before the next one starts.
-        self.limit = 1 if groups == 1 else IN_FLIGHT_PER_GROUP * groups
+        self.is_exact = len(membership.owners) == 1
 
     def __len__(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def limit(self) -> int:
+        """How many executions should be in flight at most. It follows the groups that train."""
+        return 1 if self.is_exact else IN_FLIGHT_PER_GROUP * max(1, len(self._membership.live_groups))
 
     def pending(self, owner: Any) -> int:
         """Returns how many executions of `owner` are in flight, or finished and not taken yet."""
@@ -151,6 +154,7 @@ class Executions:
                 self._durations.append(self._clock() - started)
                 if execution.state in (State.QUEUED, State.RUNNING):  # Else another group has finished it before.
                     execution.state, execution.group, execution.result = State.FINISHED, group, result
+                    execution.incarnation = self._membership.incarnation(group)
             self._events.put((execution, None))
 
     def fail(self, execution: Execution, error: Exception) -> None:

@@ -57,6 +57,6 @@ class GroupAnswers:
                     waiting_for(silent),
                     group,
                 )
-                self._membership.lose(group)
+                self._membership.leave(group)
                 for task in silent:
                     disconnect(task)

@@ -19,14 +19,17 @@ class Membership:
         owners: for each group the group whose local replica it trains: itself, or if they share, the first with its tasks.
         epoch: rises with each change.
         when_lost: called with the owner that is lost, in the thread that notices it.
+        when_changed: called with an owner whose workers have left (False) or are back (True), in the same way.
     """
 
     def __init__(self, groups: Sequence[Any], shared: bool = False) -> None:
         self.owners = _owners(groups, shared)
         self.epoch = 0
         self.when_lost: Callable[[int], None] = lambda owner: None
+        self.when_changed: Callable[[int, bool], None] = lambda owner, has_joined: None
         self._lock = threading.RLock()
         self._live = frozenset(self.owners)
+        self._away: frozenset[int] = frozenset()  # The owners whose workers are gone.
         self._terms = [0] * len(groups)
         self._incarnations = [0] * len(groups)
         self._alone: int | None = None
@@ -35,6 +38,11 @@ class Membership:
     def live(self) -> frozenset[int]:
         """The owners that train."""
         return self._live
+
+    @property
+    def live_groups(self) -> list[int]:
+        """The numbers of the groups that train."""
+        return [group for group in range(len(self.owners)) if self.is_live(group)]
 
     def is_live(self, group: int) -> bool:
         """Returns whether a group trains."""
@@ -55,8 +63,12 @@ class Membership:
         owner = self.owners[group]
         if owner not in self._live:
             with self._lock:
+                was_away = owner in self._away
                 self.epoch += 1
                 self._live |= {owner}
+                self._away -= {owner}
+            if was_away:
+                self.when_changed(owner, True)
 
     def lose(self, group: int) -> None:
         """Notes that a group has failed or does not answer. It starts anew, and the others have its share of the weights."""
@@ -67,6 +79,17 @@ class Membership:
             self._live -= {owner}
         self.when_lost(owner)
 
+    def leave(self, group: int) -> None:
+        """Notes that a group is lost because its workers are gone, not because of an error in what they ran."""
+        if self.is_live(group):
+            self.lose(group)
+        owner = self.owners[group]
+        with self._lock:
+            was_away = owner in self._away
+            self._away |= {owner}
+        if not was_away:
+            self.when_changed(owner, False)
+
     def restart(self, group: int) -> None:
         """Notes that a worker of a group has been restarted and is part of the cluster again."""
         with self._lock:
@@ -74,6 +97,10 @@ class Membership:
             self._incarnations[group] += 1
             if self.owners[group] == group:  # Those that share its replica need not pull it once more each.
                 self._terms[group] = self.epoch
+
+    def say_no_more(self) -> None:
+        """Ends the calls of `when_changed`."""
+        self.when_changed = lambda owner, has_joined: None
 
     # Training alone.
 

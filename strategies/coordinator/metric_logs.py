@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.execution import Execution
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
 from tfdist.strategies.keras_hooks import trainer
@@ -38,7 +39,8 @@ class MetricLogs:
         self._metric_logs = _LogsFormat()
         self._means: list[tuple[int, int] | None] = []  # The places of total and count of each log; None if it is no mean.
         self._results_function: Any = None
-        self._by_group: dict[int, Any] = {}  # The metrics of each group, float64 vectors.
+        # The metrics that each incarnation of a group has counted, float64 vectors. One that is restarted begins with zero.
+        self._by_group: dict[tuple[int, int], Any] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
@@ -127,17 +129,18 @@ class MetricLogs:
                     variable.assign(tf.zeros(variable.shape, variable.dtype))
             self._restarts = False
 
-    def add(self, group: int, rows: Any) -> list[Any]:
+    def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.
 
         Args:
-            group: the number of the group.
-            rows: what its steps returned, numpy float64 [steps, n]. A row holds the metrics of all steps of the group up to it,
-                so rows after which nobody needs the logs may be missing, but not the last.
+            execution: the execution in which it made the steps.
+            rows: what its steps returned, numpy float64 [steps, n]. A row holds the metrics of all steps of this incarnation of
+                the group up to it, so rows after which nobody needs the logs may be missing, but not the last.
 
         Returns:
             The logs over the steps of all groups, after each row.
         """
+        group = execution.group, execution.incarnation
         logs = self._own_logs.unflatten(rows[:, self._size :])
         if self._variables:
             metrics = rows[:, : self._size]

@@ -107,16 +107,24 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
             if not self._update():
                 time.sleep(POLL_SECONDS)
 
+    def await_first(self, device: str) -> None:
+        """Waits until the group with this leader, which the cluster has not had yet, is complete and part of the cluster."""
+        with self._worker_up_cond:
+            self._waiting.add(device)
+            self._cluster_due_for_update_or_finish.set()
+            self._worker_up_cond.wait_for(lambda: device not in self._waiting)
+
     def _update(self) -> bool:
         """Updates the cluster if a group that waits is complete. Returns whether none waits."""
-        answers = {task.index for task in answering(self._workers, Deadline.after(PROBE_SECONDS))}
+        with self._worker_up_cond:
+            waiting = {index for device in self._waiting for index in self._tasks_of.get(device, ())}
+        # Only these: a group may stay away for hours.
+        answers = self._answering(waiting, PROBE_SECONDS)
         with self._worker_up_cond:
             complete = {device for device in self._waiting if answers.issuperset(self._tasks_of.get(device, ()))}
         if complete:
             # A worker that is only slow must stay, so those whose calls have not failed get more time.
-            waiting = {task for device in self._waiting for task in self._tasks_of.get(device, ())}
-            slow = [task for task in self._workers if task.index not in answers | waiting]
-            answers |= {task.index for task in answering(slow, Deadline.after(2 * PROBE_SECONDS))}
+            answers |= self._answering({task.index for task in self._workers} - waiting, 3 * PROBE_SECONDS)
             try:
                 with self._gate.closed(Deadline.after(HOLD_SECONDS)):
                     update_server_def(_without(self._server_def, {task.index for task in self._workers} - answers))
@@ -135,6 +143,11 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
             if not self._waiting and self._should_preemption_thread_run:
                 self._cluster_due_for_update_or_finish.clear()
             return not self._waiting
+
+    def _answering(self, indices: set[int], seconds: float) -> set[int]:
+        """Returns those of these workers that answer within `seconds`."""
+        asked = [task for task in self._workers if task.index in indices]
+        return {task.index for task in answering(asked, Deadline.after(seconds))}
 
 
 def _without(server_def: Any, gone: set[int]) -> Any:

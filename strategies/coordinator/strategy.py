@@ -1,8 +1,10 @@
 """The base of the strategies whose chief coordinates worker groups: connects to the cluster and makes the coordinator."""
 
+import copy
+import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
@@ -14,17 +16,20 @@ from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks
 from tfdist.strategies.private_api import (
     ClusterDeviceFilters,
     connect_to_cluster,
+    get_server_def,
     keep_remote_functions,
     set_server_def_retries,
     use_own_executor,
 )
 from tfdist.strategies.runtime import server_identity, shutdown
+from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.peers import wait_for_tasks
 from tfdist.strategies.runtime.program_end import at_program_end
@@ -72,20 +77,33 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self._verify_args_and_config(resolver)
         self._cluster_coordinator = None
         self._num_workers, self._num_ps = len(cluster.job("worker")), len(cluster.job("ps"))
-        _connect(cluster, resolver, seen_by_ps)
+        absent = _absent(cluster)
+        server_def = _connect(cluster, resolver, seen_by_ps, absent)
         self._tfdist_executor = use_own_executor()
-        self.worker_groups = groups_of(cluster, {device.name for device in tf.config.list_logical_devices()})
+        self.worker_groups = groups_of(cluster, {device.name for device in tf.config.list_logical_devices()}, absent)
         tf.distribute.Strategy.__init__(self, make_extended(self, resolver, self.worker_groups))
         self._should_use_with_coordinator = True
         self._canonicalize_devices = False
         self._is_parameter_server_strategy_v2 = True
         self.membership = Membership(self.worker_groups, shares_replicas)
         self.call_gate, workers = CallGate(), cluster.job("worker")
-        coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate)
+        missing = {task.index for task in absent}
+        for group in self.worker_groups:
+            if not missing.isdisjoint(group.tasks):
+                self.membership.leave(group.number)
+        self.membership.when_changed = self._say_who_trains
+        coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate, server_def)
         self.answers = GroupAnswers(self.worker_groups, workers, self.membership)
         self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate)
         self._backups = Backups(self.executions, self.answers, self.membership)
         self._backups.start()
+
+    def _say_who_trains(self, owner: int, has_joined: bool) -> None:
+        groups = [group for group in self.worker_groups if self.membership.owners[group.number] == owner]
+        workers = ", ".join(dict.fromkeys(f"worker:{index}" for group in groups for index in group.tasks))
+        verb = "has joined" if has_joined else "has left"
+        live = len(self.membership.live_groups)
+        _log.warning("%s %s the training: %d of %d worker groups train", workers, verb, live, len(self.worker_groups))
 
 
 def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyStrategy]) -> AnyStrategy:
@@ -102,16 +120,37 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     keep_freed_memory()
     servers = [task for task in cluster.training_tasks if task.job in ("ps", "worker")]
     _log.debug("waiting for %d ps and worker tasks", len(servers))
-    wait_for_tasks(servers, start_timeout, _log.warning, server_identity.why_missing)
+    is_enough = functools.partial(_is_enough, cluster)
+    wait_for_tasks(servers, start_timeout, _log.warning, server_identity.why_missing, is_enough)
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     at_program_end(lambda failed: _notify(servers, failed))
     strategy = make(cluster)
+    at_program_end(lambda failed: strategy.membership.say_no_more())  # Workers leave then.
     trainer.install()
     optimizer.install()
     return strategy
 
 
-def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str]) -> None:
+def _is_enough(cluster: Cluster, missing: Collection[Task]) -> bool:
+    """Returns whether the training can begin without these tasks: all ps are there, enough workers, and one whole group."""
+    if cluster.min_workers is None or any(task.job != "worker" for task in missing):
+        return not missing
+    workers = [task for task in cluster.job("worker") for _ in range(task.slots)]
+    has_group = any(all(workers[rank] not in missing for rank in group) for group in cluster.worker_groups)
+    return has_group and len(cluster.job("worker")) - len(missing) >= cluster.min_workers
+
+
+def _absent(cluster: Cluster) -> list[Task]:
+    """Returns the workers that have not started, where the training may begin without them."""
+    if cluster.min_workers is None:
+        return []
+    workers = cluster.job("worker")
+    answers = answering(workers, Deadline.after(PROBE_SECONDS))
+    return [task for task in workers if task not in answers]
+
+
+def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str], absent: Sequence[Task]) -> Any:
+    """Connects to all tasks but those that are absent; returns TensorFlow's description of the whole cluster."""
     # Each task sees only the tasks that it exchanges tensors with: one that is down must not hold up the others.
     filters = ClusterDeviceFilters()
     for index, others in peers(cluster).items():
@@ -123,8 +162,19 @@ def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str]) -> None
     os.environ["TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE"] = "False"
     os.environ["TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY"] = "True"
     set_server_def_retries(CONNECTION_TRIES)
-    connect_to_cluster(resolver.cluster_spec(), job_name="chief", protocol=resolver.rpc_layer, cluster_device_filters=filters)
+    spec = resolver.cluster_spec().as_dict()
+    if absent:
+        missing = {task.index for task in absent}
+        spec["worker"] = {index: address for index, address in enumerate(spec["worker"]) if index not in missing}
+    connect_to_cluster(
+        tf.train.ClusterSpec(spec), job_name="chief", protocol=resolver.rpc_layer, cluster_device_filters=filters
+    )
     tf.config.list_logical_devices()  # Connects now.
+    server_def = copy.deepcopy(get_server_def())
+    for job in server_def.cluster.job:
+        if job.name == "worker":
+            job.tasks.update({task.index: task.address for task in absent})
+    return server_def
 
 
 def _notify(servers: list[Task], failed: bool) -> None:

@@ -6,7 +6,7 @@ one batch. They are devices of one task, or tasks.
 
 import abc
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,6 @@ from tfdist.strategies.private_api import (
     cluster_of,
     count_if_scheduled_for_reader,
     function_of,
-    get_server_def,
     use_own_executor,
 )
 from tfdist.strategies.private_api.overrides import overrides
@@ -64,11 +63,15 @@ class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
 
     def __init__(self, group: WorkerGroup, cluster: Any, membership: Membership) -> None:
         self._membership = membership
+        self._is_absent = not membership.is_live(group.number)
         super().__init__(group.number, group.devices[0], cluster)  # Starts the thread.
 
     @overrides(CoordinatorWorker)
     def _process_queue(self) -> None:
         self._tfdist_executor = use_own_executor()
+        if self._is_absent:
+            self.failure_handler.await_first(self.device_name)
+            self._membership.restart(self.worker_index)
         super()._process_queue()
 
     @overrides(CoordinatorWorker)
@@ -83,6 +86,7 @@ class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
         def give_back(error: Exception) -> None:
             nonlocal is_taken
             is_taken = False
+            self._membership.leave(self.worker_index)
             self._on_closure_failure(closure, error)
 
         try:
@@ -105,15 +109,17 @@ class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
         super()._on_worker_recovery()
 
 
-def groups_of(cluster: Cluster, devices: set[str]) -> list[WorkerGroup]:
+def groups_of(cluster: Cluster, devices: set[str], absent: Collection[Task] = ()) -> list[WorkerGroup]:
     """Returns the worker groups of a cluster.
 
     Args:
         cluster: the prepared cluster.
         devices: the names of all its devices, as in `tf.config.list_logical_devices`.
+        absent: the workers that have not joined yet. They are taken to be like the others.
     """
     places = [(task, slot) for task in cluster.job("worker") for slot in range(task.slots)]
-    kinds = {task.name: _kind_of_device(task, devices) for task in cluster.job("worker")}
+    kinds = {task.name: _kind_of_device(task, devices) for task in cluster.job("worker") if task not in absent}
+    kinds |= dict.fromkeys((task.name for task in absent), "GPU" if "GPU" in kinds.values() else "CPU")
     groups = []
     for number, ranks in enumerate(cluster.worker_groups):
         full = []
@@ -150,7 +156,12 @@ def peers(cluster: Cluster) -> dict[int, set[int]]:
 
 
 def coordinator_of(
-    strategy: Any, groups: Sequence[WorkerGroup], workers: Sequence[Task], membership: Membership, gate: CallGate
+    strategy: Any,
+    groups: Sequence[WorkerGroup],
+    workers: Sequence[Task],
+    membership: Membership,
+    gate: CallGate,
+    server_def: Any,
 ) -> "tf.distribute.coordinator.ClusterCoordinator":
     """Returns TensorFlow's coordinator for worker groups: each function that is scheduled runs on the leader of one group.
 
@@ -158,8 +169,9 @@ def coordinator_of(
         strategy: the strategy, a ParameterServerStrategy.
         groups: its worker groups.
         workers: all worker tasks, with addresses.
-        membership: gets to know which groups have been restarted.
+        membership: gets to know which groups have been restarted. Those that are lost have not been part of the cluster yet.
         gate: holds calls while restarted workers are taken into the cluster.
+        server_def: TensorFlow's description of the whole cluster.
     """
     strategy._num_workers = 0  # The coordinator would start one queue reader for each worker task.
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -168,6 +180,6 @@ def coordinator_of(
     cluster._num_workers = len(groups)
     cluster._transient_timeouts_threshold = len(groups) // 10  # The value that TensorFlow would set.
     tasks_of = {group.devices[0]: group.tasks for group in groups}
-    cluster.failure_handler = Recovery(get_server_def(), cluster, workers, tasks_of, gate)
+    cluster.failure_handler = Recovery(server_def, cluster, workers, tasks_of, gate)
     cluster.workers = [_QueueReader(group, cluster, membership) for group in groups]
     return coordinator

@@ -6,13 +6,13 @@ time. With `average` this is SINGA's Distributed Hogwild, with an average in pla
 `tfdist.Synchronization` documents the options.
 """
 
+import logging
 import weakref
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Cluster
-from tfdist.strategies.coordinator.executions import IN_FLIGHT_PER_GROUP
 from tfdist.strategies.coordinator.remote_garbage import RemoteGarbage
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.hogwild import checkpoint_state, step_counters
@@ -23,6 +23,8 @@ from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
 from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds
 from tfdist.strategies.hogwild.traffic import bytes_per_period
 from tfdist.strategies.inputs import worker_input
+
+_log = logging.getLogger("tfdist")
 
 
 def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
@@ -69,7 +71,7 @@ class Hogwild(CoordinatorStrategy):
         self.local_replicas.in_flight = self.executions.__len__
         self.local_replicas.wait_until_idle = self.executions.wait_until_idle
         self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
-        self.executions.limit = IN_FLIGHT_PER_GROUP * len(self.worker_groups)
+        self.executions.is_exact = False
         self.tfdist_hooks = HogwildHooks(self)
 
     def servers_of(self, group: int) -> int:
@@ -108,6 +110,11 @@ class Hogwild(CoordinatorStrategy):
             options: not used.
         """
         del options
+        if absent := set(range(len(self.worker_groups))) - set(self.membership.live_groups):
+            _log.warning(
+                "worker groups %s do not train now: nobody reads their shards of the data until they join",
+                ", ".join(map(str, sorted(absent))),
+            )
         dataset = worker_input.dataset_of(dataset_fn, len(self.worker_groups))
         data = worker_input.of_dataset(dataset)
         if data is not None:

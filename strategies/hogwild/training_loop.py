@@ -59,7 +59,7 @@ class Steps:
 
     def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
-        in_epoch, groups = iterator.owner.batches_per_epoch, len(self._strategy.worker_groups)
+        in_epoch, groups = iterator.owner.batches_per_epoch, max(1, len(self._membership.live_groups))
         steps = steps_per_call(in_epoch, groups, self._period)
         if not are_read and self._calls.takes_several_periods():
             left = in_epoch and in_epoch - iterator.taken
@@ -169,17 +169,17 @@ class Steps:
         every = self._model.steps_per_execution
         complete = range(every - 1 - self._steps_done, len(rows), every)
         self._steps_done = (self._steps_done + len(rows)) % every
-        return self._add(execution.group, rows, complete)
+        return self._add(execution, rows, complete)
 
-    def _add(self, group: int, rows: Any, wanted: Sequence[int]) -> list[Logs]:
+    def _add(self, execution: Execution, rows: Any, wanted: Sequence[int]) -> list[Logs]:
         """Adds the results of an execution: one row per step. Returns the logs after each step in `wanted`."""
         last = len(rows) - 1
-        logs = self._metric_logs.add(group, rows[[*wanted] if wanted and wanted[-1] == last else [*wanted, last]])
+        logs = self._metric_logs.add(execution, rows[[*wanted] if wanted and wanted[-1] == last else [*wanted, last]])
         self._replicas.count_updates(self._calls.counters.changes(rows))
         return logs[: len(wanted)]
 
     def _add_one(self, execution: Execution) -> Logs:
-        return self._add(execution.group, self._noted(execution.group, _rows_of(execution)), [0])[0]
+        return self._add(execution, self._noted(execution.group, _rows_of(execution)), [0])[0]
 
     def _noted(self, group: int, rows: Any) -> Any:
         """Notes the measured times, and returns the rows without them."""

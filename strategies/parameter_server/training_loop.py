@@ -46,7 +46,7 @@ class Steps:
 
     def add(self, execution: Execution) -> list[Logs]:
         """See `coordinator.training_loop.Steps`."""
-        return self._metric_logs.add(execution.group, execution.result.numpy()[None])
+        return self._metric_logs.add(execution, execution.result.numpy()[None])
 
     def rest(self) -> list[Logs]:
         """See `coordinator.training_loop.Steps`. The last execution of an epoch has reported its steps."""

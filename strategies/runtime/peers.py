@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
@@ -80,8 +80,9 @@ def wait_for_tasks(
     timeout: float,
     log: Callable[[str], None],
     why_missing: Callable[[Task, Deadline], Missing | None] = _why_missing,
+    is_enough: Callable[[Collection[Task]], bool] = lambda missing: not missing,
 ) -> None:
-    """Waits until every task has started. All are asked at the same time.
+    """Waits until every task has started, or enough of them. All are asked at the same time.
 
     Args:
         tasks: tasks with addresses.
@@ -89,6 +90,7 @@ def wait_for_tasks(
         log: called every 10 s with a sentence that names the missing tasks.
         why_missing: returns why a task counts as missing, before a deadline, or None. By default it has started when its
             address accepts connections.
+        is_enough: whether to go on although these tasks are missing.
 
     Raises:
         StartTimeoutError: if a task has not started within `timeout` seconds.
@@ -117,7 +119,7 @@ def wait_for_tasks(
         threading.Thread(target=ask, args=(task,), name="tfdist-peers", daemon=True).start()
     try:
         with changed:
-            while not changed.wait_for(lambda: not missing, deadline.within(LOG_SECONDS).remaining()):
+            while not changed.wait_for(lambda: is_enough(missing.keys()), deadline.within(LOG_SECONDS).remaining()):
                 if deadline.expired():
                     sentences = "; ".join(f"{sentence}; {reason.value[1]}" for reason, sentence in found())
                     raise StartTimeoutError(f"gave up after {timeout:.0f} s: {sentences}")

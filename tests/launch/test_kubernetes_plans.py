@@ -49,7 +49,7 @@ def test_the_objects_are_what_kubernetes_takes():
 
 
 def test_tasks_without_which_the_others_train_on_are_started_again_and_no_others():
-    for strategy, worker in (("hogwild", ("OnFailure", 3)), ("parameter_server", ("Never", 0))):
+    for strategy, worker in (("hogwild", ("OnFailure", 3)), ("parameter_server", ("OnFailure", 3))):
         job = make_job()
         job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, strategy=strategy))
         found = documents(dataclasses.replace(job, choice=choose(job.cluster)))
@@ -84,7 +84,8 @@ def test_fields_of_the_user_are_merged_into_every_pod(tmp_path):
     for name in ("Job/demo-chief", "Job/demo-worker", "Job/demo-ps"):
         pod = found[name]["spec"]["template"]["spec"]
         first, side = pod["containers"]
-        assert (pod["nodeSelector"], pod["restartPolicy"], side["name"]) == ({"gpu": "big"}, "Never", "side")
+        policy = "OnFailure" if name == "Job/demo-worker" else "Never"
+        assert (pod["nodeSelector"], pod["restartPolicy"], side["name"]) == ({"gpu": "big"}, policy, "side")
         assert (first["image"], first["resources"]) == ("i/j:1", {"limits": {"memory": "8Gi"}})
         assert {"TF_CONFIG", "A"} <= {entry["name"] for entry in first["env"]}
 
@@ -97,9 +98,8 @@ def test_a_dollar_of_an_argument_is_no_reference_for_kubernetes():
 def test_a_tfjob_and_a_trainjob_describe_the_same_cluster():
     (tfjob,) = documents(make_job(kind="tfjob", folder="/work", namespace="ml")).values()
     assert read(yaml.safe_dump(tfjob)).describe() == "1 chief, 2 workers, 1 ps"
-    assert {kind: each["restartPolicy"] for kind, each in tfjob["spec"]["tfReplicaSpecs"].items()} == dict.fromkeys(
-        ("Chief", "Worker", "PS"), "Never"
-    )
+    policies = {kind: each["restartPolicy"] for kind, each in tfjob["spec"]["tfReplicaSpecs"].items()}
+    assert policies == {"Chief": "Never", "Worker": "OnFailure", "PS": "Never"}
     job = make_job({"worker": 2}, kind="trainjob", runtime="plain", environment={"KEY": "x"})
     trainjob = documents(job)["TrainJob/demo"]
     assert [task.host for task in read(yaml.safe_dump(trainjob)).tasks] == [f"demo-node-0-{n}.demo.default.svc" for n in (0, 1)]

@@ -1,6 +1,7 @@
 """Jobs that fail or are ended: the first task to fail is named, every process ends, nothing is left behind."""
 
 import os
+import re
 import signal
 import time
 
@@ -29,7 +30,7 @@ def training_job(start, script, small_cluster):
     return job
 
 
-@pytest.mark.parametrize("task", ["chief:0", "worker:1", "ps:0"])
+@pytest.mark.parametrize("task", ["chief:0", "ps:0"])
 def test_killing_a_task_ends_the_job_and_names_that_task(training_job, task):
     killed = time.monotonic()
     os.kill(training_job.pid_of(task), signal.SIGKILL)
@@ -37,6 +38,52 @@ def test_killing_a_task_ends_the_job_and_names_that_task(training_job, task):
     assert time.monotonic() - killed < 10
     assert f"tfdist: {task} failed first: it was killed by SIGKILL" in training_job.output
     assert training_job.left() == {}
+
+
+COUNTS_STEPS = """
+    import os
+    import tfdist
+    strategy = tfdist.strategy()
+    with strategy.scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    class Report(keras.callbacks.Callback):
+        steps, seen = 0, None
+        def on_train_batch_end(self, batch, logs=None):
+            self.steps += 1
+            live = sorted(strategy.membership.live)
+            if self.seen != live:
+                self.seen = live
+                print("training:", *live, flush=True)
+        def on_epoch_end(self, epoch, logs=None):
+            examples.add(int(self.model._loss_tracker.count.numpy()))
+            if os.path.exists("end"): self.model.stop_training = True
+    examples = set()
+    report = Report()
+    history = model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, epochs=1000000, verbose=0, callbacks=[report])
+    print("steps", report.steps - 64 * len(history.epoch), "updates", int(model.optimizer.iterations) - report.steps, flush=True)
+    print("examples of each epoch:", *sorted(examples), flush=True)
+"""
+
+
+def test_a_killed_worker_of_parameter_server_is_restarted_alone_and_gets_work_again(
+    start, script, small_cluster, tmp_path, read_json
+):
+    job = start("-m", "tfdist.launch", "--cluster", small_cluster, "--summary", "summary.json", script(COUNTS_STEPS))
+    job.wait_for("training: 0 1")
+    pids = {task: job.pid_of(task) for task in ("chief:0", "ps:0", "worker:1")}
+    os.kill(pids["worker:1"], signal.SIGKILL)
+    job.wait_for("worker:1 ended early: it was killed by SIGKILL; the training continues, and the task is restarted")
+    job.wait_for("training: 0 1", after="is restarted")
+    assert {task for task, pid in pids.items() if job.pid_of(task) != pid} == {"worker:1"}
+    (tmp_path / "end").touch()
+    assert job.wait(60) == 0, job.output
+    # The killed worker may have applied the step that another one made for it, and the next.
+    assert re.search(r"steps 0 updates [012]$", job.output, re.MULTILINE), job.output
+    assert re.search(r"examples of each epoch: 512$", job.output, re.MULTILINE), job.output
+    assert {task["task"]: task.get("restarts") for task in read_json("summary.json")["tasks"]}["worker:1"] == 1
+    assert job.left() == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

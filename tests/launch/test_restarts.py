@@ -4,9 +4,11 @@ import types
 
 import pytest
 
-from tfdist.cluster import Task
+from tfdist.choice import choose
+from tfdist.cluster import Cluster, Task
 from tfdist.launch import restarts
 from tfdist.launch.events import Exited, Stopped
+from tfdist.launch.job import Job, Program
 
 NAME = "worker:1"
 KILLED = Exited(NAME, -9, 0.0)
@@ -59,13 +61,52 @@ def test_a_task_that_has_run_well_has_all_its_restarts_again(watched):
     assert len(done.started) == 7, "the delay begins with a second again"
 
 
-def test_delays_end_at_a_minute_and_no_restarts_are_none(watched, monkeypatch):
+def test_messages_say_what_a_loss_means_for_the_training(watched, monkeypatch):
+    task, _, done, passes = watched
+    monkeypatch.setattr(task, "_limit", 1)
+    monkeypatch.setattr(task, "_meanwhile", "the training waits for it")
+    monkeypatch.setattr(task, "_can_continue", lambda running: NAME in running)
+    task.exited(KILLED)
+    assert task.can_continue
+    passes(2)
+    task.exited(KILLED)
+    assert not task.can_continue
+    assert done.said == [
+        f"{NAME} ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted",
+        f"{NAME} failed 2 times, most recently because it was killed by SIGKILL; the training cannot go on without it",
+    ]
+
+
+def test_workers_are_replaceable_where_a_chief_coordinates_them_and_a_group_needs_all_of_its_tasks():
+    def job(worker_groups=(), **fields):
+        tasks = (Task("chief", 0), Task("worker", 0, slots=2), Task("worker", 1, slots=2), Task("ps", 0))
+        tasks = tasks[1:3] if fields.get("strategy") == "multi_worker_mirrored" else tasks
+        cluster = Cluster(tasks, worker_groups=worker_groups, **fields)
+        return Job(cluster, choose(cluster), Program())
+
+    for strategy in ("parameter_server", "hogwild"):
+        assert [task.name for task in job(strategy=strategy).replaceable] == ["worker:0", "worker:1"]
+    assert job(strategy="multi_worker_mirrored").replaceable == ()
+    asynchronous, synchronous = job(), job(worker_groups=((0, 1, 2, 3),))
+    assert asynchronous.has_worker_group({"worker:1"}) and not asynchronous.has_worker_group(set())
+    assert synchronous.has_worker_group({"worker:0", "worker:1"}) and not synchronous.has_worker_group({"worker:1"})
+    assert asynchronous.loss_of_a_worker == "the training continues"
+    assert synchronous.loss_of_a_worker.startswith("the training waits for it, and variables")
+
+
+def test_delays_end_at_a_minute_and_begin_anew_after_a_steady_run_and_no_restarts_are_none(watched, monkeypatch):
     task, _, done, passes = watched
     monkeypatch.setattr(task, "_limit", 20)
-    for _ in range(8):
+    for delay in (1, 2, 4, 8, 16, 32, 60, 60):
         task.exited(KILLED)
-        passes(61)
-    assert len(done.started) == 8
+        passes(delay - 0.3)
+        before = len(done.started)
+        passes(0.6)
+        assert len(done.started) == before + 1
+    passes(restarts.STEADY_SECONDS)  # It runs: the next failure is not one of its start.
+    task.exited(KILLED)
+    passes(1.5)
+    assert len(done.started) == 9
     monkeypatch.setattr(task, "_limit", 0)
     task.exited(KILLED)
     assert (

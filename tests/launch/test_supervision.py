@@ -58,6 +58,45 @@ def test_ctrl_c_ends_a_job_that_waits_for_its_restart(start, script):
     assert job.output.splitlines()[-1] == "tfdist: ended by SIGINT"
 
 
+def test_a_job_that_has_trained_for_the_window_has_all_its_restarts_again(start, script):
+    body = COUNTED + "    time.sleep(1.3)\n    print(attempt, flush=True)\n    sys.exit(3 if attempt < 3 else 0)"
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "1", "--restart_window", "1", script(body))
+    assert job.wait(60) == 0, job.output
+    assert job.output.count("all tasks are started again in 1 s (restart 1 of 1)") == 2
+
+
+ONE_GROUP = """
+    import signal, socket, sys, time
+    attempts = pathlib.Path(f"attempts-{me['type']}")
+    attempts.write_text(f"{attempts.read_text() if attempts.exists() else ''}x")
+    if me["type"] == "chief": signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][0].rpartition(":")[2])))
+    listener.listen()
+    if me["type"] != "worker": time.sleep(600)
+    time.sleep(1.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"])
+def test_the_only_worker_group_is_waited_for_or_with_max_restarts_all_tasks_begin_again(start, script, tmp_path, restarts):
+    cluster = '{"chief": 1, "worker": 1, "ps": 1}'
+    flags = ["--task_restarts", "worker=1", "--max_restarts", restarts]
+    job = start(QUICK, "--cluster", cluster, *flags, script(ONE_GROUP))
+    assert job.wait(60) == 137, job.output
+    waits = "worker:0 ended early: it was killed by SIGKILL; the training waits for it, and variables that its last step had"
+    assert (waits in job.output) == (restarts == "0")
+    assert ("failed 2 times" in job.output) == (restarts == "0")
+    assert ("all tasks are started again" in job.output) == (restarts == "1")
+    assert {name: (tmp_path / f"attempts-{name}").read_text() for name in ("chief", "worker")} == {
+        "chief": "x" if restarts == "0" else "xx",
+        "worker": "xx",
+    }
+    assert "worker:0 failed first: it was killed by SIGKILL" in job.output and job.left() == {}
+
+
 def test_a_silent_training_fails_with_the_python_stacks_of_its_tasks(start, script, tmp_path):
     body = """
     import time

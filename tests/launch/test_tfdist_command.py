@@ -52,7 +52,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
     [
         (
             ["stauts"],
-            "'stauts' is not a command; there are run, plan, translate, status, logs, cancel, doctor, completion; did you mean status?",
+            "'stauts' is not a command; there are run, plan, translate, status, logs, cancel, scale, doctor, completion; did you mean status?",
         ),
         (["train.py"], "train.py: the command is missing; did you mean tfdist run train.py?"),
         (["--tier"], "--tier: the command is missing; did you mean tfdist run --tier?"),

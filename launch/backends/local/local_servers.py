@@ -68,7 +68,14 @@ class _Servers:
         planned = plan(job, lambda task: is_local(task.host)).with_cluster(job.cluster)
         self._processes = LocalProcesses(planned, files.log_dir, removed=[files.log_dir])
         replaceable = [task for task in tasks if task in job.replaceable]
-        self._restarts = Restarts(replaceable, start=self._restart, kill=self._processes.kill, say=_log.warning)
+        self._restarts = Restarts(
+            replaceable,
+            start=self._restart,
+            kill=self._processes.kill,
+            say=_log.warning,
+            meanwhile=job.loss_of_a_worker,
+            can_continue=job.has_worker_group,
+        )
         self._logs = {task.name: files.log(task) for task in tasks}
         for task in tasks:
             self._start(task)

@@ -31,6 +31,26 @@ def test_each_change_raises_the_epoch_and_a_loss_or_a_restart_begins_a_new_term(
     assert (groups.term(0), groups.incarnation(0)) == (0, 0)
 
 
+def test_who_leaves_and_who_is_back_is_told_once_and_an_error_of_a_step_is_no_leaving():
+    groups, changes = membership(), []
+    groups.when_changed = lambda owner, has_joined: changes.append((owner, has_joined))
+    groups.lose(0)
+    groups.join(0)
+    assert changes == []
+    groups.lose(2)
+    for _ in range(2):
+        groups.leave(2)
+    term = groups.term(2)
+    groups.leave(2)
+    assert groups.live_groups == [0, 1] and groups.term(2) == term
+    groups.join(2)
+    groups.join(2)
+    assert changes == [(2, False), (2, True)] and groups.live_groups == [0, 1, 2]
+    groups.say_no_more()
+    groups.leave(1)
+    assert len(changes) == 2 and groups.live == {0, 2}
+
+
 def test_groups_that_share_a_replica_are_lost_together():
     groups = membership(((0,), (0,), (1,)), shared=True)
     groups.lose(1)

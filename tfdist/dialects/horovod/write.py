@@ -22,7 +22,16 @@ def write(cluster: Cluster) -> str:
     if cluster.partial or any(task.slots != 1 for task in cluster.tasks):
         raise cannot("Horovod has one process for each slot; describe a worker task for each, and all of them")
     same = Cluster(tuple(Task("worker", n) for n in range(len(cluster.tasks))))
-    for name in ("worker_groups", "sync_period", "synchronization", "partition", "share_memory", "strategy", "protocol"):
+    for name in (
+        "worker_groups",
+        "sync_period",
+        "synchronization",
+        "partition",
+        "share_memory",
+        "strategy",
+        "protocol",
+        "min_workers",
+    ):
         if getattr(cluster, name) != getattr(same, name):
             raise cannot(f"Horovod has no words for {name} {shown(getattr(cluster, name))}; translate to tf_config instead")
     hosts = [(host, len(list(tasks))) for host, tasks in groupby(task.host or "localhost" for task in cluster.tasks)]

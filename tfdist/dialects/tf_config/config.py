@@ -107,6 +107,7 @@ class _Reader:
             share_memory=fields.flag("share_memory", True),
             job_dir=fields.text("job_dir"),
             strategy=fields.text("strategy"),
+            min_workers=fields.min_workers(),
             protocol=self._protocol(),
             partial=partial,
             source=self.source,

@@ -20,6 +20,7 @@ _KEYS = (
     "share_memory",
     "job_dir",
     "strategy",
+    "min_workers",
     "partial",
     "evaluators",
 )
@@ -64,6 +65,13 @@ class Extension:
         if not is_int(value) or not 1 <= value < 2**31:
             raise self._error("sync_period", value, "a whole number from 1")
         return int(value)
+
+    def min_workers(self) -> int | None:
+        """Returns with how many workers the training begins, or None."""
+        value = self.rest.pop("min_workers", None)
+        if value is not None and (not is_int(value) or value < 1):
+            raise self._error("min_workers", value, "a whole number from 1")
+        return None if value is None else int(value)
 
     def synchronization(self) -> Synchronization:
         """Returns the options of synchronization."""

@@ -1,0 +1,263 @@
+"""Goodput: how much of its speed a training keeps while a random worker is killed again and again.
+
+    python benchmarks/goodput.py                                       # everything: 45 minutes
+    python benchmarks/goodput.py --strategy hogwild --every 15 --minutes 4
+
+Each run is a job of its own on this machine, with 3 workers. A step takes 0.1 s on its worker, asleep, as on a device of its
+own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL (`--fail_at random`, with a
+seed). Goodput is the number of different steps per second, from the first step to the last, in per cent of that of a run
+without faults. Every run is accounted for exactly, or its row says what is missing: each epoch counts each example once, and
+the optimizer counts the updates.
+
+Memory, threads, descriptors, listening ports and temporary files are those of the tasks that are never killed, as medians over
+an early and a late part of the run. Results go to `goodput.jsonl`, and from there into `goodput.md`.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from absl import app, flags
+
+FLAGS = flags.FLAGS
+flags.DEFINE_multi_string("strategy", [], "Strategies; default: all.")
+flags.DEFINE_multi_integer("every", [], "Seconds between two faults, 0 for none; default: 0, 60 and 15.")
+flags.DEFINE_float("minutes", 4.0, "Length of the training at the speed without faults.")
+flags.DEFINE_integer("seed", 1, "Seed of the faults.")
+
+HERE = Path(__file__).resolve().parent
+RESULTS, TABLE = HERE / "goodput.jsonl", HERE / "goodput.md"
+STEP_SECONDS, WORKERS, BATCH, EPOCH = 0.1, 3, 8, 120
+EARLY, LATE = (0.25, 0.4), (0.85, 1.0)
+SURVIVORS = ("launcher", "parent of the tasks", "chief", "ps")
+
+SERVED = ["--cluster", f'{{"chief": 1, "worker": {WORKERS}, "ps": 1}}', "--task_restarts", "1000"]
+STRATEGIES = {
+    "hogwild": [*SERVED, "--strategy", "hogwild", "--sync_period", "4"],
+    "parameter_server": SERVED,
+    "multi_worker_mirrored": ["-n", str(WORKERS), "--max_restarts", "1000", "--backup_freq", "10"],
+}
+SPEEDUP = {"hogwild": WORKERS, "parameter_server": WORKERS, "multi_worker_mirrored": 1}
+"""Steps that are made at the same time."""
+
+
+def train(folder: Path, epochs: int) -> None:
+    """The program: notes the moment of each step, and at the end what was counted."""
+    task = json.loads(os.environ["TF_CONFIG"])["task"]
+    (folder / f"pid-{task['type']}").write_text(str(os.getpid()))
+
+    import tfdist
+
+    strategy = tfdist.strategy()
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    notes = task["type"] == "chief" or (task["type"], task["index"]) == ("worker", 0)
+
+    class Busy(keras.layers.Layer):
+        """Takes `STEP_SECONDS` without a processor."""
+
+        def call(self, x):
+            types = {"output_types": [tf.int64], "output_shapes": [[]]}
+            zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)
+            with tf.control_dependencies([x]):
+                numbers = tf.raw_ops.RangeDataset(start=zero, stop=one, step=one, **types)
+                half = tf.constant(int(STEP_SECONDS * 1e6 / 2), tf.int64)  # It sleeps before its element and before its end.
+                sleeping = tf.raw_ops.SleepDataset(input_dataset=numbers, sleep_microseconds=half, **types)
+                (slept,) = tf.raw_ops.DatasetToSingleElement(dataset=sleeping, **types)
+            return x + tf.stop_gradient(tf.cast(slept, x.dtype))
+
+    class Seen(keras.metrics.Metric):
+        """The count of the examples, and the sum of their numbers."""
+
+        def __init__(self, name="seen", **kwargs):
+            super().__init__(name=name, **kwargs)
+            self.sums = self.add_variable(shape=(2,), initializer="zeros", name="sums")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            ids = keras.ops.cast(y_true[:, 1], "float32")
+            self.sums.assign(self.sums + keras.ops.stack([keras.ops.sum(keras.ops.ones_like(ids)), keras.ops.sum(ids)]))
+
+        def result(self):
+            return {"examples": self.sums[0], "numbers": self.sums[1]}
+
+    class Note(keras.callbacks.Callback):
+        epoch = 0
+
+        def on_epoch_begin(self, epoch, logs=None):
+            self.epoch = epoch
+
+        def on_train_batch_end(self, batch, logs=None):
+            if notes:
+                with open(folder / "steps", "a") as file:
+                    file.write(f"{time.time()} {self.epoch * EPOCH + batch}\n")
+
+    keras.utils.set_random_seed(1)
+    ids = np.arange(EPOCH * BATCH, dtype="float32")
+    x = np.random.default_rng(1).random((len(ids), 16), "float32")
+    y = np.stack([x.sum(axis=1), ids], axis=1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((16,)), Busy(), keras.layers.Dense(512, "relu"), keras.layers.Dense(1)])
+        model.compile("adam", lambda t, p: keras.ops.mean(keras.ops.square(t[:, :1] - p), axis=-1), metrics=[Seen()])
+    history = model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0, callbacks=[Note()]).history
+    if notes:
+        exact = [len(ids), float(ids.sum())]
+        wrong = [number for number, each in enumerate(zip(history["examples"], history["numbers"], strict=True))
+                 if list(each) != exact]  # fmt: skip
+        result = {"updates": int(model.optimizer.iterations.numpy()), "epochs": len(history["loss"]), "wrong": wrong}
+        (folder / "counts").write_text(json.dumps(result | {"loss": [history["loss"][0], history["loss"][-1]]}))
+
+
+def usage(pid: int) -> dict[str, float] | None:
+    """Returns what a process uses; None if it is gone."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+        links = [os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()]
+        rows = [row.split() for name in ("tcp", "tcp6") for row in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+        listens = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    except OSError:
+        return None
+    return {
+        "MB": int(lines["VmRSS"].split()[0]) / 1024,
+        "threads": int(lines["Threads"]),
+        "descriptors": len(links),
+        "ports": len(listens & set(links)),
+    }
+
+
+def survivors(job: int, folder: Path) -> dict[str, int]:
+    """Returns the process ids of those that no fault kills, by name."""
+    found = {"launcher": job}
+    for task in ("chief", "ps"):
+        try:
+            pid = int((folder / f"pid-{task}").read_text())
+            found[task] = pid
+            found["parent of the tasks"] = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def steps_of(folder: Path) -> list[tuple[float, int]]:
+    """Returns the moment and the number of each step."""
+    path = folder / "steps"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(float(moment), int(number)) for moment, number in map(str.split, lines)]
+
+
+def run(strategy: str, every: int, minutes: float, seed: int) -> dict[str, object]:
+    """Makes one run; returns what was measured."""
+    epochs = max(2, round(minutes * 60 * SPEEDUP[strategy] / STEP_SECONDS / EPOCH))
+    total = epochs * EPOCH
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        (folder / "tmp").mkdir()
+        environment = os.environ | {"PYTHONPATH": str(HERE.parent), "TMPDIR": str(folder / "tmp")}
+        command = [sys.executable, "-m", "tfdist", "run", *STRATEGIES[strategy], "--log_dir", str(folder / "logs")]
+        command += ["--fail_at", f"random,every={every},of=worker,seed={seed}"] if every else []
+        with open(folder / "output", "wb") as output:
+            job = subprocess.Popen(
+                [*command, str(Path(__file__).resolve()), "train", str(folder), str(epochs)],
+                cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True,
+            )  # fmt: skip
+        samples: list[tuple[float, dict[str, dict[str, float]]]] = []
+        limit = time.monotonic() + minutes * 60 * 4 + 120
+        try:
+            while job.poll() is None:
+                if time.monotonic() > limit:
+                    job.terminate()
+                time.sleep(2.0)
+                steps = steps_of(folder)
+                done = len({number for _, number in steps}) / total
+                found = {name: each for name, pid in survivors(job.pid, folder).items() if (each := usage(pid))}
+                found["files"] = {"temporary files": sum(len(files) for _, _, files in os.walk(folder / "tmp"))
+                                  + len([*Path("/dev/shm").glob("tfdist*")])}  # fmt: skip
+                samples.append((done, found))
+        finally:
+            if job.poll() is None:
+                job.terminate()  # It ends all of its tasks.
+                job.wait(30)
+        text = (folder / "output").read_text(errors="replace")
+        if job.returncode:
+            print(text[-4000:], file=sys.stderr)
+        steps = steps_of(folder)
+        counts = json.loads((folder / "counts").read_text()) if (folder / "counts").exists() else {}
+        seconds = steps[-1][0] - steps[0][0] if steps else 0.0
+    different = len({number for _, number in steps})
+    return {
+        "strategy": strategy, "every": every, "seed": seed, "exit": job.returncode, "seconds": seconds,
+        "faults": text.count("--fail_at sends"), "steps": different, "expected": total, "repeated": len(steps) - different,
+        "speed": different / seconds if seconds else 0.0, "usage": parts_of(samples), "cores": os.cpu_count(), **counts,
+    }  # fmt: skip
+
+
+def parts_of(samples: list[tuple[float, dict[str, dict[str, float]]]]) -> dict[str, dict[str, list[float]]]:
+    """Returns for each process, and each thing that it uses, the medians over the early and the late part."""
+    parts: dict[str, dict[str, list[float]]] = {}
+    for name in {name for _, found in samples for name in found}:
+        for what in {what for _, found in samples for what in found.get(name, {})}:
+            both = [[found[name][what] for done, found in samples if begin <= done < end and name in found]
+                    for begin, end in (EARLY, LATE)]  # fmt: skip
+            if all(both):
+                parts.setdefault(name, {})[what] = [round(statistics.median(each), 1) for each in both]
+    return parts
+
+
+def write_table() -> None:
+    """Writes `goodput.md` from the last result of each run."""
+    found = {(each["strategy"], each["every"]): each for each in map(json.loads, RESULTS.read_text().splitlines())}
+    lines = ["| strategy | a fault every | seconds | faults | steps/s | goodput | steps made twice | updates | examples |",
+             "|---|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    usages = ["| strategy | a fault every | process | MB | threads | descriptors | ports |", "|---|---|---|---|---|---|---|"]
+    for strategy in STRATEGIES:
+        for every in (0, 60, 15):
+            each = found.get((strategy, every))
+            if each is None:
+                continue
+            base = found.get((strategy, 0))
+            goodput = f"{each['speed'] / base['speed']:.0%}" if base and every else "100 %" if not every else "?"
+            is_exact = each.get("wrong") == [] and each["steps"] == each["expected"]
+            exact = "exact" if is_exact else f"**wrong in epochs** {each.get('wrong')}"
+            more = each.get("updates", 0) - each["steps"]
+            end = "" if each["exit"] == 0 else f" **exit code {each['exit']}**"
+            fault = f"{every} s" if every else "-"
+            lines.append(f"| {strategy} | {fault} | {each['seconds']:.0f} | {each['faults']} | {each['speed']:.1f} | "
+                         f"{goodput.replace('%', ' %').replace('  ', ' ')}{end} | {each['repeated']} | "
+                         f"{each['steps']}{f' {more:+d}' if more else ''} | {exact} |")  # fmt: skip
+            for name in SURVIVORS:
+                if values := each["usage"].get(name):
+                    cells = [" → ".join(f"{value:g}" for value in values.get(what, []))
+                             for what in ("MB", "threads", "descriptors", "ports")]  # fmt: skip
+                    usages.append(f"| {strategy} | {fault} | {name} | {' | '.join(cells)} |")
+            files = each["usage"].get("files", {}).get("temporary files", [])
+            usages.append(f"| {strategy} | {fault} | temporary files: {' → '.join(f'{value:g}' for value in files)} | | | | |")
+    text = TABLE.read_text()
+    begin, end = "<!-- Written by goodput.py -->", "<!-- End of the tables -->"
+    head, _, rest = text.partition(begin)
+    body = "\n".join(lines) + "\n\nWhat the processes use, early → late:\n\n" + "\n".join(usages)
+    TABLE.write_text(f"{head}{begin}\n\n{body}\n\n{end}{rest.partition(end)[2]}")
+
+
+def main(arguments):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for strategy in FLAGS.strategy or STRATEGIES:
+        for every in FLAGS.every or (0, 60, 15):
+            found = run(strategy, every, FLAGS.minutes, FLAGS.seed)
+            print(json.dumps(found), flush=True)
+            with open(RESULTS, "a") as file:
+                file.write(json.dumps(found) + "\n")
+            write_table()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["train"]:
+        train(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        app.run(main)
