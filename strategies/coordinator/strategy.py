@@ -14,17 +14,20 @@ from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.server_watch import ServerWatch
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks
 from tfdist.strategies.private_api import (
     ClusterDeviceFilters,
+    cluster_of,
     connect_to_cluster,
     keep_remote_functions,
     set_server_def_retries,
     use_own_executor,
 )
 from tfdist.strategies.runtime import server_identity, shutdown
+from tfdist.strategies.runtime.lost_timeout import lost_seconds
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.peers import wait_for_tasks
 from tfdist.strategies.runtime.program_end import at_program_end
@@ -51,6 +54,8 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         membership: which groups are live.
         call_gate: what every call to a worker passes.
         answers: asks groups for an answer.
+        recovery: takes tasks that have been restarted into the cluster again.
+        server_watch: asks the ps for an answer.
         executions: what the groups run.
         tfdist_hooks: the interface to Keras. Subclasses set it.
     """
@@ -82,8 +87,12 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self.membership = Membership(self.worker_groups, shares_replicas)
         self.call_gate, workers = CallGate(), cluster.job("worker")
         coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate)
-        self.answers = GroupAnswers(self.worker_groups, workers, self.membership)
-        self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate)
+        self.recovery = cluster_of(coordinator).failure_handler
+        servers, seconds = cluster.job("ps"), lost_seconds()
+        self.answers = GroupAnswers(self.worker_groups, workers, self.membership, servers)
+        self.server_watch = ServerWatch(servers, workers, seconds)
+        self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)
+        self.server_watch.start()
         self._backups = Backups(self.executions, self.answers, self.membership)
         self._backups.start()
 
