@@ -1,10 +1,10 @@
-"""Restarts of tasks without which the training continues: evaluators, and the workers of Hogwild.
+"""Restarts of tasks without the whole job: evaluators, and workers and ps of Hogwild. Without a ps the training waits.
 
 A task is restarted when it dies, or when a signal stopped it for too long.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import Task
@@ -27,6 +27,7 @@ LONGEST_TICK_SECONDS = 1.0
 @dataclass
 class _Restartable:
     task: Task
+    limit: int
     restarts: int = 0
     used: int = 0  # Restarts since it last ran for long enough.
     started_at: float = 0.0
@@ -48,6 +49,7 @@ class Restarts:
         say: Callable[[str], None],
         limit: int = MAX_RESTARTS,
         window: float = WINDOW_SECONDS,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         """Prepares the restarts.
 
@@ -58,14 +60,16 @@ class Restarts:
             say: shows a line to the user.
             limit: restarts of each task, at most, until it has run for `window`.
             window: seconds.
+            limits: the same as `limit`, by job, where it differs.
         """
         self._last_tick = time.monotonic()
-        self._all = {task.name: _Restartable(task, started_at=self._last_tick) for task in tasks}
+        self._all = {
+            task.name: _Restartable(task, (limits or {}).get(task.job, limit), started_at=self._last_tick) for task in tasks
+        }
         self._start = start
         self._kill = kill
         self._say = say
         self._over = False
-        self._limit = limit
         self._window = window
 
     @property
@@ -89,14 +93,15 @@ class Restarts:
         each.stopped_seconds = None
         if time.monotonic() - each.started_at >= self._window:
             each.used = 0
-        if event.code == 0 or self._over or each.used >= self._limit:
+        if event.code == 0 or self._over or each.used >= each.limit:
             each.ended = True
             if event.code and not self._over:
+                goes_on = "cannot go on" if each.task.job == "ps" else "continues"
                 self._say(
                     f"{event.task} failed {each.restarts + 1} times, most recently because {event.cause}; "
-                    "the training continues without it"
-                    if self._limit
-                    else f"{event.task} ended early: {event.cause}; the training continues without it"
+                    f"the training {goes_on} without it"
+                    if each.limit
+                    else f"{event.task} ended early: {event.cause}; the training {goes_on} without it"
                 )
             return
         delay = min(FIRST_DELAY_SECONDS * 2**each.used, LONGEST_DELAY_SECONDS)
@@ -123,7 +128,8 @@ class Restarts:
                 each.used += 1
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
-                self._say(f"{name} ended early: {each.cause}; the training continues, and the task is restarted")
+                meanwhile = "waits for it" if each.task.job == "ps" else "continues"
+                self._say(f"{name} ended early: {each.cause}; the training {meanwhile}, and the task is restarted")
                 self._start(each.task)
             if each.stopped_seconds is not None:
                 each.stopped_seconds += passed

@@ -264,20 +264,22 @@ class Supervisor:
         """Plans the restart of a task that may be replaced; judges the exit of another."""
         if event.task in self._evaluators.names:
             self._evaluators.exited(event)
-        elif event.task in self._workers.names and self._may_be_restarted(event):
+            return
+        if event.task in self._workers.names and self._may_be_restarted(event):
             self._workers.exited(event)
-        else:
-            given_up = self._workers.names - set(self._workers.running)
-            self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
+            if event.task in self._workers.running or event.task.startswith("worker:"):
+                return  # A ps that is not restarted any more ends the job.
+        given_up = self._workers.names - set(self._workers.running)
+        self._first_failure.exited(event, self._servers - given_up, self._startup.no_task_served)
 
     def _may_be_restarted(self, event: Exited) -> bool:
         """Returns whether a worker may run longer next time: one that exits by itself, or never listened, may do it again."""
         return (event.code < 0 or isinstance(event, NotStarted)) and not self._startup.is_missing(event.task)
 
     def _make_restarts(self, tasks: Sequence[Task]) -> Restarts:
-        limit = self._settings.restarts_of(tasks[0].job) if tasks and self._can_restart else 0
+        limits = {task.job: self._settings.restarts_of(task.job) if self._can_restart else 0 for task in tasks}
         window = self._settings.restart_window
-        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit, window=window)
+        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limits=limits, window=window)
 
     def _restart(self, task: Task) -> None:
         self._board.restarted(task.name)

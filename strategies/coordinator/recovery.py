@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.call_gate import HOLD_SECONDS, CallGate
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
+from tfdist.strategies.coordinator.server_recovery import ServerRecovery
 from tfdist.strategies.private_api import WorkerPreemptionHandler, update_server_def
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime.deadline import Deadline
@@ -43,7 +44,12 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
         workers: all worker tasks, with addresses.
         tasks_of: for the device of each group's leader, the indices of the worker tasks of the group.
         gate: holds calls during an update.
+
+    Attributes:
+        servers: for strategies that go on after the loss of a ps; None for others.
     """
+
+    servers: ServerRecovery | None = None
 
     def __init__(
         self, server_def: Any, cluster: Any, workers: Sequence[Task], tasks_of: dict[str, tuple[int, ...]], gate: CallGate
@@ -92,11 +98,25 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
         with super().wait_on_failure(fail, on_transient_failure_fn, recover, worker_device_name):
             try:
                 yield
-            except tf.errors.InternalError as error:
-                if on_transient_failure_fn is None or _NOT_TAKEN not in str(error):
+            except tf.errors.OpError as error:
+                if on_transient_failure_fn is None:
                     raise
-                _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
+                if isinstance(error, tf.errors.InternalError) and _NOT_TAKEN in str(error):
+                    _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
+                elif self.servers is None or not self.servers.wait_if_lost(error):
+                    raise
                 on_transient_failure_fn()
+
+    def wait_for_servers(self, check: Callable[[], None]) -> None:
+        """Waits until all ps are back and restored. Calls `check` from time to time, which raises an error if they are gone."""
+        assert self.servers is not None
+        with self._worker_up_cond:
+            self.servers.is_due = True
+            self._cluster_due_for_update_or_finish.set()
+        while self.servers.is_due:
+            check()
+            with self._worker_up_cond:
+                self._worker_up_cond.wait_for(lambda: not (self.servers and self.servers.is_due), POLL_SECONDS)
 
     @overrides(WorkerPreemptionHandler)
     def _preemption_handler(self) -> None:
@@ -109,6 +129,8 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
 
     def _update(self) -> bool:
         """Updates the cluster if a group that waits is complete. Returns whether none waits."""
+        if self.servers is not None and self.servers.is_due and not self._take_back_servers(self.servers):
+            return False
         answers = {task.index for task in answering(self._workers, Deadline.after(PROBE_SECONDS))}
         with self._worker_up_cond:
             complete = {device for device in self._waiting if answers.issuperset(self._tasks_of.get(device, ()))}
@@ -135,6 +157,23 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
             if not self._waiting and self._should_preemption_thread_run:
                 self._cluster_due_for_update_or_finish.clear()
             return not self._waiting
+
+    def _take_back_servers(self, servers: ServerRecovery) -> bool:
+        """Takes the ps into the cluster again and restores them, if all answer. Returns whether it did."""
+        if not servers.do_all_answer():
+            return False
+        answers = {task.index for task in answering(self._workers, Deadline.after(PROBE_SECONDS))}
+        try:
+            with self._gate.closed(Deadline.after(HOLD_SECONDS)):
+                update_server_def(_without(self._server_def, {task.index for task in self._workers} - answers))
+                servers.restore()
+        except Exception as error:
+            _log.debug("the ps could not be restored: %s", error, exc_info=True)
+            return False
+        with self._worker_up_cond:
+            servers.is_due = False
+            self._worker_up_cond.notify_all()
+        return True
 
 
 def _without(server_def: Any, gone: set[int]) -> Any:

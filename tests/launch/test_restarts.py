@@ -59,14 +59,31 @@ def test_a_task_that_has_run_well_has_all_its_restarts_again(watched):
     assert len(done.started) == 7, "the delay begins with a second again"
 
 
-def test_delays_end_at_a_minute_and_no_restarts_are_none(watched, monkeypatch):
+def test_the_training_waits_for_a_ps_and_cannot_go_on_without_it(monkeypatch):
+    clock, started, said = types.SimpleNamespace(now=0.0), [], []
+    monkeypatch.setattr(restarts, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    tasks = [Task("worker", 0), Task("ps", 0)]
+    task = restarts.Restarts(tasks, start=started.append, kill=started.append, say=said.append, limits={"worker": 0, "ps": 1})
+    for name in ("ps:0", "ps:0", "worker:0"):
+        task.exited(Exited(name, -9, 0.0))
+        clock.now += 1.5
+        task.tick()
+    assert started == tasks[1:] and not task.running
+    assert said == [
+        "ps:0 ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted",
+        "ps:0 failed 2 times, most recently because it was killed by SIGKILL; the training cannot go on without it",
+        "worker:0 ended early: it was killed by SIGKILL; the training continues without it",
+    ]
+
+
+def test_delays_end_at_a_minute_and_no_restarts_are_none(watched):
     task, _, done, passes = watched
-    monkeypatch.setattr(task, "_limit", 20)
+    task._all[NAME].limit = 20
     for _ in range(8):
         task.exited(KILLED)
         passes(61)
     assert len(done.started) == 8
-    monkeypatch.setattr(task, "_limit", 0)
+    task._all[NAME].limit = 0
     task.exited(KILLED)
     assert (
         not task.running and done.said[-1] == f"{NAME} ended early: it was killed by SIGKILL; the training continues without it"
