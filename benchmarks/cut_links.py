@@ -34,6 +34,7 @@ class Tasks:
             first fork that ends would remove it.
         command: the program and its arguments.
         environment: variables for all tasks.
+        absent: tasks that are not started.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Tasks:
         folder: Path,
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
+        absent: Sequence[str] = (),
     ) -> None:
         for module in PRELOAD:  # Once, for all forks.
             importlib.import_module(module)
@@ -58,7 +60,8 @@ class Tasks:
             job, index = name.split(":")
             config = {"cluster": cluster, "task": {"type": job, "index": int(index)}, "tfdist": dict(options)}
             variables = {"TF_CONFIG": json.dumps(config), **(environment or {})}
-            self._pids[name] = os.fork() or self._run(name, list(command), variables)
+            if name not in absent:
+                self._pids[name] = os.fork() or self._run(name, list(command), variables)
 
     def __enter__(self) -> "Tasks":
         return self

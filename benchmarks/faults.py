@@ -80,6 +80,10 @@ ROWS = {
     "worker stopped 60 s": f"worker:1,{AT},how=stop:60",
     "ps stopped 60 s": f"ps:0,{AT},how=stop:60",
     "chief stopped 60 s": f"CHIEF,{AT},how=stop:60",
+    "two workers stopped 60 s": f"worker:1+worker:2,{AT},how=stop:60",
+    "disk of the backup full": "disk",
+    "backup truncated, then the first task killed": "truncate FIRST,step=230",
+    "worker that never comes up": "absent worker:1",
     "worker cut 30 s": "cut worker:1 30",
     "worker cut for good": "cut worker:1",
     "two workers cut 30 s": "cut worker:1 worker:2 30",
@@ -98,7 +102,8 @@ def cell(row: str, column: str) -> dict[str, object] | None:
     fault = ROWS[row] or ""
     if "mirrored" in column and ("ps" in row or "chief" in row):
         return None
-    fault = fault.replace("CHIEF", "chief:0")
+    fault = fault.replace("CHIEF", "chief:0").replace("FIRST", "worker:0" if "mirrored" in column else "chief:0")
+    on_disk, fault = (fault.split(" ")[0], fault.partition(" ")[2]) if "backup" in row else ("", fault)
     if "evaluator" in row:
         options.append("--evaluator")
     total = BATCHES * (EPOCHS * 8 if "60 s" in row else EPOCHS)
@@ -108,22 +113,54 @@ def cell(row: str, column: str) -> dict[str, object] | None:
         command = [sys.executable, "-m", "tfdist", "run", "--cluster", cluster, *options, "--max_restarts", "1"]
         command += ["--backup_freq", "50", "--log_dir", str(folder / "logs")]
         command += ["--fail_at", fault] if fault and "launcher" not in fault else []
-        with open(folder / "output", "wb") as output:
+        command += ["--backup_dir", str(folder / "backup")] if on_disk else []
+        with open(folder / "output", "wb") as output, _small_disk(folder / "backup", on_disk):
             job = subprocess.Popen(
                 [*command, PROGRAM, str(folder)],
                 cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
             try:
+                if on_disk:
+                    _damage(on_disk, job, folder)
                 found = _watched(job, folder, fault)
             finally:
                 for pid in _session_of(folder):
                     os.kill(pid, signal.SIGKILL)
         text = (folder / "output").read_text(errors="replace")
         found["said"] = [line for line in text.splitlines() if line.startswith("tfdist: ") and "failed" in line][-1:]
+        found["said"] += [line for line in text.splitlines() if on_disk and "backup" in line][1:3]
         found |= _found(folder, row, column, total)
         if found["exit"] not in (0, "left") and "launcher" not in row:
             print(text[-3000:], file=sys.stderr)
         return found
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path, on_disk: str) -> Iterator[None]:
+    """Makes `folder` a disk of its own, of 1 MB, if that is the fault."""
+    if on_disk != "disk":
+        yield
+        return
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def _damage(on_disk: str, job: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Fills the disk of the backup, or truncates the newest file of it, after step 200."""
+    while not _steps(folder, 205) and job.poll() is None:
+        time.sleep(0.05)
+    backup = folder / "backup"
+    if on_disk == "disk":
+        with contextlib.suppress(OSError), open(backup / "other", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    else:
+        newest = max(backup.rglob("*.h5"), key=lambda path: path.stat().st_mtime)
+        os.truncate(newest, newest.stat().st_size // 2)
 
 
 @contextlib.contextmanager
@@ -141,19 +178,20 @@ def cut_cell(row: str, column: str) -> dict[str, object] | None:
     first = next(iter(jobs)) + ":0"
     words = ROWS[row].replace("CHIEF", first).split()[1:]
     seconds = float(words.pop()) if words[-1].isdigit() else None
+    absent = words if "absent" in ROWS[row] else []
     if "evaluator" in row:
         jobs = {**jobs, "evaluator": 1}
     if "ps" in row and "ps" not in jobs:
         return None
-    total = BATCHES * EPOCHS * 4
+    total = BATCHES * EPOCHS * (4 if "worker" in row and "30 s" in row and "mirrored" not in column else 2)
     with _folder() as folder, networks.Network(sum(jobs.values())) as network:
         environment = {"FAULTS_EPOCHS": str(total // BATCHES), "TFDIST_EVALUATOR_DIR": str(folder / "evaluation")}
         command = [PROGRAM, str(folder)]
-        with cut_links.Tasks(network, jobs, options, folder, command, environment) as tasks:
-            everything = set(tasks.names)
-            if not tasks.wait(lambda: _steps(folder, 200) or bool(tasks.exits), LIMIT_SECONDS) or tasks.exits:
+        with cut_links.Tasks(network, jobs, options, folder, command, environment, absent) as tasks:
+            everything = set(tasks.names) - set(absent)
+            if not absent and (not tasks.wait(lambda: _steps(folder, 200) or bool(tasks.exits), LIMIT_SECONDS) or tasks.exits):
                 raise SystemExit(f"the training has not begun: {tasks.exits}\n{tasks.said(first)[-3000:]}")
-            tasks.cut(words)
+            tasks.cut([] if absent else words)
             begin, ends = time.monotonic(), {}
 
             def over() -> bool:
@@ -232,7 +270,7 @@ def words(found: dict[str, object] | None) -> str:
         return "-"
     if "launcher" in str(found["row"]):
         return f"{'all ended' if found['exit'] == 'left' else found['exit']} after {found['seconds']:.1f} s"
-    if found["exit"] != 0 and "cut" in str(found["row"]):
+    if found["exit"] != 0 and "seconds" in found and "named" in found:
         named = f", names {', '.join(found['named'])}" if found["named"] else ""
         end = "**not all end**" if found["seconds"] is None else f"all ended after {found['seconds']:.0f} s"
         return f"{found['exit']}{named}; {end}"
@@ -266,10 +304,11 @@ def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the job of the cell ends too.
     for row in FLAGS.row or ROWS:
         for column in FLAGS.column or COLUMNS:
-            if "cut" in row and (sentence := networks.missing()):
+            by_hand = str(ROWS[row]).startswith(("cut", "absent"))
+            if (by_hand or row == "disk of the backup full") and (sentence := networks.missing()):
                 print(f"{row} | {column} | skipped: {sentence}", flush=True)
                 continue
-            found = cut_cell(row, column) if "cut" in row else cell(row, column)
+            found = cut_cell(row, column) if by_hand else cell(row, column)
             if found is None:
                 continue
             print(f"{row} | {column} | {words(found)} | {found['said']}", flush=True)

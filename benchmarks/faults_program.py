@@ -6,14 +6,14 @@ import sys
 import time
 from pathlib import Path
 
-STEP_SECONDS, BATCHES = 0.02, 100
+STEP_SECONDS, BATCHES, START_SECONDS = 0.02, 100, 60.0
 
 
 def main(folder: Path) -> None:
     """Trains."""
     import tfdist
 
-    strategy = tfdist.strategy()
+    strategy = tfdist.strategy(start_timeout=START_SECONDS)
     import keras
     import numpy as np
 

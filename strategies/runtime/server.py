@@ -9,8 +9,9 @@ import time
 from typing import NoReturn
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.runtime.lost_timeout import lost_seconds
+from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.memory import keep_freed_memory
+from tfdist.strategies.runtime.own_sockets import keep_connections
 from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_for
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
@@ -62,6 +63,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
         reason = cause.message if (found := port_error(task)) is None else f"{found}; free the port, or describe another"
         raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {reason}") from cause
     _log.debug("%s serves at %s", task.name, task.address)
+    keep_connections(task.port, CONNECTION_TIMES * lost_seconds())
     ended: list[int] = []
     receiver = threading.Thread(target=lambda: ended.append(shutdown.receive(server, task)), daemon=True)
     receiver.start()
