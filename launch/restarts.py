@@ -20,6 +20,9 @@ WINDOW_SECONDS = 600.0
 STOPPED_SECONDS = 60.0
 """How long a task may stay stopped by a signal. It answers no one, and other tasks may wait for it: it is then killed."""
 
+STOPPED_PS_SECONDS = 30.0
+"""The same for a ps: all others wait for it, and give up after `lost_timeout.DEFAULT_SECONDS`."""
+
 LONGEST_TICK_SECONDS = 1.0
 """Longest time between two ticks that counts. After a longer one, this process was stopped as well."""
 
@@ -35,6 +38,10 @@ class _Restartable:
     cause: str = ""
     ended: bool = False
     stopped_seconds: float | None = None  # None while it runs.
+
+    @property
+    def longest_stop(self) -> float:
+        return STOPPED_PS_SECONDS if self.task.job == "ps" else STOPPED_SECONDS
 
 
 class Restarts:
@@ -115,7 +122,8 @@ class Restarts:
         is_stopped = event.signal is not None and not self._over
         self._all[event.task].stopped_seconds = 0.0 if is_stopped else None
         if is_stopped:
-            self._say(f"{event.task} is killed and restarted unless it resumes within {STOPPED_SECONDS:.0f} s")
+            limit = self._all[event.task].longest_stop
+            self._say(f"{event.task} is killed and restarted unless it resumes within {limit:.0f} s")
 
     def tick(self) -> None:
         """Restarts tasks whose delay is over, and kills tasks that were stopped for too long."""
@@ -133,10 +141,10 @@ class Restarts:
                 self._start(each.task)
             if each.stopped_seconds is not None:
                 each.stopped_seconds += passed
-                if each.stopped_seconds > STOPPED_SECONDS:
+                if each.stopped_seconds > each.longest_stop:
                     each.stopped_seconds = None
                     self._say(
-                        f"{name} was stopped for {STOPPED_SECONDS:.0f} s; it is killed, because other tasks may wait for it"
+                        f"{name} was stopped for {each.longest_stop:.0f} s; it is killed, because other tasks may wait for it"
                     )
                     self._kill(each.task)
 

@@ -23,6 +23,9 @@ from tfdist.strategies.runtime.deadline import Deadline
 POLL_SECONDS = 0.5
 """How often a worker that is gone is asked whether it answers again."""
 
+RESTORE_SECONDS = 300.0
+"""After this long without success the ps are not waited for any more, although they answer."""
+
 _LOST = ("Resource input tensor contains an invalid device",)
 """Messages of errors that mean that a worker has been restarted, beside those that TensorFlow knows."""
 
@@ -50,6 +53,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
     """
 
     servers: ServerRecovery | None = None
+    _not_restored: Exception | None = None
 
     def __init__(
         self, server_def: Any, cluster: Any, workers: Sequence[Task], tasks_of: dict[str, tuple[int, ...]], gate: CallGate
@@ -108,13 +112,23 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                 on_transient_failure_fn()
 
     def wait_for_servers(self, check: Callable[[], None]) -> None:
-        """Waits until all ps are back and restored. Calls `check` from time to time, which raises an error if they are gone."""
+        """Waits until all ps are back and restored. Calls `check` from time to time, which raises an error if they are gone.
+
+        Raises:
+            RuntimeError: if they answer, and cannot be restored within `RESTORE_SECONDS`.
+        """
         assert self.servers is not None
         with self._worker_up_cond:
             self.servers.is_due = True
             self._cluster_due_for_update_or_finish.set()
+        latest = Deadline.after(RESTORE_SECONDS)
         while self.servers.is_due:
             check()
+            if latest.expired():
+                raise RuntimeError(
+                    f"the ps answer, and could not be taken into the cluster again within {RESTORE_SECONDS:.0f} s; start the "
+                    "job again from its backup"
+                ) from self._not_restored
             with self._worker_up_cond:
                 self._worker_up_cond.wait_for(lambda: not (self.servers and self.servers.is_due), POLL_SECONDS)
 
@@ -169,6 +183,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                 servers.restore()
         except Exception as error:
             _log.debug("the ps could not be restored: %s", error, exc_info=True)
+            self._not_restored = error
             return False
         with self._worker_up_cond:
             servers.is_due = False

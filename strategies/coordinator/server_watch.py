@@ -47,7 +47,7 @@ class ServerWatch:
 
     def start(self) -> None:
         """Asks every `POLL_SECONDS`, in a thread."""
-        threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-servers", daemon=True).start()
+        threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-server-watch", daemon=True).start()
 
     def look(self) -> None:
         """Asks all ps once. If one has not answered for too long, makes calls end that wait for it."""
