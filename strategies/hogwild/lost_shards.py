@@ -116,7 +116,8 @@ def _ask(strategy: Any, block: ParameterBlock) -> dict[int, _Known]:
 
 def _warn(strategy: Any, lost: Sequence[Task], groups: int, alone: bool) -> None:
     period = strategy.steps_per_synchronization * strategy.synchronization.fragments
-    source = f"what {groups} worker groups have pulled last, and at most one sync period of each ({period} updates) is lost"
+    who = "1 worker group has" if groups == 1 else f"{groups} worker groups have"
+    source = f"what {who} pulled last, and at most one sync period of each ({period} updates) is lost"
     if alone:
         source = "what the chief has read last, because no worker group has it: all updates since then are lost there"
     momentum = "; the momentum of the outer optimizer begins at zero there" if _has_momentum(strategy) else ""
