@@ -8,20 +8,30 @@ of the whole job allowed. The fault comes at step 200 of the training. A cell sa
 longest pause between two steps, how many steps were made twice, and the updates that the model had at the end in per cent of
 those of a training without faults (100 % is exact).
 
+The rows with "cut" start the tasks by hand with TF_CONFIG, each in a network namespace of its own, and cut links. They need
+Linux and root. A cell has the exit code of the first task that trains, and if that is not 0 also the tasks that its last lines
+name, and how long after the cut the last task has ended.
+
 Results go to `faults.jsonl`, and from there into `faults.md`.
 """
 
+import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import cut_links
+import networks
 from absl import app, flags
+from faults_program import BATCHES
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("row", [], "Faults; default: all.")
@@ -29,11 +39,25 @@ flags.DEFINE_multi_string("column", [], "Strategies; default: all.")
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "faults.jsonl", HERE / "faults.md"
-STEP_SECONDS, BATCHES, EPOCHS = 0.02, 100, 5
+PROGRAM = str(HERE / "faults_program.py")
+EPOCHS = 5
 LIMIT_SECONDS = 240.0
 AT = "step=200"
 
 HOGWILD = ['{"chief": 1, "worker": 3, "ps": 1}', "--strategy", "hogwild", "--sync_period", "4"]
+HOGWILD_BY_HAND = {"strategy": "hogwild", "sync_period": 4}
+BY_HAND = {
+    "multi_worker_mirrored": ({"worker": 3}, {}),
+    "parameter_server": ({"chief": 1, "worker": 3, "ps": 1}, {}),
+    "parameter_server, groups of 2": ({"chief": 1, "worker": 4, "ps": 1}, {"worker_groups": [[0, 1], [2, 3]]}),
+    "hogwild": ({"chief": 1, "worker": 3, "ps": 1}, HOGWILD_BY_HAND),
+    "hogwild, waiting (delay 0)": (
+        {"chief": 1, "worker": 3, "ps": 1},
+        {**HOGWILD_BY_HAND, "synchronization": {"outer": "nesterov", "delay": 0}},
+    ),
+}
+"""The jobs of the rows with "cut": number of tasks, and what TF_CONFIG has under the key `tfdist`."""
+
 COLUMNS = {
     "multi_worker_mirrored": ['{"worker": 3}'],
     "parameter_server": ['{"chief": 1, "worker": 3, "ps": 1}'],
@@ -56,40 +80,20 @@ ROWS = {
     "worker stopped 60 s": f"worker:1,{AT},how=stop:60",
     "ps stopped 60 s": f"ps:0,{AT},how=stop:60",
     "chief stopped 60 s": f"CHIEF,{AT},how=stop:60",
+    "two workers stopped 60 s": f"worker:1+worker:2,{AT},how=stop:60",
+    "disk of the backup full": "disk",
+    "backup truncated, then the first task killed": "truncate FIRST,step=230",
+    "worker that never comes up": "absent worker:1",
+    "worker cut 30 s": "cut worker:1 30",
+    "worker cut for good": "cut worker:1",
+    "two workers cut 30 s": "cut worker:1 worker:2 30",
+    "two workers cut for good": "cut worker:1 worker:2",
+    "ps cut 30 s": "cut ps:0 30",
+    "ps cut for good": "cut ps:0",
+    "chief cut 30 s": "cut CHIEF 30",
+    "chief cut for good": "cut CHIEF",
+    "evaluator cut for good": "cut evaluator:0",
 }
-
-
-def train(folder: Path) -> None:
-    """The program: notes each step in the file `steps`, one line with time and epoch."""
-    import tfdist
-
-    strategy = tfdist.strategy()
-    import keras
-    import numpy as np
-
-    task = json.loads(os.environ["TF_CONFIG"])["task"]
-    notes = task["type"] == "chief" or (task["type"], task["index"]) == ("worker", 0)
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            time.sleep(STEP_SECONDS)
-            if notes:
-                with open(folder / "steps", "a") as file:
-                    file.write(f"{time.time()}\n")
-
-    keras.utils.set_random_seed(1)
-    x = np.random.default_rng(1).random((BATCHES * 8, 16), "float32")
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(1)])
-        model.compile("adam", "mse")
-    model.fit(x, x.sum(axis=1, keepdims=True), batch_size=8, epochs=epochs(), verbose=0, callbacks=[Note()])
-    if notes and task["type"] != "evaluator":
-        (folder / "updates").write_text(str(int(model.optimizer.iterations.numpy())))
-
-
-def epochs() -> int:
-    """Returns the number of epochs: with a stop of 60 s there are as many as needed to see the training after it."""
-    return int(os.environ.get("FAULTS_EPOCHS", EPOCHS))
 
 
 def cell(row: str, column: str) -> dict[str, object] | None:
@@ -98,7 +102,8 @@ def cell(row: str, column: str) -> dict[str, object] | None:
     fault = ROWS[row] or ""
     if "mirrored" in column and ("ps" in row or "chief" in row):
         return None
-    fault = fault.replace("CHIEF", "chief:0")
+    fault = fault.replace("CHIEF", "chief:0").replace("FIRST", "worker:0" if "mirrored" in column else "chief:0")
+    on_disk, fault = (fault.split(" ")[0], fault.partition(" ")[2]) if "backup" in row else ("", fault)
     if "evaluator" in row:
         options.append("--evaluator")
     total = BATCHES * (EPOCHS * 8 if "60 s" in row else EPOCHS)
@@ -108,26 +113,116 @@ def cell(row: str, column: str) -> dict[str, object] | None:
         command = [sys.executable, "-m", "tfdist", "run", "--cluster", cluster, *options, "--max_restarts", "1"]
         command += ["--backup_freq", "50", "--log_dir", str(folder / "logs")]
         command += ["--fail_at", fault] if fault and "launcher" not in fault else []
-        with open(folder / "output", "wb") as output:
+        command += ["--backup_dir", str(folder / "backup")] if on_disk else []
+        with open(folder / "output", "wb") as output, _small_disk(folder / "backup", on_disk):
             job = subprocess.Popen(
-                [*command, str(Path(__file__).resolve()), "train", str(folder)],
+                [*command, PROGRAM, str(folder)],
                 cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
             try:
+                if on_disk:
+                    _damage(on_disk, job, folder)
                 found = _watched(job, folder, fault)
             finally:
                 for pid in _session_of(folder):
                     os.kill(pid, signal.SIGKILL)
         text = (folder / "output").read_text(errors="replace")
-        steps = [float(line) for line in (folder / "steps").read_text().split()] if (folder / "steps").exists() else []
-        updates = int((folder / "updates").read_text()) if (folder / "updates").exists() else None
         found["said"] = [line for line in text.splitlines() if line.startswith("tfdist: ") and "failed" in line][-1:]
-        pauses = [after - before for before, after in itertools.pairwise(steps)]
-        found |= {"row": row, "column": column, "pause": max(pauses) if pauses else None,
-                  "repeated": len(steps) - total, "updates": updates and updates / total}  # fmt: skip
+        found["said"] += [line for line in text.splitlines() if on_disk and "backup" in line][1:3]
+        found |= _found(folder, row, column, total)
         if found["exit"] not in (0, "left") and "launcher" not in row:
             print(text[-3000:], file=sys.stderr)
         return found
+
+
+@contextlib.contextmanager
+def _small_disk(folder: Path, on_disk: str) -> Iterator[None]:
+    """Makes `folder` a disk of its own, of 1 MB, if that is the fault."""
+    if on_disk != "disk":
+        yield
+        return
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def _damage(on_disk: str, job: "subprocess.Popen[bytes]", folder: Path) -> None:
+    """Fills the disk of the backup, or truncates the newest file of it, after step 200."""
+    while not _steps(folder, 205) and job.poll() is None:
+        time.sleep(0.05)
+    backup = folder / "backup"
+    if on_disk == "disk":
+        with contextlib.suppress(OSError), open(backup / "other", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    else:
+        newest = max(backup.rglob("*.h5"), key=lambda path: path.stat().st_mtime)
+        os.truncate(newest, newest.stat().st_size // 2)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def cut_cell(row: str, column: str) -> dict[str, object] | None:
+    """Runs a cell with a cut link: tasks by hand, on a node each."""
+    jobs, options = BY_HAND[column]
+    first = next(iter(jobs)) + ":0"
+    words = ROWS[row].replace("CHIEF", first).split()[1:]
+    seconds = float(words.pop()) if words[-1].isdigit() else None
+    absent = words if "absent" in ROWS[row] else []
+    if "evaluator" in row:
+        jobs = {**jobs, "evaluator": 1}
+    if "ps" in row and "ps" not in jobs:
+        return None
+    total = BATCHES * EPOCHS * (4 if "worker" in row and "30 s" in row and "mirrored" not in column else 2)
+    with _folder() as folder, networks.Network(sum(jobs.values())) as network:
+        environment = {"FAULTS_EPOCHS": str(total // BATCHES), "TFDIST_EVALUATOR_DIR": str(folder / "evaluation")}
+        command = [PROGRAM, str(folder)]
+        with cut_links.Tasks(network, jobs, options, folder, command, environment, absent) as tasks:
+            everything = set(tasks.names) - set(absent)
+            if not absent and (not tasks.wait(lambda: _steps(folder, 200) or bool(tasks.exits), LIMIT_SECONDS) or tasks.exits):
+                raise SystemExit(f"the training has not begun: {tasks.exits}\n{tasks.said(first)[-3000:]}")
+            tasks.cut([] if absent else words)
+            begin, ends = time.monotonic(), {}
+
+            def over() -> bool:
+                ends.update({name: time.monotonic() - begin for name in tasks.exits if name not in ends})
+                return tasks.exits.keys() >= everything
+
+            if seconds is None or not tasks.wait(over, seconds):
+                if seconds is not None:
+                    tasks.heal(words)
+                tasks.wait(over, LIMIT_SECONDS)
+            code = tasks.exits.get(first, f"hangs after {LIMIT_SECONDS:.0f} s")
+            said = {name: tasks.said(name)[-3000:] for name in tasks.names}
+            for name in everything - tasks.exits.keys() | {first} if code else everything - tasks.exits.keys():
+                print(f"--- {name}\n{said[name]}", file=sys.stderr)
+            found = _found(folder, row, column, total)
+            last = max(ends.values(), default=None) if tasks.exits.keys() >= everything else None
+            return found | {"exit": code, "named": tasks.named(first), "seconds": last, "said": [],
+                            "exits": tasks.exits, "ends": ends}  # fmt: skip
+
+
+def _steps(folder: Path, least: int) -> bool:
+    return (folder / "steps").exists() and (folder / "steps").read_text().count("\n") > least
+
+
+def _found(folder: Path, row: str, column: str, total: int) -> dict[str, object]:
+    """Returns what the program of a cell has noted."""
+    steps = [float(line) for line in (folder / "steps").read_text().split()] if (folder / "steps").exists() else []
+    updates = int((folder / "updates").read_text()) if (folder / "updates").exists() else None
+    pauses = [after - before for before, after in itertools.pairwise(steps)]
+    return {"row": row, "column": column, "pause": max(pauses) if pauses else None,
+            "repeated": len(steps) - total, "updates": updates and updates / total}  # fmt: skip
 
 
 def _watched(job: "subprocess.Popen[bytes]", folder: Path, fault: str) -> dict[str, object]:
@@ -139,7 +234,7 @@ def _watched(job: "subprocess.Popen[bytes]", folder: Path, fault: str) -> dict[s
         except subprocess.TimeoutExpired:
             code = f"hangs after {LIMIT_SECONDS:.0f} s"
         return {"exit": code, "seconds": time.monotonic() - begin}
-    while not ((folder / "steps").exists() and (folder / "steps").read_text().count("\n") > 200):
+    while not _steps(folder, 200):
         time.sleep(0.1)
     victims = [job.pid]
     if "parent" in fault:
@@ -175,6 +270,10 @@ def words(found: dict[str, object] | None) -> str:
         return "-"
     if "launcher" in str(found["row"]):
         return f"{'all ended' if found['exit'] == 'left' else found['exit']} after {found['seconds']:.1f} s"
+    if found["exit"] != 0 and "seconds" in found and "named" in found:
+        named = f", names {', '.join(found['named'])}" if found["named"] else ""
+        end = "**not all end**" if found["seconds"] is None else f"all ended after {found['seconds']:.0f} s"
+        return f"{found['exit']}{named}; {end}"
     if found["exit"] != 0:
         return f"**{found['exit']}** after {found['seconds']:.0f} s"
     share = found["updates"]
@@ -205,7 +304,11 @@ def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the job of the cell ends too.
     for row in FLAGS.row or ROWS:
         for column in FLAGS.column or COLUMNS:
-            found = cell(row, column)
+            by_hand = str(ROWS[row]).startswith(("cut", "absent"))
+            if (by_hand or row == "disk of the backup full") and (sentence := networks.missing()):
+                print(f"{row} | {column} | skipped: {sentence}", flush=True)
+                continue
+            found = cut_cell(row, column) if by_hand else cell(row, column)
             if found is None:
                 continue
             print(f"{row} | {column} | {words(found)} | {found['said']}", flush=True)
@@ -215,7 +318,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["train"]:
-        train(Path(sys.argv[2]))
-    else:
-        app.run(main)
+    app.run(main)

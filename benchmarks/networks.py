@@ -10,6 +10,7 @@ the rate holds in each direction by itself, as on a switched network (man tc-tbf
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -26,6 +27,9 @@ RATES = {"no limit": None, "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD_MICROSECONDS = 20_000
+
+CLONE_NEWNET = 0x40000000
+"""Linux' number for network namespaces (sched.h)."""
 
 
 def missing() -> str | None:
@@ -132,6 +136,35 @@ class Network:
             (group / "cpu.max").write_text(f"{quota if share < 1 else 'max'} {PERIOD_MICROSECONDS}")
         if is_new:
             (group / "cgroup.procs").write_text(str(process.pid))
+
+    def enter(self, node: int) -> None:
+        """Moves this process, a fork that has started nothing yet, to a node. Python has `os.setns` from 3.12 on."""
+        with open(f"/run/netns/{self.names[node]}") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), f"this process cannot enter {namespace.name}")
+
+    def cut(self, node: int) -> None:
+        """Cuts the link of a node, in the switch: packets from and to it vanish, and nobody is told."""
+        (link,) = json.loads(_run("ip", "-n", self.names[node], "-j", "link", "show", "eth0"))
+        for other, name in enumerate(self.names):
+            if other != node:  # Else Linux would report, after some seconds, that there is no such host.
+                entry = [
+                    "neigh",
+                    "replace",
+                    self.address(node),
+                    "lladdr",
+                    link["address"],
+                    "dev",
+                    "eth0",
+                    "nud",
+                    "permanent",
+                ]
+                _run("ip", "-n", name, *entry)
+        _run("ip", "-n", self._switch, "link", "set", f"port{node}", "nomaster")
+
+    def heal(self, node: int) -> None:
+        """Connects a node again."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{node}", "master", "bridge")
 
     def end(self, processes: list[subprocess.Popen]) -> None:
         """Kills processes and their descendants."""

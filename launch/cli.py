@@ -39,6 +39,7 @@ from tfdist.launch.state_file import StateFile
 from tfdist.launch.submitted import run_submitted
 from tfdist.messages import printable
 from tfdist.rank_info import RankInfo
+from tfdist.strategies.runtime import lost_timeout
 
 FLAGS = flags.FLAGS
 define_flags()
@@ -150,7 +151,7 @@ def _run(program: Program) -> int:
         choice,
         program,
         gpus_per_task=FLAGS.gpus_per_task,
-        environment=checks.environment(FLAGS.env) | ({COUNT_STEPS: "1"} if FLAGS.fail_at else {}),
+        environment=_environment(),
         verbose=FLAGS.verbose,
         options=_options(),
         flags=_given_flags(),
@@ -184,6 +185,16 @@ def _run(program: Program) -> int:
         return run_in_background(backend.name, backend.runs, plan, settings)
     watcher = StateFile(FLAGS.state_file, settings.grace_period) if FLAGS.state_file else None
     return run_attached(backend.runs, plan, settings, watcher)
+
+
+def _environment() -> dict[str, str]:
+    """Returns the variables for every task that the flags give."""
+    environment = checks.environment(FLAGS.env)
+    if FLAGS.fail_at:
+        environment[COUNT_STEPS] = "1"
+    if FLAGS["lost_timeout"].present:
+        environment[lost_timeout.VARIABLE] = str(FLAGS.lost_timeout)
+    return environment
 
 
 def _options() -> dict[str, str]:

@@ -31,6 +31,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "start_timeout",
         "stall_timeout",
         "step_timeout",
+        "lost_timeout",
         "grace_period",
         "max_restarts",
         "backup_dir",

@@ -84,7 +84,12 @@ class Job:
         return tuple(task for task in self.cluster.training_tasks if task.job in jobs)
 
     def has_worker_group(self, running: Collection[str]) -> bool:
-        """Returns whether some worker group has all its tasks, if of the `replaceable` tasks only these run (`job:index`)."""
+        """Returns whether some worker group can train, if of the `replaceable` tasks only these run (`job:index`).
+
+        It needs all its tasks, and every ps.
+        """
+        if not all(task.name in running for task in self.replaceable if task.job == "ps"):
+            return False
         task_of_rank = [task.name for task in self.cluster.job("worker") for _ in range(task.slots)]
         return any(all(task_of_rank[rank] in running for rank in group) for group in self.cluster.worker_groups)
 

@@ -1,10 +1,10 @@
-"""Restarts of tasks without which the training continues: evaluators, and the workers of parameter_server and hogwild.
+"""Restarts of tasks without the whole job: evaluators, the workers of parameter_server and hogwild, and the ps of hogwild.
 
 A task is restarted when it dies, or when a signal stopped it for too long.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster import Task
@@ -23,6 +23,9 @@ WINDOW_SECONDS = 600.0
 STOPPED_SECONDS = 60.0
 """How long a task may stay stopped by a signal. It answers no one, and other tasks may wait for it: it is then killed."""
 
+STOPPED_PS_SECONDS = 30.0
+"""The same for a ps: all others wait for it, and give up after `lost_timeout.DEFAULT_SECONDS`."""
+
 LONGEST_TICK_SECONDS = 1.0
 """Longest time between two ticks that counts. After a longer one, this process was stopped as well."""
 
@@ -30,6 +33,7 @@ LONGEST_TICK_SECONDS = 1.0
 @dataclass
 class _Restartable:
     task: Task
+    limit: int
     restarts: int = 0
     used: int = 0  # Restarts since it last ran for the window.
     quick: int = 0  # Restarts since it last ran for `STEADY_SECONDS`.
@@ -38,6 +42,10 @@ class _Restartable:
     cause: str = ""
     ended: bool = False
     stopped_seconds: float | None = None  # None while it runs.
+
+    @property
+    def longest_stop(self) -> float:
+        return STOPPED_PS_SECONDS if self.task.job == "ps" else STOPPED_SECONDS
 
 
 class Restarts:
@@ -52,6 +60,7 @@ class Restarts:
         say: Callable[[str], None],
         limit: int = MAX_RESTARTS,
         window: float = WINDOW_SECONDS,
+        limits: Mapping[str, int] | None = None,
         meanwhile: str = "the training continues",
         can_continue: Callable[[Collection[str]], bool] = lambda running: True,
     ) -> None:
@@ -64,16 +73,18 @@ class Restarts:
             say: shows a line to the user.
             limit: restarts of each task, at most, until it has run for `window`.
             window: seconds.
-            meanwhile: what the training does until a task is back, for messages.
+            limits: the same as `limit`, by job, where it differs.
+            meanwhile: what the training does until a worker or an evaluator is back, for messages. For a ps it waits.
             can_continue: whether the training goes on if only these of the tasks are left.
         """
         self._last_tick = time.monotonic()
-        self._all = {task.name: _Restartable(task, started_at=self._last_tick) for task in tasks}
+        self._all = {
+            task.name: _Restartable(task, (limits or {}).get(task.job, limit), started_at=self._last_tick) for task in tasks
+        }
         self._start = start
         self._kill = kill
         self._say = say
         self._over = False
-        self._limit = limit
         self._window = window
         self._meanwhile = meanwhile
         self._can_continue = can_continue
@@ -107,13 +118,13 @@ class Restarts:
             each.used = 0
         if seconds >= min(STEADY_SECONDS, self._window):
             each.quick = 0
-        if event.code == 0 or self._over or each.used >= self._limit:
+        if event.code == 0 or self._over or each.used >= each.limit:
             each.ended = True
             if event.code and not self._over:
                 goes_on = "the training continues" if self.can_continue else "the training cannot go on"
                 self._say(
                     f"{event.task} failed {each.restarts + 1} times, most recently because {event.cause}; {goes_on} without it"
-                    if self._limit
+                    if each.limit
                     else f"{event.task} ended early: {event.cause}; {goes_on} without it"
                 )
             return
@@ -140,7 +151,8 @@ class Restarts:
         is_stopped = event.signal is not None and not self._over
         self._all[event.task].stopped_seconds = 0.0 if is_stopped else None
         if is_stopped:
-            self._say(f"{event.task} is killed and restarted unless it resumes within {STOPPED_SECONDS:.0f} s")
+            limit = self._all[event.task].longest_stop
+            self._say(f"{event.task} is killed and restarted unless it resumes within {limit:.0f} s")
 
     def tick(self) -> None:
         """Restarts tasks whose delay is over, and kills tasks that were stopped for too long."""
@@ -154,14 +166,15 @@ class Restarts:
                 each.quick += 1
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
-                self._say(f"{name} ended early: {each.cause}; {self._meanwhile}, and the task is restarted")
+                meanwhile = "the training waits for it" if each.task.job == "ps" else self._meanwhile
+                self._say(f"{name} ended early: {each.cause}; {meanwhile}, and the task is restarted")
                 self._start(each.task)
             if each.stopped_seconds is not None:
                 each.stopped_seconds += passed
-                if each.stopped_seconds > STOPPED_SECONDS:
+                if each.stopped_seconds > each.longest_stop:
                     each.stopped_seconds = None
                     self._say(
-                        f"{name} was stopped for {STOPPED_SECONDS:.0f} s; it is killed, because other tasks may wait for it"
+                        f"{name} was stopped for {each.longest_stop:.0f} s; it is killed, because other tasks may wait for it"
                     )
                     self._kill(each.task)
 

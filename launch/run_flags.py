@@ -11,9 +11,10 @@ from tfdist.launch.live_view import VIEWS
 from tfdist.launch.punisher import Punisher, fault
 from tfdist.launch.restarts import MAX_RESTARTS, WINDOW_SECONDS
 from tfdist.launch.settings import GRACE_SECONDS, Settings
+from tfdist.strategies.runtime.lost_timeout import DEFAULT_SECONDS
 
-RESTARTED = ("worker", "evaluator")
-"""Jobs whose tasks are restarted alone: workers under parameter_server and hogwild."""
+RESTARTED = ("worker", "ps", "evaluator")
+"""Jobs whose tasks are restarted alone: workers under parameter_server and hogwild, ps under hogwild."""
 
 flags.DEFINE_enum("view", "auto", VIEWS, "On a terminal: a live view of the tasks, or lines only. Without a terminal: lines.")
 flags.DEFINE_string("tensorboard", None, "Folder that TensorBoard shows while the job runs; its address is printed.")
@@ -34,7 +35,8 @@ flags.DEFINE_string("backup_freq", None, "How often the backup is written: epoch
 flags.DEFINE_list(
     "task_restarts",
     [],
-    "Restarts of each evaluator, and of each worker under parameter_server and hogwild: 5, or worker=5,evaluator=0. Default: "
+    "Restarts of each evaluator, of each worker under parameter_server and hogwild, and of each ps under hogwild: 5, or "
+    "worker=5,evaluator=0. Default: "
     f"{MAX_RESTARTS}. Each waits twice as long as the one before: 1, 2, 4 s, up to 60 s.",
 )
 flags.DEFINE_float(
@@ -55,6 +57,14 @@ flags.DEFINE_float(
     None,
     "Seconds without a step of a running fit after which the job has failed. The logs then hold the Python stacks.",
     lower_bound=1.0,
+)
+flags.DEFINE_float(
+    "lost_timeout",
+    DEFAULT_SECONDS,
+    "Seconds without an answer after which a task counts as gone for good: a ps, the chief, all workers, or a task of "
+    "multi_worker_mirrored. The job then fails, and names it.",
+    lower_bound=1.0,
+    upper_bound=1e5,
 )
 flags.DEFINE_float(
     "grace_period",
@@ -107,7 +117,7 @@ def _task_restarts(words: list[Any]) -> dict[str, int]:
             raise UsageError(f"--task_restarts {word}: expected a number, or worker=5,evaluator=0")
         if equals and job not in RESTARTED:
             raise UsageError(
-                f"--task_restarts {word}: tasks that are restarted alone are {' and '.join(RESTARTED)}{nearest(job, RESTARTED)}"
+                f"--task_restarts {word}: tasks that are restarted alone are {', '.join(RESTARTED)}{nearest(job, RESTARTED)}"
             )
         found.update({job: int(number)} if equals else dict.fromkeys(RESTARTED, int(number)))
     return found

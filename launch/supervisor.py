@@ -299,9 +299,9 @@ class Supervisor:
         return is_synchronous and self._settings.max_restarts > 0
 
     def _make_restarts(self, tasks: Sequence[Task], **messages: Any) -> Restarts:
-        limit = self._settings.restarts_of(tasks[0].job) if tasks and self._can_restart else 0
+        limits = {task.job: self._settings.restarts_of(task.job) if self._can_restart else 0 for task in tasks}
         window = self._settings.restart_window
-        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limit=limit, window=window, **messages)
+        return Restarts(tasks, start=self._restart, kill=self._kill, say=self._say, limits=limits, window=window, **messages)
 
     def _restart(self, task: Task) -> None:
         self._board.restarted(task.name)

@@ -41,8 +41,8 @@ def serving_jobs(strategy: str) -> tuple[str, ...]:
 
 
 def replaceable_jobs(strategy: str) -> tuple[str, ...]:
-    """Returns the jobs whose tasks may die and start again under `strategy` while the others go on training."""
-    return ("worker",) if strategy in SERVED else ()
+    """Returns the jobs whose tasks may die and start again under `strategy` without a restart of the whole job."""
+    return {"parameter_server": ("worker",), "hogwild": ("worker", "ps")}.get(strategy, ())
 
 
 def fixed_workers(cluster: Cluster, choice: Choice) -> str | None:

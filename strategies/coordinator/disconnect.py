@@ -7,12 +7,10 @@ killed.
 
 import contextlib
 import ipaddress
-import os
 import socket
 
 from tfdist.cluster import Task
-
-_DESCRIPTORS = "/proc/self/fd"
+from tfdist.strategies.runtime.own_sockets import own_sockets
 
 
 def disconnect(task: Task) -> int:
@@ -20,24 +18,17 @@ def disconnect(task: Task) -> int:
     assert task.host is not None
     try:
         found = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)
-        descriptors = [int(name) for name in os.listdir(_DESCRIPTORS)]
     except OSError:
         return 0
     addresses = {_plain(str(entry[4][0])) for entry in found}
     ended = 0
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError, ValueError), _socket_of(descriptor) as connection:
+    for connection in own_sockets():
+        with contextlib.suppress(OSError, ValueError):
             host, port = connection.getpeername()[:2]
             if port == task.port and _plain(host) in addresses:
                 connection.shutdown(socket.SHUT_RDWR)
                 ended += 1
     return ended
-
-
-def _socket_of(descriptor: int) -> socket.socket:
-    if not os.readlink(f"{_DESCRIPTORS}/{descriptor}").startswith("socket:"):
-        raise ValueError("not a socket")
-    return socket.socket(fileno=os.dup(descriptor))
 
 
 def _plain(host: str) -> str:

@@ -20,15 +20,14 @@ from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.execution import Execution, State
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.server_watch import ServersGoneError, ServerWatch
 from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import GroupCall
 from tfdist.strategies.private_api import dispatch_context, schedule_for_reader, schedule_on_coordinator
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.lost_timeout import DEFAULT_SECONDS
 from tfdist.strategies.runtime.peers import waiting_for
-
-WORKERS_GONE_SECONDS = 60.0
-"""After this long without a complete worker group training fails. TensorFlow's coordinator would wait without a limit."""
 
 STALLED_SECONDS = 300.0
 """After this long in which no worker group has run anything training fails, although workers answer."""
@@ -67,6 +66,9 @@ class Executions:
         answers: asks groups for an answer.
         membership: the groups that are live. Executions note which join and which are lost.
         gate: what every call to a worker passes.
+        watch: asks the ps for an answer; None for none.
+        lost_seconds: after this long without a complete worker group training fails. TensorFlow's coordinator would wait
+            without a limit.
         clock: returns the current moment in seconds. The default does not count the time of tracing.
 
     Attributes:
@@ -79,12 +81,16 @@ class Executions:
         answers: GroupAnswers,
         membership: Membership,
         gate: CallGate,
+        watch: ServerWatch | None = None,
+        lost_seconds: float = DEFAULT_SECONDS,
         clock: Callable[[], float] = tracing_lock.now,
     ) -> None:
         self._coordinator = coordinator
         self._answers = answers
         self._membership = membership
         self._gate = gate
+        self._watch = watch
+        self._lost_seconds = lost_seconds
         self._clock = clock
         self._lock = threading.RLock()  # Of the states of executions.
         # Executions whose state has changed, some with the error that their function has raised.
@@ -170,8 +176,9 @@ class Executions:
         """Waits until one more execution of `owner` has finished and returns it. Returns None if none is pending.
 
         Raises:
-            WorkersGoneError: if no worker group has been complete for `WORKERS_GONE_SECONDS`, or none has run anything for
+            WorkersGoneError: if no worker group has been complete for `lost_seconds`, or none has run anything for
                 `STALLED_SECONDS`.
+            ServersGoneError: if a ps has not answered for as long.
             Exception: what a function raised on a worker.
         """
         self._wait_until(lambda: owner in self._finished or not self.pending(owner))
@@ -186,7 +193,7 @@ class Executions:
     def _wait_until(self, is_over: Callable[[], bool], seconds: float = math.inf) -> None:
         """Gives finished executions to their owners until `is_over`, until nothing is in flight, or for that many seconds."""
         latest = Deadline.after(seconds)
-        gone = Deadline.after(WORKERS_GONE_SECONDS)
+        gone = Deadline.after(self._lost_seconds)
         stalled = Deadline.after(STALLED_SECONDS, self._clock)
         while self._in_flight and not is_over():
             try:
@@ -196,12 +203,13 @@ class Executions:
             except queue.Empty:
                 if latest.expired():
                     return
+                self._check_servers()
                 silent = self._answers.silent()
             if self._answers.is_any_complete(silent):
-                gone = Deadline.after(WORKERS_GONE_SECONDS)
+                gone = Deadline.after(self._lost_seconds)
             elif gone.expired():
                 self._fail(
-                    f"no worker group has been complete for {WORKERS_GONE_SECONDS:.0f} s, there is no answer from "
+                    f"no worker group has been complete for {self._lost_seconds:.0f} s, there is no answer from "
                     f"{waiting_for(silent)}; training cannot go on without one"
                 )
             if any(map(self._is_running, self._in_flight)):
@@ -216,6 +224,7 @@ class Executions:
         if execution not in self._in_flight:
             _log.debug("the error of an execution that is over", exc_info=error)
         elif error is not None:
+            self._check_servers()  # The error may be that of a call that has waited for it.
             self.cancel()
             raise error
         elif self._is_over(execution):
@@ -227,6 +236,14 @@ class Executions:
         """Returns whether an execution has finished, and no live group still runs its backup or what it is the backup of."""
         with self._lock:
             return execution.state is State.FINISHED and not self._is_running(execution)
+
+    def _check_servers(self) -> None:
+        try:
+            if self._watch is not None:
+                self._watch.check()
+        except ServersGoneError:
+            self.cancel()
+            raise
 
     def _fail(self, message: str) -> None:
         self.cancel()
@@ -272,7 +289,8 @@ class Executions:
             try:
                 self._events.get(timeout=deadline.within(POLL_SECONDS).remaining())
             except queue.Empty:
-                self._answers.give_up([group for execution in cancelled for group in list(execution.running)])
+                running = [group for execution in cancelled for group in list(execution.running)]
+                self._answers.give_up(running, even_if_cut_off=True)
 
     # For `Backups` and `cancel`.
 
@@ -282,7 +300,7 @@ class Executions:
 
     def longest(self) -> float:
         """Returns how long an execution may take before its group is asked for an answer, in seconds."""
-        median = statistics.median(list(self._durations) or [WORKERS_GONE_SECONDS / BACKUP_TIMES])
+        median = statistics.median(list(self._durations) or [DEFAULT_SECONDS / BACKUP_TIMES])
         return max(BACKUP_SECONDS, BACKUP_TIMES * median)
 
     def late(self) -> list[Execution]:

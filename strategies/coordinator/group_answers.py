@@ -1,5 +1,6 @@
 """`GroupAnswers`: which worker groups answer. A group with a worker that is stopped or cut off is lost."""
 
+import itertools
 import logging
 from collections.abc import Iterable, Sequence
 
@@ -21,9 +22,13 @@ class GroupAnswers:
         groups: the worker groups.
         workers: the worker tasks, with addresses.
         membership: notes which groups are lost.
+        servers: the ps tasks, with addresses.
     """
 
-    def __init__(self, groups: Sequence[WorkerGroup], workers: Sequence[Task], membership: Membership) -> None:
+    def __init__(
+        self, groups: Sequence[WorkerGroup], workers: Sequence[Task], membership: Membership, servers: Sequence[Task] = ()
+    ) -> None:
+        self._servers = tuple(servers)
         self._tasks_of = {group.number: group.tasks for group in groups}
         self._workers = {task.index: task for task in workers}
         self._membership = membership
@@ -38,16 +43,28 @@ class GroupAnswers:
         indices = {task.index for task in silent}
         return any(map(indices.isdisjoint, self._tasks_of.values()))
 
-    def give_up(self, groups: Iterable[int], seconds: float = PROBE_SECONDS, level: int = logging.WARNING) -> None:
+    def give_up(
+        self,
+        groups: Iterable[int],
+        seconds: float = PROBE_SECONDS,
+        level: int = logging.WARNING,
+        even_if_cut_off: bool = False,
+    ) -> None:
         """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.
+
+        If no task of the cluster answers, this one is cut off itself. No group is lost then: they train on, and their results
+        arrive when the link is back.
 
         Args:
             groups: the numbers of the groups.
             seconds: how long the workers have to answer.
             level: of the message that names those that do not.
+            even_if_cut_off: whether groups are lost even if no task answers.
         """
         tasks_of = {group: [self._workers[index] for index in self._tasks_of[group]] for group in groups}
         answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(seconds))
+        if not answers and not even_if_cut_off and self._is_cut_off(set(itertools.chain(*tasks_of.values())), seconds):
+            return
         for group, tasks in tasks_of.items():
             if silent := [task for task in tasks if task not in answers]:
                 _log.log(
@@ -60,3 +77,8 @@ class GroupAnswers:
                 self._membership.leave(group)
                 for task in silent:
                     disconnect(task)
+
+    def _is_cut_off(self, silent: set[Task], seconds: float) -> bool:
+        """Returns whether no other task answers either, if there is another one than the `silent` ones."""
+        others = [task for task in (*self._servers, *self._workers.values()) if task not in silent]
+        return bool(others) and not answering(others, Deadline.after(seconds))

@@ -15,12 +15,16 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.call_gate import HOLD_SECONDS, CallGate
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
+from tfdist.strategies.coordinator.server_recovery import ServerRecovery
 from tfdist.strategies.private_api import WorkerPreemptionHandler, update_server_def
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime.deadline import Deadline
 
 POLL_SECONDS = 0.5
 """How often a worker that is gone is asked whether it answers again."""
+
+RESTORE_SECONDS = 300.0
+"""After this long without success the ps are not waited for any more, although they answer."""
 
 _LOST = ("Resource input tensor contains an invalid device",)
 """Messages of errors that mean that a worker has been restarted, beside those that TensorFlow knows."""
@@ -43,7 +47,13 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
         workers: all worker tasks, with addresses.
         tasks_of: for the device of each group's leader, the indices of the worker tasks of the group.
         gate: holds calls during an update.
+
+    Attributes:
+        servers: for strategies that go on after the loss of a ps; None for others.
     """
+
+    servers: ServerRecovery | None = None
+    _not_restored: Exception | None = None
 
     def __init__(
         self, server_def: Any, cluster: Any, workers: Sequence[Task], tasks_of: dict[str, tuple[int, ...]], gate: CallGate
@@ -92,11 +102,35 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
         with super().wait_on_failure(fail, on_transient_failure_fn, recover, worker_device_name):
             try:
                 yield
-            except tf.errors.InternalError as error:
-                if on_transient_failure_fn is None or _NOT_TAKEN not in str(error):
+            except tf.errors.OpError as error:
+                if on_transient_failure_fn is None:
                     raise
-                _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
+                if isinstance(error, tf.errors.InternalError) and _NOT_TAKEN in str(error):
+                    _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
+                elif self.servers is None or not self.servers.wait_if_lost(error):
+                    raise
                 on_transient_failure_fn()
+
+    def wait_for_servers(self, check: Callable[[], None]) -> None:
+        """Waits until all ps are back and restored. Calls `check` from time to time, which raises an error if they are gone.
+
+        Raises:
+            RuntimeError: if they answer, and cannot be restored within `RESTORE_SECONDS`.
+        """
+        assert self.servers is not None
+        with self._worker_up_cond:
+            self.servers.is_due = True
+            self._cluster_due_for_update_or_finish.set()
+        latest = Deadline.after(RESTORE_SECONDS)
+        while self.servers.is_due:
+            check()
+            if latest.expired():
+                raise RuntimeError(
+                    f"the ps answer, and could not be taken into the cluster again within {RESTORE_SECONDS:.0f} s; start the "
+                    "job again from its backup"
+                ) from self._not_restored
+            with self._worker_up_cond:
+                self._worker_up_cond.wait_for(lambda: not (self.servers and self.servers.is_due), POLL_SECONDS)
 
     @overrides(WorkerPreemptionHandler)
     def _preemption_handler(self) -> None:
@@ -116,6 +150,8 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
 
     def _update(self) -> bool:
         """Updates the cluster if a group that waits is complete. Returns whether none waits."""
+        if self.servers is not None and self.servers.is_due and not self._take_back_servers(self.servers):
+            return False
         with self._worker_up_cond:
             waiting = {index for device in self._waiting for index in self._tasks_of.get(device, ())}
         # Only these: a group may stay away for hours.
@@ -143,6 +179,25 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
             if not self._waiting and self._should_preemption_thread_run:
                 self._cluster_due_for_update_or_finish.clear()
             return not self._waiting
+
+    def _take_back_servers(self, servers: ServerRecovery) -> bool:
+        """Takes the ps into the cluster again and restores them, if all answer. Returns whether it did."""
+        if not servers.do_all_answer():
+            return False
+        workers = {task.index for task in self._workers}
+        gone = workers - self._answering(workers, PROBE_SECONDS)
+        try:
+            with self._gate.closed(Deadline.after(HOLD_SECONDS)):
+                update_server_def(_without(self._server_def, gone))
+                servers.restore()
+        except Exception as error:
+            _log.debug("the ps could not be restored: %s", error, exc_info=True)
+            self._not_restored = error
+            return False
+        with self._worker_up_cond:
+            servers.is_due = False
+            self._worker_up_cond.notify_all()
+        return True
 
     def _answering(self, indices: set[int], seconds: float) -> set[int]:
         """Returns those of these workers that answer within `seconds`."""

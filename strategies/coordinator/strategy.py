@@ -17,11 +17,13 @@ from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
+from tfdist.strategies.coordinator.server_watch import ServerWatch
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup, coordinator_of, groups_of, peers
 from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks
 from tfdist.strategies.private_api import (
     ClusterDeviceFilters,
+    cluster_of,
     connect_to_cluster,
     get_server_def,
     keep_remote_functions,
@@ -30,7 +32,9 @@ from tfdist.strategies.private_api import (
 )
 from tfdist.strategies.runtime import server_identity, shutdown
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.memory import keep_freed_memory
+from tfdist.strategies.runtime.own_sockets import keep_connections
 from tfdist.strategies.runtime.peers import wait_for_tasks
 from tfdist.strategies.runtime.program_end import at_program_end
 
@@ -56,6 +60,8 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         membership: which groups are live.
         call_gate: what every call to a worker passes.
         answers: asks groups for an answer.
+        recovery: takes tasks that have been restarted into the cluster again.
+        server_watch: asks the ps for an answer.
         executions: what the groups run.
         tfdist_hooks: the interface to Keras. Subclasses set it.
     """
@@ -93,8 +99,14 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
                 self.membership.leave(group.number)
         self.membership.when_changed = self._say_who_trains
         coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate, server_def)
-        self.answers = GroupAnswers(self.worker_groups, workers, self.membership)
-        self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate)
+        self.recovery = cluster_of(coordinator).failure_handler
+        servers, seconds = cluster.job("ps"), lost_seconds()
+        for chief in cluster.job("chief"):
+            keep_connections(chief.port, CONNECTION_TIMES * seconds)
+        self.answers = GroupAnswers(self.worker_groups, workers, self.membership, servers)
+        self.server_watch = ServerWatch(servers, workers, seconds)
+        self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)
+        self.server_watch.start()
         self._backups = Backups(self.executions, self.answers, self.membership)
         self._backups.start()
 

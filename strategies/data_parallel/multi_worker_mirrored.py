@@ -19,8 +19,10 @@ from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
 from tfdist.strategies.keras_hooks import optimizer, trainer
-from tfdist.strategies.private_api import MultiWorkerMirroredExtended, publish, published
+from tfdist.strategies.private_api import MultiWorkerMirroredExtended, configure_coordination, publish, published
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
+from tfdist.strategies.runtime.own_sockets import keep_connections
 from tfdist.strategies.runtime.peers import wait_for_each_other
 
 REFUSAL_SECONDS = 5.0
@@ -99,6 +101,9 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         # on two processes of one machine: 3.4 ms packed, 218 ms one by one (bytes_per_pack=1).
         options = tf.distribute.experimental.CommunicationOptions()
         self.devices = local_devices(me)
+        seconds = CONNECTION_TIMES * lost_seconds()  # With once, a task whose link is back would be ended.
+        configure_coordination(resolver.cluster_spec(), seconds)
+        keep_connections(me.port, seconds)
         # As MultiWorkerMirroredStrategy.__init__, with this task's own devices.
         tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, self.devices))
         names = self.extended.worker_devices

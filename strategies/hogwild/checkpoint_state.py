@@ -8,6 +8,7 @@ so a checkpoint does not depend on the number of ps tasks or on how variables ar
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -70,7 +71,9 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         for number, variable in enumerate(variables):
             block = variable.block
             if block is not None and block not in vectors:
-                vectors[block] = _outer_of(block) if block.kind is Kind.SYNCHRONIZED else replicas.replicas_of(block)
+                vectors[block] = (
+                    block.retried(partial(_outer_of, block)) if block.kind is Kind.SYNCHRONIZED else replicas.replicas_of(block)
+                )
             found = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
             own, outer = ({}, found) if block and block.kind is Kind.SYNCHRONIZED else (found, {})
             for group, value in (own | variable.restored).items():
@@ -135,6 +138,12 @@ def restore_outer(block: ParameterBlock) -> None:
     """Assigns restored state of the outer optimizer for a block's variables to the ps."""
     if not any(variable.restored_outer for variable in block.variables):
         return
+    block.retried(lambda: _restore_outer(block))
+    for variable in block.variables:
+        variable.restored_outer = {}
+
+
+def _restore_outer(block: ParameterBlock) -> None:
     scalars = _scalars(block)
     for name, vector in _outer_of(block).items():
         for variable in block.variables:
@@ -146,8 +155,6 @@ def restore_outer(block: ParameterBlock) -> None:
                 part = vector[begin : begin + size]
                 shard.state[name].assign(tf.constant(part[0] if name in scalars else part))
                 begin += size
-    for variable in block.variables:
-        variable.restored_outer = {}
 
 
 def _scalars(block: ParameterBlock) -> set[str]:

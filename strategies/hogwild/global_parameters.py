@@ -6,7 +6,7 @@ they hold the values from which a new or restarted group starts.
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -191,6 +191,7 @@ class ParameterBlock:
         values: the vector when the chief last fetched it; None before.
         rates: the outer learning rate and the outer momentum.
         dirty: groups with progress that the shards do not have.
+        retried: makes calls to the ps, again after a ps was lost.
         assigned: variables that the chief has assigned and whose values the shards do not have yet, by id.
     """
 
@@ -225,6 +226,7 @@ class ParameterBlock:
         self.reply = NamedVariable("reply", self.dtype, [self.size], "")
         self.has_reply = NamedVariable("has_reply", tf.bool, [], "")
         self.seconds = NamedVariable("seconds", tf.float64, [], "")
+        self.retried: Callable[[Callable[[], Any]], Any] = lambda action: action()
         self.generation = 0
         self.version = 0
         self.values: Any = None
@@ -238,25 +240,31 @@ class ParameterBlock:
 
     def initialize(self) -> None:
         """Assigns the initial values of all shards, from the values of the variables on the chief."""
+        self.retried(self._initialize_shards)
+        self.publish()
+
+    def _initialize_shards(self) -> None:
         for shard in itertools.chain(*self.shards):
             shard.initialize()
-        self.publish()
 
     def publish(self) -> None:
         """Assigns the values that the variables have on the chief to the shards. Groups pull them before their next call."""
         current = [variable for variable in self.variables if variable.version == self.version or self.values is None]
         self.values = np.concatenate([self._value(variable).reshape(-1) for variable in self.variables])
-        for shards in self.shards:
-            begin = 0
-            for shard, size in zip(shards, self.sizes, strict=True):
-                shard.parameters.assign(tf.constant(self.values[begin : begin + size]))
-                begin += size
+        self.retried(self._assign_shards)
         self.version += 1
         for variable in current:  # The chief's others get their values when they are next read.
             variable.version = self.version
         self.generation += 1
         self.assigned.clear()
         self.dirty.clear()
+
+    def _assign_shards(self) -> None:
+        for shards in self.shards:
+            begin = 0
+            for shard, size in zip(shards, self.sizes, strict=True):
+                shard.parameters.assign(tf.constant(self.values[begin : begin + size]))
+                begin += size
 
     def _value(self, variable: LocalVariable) -> Any:
         if variable.version == self.version or self.values is None:
@@ -281,9 +289,11 @@ class ParameterBlock:
     def fetch(self, server_group: int | None = None) -> Any:
         """Returns the vector that the shards hold now, numpy [size]: that of a server group, or the mean over all of them."""
         chosen = self.shards if server_group is None else [self.shards[server_group]]
-        vectors = [
-            np.concatenate([chief_device.fetched(shard.parameters.read()).numpy() for shard in shards]) for shards in chosen
-        ]
+        vectors = self.retried(
+            lambda: [
+                np.concatenate([chief_device.fetched(shard.parameters.read()).numpy() for shard in shards]) for shards in chosen
+            ]
+        )
         return vectors[0] if len(vectors) == 1 else np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
 
     def update_on_chief(self, variable: LocalVariable) -> None:

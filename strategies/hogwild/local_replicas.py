@@ -114,7 +114,10 @@ class LocalReplicas:
     def _make_block(self, variables: list[LocalVariable]) -> ParameterBlock:
         strategy = self._strategy
         compressed = strategy.synchronization.compression is not None
-        return ParameterBlock(variables, strategy.server_devices, self.outer_optimizer, len(strategy.worker_groups), compressed)
+        groups = len(strategy.worker_groups)
+        block = ParameterBlock(variables, strategy.server_devices, self.outer_optimizer, groups, compressed)
+        block.retried = strategy.server_recovery.retried
+        return block
 
     # Groups.
 
@@ -153,6 +156,10 @@ class LocalReplicas:
                     checkpoint_state.assign_restored(block, owner, self._strategy.worker_groups[owner].devices[0])
                     block.dirty.discard(owner)
                     self._pulled[owner, block] = current
+
+    def have_pulled(self, block: ParameterBlock) -> list[int]:
+        """Returns the groups that have had the parameters of a block, also those that are lost now."""
+        return [owner for owner, pulled in list(self._pulled) if pulled is block]
 
     def _current(self, owner: int, block: ParameterBlock) -> tuple[int, int]:
         """Returns the generation of the values that a replica has to start from, and its term in the membership."""
@@ -201,7 +208,8 @@ class LocalReplicas:
         return (1.0, 0.0) if self.outer_optimizer.in_rounds and self._membership.alone is not None else rates
 
     def _complete_round(self, block: ParameterBlock) -> None:
-        self._functions.complete_round(block, self._rates_now(block.rates))
+        rates = self._rates_now(block.rates)
+        block.retried(lambda: self._functions.complete_round(block, rates))
 
     def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
         """See `SynchronizationFunctions.push_pull`."""

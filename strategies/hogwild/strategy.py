@@ -14,8 +14,9 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.coordinator.remote_garbage import RemoteGarbage
+from tfdist.strategies.coordinator.server_recovery import ServerRecovery
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
-from tfdist.strategies.hogwild import checkpoint_state, step_counters
+from tfdist.strategies.hogwild import checkpoint_state, lost_shards, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
@@ -47,6 +48,7 @@ class Hogwild(CoordinatorStrategy):
         server_devices: for each server group the devices of its ps tasks, which hold one copy of the global parameters.
         shares_replicas: whether the groups in one process train one replica without locks (Hogwild!, SINGA's `share_memory`).
         local_replicas: the local replicas of the groups.
+        server_recovery: lets the training go on after the loss of a ps.
         remote_garbage: frees on the workers what the program has dropped.
         speeds: how fast the groups are.
         delay: the delay of the groups, as it was given or measured; None before the first `fit`.
@@ -67,6 +69,12 @@ class Hogwild(CoordinatorStrategy):
         self.remote_garbage = RemoteGarbage()
         super().__init__(cluster, HogwildExtended, ["/job:worker", "/job:chief", *others], cluster.share_memory)
         self.shares_replicas = len(set(self.membership.owners)) < len(self.worker_groups)
+        self.server_recovery = ServerRecovery(
+            cluster.job("ps"),
+            restore=lambda lost: lost_shards.restore(self, lost),
+            wait=lambda: self.recovery.wait_for_servers(self.server_watch.check),
+        )
+        self.recovery.servers = self.server_recovery
         self.local_replicas = LocalReplicas(self, self.membership)
         self.local_replicas.in_flight = self.executions.__len__
         self.local_replicas.wait_until_idle = self.executions.wait_until_idle

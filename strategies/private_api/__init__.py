@@ -244,6 +244,29 @@ def published(key: str, seconds: float) -> str:
     return str(_context().get_config_key_value(f"tfdist/{key}", int(seconds * 1000)))
 
 
+# Where the module of its protocol buffers is depends on the version.
+_coordination_config: Any = need("tensorflow.python.distribute.collective_all_reduce_strategy", "coordination_config_pb2")
+_multi_worker_util: Any = need("tensorflow.python.distribute.multi_worker_util")
+_configure_coordination: Any = need("tensorflow.python.eager.context", "Context", "configure_coordination_service")
+
+
+def configure_coordination(cluster_spec: "tf.train.ClusterSpec", heartbeat_seconds: float) -> None:
+    """Sets what a MultiWorkerMirroredStrategy would set for its coordination service, and when a task counts as gone.
+
+    Args:
+        cluster_spec: the chief and the workers.
+        heartbeat_seconds: how long a task may give no sign. TensorFlow's 10 s are too short for a task that is only busy.
+    """
+    jobs = [job for job in ("chief", "worker") if job in cluster_spec.jobs]
+    _configure_coordination(
+        _context(),
+        service_type="standalone",
+        service_leader=_multi_worker_util.coordination_leader(cluster_spec),
+        heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
+        coordinated_jobs=[_coordination_config.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job)) for job in jobs],
+    )
+
+
 def use_own_executor() -> Any:
     """Gives this thread an executor of TensorFlow's runtime; keep the returned object as long as the thread uses it.
 

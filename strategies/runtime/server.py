@@ -9,12 +9,13 @@ import time
 from typing import NoReturn
 
 from tfdist.cluster import Cluster, Task
+from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.memory import keep_freed_memory
+from tfdist.strategies.runtime.own_sockets import keep_connections
 from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_for
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
 CHIEF_POLL_SECONDS = 5.0
-CHIEF_GONE_SECONDS = 30.0
 
 ANSWER_SECONDS = 0.3
 """How long a server runs after the chief has ended it, so that its answer still reaches the chief."""
@@ -28,8 +29,8 @@ _log = logging.getLogger("tfdist")
 def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     """Serves TensorFlow operations at the address of `task`, then ends the process.
 
-    The exit code is 0 if the chief has finished. It is 75 if the chief's program failed, if the chief has been gone for 30 s
-    without notice, or if it did not start within `start_timeout` seconds.
+    The exit code is 0 if the chief has finished. It is 75 if the chief's program failed, if the chief has been gone without
+    notice for `lost_timeout.lost_seconds`, or if it did not start within `start_timeout` seconds.
 
     Args:
         cluster: the cluster, with addresses.
@@ -63,6 +64,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
         raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {reason}") from cause
     reachability.limit(cluster, warns=False)
     _log.debug("%s serves at %s", task.name, task.address)
+    keep_connections(task.port, CONNECTION_TIMES * lost_seconds())
     ended: list[int] = []
     receiver = threading.Thread(target=lambda: ended.append(shutdown.receive(server, task)), daemon=True)
     receiver.start()
@@ -97,6 +99,7 @@ def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeo
     watched = [peer for peer in cluster.job("chief") or cluster.job("worker")[:1] if peer.name != task.name]
     begin = time.monotonic()
     last_seen: float | None = None
+    limit = lost_seconds()
     while receiver.is_alive():
         receiver.join(CHIEF_POLL_SECONDS)
         if not watched or not receiver.is_alive():
@@ -106,6 +109,6 @@ def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeo
             last_seen = now
         elif last_seen is None and now - begin > start_timeout:
             return f"no answer from {waiting_for(watched)} within {start_timeout:.0f} s"
-        elif last_seen is not None and now - last_seen > CHIEF_GONE_SECONDS:
-            return f"{waiting_for(watched)} has been gone for {CHIEF_GONE_SECONDS:.0f} s without notice"
+        elif last_seen is not None and now - last_seen > limit:
+            return f"{waiting_for(watched)} has been gone for {limit:.0f} s without notice"
     return None

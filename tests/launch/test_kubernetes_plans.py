@@ -49,7 +49,7 @@ def test_the_objects_are_what_kubernetes_takes():
 
 
 def test_tasks_without_which_the_others_train_on_are_started_again_and_no_others():
-    for strategy, worker in (("hogwild", ("OnFailure", 3)), ("parameter_server", ("OnFailure", 3))):
+    for strategy, server in (("hogwild", ("OnFailure", 3)), ("parameter_server", ("Never", 0))):
         job = make_job()
         job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, strategy=strategy))
         found = documents(dataclasses.replace(job, choice=choose(job.cluster)))
@@ -58,7 +58,7 @@ def test_tasks_without_which_the_others_train_on_are_started_again_and_no_others
             for name, entry in found.items()
             if entry["kind"] == "Job"
         }
-        assert got == {"Job/demo-chief": ("Never", 0), "Job/demo-worker": worker, "Job/demo-ps": ("Never", 0)}
+        assert got == {"Job/demo-chief": ("Never", 0), "Job/demo-worker": ("OnFailure", 3), "Job/demo-ps": server}
         trains = {name: entry["metadata"].get("annotations", {}).get("tfdist/trains") for name, entry in found.items()}
         assert trains == {"Job/demo-chief": "true", "Service/demo": None, "Job/demo-worker": "false", "Job/demo-ps": "false"}
 

@@ -63,7 +63,7 @@ def test_a_task_that_has_run_well_has_all_its_restarts_again(watched):
 
 def test_messages_say_what_a_loss_means_for_the_training(watched, monkeypatch):
     task, _, done, passes = watched
-    monkeypatch.setattr(task, "_limit", 1)
+    task._all[NAME].limit = 1
     monkeypatch.setattr(task, "_meanwhile", "the training waits for it")
     monkeypatch.setattr(task, "_can_continue", lambda running: NAME in running)
     task.exited(KILLED)
@@ -77,6 +77,30 @@ def test_messages_say_what_a_loss_means_for_the_training(watched, monkeypatch):
     ]
 
 
+def test_the_training_waits_for_a_ps_and_cannot_go_on_without_it(monkeypatch):
+    clock, started, said = types.SimpleNamespace(now=0.0), [], []
+    monkeypatch.setattr(restarts, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
+    tasks = [Task("worker", 0), Task("ps", 0)]
+    task = restarts.Restarts(
+        tasks,
+        start=started.append,
+        kill=started.append,
+        say=said.append,
+        limits={"worker": 0, "ps": 1},
+        can_continue=lambda running: "ps:0" in running,
+    )
+    for name in ("worker:0", "ps:0", "ps:0"):
+        task.exited(Exited(name, -9, 0.0))
+        clock.now += 1.5
+        task.tick()
+    assert started == tasks[1:] and not task.running
+    assert said == [
+        "worker:0 ended early: it was killed by SIGKILL; the training continues without it",
+        "ps:0 ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted",
+        "ps:0 failed 2 times, most recently because it was killed by SIGKILL; the training cannot go on without it",
+    ]
+
+
 def test_workers_are_replaceable_where_a_chief_coordinates_them_and_a_group_needs_all_of_its_tasks():
     def job(worker_groups=(), **fields):
         tasks = (Task("chief", 0), Task("worker", 0, slots=2), Task("worker", 1, slots=2), Task("ps", 0))
@@ -84,8 +108,11 @@ def test_workers_are_replaceable_where_a_chief_coordinates_them_and_a_group_need
         cluster = Cluster(tasks, worker_groups=worker_groups, **fields)
         return Job(cluster, choose(cluster), Program())
 
-    for strategy in ("parameter_server", "hogwild"):
-        assert [task.name for task in job(strategy=strategy).replaceable] == ["worker:0", "worker:1"]
+    workers = ["worker:0", "worker:1"]
+    for strategy, servers in {"parameter_server": [], "hogwild": ["ps:0"]}.items():
+        found = job(strategy=strategy)
+        assert [task.name for task in found.replaceable] == workers + servers
+        assert found.has_worker_group({"worker:1", "ps:0"}) and found.has_worker_group({"worker:1"}) is not bool(servers)
     assert job(strategy="multi_worker_mirrored").replaceable == ()
     asynchronous, synchronous = job(), job(worker_groups=((0, 1, 2, 3),))
     assert asynchronous.has_worker_group({"worker:1"}) and not asynchronous.has_worker_group(set())
@@ -96,7 +123,7 @@ def test_workers_are_replaceable_where_a_chief_coordinates_them_and_a_group_need
 
 def test_delays_end_at_a_minute_and_begin_anew_after_a_steady_run_and_no_restarts_are_none(watched, monkeypatch):
     task, _, done, passes = watched
-    monkeypatch.setattr(task, "_limit", 20)
+    task._all[NAME].limit = 20
     for delay in (1, 2, 4, 8, 16, 32, 60, 60):
         task.exited(KILLED)
         passes(delay - 0.3)
@@ -107,7 +134,7 @@ def test_delays_end_at_a_minute_and_begin_anew_after_a_steady_run_and_no_restart
     task.exited(KILLED)
     passes(1.5)
     assert len(done.started) == 9
-    monkeypatch.setattr(task, "_limit", 0)
+    task._all[NAME].limit = 0
     task.exited(KILLED)
     assert (
         not task.running and done.said[-1] == f"{NAME} ended early: it was killed by SIGKILL; the training continues without it"

@@ -69,8 +69,8 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         (["run", "-n", "1", "--tier", "BASIC"], "give it without --tier and --cluster"),
         (["run", "-n", "0"], "workers"),
         (
-            ["run", "-n", "1", "--task_restarts", "ps=3", "here.py"],
-            "--task_restarts ps=3: tasks that are restarted alone are worker",
+            ["run", "-n", "1", "--task_restarts", "chief=3", "here.py"],
+            "--task_restarts chief=3: tasks that are restarted alone are worker, ps, evaluator",
         ),
         (["run", "-n", "1", "--task_restarts", "worker=-1", "here.py"], "expected a number, or worker=5,evaluator=0"),
         (["run", "-n", "1", "--state_file", "no/where", "here.py"], "--state_file no/where: No such file or directory"),

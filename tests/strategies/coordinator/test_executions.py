@@ -16,6 +16,10 @@ from tfdist.strategies.coordinator.execution import State
 from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.server_watch import ServersGoneError
+from tfdist.strategies.runtime.lost_timeout import DEFAULT_SECONDS
+
+PS = 9
 
 
 class Coordinator:
@@ -27,7 +31,7 @@ class Coordinator:
         self.group = 0  # The group that calls the next function.
         self.clock = 0.0
         self.disconnected = []
-        self.answers = {0, 1}  # The workers that answer.
+        self.answers = {0, 1, PS}  # The tasks that answer.
 
     def call(self, number, group=0):
         """Calls a scheduled function on a group. An error goes to the function, as from a queue reader."""
@@ -56,8 +60,9 @@ def coordinator(monkeypatch):
 def executions(coordinator):
     membership = Membership(coordinator.strategy.worker_groups)
     workers = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(2))
-    answers = GroupAnswers(coordinator.strategy.worker_groups, workers, membership)
-    executions = Executions(coordinator, answers, membership, CallGate(), lambda: coordinator.clock)
+    servers = (Task("ps", PS, host="p", port=1),)
+    answers = GroupAnswers(coordinator.strategy.worker_groups, workers, membership, servers)
+    executions = Executions(coordinator, answers, membership, CallGate(), clock=lambda: coordinator.clock)
     coordinator.backups = Backups(executions, answers, membership)
     return executions
 
@@ -168,11 +173,11 @@ def running(executions):
 
 def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coordinator, executions, caplog):
     execution = running(executions)
-    coordinator.answers = {1}
-    coordinator.clock = module.WORKERS_GONE_SECONDS - 1
+    coordinator.answers = {1, PS}
+    coordinator.clock = DEFAULT_SECONDS - 1
     coordinator.backups._back_up()
     assert executions._membership.live == {0, 1}
-    coordinator.clock = module.WORKERS_GONE_SECONDS + 1
+    coordinator.clock = DEFAULT_SECONDS + 1
     coordinator.backups._back_up()
     assert executions._membership.live == {1} and execution.state is State.QUEUED
     assert coordinator.disconnected == [0]
@@ -192,10 +197,31 @@ def test_a_group_that_is_slow_and_answers_is_not_lost(coordinator, executions):
 
 def test_an_idle_group_that_does_not_answer_is_lost_without_a_backup(coordinator, executions):
     execution = running(executions)
-    coordinator.answers = set()
+    coordinator.answers = {PS}
     coordinator.backups._give_up_idle()
     assert executions._membership.live == {0} and coordinator.disconnected == [1]
     assert execution.running == {0: 0.0} and len(coordinator.queue) == 1
+
+
+def test_a_chief_that_is_cut_off_itself_gives_up_no_group(coordinator, executions):
+    execution = running(executions)
+    coordinator.answers, coordinator.clock = set(), 1e6
+    coordinator.backups.look()
+    assert executions._membership.live == {0, 1} and execution.running == {0: 0.0} and coordinator.disconnected == []
+
+
+def test_a_ps_that_does_not_answer_ends_the_training_whatever_its_calls_raise(coordinator, executions):
+    def check():
+        raise ServersGoneError("no answer from ps:0")
+
+    executions._watch = SimpleNamespace(check=check)
+    for error in (None, ValueError("a call that has waited for it was ended")):
+        execution = executions.schedule(lambda group: 1, "fit")
+        if error:
+            executions.fail(execution, error)
+        with pytest.raises(ServersGoneError, match="ps:0"):
+            executions.wait_for_any("fit")
+        assert len(executions) == 0
 
 
 def test_two_live_groups_do_not_run_one_execution(coordinator, executions):
@@ -214,8 +240,8 @@ def test_an_execution_is_in_flight_as_long_as_a_live_group_runs_it(coordinator, 
     assert ended.is_set() and executions.wait_for_any("fit") is execution
 
 
-def test_without_a_complete_group_the_workers_are_named(coordinator, executions, monkeypatch):
-    monkeypatch.setattr(module, "WORKERS_GONE_SECONDS", 0.1)
+def test_without_a_complete_group_the_workers_are_named(coordinator, executions):
+    executions._lost_seconds = 0.1
     running(executions)
     coordinator.answers = set()
     with pytest.raises(WorkersGoneError, match=r"no answer from worker:0 \(w0:1\), worker:1 \(w1:1\); training"):

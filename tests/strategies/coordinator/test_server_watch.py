@@ -1,0 +1,63 @@
+"""A ps that does not answer ends the training after the documented time, and is named."""
+
+import pytest
+
+from tfdist.cluster import Task
+from tfdist.errors import ClusterError
+from tfdist.strategies.coordinator import server_watch as module
+from tfdist.strategies.coordinator.server_watch import ServersGoneError, ServerWatch
+from tfdist.strategies.runtime.lost_timeout import VARIABLE, lost_seconds
+
+PS = [Task("ps", index, host=f"p{index}", port=1) for index in range(2)]
+WORKER = Task("worker", 0, host="w0", port=1)
+
+
+class Cluster:
+    """A watch whose clock, and the tasks that answer, a test sets."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.answers, self.ended = 0.0, {*PS, WORKER}, []
+        monkeypatch.setattr(module, "answering", lambda tasks, deadline: {task for task in tasks if task in self.answers})
+        monkeypatch.setattr(module, "disconnect", lambda task: self.ended.append(task.name))
+        self.watch = ServerWatch(PS, [WORKER], 60.0, lambda: self.now)
+
+    def look(self, now, answers):
+        self.now, self.answers = now, set(answers)
+        self.watch.look()
+        self.watch.check()
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    return Cluster(monkeypatch)
+
+
+def test_a_ps_that_is_silent_for_too_long_is_named_and_calls_that_wait_for_it_end(cluster, caplog):
+    cluster.look(0.0, [*PS, WORKER])
+    cluster.look(10.0, [PS[0], WORKER])
+    cluster.look(69.0, [PS[0], WORKER])
+    assert cluster.ended == []
+    with pytest.raises(ServersGoneError, match=r"^no answer from ps:1 \(p1:1\) for 60 s; training cannot go on"):
+        cluster.look(70.0, [PS[0], WORKER])
+    assert cluster.ended == ["ps:1", "worker:0"] and "no answer from ps:1" in caplog.text
+
+
+def test_a_ps_that_is_back_in_time_counts_from_zero_again(cluster):
+    for now, answers in ((0.0, PS[:1]), (50.0, PS), (55.0, PS[:1]), (114.0, PS[:1])):
+        cluster.look(now, answers)
+
+
+def test_a_chief_without_an_answer_of_any_task_says_so(cluster):
+    cluster.look(0.0, [])
+    with pytest.raises(ServersGoneError, match=r"ps:0 \(p0:1\), ps:1 .*, nor from worker:0 \(w0:1\): this task is cut off, or"):
+        cluster.look(60.0, [])
+
+
+def test_the_limit_is_a_number_of_seconds(monkeypatch):
+    assert lost_seconds() == 60.0
+    monkeypatch.setenv(VARIABLE, "7.5")
+    assert lost_seconds() == 7.5
+    for text in ("soon", "0", "nan", "-3", "1e9"):
+        monkeypatch.setenv(VARIABLE, text)
+        with pytest.raises(ClusterError, match=r"TFDIST_LOST_TIMEOUT=.*: expected seconds"):
+            lost_seconds()
