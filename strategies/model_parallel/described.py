@@ -73,7 +73,6 @@ class DescribedLayouts(keras.distribution.ModelParallel):  # type: ignore[misc]
         paths = [variable.path for variable in variables]
         shown = ", ".join(paths[:20]) + (", ..." if len(paths) > 20 else "")
         raise ValueError(
-            f"no trainable variable that is created in the scope matches {missing} of the partition, or an earlier pattern "
-            "matches it; "
+            f"no trainable variable made in the scope matches {missing} of the partition, or an earlier pattern does; "
             f"the trainable variables of {model} are {shown}"
         )
