@@ -199,8 +199,8 @@ class Shard:
             optimizer.end_round(self.parameters, self.state, control)
             return True
 
-        tf.cond(update.round[1] > 0, end, lambda: False)
-        self.state["round"].read()  # After both branches: a critical section ends when its last read has.
+        with tf.control_dependencies([tf.cond(update.round[1] > 0, end, lambda: False)]):
+            self.state["round"].read()  # A critical section ends when its last read has.
 
 
 class _Values(dict[str, Any]):

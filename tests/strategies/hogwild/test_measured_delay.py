@@ -1,9 +1,12 @@
 """The delay of a pull follows from the measured times of a synchronization and of an update."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from tfdist.strategies.hogwild.measured_delay import MEASURED, MeasuredDelay, delay_for, period_for
+from tfdist.strategies.hogwild.training_loop import Steps
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,19 @@ def test_a_period_that_may_grow_does_so_once_and_is_told():
     assert "groups wait about 420 ms in each 740 ms" in told[2] and "--sync_period 512" in told[2]
     delay.note(0, rows(5.0))
     assert delay.between == 32 and len(told) == 3
+
+
+def test_calls_have_the_batches_of_the_period_that_has_grown():
+    delay = MeasuredDelay(None, groups=1, between=8, longest=32, tell=lambda line: None)
+    strategy = SimpleNamespace(local_replicas=None, membership=None, executions=None, worker_groups=[0])
+    calls = SimpleNamespace(delay=delay, takes_several_periods=lambda: False)
+    steps, asked = Steps(strategy, None, calls, None, trains=False), []
+    iterator = SimpleNamespace(owner=SimpleNamespace(batches_per_epoch=None), take=lambda count: asked.append(count))
+    steps.schedule(iterator, are_read=True)
+    for _ in range(1 + MEASURED):
+        delay.note(0, rows(0.5))
+    steps.schedule(iterator, are_read=True)
+    assert asked == [8, 32]
 
 
 def test_a_delay_that_the_user_has_chosen_stays():

@@ -208,6 +208,24 @@ def test_only_updates_that_read_what_others_write_hold_a_lock():
     assert without == {"average", "sum"}
 
 
+def test_the_lock_is_held_until_the_step_of_a_round_has_been_made():
+    shard = shard_of(Nesterov(GROUPS))
+
+    def settle(numbers):
+        shard.settle(Control.of(numbers))
+
+    operations = tf.function(settle, autograph=False).get_concrete_function(Control.SPEC).graph.get_operations()
+    (release,) = [op for op in operations if op.type == "ConsumeMutexLock"]
+    (step,) = [op for op in operations if op.type == "If"]
+    before, new = set(), [release]
+    while new:
+        op = new.pop()
+        found = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - before
+        before |= found
+        new += found
+    assert step in before
+
+
 class Waiting:
     """Groups that push to a shard and wait for the end of the round, as a worker makes a ps do it."""
 
