@@ -160,7 +160,7 @@ class InRounds:
                     replica.pull()
                 for (buffer, decay), at_push in zip(self.buffers, self.at_push[number], strict=True):
                     part, mean = self.parts[number], at_push.mean(axis=0)
-                    buffer[:, part] = rounds.momentum_after(buffer[:, part], mean, at_push, np.float32(decay), self.delay)
+                    buffer[:, part] += (mean - at_push) * np.float32(decay) ** self.delay  # As if averaged at the push.
 
     def collect(self):
         """Returns the global parameters with the progress of all groups."""

@@ -55,6 +55,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "delay",
         "quorum",
         "grace",
+        "longest_period",
     ),
 }
 """Names of flags by topic. Each back end with flags of its own is a topic after these; what is left is under "Further"."""

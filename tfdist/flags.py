@@ -14,6 +14,7 @@ from tfdist.partition import Partition, devices_fault, parsed_layouts
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import (
     COMPRESSIONS,
+    DEFAULT_LONGEST_PERIOD,
     DEFAULT_SYNC_PERIOD,
     OUTER_OPTIMIZERS,
     TOPOLOGIES,
@@ -36,6 +37,7 @@ HOGWILD_FLAGS = {
     "delay": "Updates of a group between its push and its pull; measured if not given.",
     "quorum": "Groups without which no round of outer nesterov ends.",
     "grace": "Sync periods for which a group waits for others in a round of outer nesterov.",
+    "longest_period": "Most updates to which a slow network lengthens the sync period; 128 if nobody has set the period.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
@@ -94,7 +96,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def _hogwild_definer(name: str) -> Any:
-    if name in ("sync_period", "fragments", "delay", "quorum"):
+    if name in ("sync_period", "fragments", "delay", "quorum", "longest_period"):
         return flags.DEFINE_integer
     if name == "adaptive":
         return flags.DEFINE_bool
@@ -144,12 +146,15 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
 
 def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
     """Returns the cluster changed by `--strategy`, `--evaluator`, `--job_dir`, the partition's and Hogwild's flags."""
+    has_default_period = flag_values.strategy == "hogwild" and not _says_period(cluster)
     if flag_values.strategy is not None:
-        if flag_values.strategy == "hogwild" and not _says_period(cluster):
+        if has_default_period:
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
     cluster = _with_partition_flags(cluster, flag_values)
     cluster = _with_hogwild_flags(cluster, flag_values)
+    if has_default_period and flag_values.sync_period is None:
+        cluster = dataclasses.replace(cluster, synchronization=cluster.synchronization.growing(DEFAULT_LONGEST_PERIOD))
     if flag_values.job_dir is not None:
         cluster = dataclasses.replace(cluster, job_dir=flag_values.job_dir)
     if flag_values.evaluator and not cluster.job("evaluator"):

@@ -22,6 +22,9 @@ training with its own best learning rate is about two points better than a perio
 is 1.
 """
 
+DEFAULT_LONGEST_PERIOD = 128
+"""`Synchronization.longest_period` where `DEFAULT_SYNC_PERIOD` applies."""
+
 
 @dataclass(frozen=True)
 class OuterOptions:
@@ -79,7 +82,7 @@ _RATES = {
     "grace": ("a number of sync periods from 0", lambda value: value >= 0),
 }
 _ADAM = ("adam", "adamw", "adamax", "nadam")
-_NUMBERS = {"fragments": (1, 2**16), "delay": (0, 2**16), "quorum": (1, 2**16)}
+_NUMBERS = {"fragments": (1, 2**16), "delay": (0, 2**16), "quorum": (1, 2**16), "longest_period": (1, 2**30)}
 _OF_SOME = ("outer_learning_rate", "outer_momentum", "elastic_rate", *_ROUNDS)
 """Options that only some outer optimizers accept."""
 
@@ -151,6 +154,10 @@ class Synchronization:
             of them. Default None: 1. A round that has no quorum ends after a minute.
         grace: how long a group waits for the others of its round ("nesterov"), in sync periods as they last without waits, from
             0. Default None: 4. Before the speed of a group is known, it waits 5 seconds.
+        longest_period: the most updates of the sync period, from `sync_period`. If groups would wait for the network longer
+            than an eighth of the time of their updates, after the longest delay, the period is doubled until they do not, or
+            until it would be longer than this. It is decided once, with the delay, and the chief prints it. Default None: the
+            sync period stays; 128 if nobody has set the sync period.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
@@ -168,6 +175,7 @@ class Synchronization:
     delay: int | None = None
     quorum: int | None = None
     grace: float | None = None
+    longest_period: int | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -178,6 +186,18 @@ class Synchronization:
         """Returns the options that differ from their defaults, by name."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
+
+    def growing(self, longest_period: int) -> "Synchronization":
+        """Returns the same options with this `longest_period`, unless they set one or exclude it (`delay`, `adaptive`)."""
+        if self.longest_period is not None or self.delay is not None or self.adaptive:
+            return self
+        return dataclasses.replace(self, longest_period=longest_period)
+
+    def over(self, others: "Synchronization") -> "Synchronization":
+        """Returns these options, or others if none is set but `longest_period`, which no user has to set."""
+        if self.non_default().keys() - {"longest_period"}:
+            return self
+        return others if self.longest_period is None else others.growing(self.longest_period)
 
     def resolved(self, groups: int | None = None) -> "Synchronization":
         """Returns the same options with an outer optimizer.
@@ -379,6 +399,15 @@ def _period_faults(options: Synchronization, period: int) -> list[_Fault]:
                 "(sync_period / fragments)",
             )
         )
+    if options.longest_period is not None:
+        if options.longest_period < period:
+            faults.append(("longest_period", f"{options.longest_period} updates are less than the sync period, {period}"))
+        elif options.delay is not None:
+            faults.append(
+                ("longest_period", "the period follows from measured times, and a given delay is not measured; give one")
+            )
+        elif options.adaptive:
+            faults.append(("longest_period", "adaptive chooses the period of each group; give one of the two"))
     if options.adaptive and options.fragments > 1:
         faults.append(
             ("adaptive", "it changes the period in which fragments take turns; use fragments 1, or leave adaptive out")

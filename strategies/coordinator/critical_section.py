@@ -10,14 +10,14 @@ from tfdist.strategies.private_api import run_independently
 
 
 @contextlib.contextmanager
-def critical_section(name: str, device: str, arrived: Sequence[Any], independent: bool = False) -> Iterator[None]:
+def critical_section(lock: Any, device: str, arrived: Sequence[Any], independent: bool = False) -> Iterator[None]:
     """Makes the operations created inside hold a lock. Use it while a function is traced.
 
     Functions of two groups that enter the same section at the same time run one after the other. A group takes the lock only
     when `arrived` has been computed, so that it does not keep the lock while its data travels.
 
     Args:
-        name: the name of the lock, unique on its device.
+        lock: the name of the lock, unique on its device; or the lock itself, as a `MutexV2` resource.
         device: the device that holds the lock, usually that of the variables in the section.
         arrived: tensors that are computed before the lock is taken.
         independent: whether the section may run in any order with other sections of the same function. By default they run in
@@ -26,17 +26,17 @@ def critical_section(name: str, device: str, arrived: Sequence[Any], independent
     """
     graph = tf.compat.v1.get_default_graph()
     with tf.device(device):
-        mutex = tf.raw_ops.MutexV2(shared_name=name)
-        if independent:
+        mutex = tf.raw_ops.MutexV2(shared_name=lock) if isinstance(lock, str) else lock
+        if independent and mutex is not lock:
             run_independently(mutex.op)
         with tf.control_dependencies(arrived):
-            lock = tf.raw_ops.MutexLock(mutex=mutex)
+            held = tf.raw_ops.MutexLock(mutex=mutex)
     begin = len(graph.get_operations())
-    with tf.control_dependencies([lock]):
+    with tf.control_dependencies([held]):
         yield
     inside = [op for op in graph.get_operations()[begin:] if _uses_variable(op.type)]
     with tf.device(device), tf.control_dependencies(inside):
-        release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+        release = tf.raw_ops.ConsumeMutexLock(mutex_lock=held)
     if independent:
         run_independently(release)
 

@@ -90,3 +90,47 @@ class NamedVariable:
         """Adds to the value in one operation: if two tasks add at the same time, neither addition is lost."""
         with tf.device(device or self.device):
             return tf.raw_ops.AssignAddVariableOp(resource=self.handle(device), value=value)
+
+    def add(self, factor: Any, value: Any) -> Any:
+        """Adds `factor * value` to the value in one pass over the memory, else as `assign_add`."""
+        return _add(self.handle(), self.dtype, factor, value)
+
+
+class GivenVariable:
+    """A variable whose resource is an argument of the function that uses it, with the methods of `NamedVariable`.
+
+    Args:
+        resource: the resource.
+        dtype: the dtype.
+    """
+
+    def __init__(self, resource: Any, dtype: tf.DType) -> None:
+        self._resource = resource
+        self.dtype = dtype
+
+    def handle(self) -> Any:
+        """Returns the resource."""
+        return self._resource
+
+    def read(self) -> Any:
+        """Returns the value as a tensor."""
+        return tf.raw_ops.ReadVariableOp(resource=self._resource, dtype=self.dtype)
+
+    read_now = read
+
+    def assign(self, value: Any) -> Any:
+        """Assigns a value."""
+        return tf.raw_ops.AssignVariableOp(resource=self._resource, value=tf.cast(value, self.dtype))
+
+    def assign_add(self, value: Any) -> Any:
+        """See `NamedVariable.assign_add`."""
+        return tf.raw_ops.AssignAddVariableOp(resource=self._resource, value=value)
+
+    def add(self, factor: Any, value: Any) -> Any:
+        """See `NamedVariable.add`."""
+        return _add(self._resource, self.dtype, factor, value)
+
+
+def _add(resource: Any, dtype: tf.DType, factor: Any, value: Any) -> Any:
+    alpha = -tf.cast(factor, dtype)
+    return tf.raw_ops.ResourceApplyGradientDescent(var=resource, alpha=alpha, delta=value, use_locking=True)

@@ -5,6 +5,7 @@ they hold the values from which a new or restarted group starts.
 """
 
 import contextlib
+import copy
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -13,13 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
-from tfdist.strategies.coordinator.named_resource import NamedVariable
+from tfdist.strategies.coordinator.named_resource import GivenVariable, NamedVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten
 from tfdist.strategies.hogwild import rounds
+from tfdist.strategies.hogwild.compression import Compressor, Message
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
-from tfdist.strategies.hogwild.outer_optimizers import ARRAYS, OuterOptimizer, Update
+from tfdist.strategies.hogwild.outer_optimizers import ARRAYS, OuterOptimizer, Scaled, Update
+from tfdist.strategies.hogwild.reply_queue import ReplyQueue
 from tfdist.strategies.hogwild.waiting import wait_while
+from tfdist.strategies.private_api import run_independently
 from tfdist.strategies.runtime import chief_device
 
 SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
@@ -56,13 +60,13 @@ class Shard:
     def __init__(
         self, dtype: tf.DType, size: int, device: str, optimizer: OuterOptimizer | None = None, compressed_for: int = 0
     ) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._size = optimizer, size
         self.device = device
         self.parameters = NamedVariable("parameters", dtype, [size], device)
         initial = self._initial_state()
         self.state = {name: NamedVariable(name, value.dtype, value.shape, device) for name, value in initial.items()}
         reads = optimizer is not None and optimizer.reads_parameters
-        self.lock = f"{self.parameters.name}/lock" if self.state or reads else None
+        self.lock: Any = f"{self.parameters.name}/lock" if self.state or reads else None
         self.acknowledged = NamedVariable("acknowledged", dtype, [compressed_for, size], device) if compressed_for else None
 
     def _initial_state(self) -> dict[str, Any]:
@@ -75,6 +79,30 @@ class Shard:
         if self.acknowledged is not None:
             self.acknowledged.assign(tf.zeros(self.acknowledged.shape, self.acknowledged.dtype))
 
+    def resources(self) -> list[Any]:
+        """Returns the variables and the lock as resources, for `given`. Use it in a function."""
+        acknowledged = [] if self.acknowledged is None else [self.acknowledged]
+        found = [variable.handle() for variable in (self.parameters, *self.state.values(), *acknowledged)]
+        if self.lock:
+            with tf.device(self.device):
+                found.append(tf.raw_ops.MutexV2(shared_name=self.lock))
+            run_independently(found[-1].op)
+        return found
+
+    def given(self, resources: Sequence[Any]) -> "Shard":
+        """Returns a shard like this one, in a function that gets the `resources` of any such shard as arguments."""
+        other, each = copy.copy(self), iter(resources)
+
+        def variable(own: NamedVariable) -> Any:
+            return GivenVariable(next(each), own.dtype)
+
+        other.device = ""  # The operations run where the function does.
+        other.parameters = variable(self.parameters)
+        other.state = {name: variable(own) for name, own in self.state.items()}
+        other.acknowledged = None if self.acknowledged is None else variable(self.acknowledged)
+        other.lock = next(each, None)
+        return other
+
     def apply(self, push: Any, control: Control, replies: bool = True) -> tuple[Any, Any]:
         """Updates the shard with what a group pushed, [n]. Runs on the ps, inside a `tf.function`.
 
@@ -84,10 +112,10 @@ class Shard:
         """
         optimizer, parameters = self._optimizer, self.parameters
         assert optimizer is not None
-        with critical_section(self.lock, self.device, [push], independent=True) if self.lock else contextlib.nullcontext():
+        with self._locked(push):
             value = parameters.read() if optimizer.reads_parameters else None
             update = optimizer.update(value, self._read_state(), push, control)
-            self._write(update)
+            self._write(update, control)
             reply = parameters.read() if replies and update.reply is None else update.reply
         return reply, tf.zeros([2], tf.int64) if update.round is None else update.round
 
@@ -104,7 +132,7 @@ class Shard:
             The global parameters, [n]; and int64 [2]: the number of complete rounds, and 1 if they include the push, else 0.
         """
         optimizer, complete = self._optimizer, self.state["round"]
-        assert optimizer is not None and self.lock is not None
+        assert optimizer is not None
         # A push that is in no round does not wait for one either.
         awaited = tf.where(control.live < 0, tf.constant(0, tf.int64), control.wanted)
         waited = wait_while(lambda: complete.read_now() < awaited, control.grace, [round_])
@@ -118,10 +146,10 @@ class Shard:
             waited = wait_while(is_short, QUORUM_SECONDS, [waited])
 
         def expire() -> Any:
-            self._write(optimizer.expire(self._read_state(), awaited, control))
+            self._write(optimizer.expire(self._read_state(), awaited, control), control)
             return True
 
-        with critical_section(self.lock, self.device, [waited], independent=True):
+        with self._locked(waited):
             expired = tf.cond(complete.read() < awaited, expire, lambda: False)
             with tf.control_dependencies([expired]):
                 reply, now = self.parameters.read(), complete.read()
@@ -131,35 +159,60 @@ class Shard:
     def settle(self, control: Control) -> None:
         """Ends the open round because the chief collects. Runs on the ps."""
         assert self._optimizer is not None
-        with critical_section(self.lock, self.device, [], independent=True) if self.lock else contextlib.nullcontext():
-            self._write(self._optimizer.settle(self._read_state(), control))
+        with self._locked():
+            self._write(self._optimizer.settle(self._read_state(), control), control)
+
+    def news(self, parameters: Any, compressor: Compressor, group: Any) -> Message:
+        """Encodes what a group does not have of the parameters. The rounding error stays for the next reply. Runs on the ps."""
+        assert self.acknowledged is not None
+        handle = self.acknowledged.handle()
+        row = tf.raw_ops.ResourceGather(resource=handle, indices=group, dtype=parameters.dtype)
+        row = tf.ensure_shape(row, [self._size])
+        message = compressor.encode(tf.ensure_shape(parameters, row.shape) - row)
+        row += compressor.decode(message, self._size)
+        tf.raw_ops.ResourceScatterUpdate(resource=handle, indices=group[None], updates=row[None])
+        return message
+
+    def _locked(self, *arrived: Any) -> contextlib.AbstractContextManager[None]:
+        if self.lock is None:
+            return contextlib.nullcontext()
+        return critical_section(self.lock, self.device, arrived, independent=True)
 
     def _read_state(self) -> dict[str, Any]:
-        return {name: variable.read() for name, variable in self.state.items()}
+        return _Values(self.state)
 
-    def _write(self, update: Update) -> None:
-        if update.ending is None or update.round is None:
-            self._assign(update)
+    def _write(self, update: Update, control: Control) -> None:
+        for name, new in update.state.items():
+            if isinstance(new, Scaled):
+                self.state[name].add(*new)
+            else:
+                self.state[name].assign(new)
+        if isinstance(update.increment, Scaled):
+            self.parameters.add(*update.increment)
+        elif update.increment is not None:
+            self.parameters.assign_add(update.increment)
+        optimizer = self._optimizer
+        if optimizer is None or not optimizer.in_rounds:
             return
 
         def end() -> bool:
-            assert update.ending is not None
-            further = update.ending()
-            self._assign(update._replace(increment=further.increment, state=dict(update.state) | further.state))
+            optimizer.end_round(self.parameters, self.state, control)
             return True
 
-        def go_on() -> bool:
-            self._assign(update)
-            return False
+        with tf.control_dependencies([tf.cond(update.round[1] > 0, end, lambda: False)]):
+            self.state["round"].read()  # A critical section ends when its last read has.
 
-        tf.cond(update.round[1] > 0, end, go_on)
-        self.state["round"].read()  # After both branches: a critical section ends when its last read has.
 
-    def _assign(self, update: Update) -> None:
-        for name, new in update.state.items():
-            self.state[name].assign(new)
-        if update.increment is not None:
-            self.parameters.assign_add(update.increment)
+class _Values(dict[str, Any]):
+    """Values of variables, by name. Each is read when it is first used: a variable that is not read is changed in place."""
+
+    def __init__(self, variables: dict[str, NamedVariable]) -> None:
+        super().__init__()
+        self._variables = variables
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = self._variables[name].read()
+        return self[name]
 
 
 class ParameterBlock:
@@ -183,9 +236,7 @@ class ParameterBlock:
         baseline: on the leader of each group, the baseline of the group, [size] (see `outer_optimizers`).
         pulled: on each leader, the global parameters as last pulled, [size]. Differs from `baseline` with compression only.
         last_rounds: on each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
-        reply: on each leader, what the last reply adds to the local replica, [size].
-        has_reply: on each leader, whether `reply` holds the reply to the last push, bool scalar.
-        seconds: on each leader, how long the last reply took to arrive, float64 scalar.
+        replies: on each leader, replies that the group has not pulled yet: what they add to the local replica, [size].
         generation: increases when groups have to pull the values of the shards.
         version: increases when `values` changes.
         values: the vector when the chief last fetched it; None before.
@@ -223,9 +274,7 @@ class ParameterBlock:
         self.baseline = NamedVariable("baseline", self.dtype, [self.size], "")
         self.pulled = NamedVariable("pulled", self.dtype, [self.size], "")
         self.last_rounds = NamedVariable("last_rounds", tf.int64, [len(self.sizes)], "")
-        self.reply = NamedVariable("reply", self.dtype, [self.size], "")
-        self.has_reply = NamedVariable("has_reply", tf.bool, [], "")
-        self.seconds = NamedVariable("seconds", tf.float64, [], "")
+        self.replies = ReplyQueue(self.dtype, self.size)
         self.retried: Callable[[Callable[[], Any]], Any] = lambda action: action()
         self.generation = 0
         self.version = 0
@@ -302,17 +351,17 @@ class ParameterBlock:
             variable.set_on_chief(self.cut(self.values, variable))
             variable.version = self.version
 
-    def remote_variables(self, leaders: Iterable[str]) -> dict[str, list[NamedVariable]]:
+    def remote_variables(self, leaders: Iterable[str]) -> dict[str, list[Any]]:
         """Returns what the block has on other tasks, by device.
 
         Args:
             leaders: the devices of the local replicas.
         """
-        by_device: dict[str, list[NamedVariable]] = {}
+        by_device: dict[str, list[Any]] = {}
         for shard in itertools.chain(*self.shards):
             acknowledged = [] if shard.acknowledged is None else [shard.acknowledged]
             by_device.setdefault(shard.device, []).extend([shard.parameters, *shard.state.values(), *acknowledged])
-        own = [self.baseline, self.pulled, self.last_rounds, self.reply, self.has_reply, self.seconds]
+        own = [self.baseline, self.pulled, self.last_rounds, self.replies]
         for leader in leaders:
             by_device[leader] = [*own, *(variable.replica for variable in self.variables)]
         return by_device

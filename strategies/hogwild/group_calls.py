@@ -57,7 +57,8 @@ class GroupCalls:
 
     Attributes:
         counters: the counters whose changes the results have at their end.
-        delay: updates between the push and the pull of a group. If it is measured, results have its columns after all others.
+        delay: updates between the push and the pull of a group, and between two pushes. If the delay is measured, results have
+            its columns after all others.
     """
 
     def __init__(self, strategy: Any, model: Any, step: GroupStep, trains: bool = False, stacks_results: bool = False) -> None:
@@ -66,7 +67,6 @@ class GroupCalls:
         self._trains = trains
         self._replicas = strategy.local_replicas
         groups = len(strategy.worker_groups)
-        self._sync_period = strategy.steps_per_synchronization * strategy.synchronization.fragments
         self._since = [0] * groups  # Inner steps of each group since its last synchronization.
         self._turns = [0] * groups  # Synchronizations of each group.
         if trains:  # The model keeps them as long as it is trained, also in its checkpoints.
@@ -77,7 +77,8 @@ class GroupCalls:
         self._numbers = CallNumbers(rates_of(model) if trains else ())
         options = strategy.synchronization
         given = options.delay if trains and stacks_results else FIRST
-        self.delay = MeasuredDelay(given, groups, strategy.steps_per_synchronization)
+        longest = options.longest_period and options.longest_period // options.fragments
+        self.delay = MeasuredDelay(given, groups, strategy.steps_per_synchronization, longest, options.fragments)
         if trains:
             strategy.delay = self.delay
         self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results, self.delay.measures)
@@ -94,10 +95,10 @@ class GroupCalls:
             element_spec: as for `GroupFunction.prepare`.
             period: updates between two synchronizations, if not the strategy's.
         """
-        period = period or self._strategy.steps_per_synchronization
+        period = period or self.delay.between
         batches = _taken_apart(batches)
         synchronizes = self._trains and is_due(len(batches), len(batches), period)
-        several = len(batches) > period and self.takes_several_periods()
+        several = period if len(batches) > period and self.takes_several_periods() else 0
         functions = self._functions_for(batches, element_spec, synchronizes, several)
         return functools.partial(self._run, functions, batches, period)
 
@@ -115,7 +116,7 @@ class GroupCalls:
             for synchronizes in (False, True):
                 self._functions_for(piece, element_spec, synchronizes)
 
-    def _functions_for(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: bool = False) -> _Functions:
+    def _functions_for(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: int = 0) -> _Functions:
         first = batches[0]
         like = str(first.data.element_spec) if isinstance(first, WorkerBatch) else first.signature
         key = (like, len(batches) > 1, synchronizes, several, len(self._steps.blocks))
@@ -123,7 +124,7 @@ class GroupCalls:
             self._functions[key] = self._trace(batches, element_spec, synchronizes, several)
         return self._functions[key]
 
-    def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: bool) -> _Functions:
+    def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: int) -> _Functions:
         self._register_weights()
         turns: list[tuple[int, ...]] = [()]
         if synchronizes:
@@ -162,7 +163,7 @@ class GroupCalls:
             self._turns[group] += 1
             replicas.count_push(group)
         if self._trains:
-            replicas.grace.begin(group, steps / self._sync_period)
+            replicas.grace.begin(group, steps / (self.delay.between * self._strategy.synchronization.fragments))
             replicas.count_examples(group, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
         control = replicas.control_numbers(group, self._rates, step, delay=self.delay.updates)

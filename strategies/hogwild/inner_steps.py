@@ -22,8 +22,8 @@ from tfdist.strategies.keras_hooks.optimizer import with_inner
 class InnerSteps(GroupProgram):
     """Makes one step, or one for each batch, and synchronizes blocks of parameters while the steps run.
 
-    The variant of a function is the tuple of the blocks, by their position in `blocks`, that it synchronizes, and whether it
-    makes several periods.
+    The variant of a function is the tuple of the blocks, by their position in `blocks`, that it synchronizes, and the period if
+    it makes several periods, else 0.
 
     Args:
         strategy: the strategy.
@@ -82,10 +82,10 @@ class InnerSteps(GroupProgram):
             stacked: whether there may be several batches.
             numbers: see `CallNumbers`.
         """
-        (chosen, several), servers, home = variant
+        (chosen, period), servers, home = variant
         with self._strategy.extended.home(home), self._numbers.unpacked(numbers) as (control, count):
-            if several:
-                return self._periods(devices, batch, count, control, chosen, servers)
+            if period:
+                return self._periods(devices, batch, count, control, chosen, servers, period)
             synchronizations = self._push(chosen, servers, control)
             if stacked:
                 results = self._loop(devices, batch, 0, count, control, synchronizations, _results(count))
@@ -115,9 +115,9 @@ class InnerSteps(GroupProgram):
         control: Control,
         chosen: tuple[int, ...],
         servers: int,
+        period: int,
     ) -> Any:
         """Makes `count` steps, and synchronizes in each period of them as a call of one period does."""
-        period = self._strategy.steps_per_synchronization
 
         def body(first: Any, results: Any) -> Any:
             synchronizations = self._push(chosen, servers, control.with_progress(first > 0))

@@ -60,7 +60,7 @@ class LocalReplicas:
         self._registry = BlockRegistry(self._make_block)
         self._membership = membership
         self._membership.when_lost = self._forget
-        self._functions = SynchronizationFunctions(strategy)
+        self._functions = SynchronizationFunctions(strategy, self.outer_optimizer)
         self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, strategy.answers.give_up)
         self.grace, self.calls_left = Grace(len(groups), periods=options.grace), CallsLeft(len(groups))
         self._locks = [threading.RLock() for _ in groups]

@@ -1,7 +1,8 @@
-"""How many updates a group makes between its push and its pull, if the user has not chosen: it follows from measured times.
+"""How many updates a group makes between its push and its pull, and in a period: both follow from measured times.
 
 The reply should be there when the group pulls, and not long before. So the delay is the time of a synchronization divided by
-that of an update, rounded up. Each group measures both in its first periods, and the chief decides once.
+that of an update, rounded up. If the longest delay is too short for the network, the period grows, as far as the user lets it.
+Each group measures both times in its first periods, and the chief decides once.
 """
 
 import math
@@ -28,6 +29,27 @@ COLUMNS = 2
 synchronization took whose reply the group has pulled after the step, or 0."""
 
 
+WAITED = 8
+"""The period grows if groups would otherwise wait longer than an eighth of its updates take."""
+
+
+def period_for(synchronization: float, update: float, between: int, longest: int) -> int:
+    """Returns the updates between two pushes: `between`, doubled until groups hardly wait for the result, at most `longest`.
+
+    Args:
+        synchronization: seconds from a push to the arrival of its reply.
+        update: seconds of an update.
+        between: updates between two pushes.
+        longest: the most updates between two pushes.
+    """
+    while 2 * between <= longest:
+        waited = synchronization - delay_for(synchronization, update, between) * update
+        if WAITED * waited <= between * update:
+            break
+        between *= 2
+    return between
+
+
 def delay_for(synchronization: float, update: float, between: int) -> int:
     """Returns the delay, in updates.
 
@@ -41,23 +63,35 @@ def delay_for(synchronization: float, update: float, between: int) -> int:
 
 
 class MeasuredDelay:
-    """The delay of all groups that train one model.
+    """The delay of all groups that train one model, and their period.
 
     Args:
         given: the delay that the user has chosen; None if it is to be measured.
         groups: number of worker groups.
         between: updates between two pushes.
+        longest: the most updates between two pushes; None for `between`.
+        fragments: number of fragments, which are pushed in turn.
         tell: prints a line.
 
     Attributes:
         updates: the delay.
+        between: updates between two pushes.
         measures: whether groups measure.
     """
 
-    def __init__(self, given: int | None, groups: int, between: int, tell: Callable[[str], object] | None = None) -> None:
+    def __init__(
+        self,
+        given: int | None,
+        groups: int,
+        between: int,
+        longest: int | None = None,
+        fragments: int = 1,
+        tell: Callable[[str], object] | None = None,
+    ) -> None:
         self.measures = given is None
         self.updates = FIRST if given is None else given
-        self._groups, self._between = groups, between
+        self.between = between
+        self._groups, self._longest, self._fragments = groups, longest or between, fragments
         self._tell = tell or _print
         self._is_decided = not self.measures
         self._calls = [0] * groups
@@ -84,16 +118,24 @@ class MeasuredDelay:
     def _decide(self, measured: Sequence[Sequence[float]]) -> None:
         # In a round, all but the last group also wait for others, which a longer delay does not change.
         synchronization, update = min(map(statistics.median, measured)), statistics.median(self._steps)
-        self.updates = delay_for(synchronization, update, self._between)
+        between, self.between = self.between, period_for(synchronization, update, self.between, self._longest)
+        self.updates = delay_for(synchronization, update, self.between)
         self._is_decided = True
         times = f"hogwild: a synchronization takes {1000 * synchronization:.3g} ms, an update {1000 * update:.3g} ms"
         updates = "update" if self.updates == 1 else f"{self.updates} updates"
         self._tell(f"{times}; groups pull the result {'one ' if self.updates == 1 else ''}{updates} after a push (--delay)")
-        if synchronization > (self.updates + 1) * update:
+        if self.between > between:
             self._tell(
-                f"hogwild: a longer delay would cost accuracy, so groups wait about "
-                f"{1000 * (synchronization - self.updates * update):.3g} ms for each result; a longer --sync_period or "
-                "--compression makes this matter less"
+                f"hogwild: so that groups do not wait for the network, the sync period is {self.between * self._fragments} "
+                f"updates from now on, not {between * self._fragments} (--longest_period)"
+            )
+        waits = synchronization - self.updates * update
+        if waits > update:
+            enough = period_for(synchronization, update, self.between, 2**20) * self._fragments
+            self._tell(
+                f"hogwild: a longer delay would cost accuracy, so groups wait about {1000 * waits:.3g} ms in each "
+                f"{1000 * (self.between * update + waits):.3g} ms; --compression bf16 halves the bytes, and with "
+                f"--sync_period {enough} they would hardly wait"
             )
 
 

@@ -28,24 +28,33 @@ State = dict[str, Any]
 """Tensors by name: what an outer optimizer keeps for a shard of the global parameters."""
 
 
+class Scaled(NamedTuple):
+    """factor * vector, to be added to a variable in one pass over its memory.
+
+    Attributes:
+        factor: scalar.
+        vector: [n].
+    """
+
+    factor: Any
+    vector: Any
+
+
 class Update(NamedTuple):
     """The result of one update.
 
     Attributes:
-        increment: what to add to the global parameters, [n]; None for nothing.
-        state: new values of the entries of the state that change.
+        increment: what to add to the global parameters, [n] or `Scaled`; None for nothing.
+        state: new values of the entries of the state that change, or `Scaled` for what to add to them.
         reply: what to send to the group, [n]. None sends the global parameters after the increment.
         round: for optimizers that work in rounds, int64 [2]: the number of complete rounds, and 1 if this push completed one,
-            else 0.
-        ending: for optimizers that work in rounds, returns what else changes if a round ends: the step, which costs much more
-            than a push. It is called in that branch of a condition only.
+            else 0. If it did, `OuterOptimizer.end_round` follows.
     """
 
     increment: Any
     state: State = {}  # noqa: RUF012 (never changed)
     reply: Any = None
     round: Any = None
-    ending: Callable[[], "Update"] | None = None
 
 
 class OuterOptimizer:
@@ -99,6 +108,18 @@ class OuterOptimizer:
         """As `update`, if the chief ends the round. Used only `in_rounds`."""
         raise NotImplementedError
 
+    def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
+        """Makes the step at the end of a round. Used only `in_rounds`.
+
+        It changes the variables themselves: as functions of tensors, the step makes twice as many passes over the memory.
+
+        Args:
+            parameters: the shard of the global parameters, a `NamedVariable`.
+            state: the state for this shard, `NamedVariable`s.
+            control: see `update`.
+        """
+        raise NotImplementedError
+
     def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """Returns the new baseline L of the group, [n]. Runs on the worker. Not used if `pushes_parameters`.
 
@@ -119,7 +140,7 @@ class Average(OuterOptimizer):
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
         del parameters, state
-        return Update(tf.cast(control.rate * control.weight, push.dtype) * push)
+        return Update(Scaled(control.rate * control.weight, push))
 
 
 class Sum(OuterOptimizer):
@@ -190,30 +211,34 @@ class Nesterov(OuterOptimizer):
     def update(self, parameters: Any, state: State, push: Any, control: Control) -> Update:
         """See `OuterOptimizer.update`."""
         del parameters
-        total = state["sum"] + tf.cast(control.weight, push.dtype) * push
         wanted = state["round"] + 1 if control.wanted is None else control.wanted
         group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
-        return self._step(state, total, rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS), control)
+        after = rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS)
+        return self._after(after, {"sum": Scaled(control.weight, push)})
 
     def expire(self, state: State, wanted: Any, control: Control) -> Update:
         """See `OuterOptimizer.expire`."""
-        return self._step(state, state["sum"], rounds.expire(_open_round(state), wanted, ARRAYS), control)
+        del control
+        return self._after(rounds.expire(_open_round(state), wanted, ARRAYS))
 
     def settle(self, state: State, control: Control) -> Update:
         """See `OuterOptimizer.settle`."""
-        return self._step(state, state["sum"], rounds.settle(_open_round(state), ARRAYS), control)
+        del control
+        return self._after(rounds.settle(_open_round(state), ARRAYS))
 
-    def _step(self, state: State, total: Any, after: tuple[Round, Any], control: Control) -> Update:
+    def _after(self, after: tuple[Round, Any], pushed: State | None = None) -> Update:
         round_, ends = after
+        state = {"pushed": round_.pushed, "absent": round_.absent, "round": round_.complete}
+        return Update(None, state | (pushed or {}), round=tf.stack([round_.complete, tf.cast(ends, tf.int64)]))
 
-        def ending() -> Update:
-            rate, beta = tf.cast(control.rate, total.dtype), tf.cast(control.momentum, total.dtype)
-            increment, momentum = rounds.nesterov(total, state["momentum"], rate, beta)
-            return Update(increment, {"momentum": momentum, "sum": tf.zeros_like(total)})
-
-        new_state = {"sum": total, "pushed": round_.pushed, "absent": round_.absent, "round": round_.complete}
-        news = tf.stack([round_.complete, tf.cast(ends, tf.int64)])
-        return Update(None, new_state, round=news, ending=ending)
+    def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
+        """See `OuterOptimizer.end_round`. The same as `rounds.nesterov`."""
+        total = state["sum"].read()
+        rate, beta = tf.cast(control.rate, total.dtype), tf.cast(control.momentum, total.dtype)
+        # m = beta * m + A; C -= -rate * (A + beta * m)
+        variables = {"var": parameters.handle(), "accum": state["momentum"].handle()}
+        tf.raw_ops.ResourceApplyMomentum(**variables, lr=-rate, grad=total, momentum=beta, use_nesterov=True)
+        state["sum"].assign(tf.zeros_like(total))
 
     def baseline(self, parameters: Any, baseline: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """See `OuterOptimizer.baseline`."""

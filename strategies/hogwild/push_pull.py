@@ -1,32 +1,29 @@
 """One synchronization of a worker group with the global parameters, inside the function that the group runs.
 
 A group pushes the progress that it has before its inner steps. The push and the reply travel while the inner steps run: apart
-from the variables that announce the reply, the two have no variables in common, so TensorFlow runs them side by side. A given
+from the queue in which the reply waits, the two have nothing in common, so TensorFlow runs them side by side. A given
 number of inner steps later, the delay, the group waits for the reply and adds it to its local replica. What the group has
 trained in the meantime stays in the replica and is part of the next push, so no update is lost.
 """
 
-import dataclasses
 from collections import defaultdict
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.hogwild import topologies
-from tfdist.strategies.hogwild.compression import COMPRESSORS, Compressor, Message
+from tfdist.strategies.hogwild.compression import COMPRESSORS, Compressor
 from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock, Shard
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.hogwild.waiting import now, wait_while
+from tfdist.strategies.hogwild.shard_functions import ShardFunctions
+from tfdist.strategies.hogwild.waiting import now
 
 SHARDS_IN_FLIGHT = 2
 """Shards that travel to one ps at a time: while the ps reads one, the next fills the network."""
 
 SEED_STRIDE = 1_000_003
 """Distance between the random seeds of two groups. Seeds that users choose are unlikely to have it."""
-
-REPLY_SECONDS = 1e9
-"""No limit: a call that is lost on its way fails, and with it the function that waits."""
 
 
 class PushPull:
@@ -39,6 +36,7 @@ class PushPull:
         block: the block, of kind SYNCHRONIZED.
         server_group: number of the server group of the worker group.
         control: the numbers from the chief.
+        functions: those that the ps run.
         compressor: encodes what is sent, in both directions.
         topology: a name in `topologies.TOPOLOGIES`.
 
@@ -51,6 +49,7 @@ class PushPull:
         block: ParameterBlock,
         server_group: int,
         control: Control,
+        functions: ShardFunctions,
         compressor: Compressor = COMPRESSORS[None],
         topology: str = "global",
     ) -> None:
@@ -58,8 +57,8 @@ class PushPull:
         self._optimizer = block.optimizer
         self._server_group = server_group
         self._compressor = compressor
-        devices = dict.fromkeys(shard.device for shard in block.shards[server_group])
-        self._controls = {device: control.on(device) for device in devices}
+        self._functions = functions
+        self._numbers = control.numbers
         self._topology = topology
         self.replies: list[Any] = []
 
@@ -74,8 +73,11 @@ class PushPull:
         self._replica = block.read_replica()
         self._baseline = None if optimizer.pushes_parameters else block.baseline.read(block.leader)
         self._last_rounds: list[Any] = [None] * len(block.sizes)
+        self._rounds_before = tf.zeros([len(block.sizes)], tf.float64)
         if optimizer.in_rounds:
-            self._last_rounds = tf.unstack(block.last_rounds.read(block.leader), len(block.sizes))
+            last_rounds = block.last_rounds.read(block.leader)
+            self._last_rounds = tf.unstack(last_rounds, len(block.sizes))
+            self._rounds_before = tf.cast(last_rounds, tf.float64)
         what = self._replica if optimizer.pushes_parameters else self._replica - self._baseline
         self._pushed: list[Any] = []  # As the ps decode it.
         self._rounds: list[Any] = []
@@ -87,7 +89,6 @@ class PushPull:
     def _push_shard(self, number: int, part: Any) -> None:
         compressor, length = self._compressor, self._block.sizes[number]
         shard = self._block.shards[self._server_group][number]
-        control, last_round = self._controls[shard.device], self._last_rounds[number]
         message = compressor.encode(part)
         arrived = self._arrived[shard.device]
         # If all shards were sent at once, they would share the network, and all replies would come at the end.
@@ -96,44 +97,25 @@ class PushPull:
         with tf.device(shard.device):
             received = tf.nest.map_structure(tf.identity, sent)
             arrived.append(received[0])
-            if last_round is not None:
-                control = dataclasses.replace(control, wanted=tf.identity(last_round) + 1)
-            value, round_ = shard.apply(compressor.decode(received, length), control, replies=not self._waits)
-            if self._waits:
-                value, round_ = shard.await_round(round_, control)
-            if self._topology != "global":
-                parameters = [shards[number].parameters for shards in self._block.shards]
-                topologies.average(self._topology, parameters, self._server_group)
-                value = shard.parameters.read()
-            reply = (value,) if compressor.lossless else self._encode_news(shard, value, length, control.group)
-            reply, round_ = tf.nest.map_structure(tf.identity, (reply, round_))
+        is_global = self._topology == "global"
+        numbers = tf.concat([self._numbers, self._rounds_before[number : number + 1]], axis=0)
+        reply, round_ = self._functions.push(shard, received, numbers, compressor, self._waits, replies=is_global)
+        if not is_global:
+            parameters = [shards[number].parameters for shards in self._block.shards]
+            topologies.average(self._topology, parameters, self._server_group)
+            reply = (shard.parameters.read(),)
         if not compressor.lossless:
             reply = tf.nest.map_structure(tf.identity, reply)
         self.replies.append(reply[0] if compressor.lossless else compressor.decode(reply, length))
         self._pushed.append(compressor.decode(message, length))
         self._rounds.append(round_)
 
-    def _encode_news(self, shard: Shard, parameters: Any, length: int, group: Any) -> Message:
-        """On the ps: encodes what the group does not have of the parameters. The rounding error stays for the next reply."""
-        acknowledged = shard.acknowledged
-        assert acknowledged is not None
-        row = tf.raw_ops.ResourceGather(resource=acknowledged.handle(), indices=group, dtype=parameters.dtype)
-        news = self._compressor.encode(parameters - row)
-        row += self._compressor.decode(news, length)
-        tf.raw_ops.ResourceScatterUpdate(resource=acknowledged.handle(), indices=group[None], updates=row[None])
-        return news
-
     def post_reply(self) -> Any:
-        """Lets `pull_posted` find the reply when it arrives. Returns an operation that has to run before the first step."""
-        block = self._block
-        with tf.device(block.leader):
-            begin = now()
-            with tf.control_dependencies([begin]):
-                reset = block.has_reply.assign(False, block.leader)
-            taken = block.seconds.assign(now([block.reply.assign(self._change, block.leader)]) - begin, block.leader)
-        with tf.control_dependencies([taken]):
-            block.has_reply.assign(True, block.leader)
-        return reset
+        """Lets `pull_posted` find the reply when it arrives. Returns a tensor that has to be computed before the first step."""
+        with tf.device(self._block.leader):
+            self._moment = now()
+            self._block.replies.put(self._moment, now([self._change]) - self._moment, self._change)
+        return self._moment
 
     def pull_posted(self, after: Any) -> Any:
         """Waits for the posted reply and adds it to the local replica. Call it between two inner steps.
@@ -144,12 +126,10 @@ class PushPull:
         Returns:
             The seconds that the synchronization has taken, from its begin to the arrival of the reply, float64 scalar.
         """
-        block = self._block
-        with tf.device(block.leader):
-            waited = wait_while(lambda: ~block.has_reply.read_now(block.leader), REPLY_SECONDS, [after])
-            with tf.control_dependencies([waited]):
-                block.add_to_replica(block.reply.read_now(block.leader))
-                return block.seconds.read_now(block.leader)
+        with tf.device(self._block.leader):
+            seconds, change = self._block.replies.take(self._moment, after)
+            self._block.add_to_replica(change)
+            return seconds
 
     def pull(self) -> None:
         """Waits for the reply and adds it to the local replica."""
@@ -167,7 +147,7 @@ class PushPull:
             block.pulled.assign(tf.concat(parameters, axis=0), leader)
             rounding_error = self._replica - self._baseline - tf.concat(self._pushed, axis=0)
         each = zip(parameters, block.split(self._baseline), self._pushed, self._rounds, self._last_rounds, strict=True)
-        baseline = tf.concat([optimizer.baseline(*values) for values in each], axis=0)
+        baseline = tf.concat([self._functions.baseline(*values) for values in each], axis=0)
         block.baseline.assign(baseline, leader)
         if optimizer.in_rounds:
             block.last_rounds.assign(tf.stack([round_[0] for round_ in self._rounds]), leader)

@@ -123,8 +123,3 @@ def baseline(parameters: Any, before: Any, pushed: Any, includes: Any, is_new: A
 def offsets(period: int, fragments: int) -> list[int]:
     """Returns the update, in each sync period, before which each fragment is pushed."""
     return [number * period // fragments for number in range(fragments)]
-
-
-def momentum_after(momentum: Any, mean: Any, at_push: Any, decay: float, delay: int) -> Any:
-    """Returns a momentum buffer that takes over the mean of all groups `delay` updates after the push."""
-    return momentum + (mean - at_push) * decay**delay

@@ -44,14 +44,14 @@ class Hogwild(CoordinatorStrategy):
 
     Attributes:
         synchronization: the options.
-        steps_per_synchronization: updates of a group between two synchronizations of any part of the parameters.
+        steps_per_synchronization: updates of a group between two synchronizations of any part of the parameters, at first.
         server_devices: for each server group the devices of its ps tasks, which hold one copy of the global parameters.
         shares_replicas: whether the groups in one process train one replica without locks (Hogwild!, SINGA's `share_memory`).
         local_replicas: the local replicas of the groups.
         server_recovery: lets the training go on after the loss of a ps.
         remote_garbage: frees on the workers what the program has dropped.
         speeds: how fast the groups are.
-        delay: the delay of the groups, as it was given or measured; None before the first `fit`.
+        delay: the delay of the groups, as it was given or measured, and their period; None before the first `fit`.
     """
 
     delay: MeasuredDelay | None = None
@@ -100,7 +100,9 @@ class Hogwild(CoordinatorStrategy):
             `period` and `delay` in updates, `compression`, and `bytes_per_second` of pushes and replies (None if not known). If
             `adaptive`, slower groups have a shorter period, and exchange more.
         """
-        options, period = self.synchronization, self.steps_per_synchronization * self.synchronization.fragments
+        options = self.synchronization
+        between = self.steps_per_synchronization if self.delay is None else self.delay.between
+        period = between * options.fragments
         speed = None if steps_per_second is None else steps_per_second / period * bytes_per_period(self)
         return {
             "period": period,

@@ -13,7 +13,9 @@ from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
 from tfdist.strategies.hogwild.push_pull import PushPull, pull_anew
+from tfdist.strategies.hogwild.shard_functions import ShardFunctions
 from tfdist.strategies.runtime import chief_device
 
 _NO_GROUP = -1
@@ -35,17 +37,19 @@ class SynchronizationFunctions:
 
     Args:
         strategy: the Hogwild strategy.
+        optimizer: the outer optimizer.
     """
 
-    def __init__(self, strategy: Any) -> None:
+    def __init__(self, strategy: Any, optimizer: OuterOptimizer) -> None:
         self._strategy = strategy
         self._functions: dict[Any, Callable[..., Any]] = {}
+        self._on_shards = ShardFunctions(optimizer)
 
     def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
         """Returns a synchronization with the options of the strategy, to be traced into a group's function."""
         options = self._strategy.synchronization
         compressor = COMPRESSORS[options.compression if block.dtype == tf.float32 else None]
-        return PushPull(block, server_group, control, compressor, options.topology)
+        return PushPull(block, server_group, control, self._on_shards, compressor, options.topology)
 
     def call(self, task: Task, block: ParameterBlock, group: int, numbers: Any) -> Any:
         """Runs a task on the leader of a group.
@@ -88,7 +92,7 @@ class SynchronizationFunctions:
             return block.read_replica()
         else:
             # A flush starts the replica anew, so it would lose the rounding error of a compressor.
-            exact = PushPull(block, server_group, control)
+            exact = PushPull(block, server_group, control, self._on_shards)
             synchronization = exact if task is Task.FLUSH else self.push_pull(block, server_group, control)
             synchronization.push(waits=task is not Task.FLUSH)
             synchronization.pull()
@@ -103,10 +107,8 @@ class SynchronizationFunctions:
     def _complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
 
         def run(numbers: Any) -> None:
-            control = Control.of(numbers)
             for shard in itertools.chain(*block.shards):
-                with tf.device(shard.device):
-                    shard.settle(control)
+                self._on_shards.settle(shard, numbers)
 
         key = ("complete round", block)
         with tf.device(chief_device.DEVICE):

@@ -51,7 +51,6 @@ class Steps:
         self._calls = calls
         self._metric_logs = metric_logs
         self._trains = trains
-        self._period = strategy.steps_per_synchronization
         self._batch_bytes: int | None = None  # Of the last batch.
         self._steps_done = 0  # Since the last logs that Keras gets.
         self._next_step: int | None = None  # Its number over all groups; None before the first.
@@ -109,6 +108,10 @@ class Steps:
                 return self._add_one(execution)
 
     # Scheduling.
+
+    @property
+    def _period(self) -> int:
+        return self._calls.delay.between
 
     def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None, group: int | None = None) -> Execution:
         self._replicas.publish()

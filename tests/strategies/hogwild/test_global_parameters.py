@@ -25,7 +25,7 @@ class Variable:
 
 
 def megabytes(variables):
-    return sum(math.prod(variable.shape) * variable.dtype.size for variable in variables) / 1e6
+    return sum(math.prod(variable.shape) * variable.dtype.size for variable in variables if hasattr(variable, "shape")) / 1e6
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -45,5 +45,5 @@ def test_bytes_on_ps_and_worker(outer, copies, compressed):
 
     on_ps, on_leader = bytes_of(Kind.SYNCHRONIZED)
     assert on_ps == pytest.approx(size * (copies + (GROUPS if compressed else 0)), rel=1e-3)
-    assert on_leader == pytest.approx(4 * size, rel=1e-3)  # Replica and baseline; pulled and reply exist if they are used.
+    assert on_leader == pytest.approx(3 * size, rel=1e-3)  # Replica and baseline; pulled exists if it is used.
     assert bytes_of(Kind.OWN)[0] == pytest.approx(size, rel=1e-3)

@@ -1,9 +1,12 @@
 """The delay of a pull follows from the measured times of a synchronization and of an update."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from tfdist.strategies.hogwild.measured_delay import MEASURED, MeasuredDelay, delay_for
+from tfdist.strategies.hogwild.measured_delay import MEASURED, MeasuredDelay, delay_for, period_for
+from tfdist.strategies.hogwild.training_loop import Steps
 
 
 @pytest.mark.parametrize(
@@ -20,6 +23,25 @@ from tfdist.strategies.hogwild.measured_delay import MEASURED, MeasuredDelay, de
 )
 def test_the_delay_is_the_quotient_of_the_times_within_limits(synchronization, update, between, delay):
     assert delay_for(synchronization, update, between) == delay
+
+
+@pytest.mark.parametrize(
+    ("synchronization", "between", "longest", "period"),
+    [
+        (0.060, 16, 128, 16),  # Groups wait for 2 of 16 updates.
+        (0.061, 16, 128, 32),
+        (0.120, 16, 128, 32),
+        (0.121, 16, 128, 64),
+        (9.000, 16, 128, 128),
+        (9.000, 16, 100, 64),
+        (9.000, 20, 80, 80),
+        (9.000, 16, 16, 16),
+        (0.011, 1, 8, 1),  # The delay is at least 1.
+        (0.050, 1, 8, 8),
+    ],
+)
+def test_the_period_doubles_until_groups_hardly_wait(synchronization, between, longest, period):
+    assert period_for(synchronization, 0.010, between, longest) == period
 
 
 def rows(seconds, steps=16, update=0.01, pulls_after=1, wait=0.0):
@@ -51,8 +73,34 @@ def test_a_synchronization_that_takes_too_long_is_told():
     delay = MeasuredDelay(None, groups=1, between=16, tell=told.append)
     for _ in range(1 + MEASURED):
         delay.note(0, rows(0.5))
-    assert delay.updates == 4
-    assert "groups wait about 460 ms for each result; a longer --sync_period or --compression" in told[1]
+    assert delay.updates == 4 and delay.between == 16
+    assert "groups wait about 460 ms in each 620 ms; --compression bf16 halves the bytes, and with --sync_period 256" in told[1]
+
+
+def test_a_period_that_may_grow_does_so_once_and_is_told():
+    told = []
+    delay = MeasuredDelay(None, groups=1, between=8, longest=32, fragments=2, tell=told.append)
+    for _ in range(1 + MEASURED):
+        assert delay.between == 8
+        delay.note(0, rows(0.5))
+    assert (delay.between, delay.updates) == (32, 8)
+    assert "the sync period is 64 updates from now on, not 16 (--longest_period)" in told[1]
+    assert "groups wait about 420 ms in each 740 ms" in told[2] and "--sync_period 512" in told[2]
+    delay.note(0, rows(5.0))
+    assert delay.between == 32 and len(told) == 3
+
+
+def test_calls_have_the_batches_of_the_period_that_has_grown():
+    delay = MeasuredDelay(None, groups=1, between=8, longest=32, tell=lambda line: None)
+    strategy = SimpleNamespace(local_replicas=None, membership=None, executions=None, worker_groups=[0])
+    calls = SimpleNamespace(delay=delay, takes_several_periods=lambda: False)
+    steps, asked = Steps(strategy, None, calls, None, trains=False), []
+    iterator = SimpleNamespace(owner=SimpleNamespace(batches_per_epoch=None), take=lambda count: asked.append(count))
+    steps.schedule(iterator, are_read=True)
+    for _ in range(1 + MEASURED):
+        delay.note(0, rows(0.5))
+    steps.schedule(iterator, are_read=True)
+    assert asked == [8, 32]
 
 
 def test_a_delay_that_the_user_has_chosen_stays():

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import Synchronization, synchronization
-from tfdist.strategies.hogwild import global_parameters
+from tfdist.strategies.hogwild import global_parameters, rounds
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import Shard
 from tfdist.strategies.hogwild.outer_optimizers import (
@@ -20,6 +20,7 @@ from tfdist.strategies.hogwild.outer_optimizers import (
     Elastic,
     Nesterov,
     OuterOptimizer,
+    Scaled,
     Sum,
     Update,
 )
@@ -49,13 +50,20 @@ class Simulation:
     def push(self, push, **numbers):
         parameters = self.parameters if self.optimizer.reads_parameters else None
         update = self.optimizer.update(parameters, self.state, tf.constant(push, tf.float64), control(**numbers))
-        changes = [update, update.ending()] if update.ending and update.round[1] else [update]
-        for change in changes:
-            assert set(change.state) <= set(self.state)
-            self.state |= change.state
-            if change.increment is not None:
-                self.parameters += change.increment
+        assert set(update.state) <= set(self.state)
+        self.state |= {name: added(self.state[name], new) for name, new in update.state.items()}
+        self.parameters = added(self.parameters, update.increment, is_increment=True)
+        if update.round is not None and update.round[1]:
+            increment, momentum = rounds.nesterov(self.state["sum"], self.state["momentum"], RATE, BETA)
+            self.parameters += increment
+            self.state |= {"momentum": momentum, "sum": tf.zeros_like(momentum)}
         return update
+
+
+def added(before, new, is_increment=False):
+    if isinstance(new, Scaled):
+        return before + tf.cast(new.factor, before.dtype) * new.vector
+    return before + (0 if new is None else new) if is_increment else new
 
 
 def test_every_outer_optimizer_has_a_class_and_options():
@@ -151,12 +159,13 @@ def test_updates_keep_shapes_and_dtypes(name, dtype):
     state = optimizer.init([SIZE], dtype)
     push = tf.ones([SIZE], dtype)
     update = optimizer.update(push if optimizer.reads_parameters else None, state, push, control())
-    assert (update.increment is None) == optimizer.in_rounds == (update.ending is not None) == (update.round is not None)
-    changes = [update, update.ending()] if update.ending else [update]
-    assert (changes[-1].increment.dtype, changes[-1].increment.shape) == (dtype, [SIZE])
-    for change in changes:
-        for key, value in change.state.items():
-            assert (value.dtype, value.shape) == (state[key].dtype, state[key].shape)
+    assert (update.increment is None) == optimizer.in_rounds == (update.round is not None)
+    for key, new in [("increment", update.increment), *update.state.items()]:
+        if new is not None:
+            value = new.vector if isinstance(new, Scaled) else new
+            assert (value.dtype, value.shape) == (
+                (dtype, [SIZE]) if key == "increment" else (state[key].dtype, state[key].shape)
+            )
     for key, value in state.items():  # As checkpoints expect them.
         assert key in optimizer.not_saved or value.shape in ([SIZE], [])
 
@@ -197,6 +206,24 @@ def test_only_updates_that_read_what_others_write_hold_a_lock():
     optimizers = {name: make(Synchronization(outer=name), GROUPS) for name, make in OUTER_OPTIMIZERS.items()}
     without = {name for name, optimizer in optimizers.items() if shard_of(optimizer).lock is None}
     assert without == {"average", "sum"}
+
+
+def test_the_lock_is_held_until_the_step_of_a_round_has_been_made():
+    shard = shard_of(Nesterov(GROUPS))
+
+    def settle(numbers):
+        shard.settle(Control.of(numbers))
+
+    operations = tf.function(settle, autograph=False).get_concrete_function(Control.SPEC).graph.get_operations()
+    (release,) = [op for op in operations if op.type == "ConsumeMutexLock"]
+    (step,) = [op for op in operations if op.type == "If"]
+    before, new = set(), [release]
+    while new:
+        op = new.pop()
+        found = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - before
+        before |= found
+        new += found
+    assert step in before
 
 
 class Waiting:

@@ -235,15 +235,6 @@ def test_a_quorum_counts_the_groups_whose_pushes_are_in_the_round(pushed, quorum
     assert rounds.lacks_quorum(np.array(pushed), quorum, live, np) == lacks
 
 
-def test_the_mean_of_momentum_buffers_decays_as_they_do():
-    """Buffers that take over their mean late are as if they had taken it at the push, and had then been updated."""
-    at_push, gradient = np.array([1.0, 5.0]), np.array([0.3, -0.2])
-    late, early = at_push, np.full(2, at_push.mean())
-    for _ in range(3):
-        late, early = 0.9 * late + gradient, 0.9 * early + gradient
-    np.testing.assert_allclose(rounds.momentum_after(late, at_push.mean(), at_push, 0.9, 3), early, rtol=1e-12)
-
-
 def test_fragments_take_turns_in_a_period():
     assert rounds.offsets(16, 4) == [0, 4, 8, 12]
     assert [offset for offset, _ in itertools.pairwise(rounds.offsets(6, 3))] == [0, 2]

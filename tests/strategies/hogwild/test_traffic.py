@@ -19,9 +19,9 @@ def strategy(compression=None):
     ]
     return SimpleNamespace(
         synchronization=SimpleNamespace(compression=compression, fragments=2, delay=None),
-        delay=SimpleNamespace(updates=3),
+        delay=SimpleNamespace(updates=3, between=8),  # The period has grown.
         local_replicas=SimpleNamespace(blocks=blocks),
-        steps_per_synchronization=8,
+        steps_per_synchronization=4,
     )
 
 

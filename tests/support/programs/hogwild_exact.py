@@ -446,7 +446,9 @@ def what_steps_wait_for(strategy):
             waited_for |= before
             new += before
         on_ps = {op for op in graph.get_operations() if "job:ps" in op.device}
-        return len(on_ps), sorted(op.name for op in on_ps & waited_for)
+        inside = {function.signature.name: len(function.node_def) for function in graph.as_graph_def().library.function}
+        called = [op.get_attr("f").name for op in on_ps if "Call" in op.type]
+        return len(on_ps) + sum(inside[name] for name in called), sorted(op.name for op in on_ps & waited_for)
 
     optimizers = [{"outer": outer} for outer in ("average", "nesterov", "delayed_nesterov", "elastic", "sum")]
     return [counted(options) for options in (*optimizers, {"compression": "int8"})]

@@ -1,0 +1,101 @@
+"""What a ps computes for a shard, as functions that are traced once for all shards, fragments and models of a strategy.
+
+A function gets the variables of the shard and its lock as arguments. So a shard adds one call to the function of a group, and
+not the hundreds of operations of a round, which took most of the time to trace a small model. TensorFlow puts the operations of
+the called function in place of the call, on the device of the call.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.hogwild.compression import Compressor, Message
+from tfdist.strategies.hogwild.control import Control
+from tfdist.strategies.hogwild.global_parameters import Shard
+from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
+
+_RESOURCE = tf.TensorSpec([], tf.resource)
+
+
+class ShardFunctions:
+    """Traces the functions when they are first needed.
+
+    Args:
+        optimizer: the outer optimizer of all shards.
+    """
+
+    def __init__(self, optimizer: OuterOptimizer) -> None:
+        self._optimizer = optimizer
+        self._functions: dict[Hashable, Callable[..., Any]] = {}
+
+    def push(
+        self, shard: Shard, message: Message, numbers: Any, compressor: Compressor, waits: bool, replies: bool = True
+    ) -> tuple[Message, Any]:
+        """Updates a shard with what a group pushes, on the ps.
+
+        Args:
+            shard: the shard.
+            message: what the group has sent, as `compressor` has encoded it.
+            numbers: those of the group's `Control`, and the number of complete rounds in the last reply, float64.
+            compressor: encodes what is sent, in both directions.
+            waits: whether to reply at the end of the round.
+            replies: whether to reply.
+
+        Returns:
+            The encoded reply, empty without `replies`, and what `Shard.apply` or `Shard.await_round` returns beside it.
+        """
+        length = None if compressor.lossless else int(shard.parameters.shape[0])
+
+        def run(resources: Sequence[Any], numbers: Any, message: Message) -> tuple[Message, Any]:
+            here = shard.given(resources)
+            control = Control.of(numbers[:-1])
+            if self._optimizer.in_rounds:
+                control.wanted = tf.cast(numbers[-1], tf.int64) + 1
+            pushed = compressor.decode(message, length or 0)
+            value, round_ = here.apply(pushed, control, replies=replies and not waits)
+            if waits:
+                value, round_ = here.await_round(round_, control)
+            if not replies:
+                return (), round_
+            return (value,) if compressor.lossless else here.news(value, compressor, control.group), round_
+
+        key = ("push", compressor, waits, replies, length, *(part.dtype for part in message))
+        specs = tuple(tf.TensorSpec([None] if length is None else part.shape, part.dtype) for part in message)
+        reply, round_ = self._on_ps(key, shard, run, tf.TensorSpec(numbers.shape, numbers.dtype), specs)(numbers, message)
+        for part in reply:
+            part.set_shape(shard.parameters.shape if compressor.lossless else part.shape)
+        return reply, round_
+
+    def settle(self, shard: Shard, numbers: Any) -> None:
+        """Ends the open round of a shard, on the ps, with the numbers of a `Control`. See `Shard.settle`."""
+
+        def run(resources: Sequence[Any], numbers: Any) -> None:
+            shard.given(resources).settle(Control.of(numbers))
+
+        self._on_ps(("settle", shard.parameters.dtype), shard, run, Control.SPEC)(numbers)
+
+    def baseline(self, parameters: Any, before: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
+        """Does the same as `OuterOptimizer.baseline`, on the worker."""
+        if not self._optimizer.in_rounds:
+            return self._optimizer.baseline(parameters, before, pushed, round_, last_round)
+        vector, counts = tf.TensorSpec([None], parameters.dtype), tf.TensorSpec([2], tf.int64)
+        specs = (vector, vector, vector, counts, tf.TensorSpec([], tf.int64))
+        function = self._traced(("baseline", parameters.dtype), self._optimizer.baseline, specs)
+        return tf.ensure_shape(function(parameters, before, pushed, round_, last_round), parameters.shape)
+
+    def _on_ps(self, key: Hashable, shard: Shard, run: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
+        resources = shard.resources()
+        function = self._traced((key, len(resources)), run, ([_RESOURCE] * len(resources), *specs))
+
+        def call(*arguments: Any) -> Any:
+            with tf.device(shard.device):
+                return function(resources, *arguments)
+
+        return call
+
+    def _traced(self, key: Hashable, run: Callable[..., Any], specs: Sequence[Any]) -> Callable[..., Any]:
+        if key not in self._functions:
+            with tf.init_scope():
+                self._functions[key] = tf.function(run, autograph=False).get_concrete_function(*specs)
+        return self._functions[key]
