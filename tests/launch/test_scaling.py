@@ -18,6 +18,8 @@ from tfdist.errors import ClusterError
 from tfdist.launch import scale_command, scaling
 from tfdist.launch.errors import UsageError
 from tfdist.launch.job import Job, Program
+from tfdist.launch.job_folder import JobFolder
+from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.restarts import Restarts
 
 TASKS = (Task("chief", 0), Task("worker", 0, slots=2), Task("ps", 0))
@@ -195,3 +197,18 @@ def test_by_hand_a_worker_of_the_description_joins_later(start, script, tmp_path
     deadline = time.monotonic() + 60
     assert chief.wait(60) == 0, chief.output
     assert jobs["worker", 0].wait(30) == 0 and jobs["ps", 0].wait(30) == 0 and time.monotonic() < deadline
+
+
+def test_a_job_in_the_background_is_named_by_its_handle(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TFDIST_STATE_DIR", str(tmp_path / "state"))
+    folder, logs = JobFolder.create("local"), tmp_path / "logs"
+    logs.mkdir()
+    folder.write_job({"log_dir": str(logs)})
+    folder.write_status(JobStatus(State.RUNNING))
+    (logs / scaling.STATE).write_text('{"now": 1, "most": 2}')
+    answer = threading.Timer(0.05, (logs / scaling.REQUEST).unlink)
+    monkeypatch.setattr(scale_command, "ask", lambda log_dir, number: (scaling.ask(log_dir, number), answer.start()))
+    assert scale_command.main([f"local://{folder.id}", "worker=2"]) == 0
+    folder.write_status(JobStatus(State.SUCCEEDED))
+    assert scale_command.main([f"local://{folder.id}", "worker=2"]) == 2
+    assert f"local://{folder.id} has ended: succeeded" in capsys.readouterr().err
