@@ -44,7 +44,7 @@ POINTS = 20
 SYNCHRONOUS, MARGIN = "synchronous", 0.5
 WAYS = {
     SYNCHRONOUS: None,
-    "hogwild": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 128}},
+    "hogwild": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
     "multi_worker_mirrored": {},
     "parameter_server": {},
 }

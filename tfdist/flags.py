@@ -37,7 +37,7 @@ HOGWILD_FLAGS = {
     "delay": "Updates of a group between its push and its pull; measured if not given.",
     "quorum": "Groups without which no round of outer nesterov ends.",
     "grace": "Sync periods for which a group waits for others in a round of outer nesterov.",
-    "longest_period": "Most updates to which a slow network lengthens the sync period; 128 if nobody has set the period.",
+    "longest_period": "Most updates to which a slow network lengthens the sync period; 32 if nobody has set the period.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 

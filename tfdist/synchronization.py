@@ -22,7 +22,7 @@ training with its own best learning rate is about two points better than a perio
 is 1.
 """
 
-DEFAULT_LONGEST_PERIOD = 128
+DEFAULT_LONGEST_PERIOD = 32
 """`Synchronization.longest_period` where `DEFAULT_SYNC_PERIOD` applies."""
 
 
@@ -157,7 +157,7 @@ class Synchronization:
         longest_period: the most updates of the sync period, from `sync_period`. If groups would wait for the network longer
             than an eighth of the time of their updates, after the longest delay, the period is doubled until they do not, or
             until it would be longer than this. It is decided once, with the delay, and the chief prints it. Default None: the
-            sync period stays; 128 if nobody has set the sync period.
+            sync period stays; 32 if nobody has set the sync period.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.

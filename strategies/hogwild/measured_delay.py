@@ -36,16 +36,16 @@ WAITED = 8
 def period_for(synchronization: float, update: float, between: int, longest: int) -> int:
     """Returns the updates between two pushes: `between`, doubled until groups hardly wait for the result, at most `longest`.
 
+    The delay stays that of `between`: one that grew with the period would cost more than the waits.
+
     Args:
         synchronization: seconds from a push to the arrival of its reply.
         update: seconds of an update.
         between: updates between two pushes.
         longest: the most updates between two pushes.
     """
-    while 2 * between <= longest:
-        waited = synchronization - delay_for(synchronization, update, between) * update
-        if WAITED * waited <= between * update:
-            break
+    waited = synchronization - delay_for(synchronization, update, between) * update
+    while 2 * between <= longest and WAITED * waited > between * update:
         between *= 2
     return between
 
@@ -119,23 +119,22 @@ class MeasuredDelay:
         # In a round, all but the last group also wait for others, which a longer delay does not change.
         synchronization, update = min(map(statistics.median, measured)), statistics.median(self._steps)
         between, self.between = self.between, period_for(synchronization, update, self.between, self._longest)
-        self.updates = delay_for(synchronization, update, self.between)
+        self.updates = delay_for(synchronization, update, between)
         self._is_decided = True
         times = f"hogwild: a synchronization takes {1000 * synchronization:.3g} ms, an update {1000 * update:.3g} ms"
         updates = "update" if self.updates == 1 else f"{self.updates} updates"
         self._tell(f"{times}; groups pull the result {'one ' if self.updates == 1 else ''}{updates} after a push (--delay)")
         if self.between > between:
             self._tell(
-                f"hogwild: so that groups do not wait for the network, the sync period is {self.between * self._fragments} "
+                f"hogwild: so that groups wait less for the network, the sync period is {self.between * self._fragments} "
                 f"updates from now on, not {between * self._fragments} (--longest_period)"
             )
         waits = synchronization - self.updates * update
         if waits > update:
-            enough = period_for(synchronization, update, self.between, 2**20) * self._fragments
             self._tell(
                 f"hogwild: a longer delay would cost accuracy, so groups wait about {1000 * waits:.3g} ms in each "
-                f"{1000 * (self.between * update + waits):.3g} ms; --compression bf16 halves the bytes, and with "
-                f"--sync_period {enough} they would hardly wait"
+                f"{1000 * (self.between * update + waits):.3g} ms; --compression bf16 halves the bytes, and a longer "
+                "--sync_period makes waits rarer"
             )
 
 

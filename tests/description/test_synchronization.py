@@ -305,7 +305,7 @@ def test_forced_hogwild_has_a_period_of_16_if_the_description_sets_none(monkeypa
     assert from_flags("--tier=STANDARD_1").sync_period == 1
     assert from_flags("--tier=STANDARD_1", "--strategy=hogwild").sync_period == 16
     assert from_flags("--tier=STANDARD_1", "--strategy=hogwild", "--sync_period=1").sync_period == 1
-    assert from_flags("--tier=STANDARD_1", "--strategy=hogwild").synchronization.longest_period == 128
+    assert from_flags("--tier=STANDARD_1", "--strategy=hogwild").synchronization.longest_period == 32
     for given in ("--sync_period=16", "--delay=1", "--adaptive"):  # A period that the user has chosen stays.
         assert from_flags("--tier=STANDARD_1", "--strategy=hogwild", given).synchronization.longest_period is None
     monkeypatch.setenv("TF_CONFIG", json.dumps(PS))
@@ -358,7 +358,7 @@ def test_flags_and_tf_config_override_the_options_of_the_program(chosen, monkeyp
     flagged = parsed("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum")
     assert chosen(flagged, synchronization=mine).options == dataclasses.replace(theirs, longest_period=DEFAULT_LONGEST_PERIOD)
     with_default_period = parsed("--tier=STANDARD_1", "--strategy=hogwild")
-    assert chosen(with_default_period, synchronization=mine).options == dataclasses.replace(mine, longest_period=128)
+    assert chosen(with_default_period, synchronization=mine).options == dataclasses.replace(mine, longest_period=32)
     assert chosen(with_default_period, synchronization=Synchronization(delay=2)).options == Synchronization(delay=2)
     assert chosen(parsed("--tier=STANDARD_1"), synchronization=mine).options == mine
     launched = hogwild("STANDARD_1", sync_period=32, synchronization=theirs)
