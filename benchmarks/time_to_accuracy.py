@@ -44,11 +44,12 @@ POINTS = 20
 SYNCHRONOUS, MARGIN = "synchronous", 0.5
 WAYS = {
     SYNCHRONOUS: None,
-    "hogwild": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
+    "hogwild": {"strategy": "hogwild", "sync_period": 16},
+    "hogwild, --longest_period 32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
     "multi_worker_mirrored": {},
     "parameter_server": {},
 }
-"""Ways to train: name -> what TF_CONFIG has under `tfdist`. That of hogwild is what `--strategy hogwild` writes."""
+"""Ways to train: name -> what TF_CONFIG has under `tfdist`. The first of hogwild is what `--strategy hogwild` writes."""
 
 
 def train(run):

@@ -120,8 +120,8 @@ def _resolve(cfg: Any, synchronization: Synchronization | None, meet: Rendezvous
         cluster = with_flags(cluster, flag_values)
         if flag_values.job_dir is None:
             flag_values.job_dir = cluster.job_dir  # The program also sees the --job_dir that the launcher was given.
-    if synchronization is not None:
-        cluster = dataclasses.replace(cluster, synchronization=cluster.synchronization.over(synchronization))
+    if synchronization is not None and not cluster.synchronization.non_default():
+        cluster = dataclasses.replace(cluster, synchronization=synchronization)
     return cluster
 
 

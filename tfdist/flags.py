@@ -14,7 +14,6 @@ from tfdist.partition import Partition, devices_fault, parsed_layouts
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import (
     COMPRESSIONS,
-    DEFAULT_LONGEST_PERIOD,
     DEFAULT_SYNC_PERIOD,
     OUTER_OPTIMIZERS,
     TOPOLOGIES,
@@ -37,7 +36,7 @@ HOGWILD_FLAGS = {
     "delay": "Updates of a group between its push and its pull; measured if not given.",
     "quorum": "Groups without which no round of outer nesterov ends.",
     "grace": "Sync periods for which a group waits for others in a round of outer nesterov.",
-    "longest_period": "Most updates to which a slow network lengthens the sync period; 32 if nobody has set the period.",
+    "longest_period": "Most updates to which a slow network lengthens the sync period. Default: it stays.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
@@ -146,15 +145,12 @@ def cluster_from_flags(flag_values: flags.FlagValues) -> Cluster | RankInfo | No
 
 def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
     """Returns the cluster changed by `--strategy`, `--evaluator`, `--job_dir`, the partition's and Hogwild's flags."""
-    has_default_period = flag_values.strategy == "hogwild" and not _says_period(cluster)
     if flag_values.strategy is not None:
-        if has_default_period:
+        if flag_values.strategy == "hogwild" and not _says_period(cluster):
             cluster = dataclasses.replace(cluster, sync_period=DEFAULT_SYNC_PERIOD)
         cluster = dataclasses.replace(cluster, strategy=flag_values.strategy)
     cluster = _with_partition_flags(cluster, flag_values)
     cluster = _with_hogwild_flags(cluster, flag_values)
-    if has_default_period and flag_values.sync_period is None:
-        cluster = dataclasses.replace(cluster, synchronization=cluster.synchronization.growing(DEFAULT_LONGEST_PERIOD))
     if flag_values.job_dir is not None:
         cluster = dataclasses.replace(cluster, job_dir=flag_values.job_dir)
     if flag_values.evaluator and not cluster.job("evaluator"):

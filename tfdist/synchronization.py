@@ -22,9 +22,6 @@ training with its own best learning rate is about two points better than a perio
 is 1.
 """
 
-DEFAULT_LONGEST_PERIOD = 32
-"""`Synchronization.longest_period` where `DEFAULT_SYNC_PERIOD` applies."""
-
 
 @dataclass(frozen=True)
 class OuterOptions:
@@ -157,7 +154,7 @@ class Synchronization:
         longest_period: the most updates of the sync period, from `sync_period`. If groups would wait for the network longer
             than an eighth of the time of their updates, after the longest delay, the period is doubled until they do not, or
             until it would be longer than this. It is decided once, with the delay, and the chief prints it. Default None: the
-            sync period stays; 32 if nobody has set the sync period.
+            sync period stays, because a longer one costs accuracy.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
@@ -186,18 +183,6 @@ class Synchronization:
         """Returns the options that differ from their defaults, by name."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         return {name: value for name, value in values.items() if value != DEFAULTS[name]}
-
-    def growing(self, longest_period: int) -> "Synchronization":
-        """Returns the same options with this `longest_period`, unless they set one or exclude it (`delay`, `adaptive`)."""
-        if self.longest_period is not None or self.delay is not None or self.adaptive:
-            return self
-        return dataclasses.replace(self, longest_period=longest_period)
-
-    def over(self, others: "Synchronization") -> "Synchronization":
-        """Returns these options, or others if none is set but `longest_period`, which no user has to set."""
-        if self.non_default().keys() - {"longest_period"}:
-            return self
-        return others if self.longest_period is None else others.growing(self.longest_period)
 
     def resolved(self, groups: int | None = None) -> "Synchronization":
         """Returns the same options with an outer optimizer.

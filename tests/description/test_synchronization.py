@@ -14,7 +14,7 @@ from tfdist.choice import choose
 from tfdist.dialects.registry import writers
 from tfdist.errors import ClusterError
 from tfdist.flags import HOGWILD_FLAGS, cluster_from_flags, define_flags
-from tfdist.synchronization import DEFAULT_LONGEST_PERIOD, DEFAULT_SYNC_PERIOD, DEFAULTS, Synchronization
+from tfdist.synchronization import DEFAULT_SYNC_PERIOD, DEFAULTS, Synchronization
 
 TWO_SERVER_GROUPS = "cluster { nworker_groups: 4 nserver_groups: 2 sync_freq: 8 }"
 PS = {"cluster": {"worker": ["a:1", "b:1"], "ps": ["c:1"]}}
@@ -305,9 +305,6 @@ def test_forced_hogwild_has_a_period_of_16_if_the_description_sets_none(monkeypa
     assert from_flags("--tier=STANDARD_1").sync_period == 1
     assert from_flags("--tier=STANDARD_1", "--strategy=hogwild").sync_period == 16
     assert from_flags("--tier=STANDARD_1", "--strategy=hogwild", "--sync_period=1").sync_period == 1
-    assert from_flags("--tier=STANDARD_1", "--strategy=hogwild").synchronization.longest_period == 32
-    for given in ("--sync_period=16", "--delay=1", "--adaptive"):  # A period that the user has chosen stays.
-        assert from_flags("--tier=STANDARD_1", "--strategy=hogwild", given).synchronization.longest_period is None
     monkeypatch.setenv("TF_CONFIG", json.dumps(PS))
     assert from_flags("--strategy=hogwild").sync_period == 16
     monkeypatch.setenv("TF_CONFIG", json.dumps(PS | {"tfdist": {"sync_period": 4}}))
@@ -356,10 +353,7 @@ def test_flags_and_tf_config_override_the_options_of_the_program(chosen, monkeyp
     assert chosen("STANDARD_1", synchronization=mine).options == mine
     assert chosen(hogwild(synchronization=theirs), synchronization=mine).options == mine
     flagged = parsed("--tier=STANDARD_1", "--strategy=hogwild", "--outer=sum")
-    assert chosen(flagged, synchronization=mine).options == dataclasses.replace(theirs, longest_period=DEFAULT_LONGEST_PERIOD)
-    with_default_period = parsed("--tier=STANDARD_1", "--strategy=hogwild")
-    assert chosen(with_default_period, synchronization=mine).options == dataclasses.replace(mine, longest_period=32)
-    assert chosen(with_default_period, synchronization=Synchronization(delay=2)).options == Synchronization(delay=2)
+    assert chosen(flagged, synchronization=mine).options == theirs
     assert chosen(parsed("--tier=STANDARD_1"), synchronization=mine).options == mine
     launched = hogwild("STANDARD_1", sync_period=32, synchronization=theirs)
     monkeypatch.setenv("TF_CONFIG", json.dumps(launched.tf_config("worker", 0)))
