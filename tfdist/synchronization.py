@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.errors import Source, nearest
+from tfdist.outer_options import OUTER_OPTIMIZERS, ROUNDS
 
 DEFAULT_SYNC_PERIOD = 16
 """Updates of a worker group between two synchronizations, if Hogwild is forced on a description that does not set a period.
@@ -22,45 +23,6 @@ training with its own best learning rate is about two points better than a perio
 is 1.
 """
 
-
-@dataclass(frozen=True)
-class OuterOptions:
-    """What an outer optimizer accepts.
-
-    Attributes:
-        options: the fields of `Synchronization` that only some outer optimizers accept, and this one does.
-        rates: default outer learning rate and outer momentum.
-        rates_of_few: the same with fewer than `many` worker groups; None means `rates`.
-        many: from this number of groups on, their average has so little noise that the outer optimizer may make larger steps.
-        rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
-        pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
-        weighs_groups: whether it multiplies what a group pushes by the weight of the group.
-        allows_adaptive: whether groups may have different periods.
-    """
-
-    options: tuple[str, ...] = ()
-    rates: tuple[float, float] = (1.0, 0.0)
-    rates_of_few: tuple[float, float] | None = None
-    many: int = 8
-    rates_with_adam: tuple[float, float] | None = None
-    pushes_parameters: bool = False
-    weighs_groups: bool = True
-    allows_adaptive: bool = True
-
-
-_RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
-_ROUNDS = ("quorum", "grace")
-
-OUTER_OPTIMIZERS = {
-    "average": OuterOptions(("outer_learning_rate",)),
-    "nesterov": OuterOptions(
-        (*_RATE_AND_MOMENTUM, *_ROUNDS), rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), many=4, rates_with_adam=(0.7, 0.8)
-    ),
-    "delayed_nesterov": OuterOptions(_RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.5)),
-    "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
-    "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
-}
-"""Outer optimizers by name. `tfdist.strategies.hogwild.outer_optimizers` implements each of them."""
 
 TOPOLOGIES = ("global", "ring", "pair")
 COMPRESSIONS = ("bf16", "int8", "int4")
@@ -80,7 +42,7 @@ _RATES = {
 }
 _ADAM = ("adam", "adamw", "adamax", "nadam")
 _NUMBERS = {"fragments": (1, 2**16), "delay": (0, 2**16), "quorum": (1, 2**16), "longest_period": (1, 2**30)}
-_OF_SOME = ("outer_learning_rate", "outer_momentum", "elastic_rate", *_ROUNDS)
+_OF_SOME = ("outer_learning_rate", "outer_momentum", "elastic_rate", *ROUNDS)
 """Options that only some outer optimizers accept."""
 
 _Fault = tuple[str, str]

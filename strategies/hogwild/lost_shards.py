@@ -16,8 +16,9 @@ import tensorflow as tf
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.server_recovery import device_of
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock, Shard
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.shard import Shard
 from tfdist.strategies.private_api import use_own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline

@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from tfdist.strategies.hogwild.compression import Compressor, Message
 from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.global_parameters import Shard
 from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
+from tfdist.strategies.hogwild.shard import Shard
 
 _RESOURCE = tf.TensorSpec([], tf.resource)
 

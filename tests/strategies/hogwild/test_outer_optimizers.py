@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 from tfdist import Synchronization, synchronization
-from tfdist.strategies.hogwild import global_parameters, rounds
+from tfdist.strategies.hogwild import rounds
+from tfdist.strategies.hogwild import shard as shard_module
 from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.global_parameters import Shard
 from tfdist.strategies.hogwild.outer_optimizers import (
     OUTER_OPTIMIZERS,
     Average,
@@ -24,6 +24,7 @@ from tfdist.strategies.hogwild.outer_optimizers import (
     Sum,
     Update,
 )
+from tfdist.strategies.hogwild.shard import Shard
 
 GROUPS, SIZE = 3, 5
 RATE, BETA = 0.7, 0.9
@@ -281,7 +282,7 @@ def test_a_round_ends_after_the_grace_time_only_with_its_quorum():
 
 
 def test_a_round_without_a_quorum_ends_in_the_end(monkeypatch):
-    monkeypatch.setattr(global_parameters, "QUORUM_SECONDS", 0.4)
+    monkeypatch.setattr(shard_module, "QUORUM_SECONDS", 0.4)
     parameters, complete, includes, seconds = Waiting(grace=0.2, quorum=3).push(0, 1)
     assert (parameters, complete, includes) == (1.0, 1, 1) and 0.6 <= seconds < 5
 

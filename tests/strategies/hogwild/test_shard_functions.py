@@ -9,10 +9,11 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.global_parameters import ParameterBlock, Shard
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.push_pull import PushPull
+from tfdist.strategies.hogwild.shard import Shard
 from tfdist.strategies.hogwild.shard_functions import ShardFunctions
 from tfdist.synchronization import Synchronization
 

@@ -1,0 +1,43 @@
+"""Hogwild's outer optimizers by name, what each accepts, and the defaults of each."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class OuterOptions:
+    """What an outer optimizer accepts.
+
+    Attributes:
+        options: the fields of `Synchronization` that only some outer optimizers accept, and this one does.
+        rates: default outer learning rate and outer momentum.
+        rates_of_few: the same with fewer than `many` worker groups; None means `rates`.
+        many: from this number of groups on, their average has so little noise that the outer optimizer may make larger steps.
+        rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
+        pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
+        weighs_groups: whether it multiplies what a group pushes by the weight of the group.
+        allows_adaptive: whether groups may have different periods.
+    """
+
+    options: tuple[str, ...] = ()
+    rates: tuple[float, float] = (1.0, 0.0)
+    rates_of_few: tuple[float, float] | None = None
+    many: int = 8
+    rates_with_adam: tuple[float, float] | None = None
+    pushes_parameters: bool = False
+    weighs_groups: bool = True
+    allows_adaptive: bool = True
+
+
+RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
+ROUNDS = ("quorum", "grace")
+
+OUTER_OPTIMIZERS = {
+    "average": OuterOptions(("outer_learning_rate",)),
+    "nesterov": OuterOptions(
+        (*RATE_AND_MOMENTUM, *ROUNDS), rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), many=4, rates_with_adam=(0.7, 0.8)
+    ),
+    "delayed_nesterov": OuterOptions(RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.5)),
+    "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),
+    "sum": OuterOptions(weighs_groups=False, allows_adaptive=False),
+}
+"""Outer optimizers by name. `tfdist.strategies.hogwild.outer_optimizers` implements each of them."""
