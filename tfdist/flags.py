@@ -10,12 +10,12 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
 from tfdist.dialects.registry import always_has_sync_period, override_flags
 from tfdist.errors import Source
+from tfdist.outer_options import OUTER_OPTIMIZERS
 from tfdist.partition import Partition, devices_fault, parsed_layouts
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import (
     COMPRESSIONS,
     DEFAULT_SYNC_PERIOD,
-    OUTER_OPTIMIZERS,
     TOPOLOGIES,
     WEIGHTS,
     Synchronization,
