@@ -2,7 +2,7 @@
 
 An outer optimizer is a pure value. `init` and `update` take and return tensors, as in optax, and use no variables, so a test
 needs no cluster. `global_parameters.Shard` applies updates to the variables on a ps. To add an outer optimizer, write a class
-here, add a line to `OUTER_OPTIMIZERS`, and add a line to `tfdist.synchronization.OUTER_OPTIMIZERS` with the options that it
+here, add a line to `OUTER_OPTIMIZERS`, and add a line to `tfdist.outer_options.OUTER_OPTIMIZERS` with the options that it
 accepts.
 
 In the formulas, C is the global parameters and w the local replica of a group. L is the group's baseline, the part of w that

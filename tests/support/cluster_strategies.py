@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from tfdist.cluster import JOBS, Cluster, Task
 from tfdist.partition import Partition
-from tfdist.synchronization import COMPRESSIONS, OUTER_OPTIMIZERS, Synchronization
+from tfdist.outer_options import OUTER_OPTIMIZERS
+from tfdist.synchronization import COMPRESSIONS, Synchronization
 
 _hosts = st.one_of(
     st.none(),

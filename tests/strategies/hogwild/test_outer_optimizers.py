@@ -9,7 +9,7 @@ import periodic_oracles as oracles
 import pytest
 import tensorflow as tf
 
-from tfdist import Synchronization, synchronization
+from tfdist import Synchronization, outer_options
 from tfdist.strategies.hogwild import rounds
 from tfdist.strategies.hogwild import shard as shard_module
 from tfdist.strategies.hogwild.control import Control
@@ -68,8 +68,8 @@ def added(before, new, is_increment=False):
 
 
 def test_every_outer_optimizer_has_a_class_and_options():
-    assert set(OUTER_OPTIMIZERS) == set(synchronization.OUTER_OPTIMIZERS)
-    for name, options in synchronization.OUTER_OPTIMIZERS.items():
+    assert set(OUTER_OPTIMIZERS) == set(outer_options.OUTER_OPTIMIZERS)
+    for name, options in outer_options.OUTER_OPTIMIZERS.items():
         assert OUTER_OPTIMIZERS[name](Synchronization(outer=name), GROUPS).pushes_parameters == options.pushes_parameters
 
 
