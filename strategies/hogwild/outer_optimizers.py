@@ -1,7 +1,7 @@
 """Outer optimizers: how the global parameters change when a worker group pushes. One class per published algorithm.
 
 An outer optimizer is a pure value. `init` and `update` take and return tensors, as in optax, and use no variables, so a test
-needs no cluster. `global_parameters.Shard` applies updates to the variables on a ps. To add an outer optimizer, write a class
+needs no cluster. `shard.Shard` applies updates to the variables on a ps. To add an outer optimizer, write a class
 here, add a line to `OUTER_OPTIMIZERS`, and add a line to `tfdist.outer_options.OUTER_OPTIMIZERS` with the options that it
 accepts.
 

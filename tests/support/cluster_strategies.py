@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from hypothesis import strategies as st
 
 from tfdist.cluster import JOBS, Cluster, Task
-from tfdist.partition import Partition
 from tfdist.outer_options import OUTER_OPTIMIZERS
+from tfdist.partition import Partition
 from tfdist.synchronization import COMPRESSIONS, Synchronization
 
 _hosts = st.one_of(
