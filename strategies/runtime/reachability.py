@@ -11,12 +11,12 @@ import ipaddress
 import logging
 import os
 import socket
-import stat
 import struct
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 from tfdist.cluster import Cluster
+from tfdist.strategies.runtime.own_sockets import own_sockets
 
 PRIVATE_NETWORK = "TFDIST_PRIVATE_NETWORK"
 """The environment variable that says, with "1": only trusted machines reach this one, do not warn."""
@@ -75,26 +75,13 @@ def accept_only_this_machine(ports: Collection[int]) -> bool:
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in _PROGRAM))
     argument = struct.pack("HP", len(_PROGRAM), ctypes.addressof(program))  # struct sock_fprog
     try:
-        for listener in _listeners(ports):
-            listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, argument)
+        for found in own_sockets():
+            is_internet = found.family in (socket.AF_INET, socket.AF_INET6)
+            if is_internet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] in ports:
+                found.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, argument)
     except OSError:
         return False
     return True
-
-
-def _listeners(ports: Collection[int]) -> Iterator[socket.socket]:
-    """Yields the listening sockets of this process, as duplicates that are closed afterwards."""
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            descriptor = os.dup(int(name))
-        except OSError:
-            continue  # Closed meanwhile.
-        with socket.socket(fileno=descriptor) as found:
-            is_internet = found.family in (socket.AF_INET, socket.AF_INET6)
-            if is_internet and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and found.getsockname()[1] in ports:
-                yield found
 
 
 def _is_loopback(host: str | None) -> bool:
