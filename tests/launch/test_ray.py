@@ -252,7 +252,7 @@ def test_a_worker_of_hogwild_is_restarted_alone_and_all_tasks_die_with_a_killed_
     assert here.pids(3)["chief-0"] == first["chief-0"]
     launcher.kill()
     output = launcher.communicate(timeout=10)[0]
-    assert "worker:0 ended early: it was killed by SIGKILL; the training continues" in output
+    assert "worker:0 ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted" in output
     assert here.left(within=15) == {}
 
 
