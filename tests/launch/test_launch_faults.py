@@ -55,7 +55,7 @@ COUNTS_STEPS = """
             live = sorted(strategy.membership.live)
             if self.seen != live:
                 self.seen = live
-                print("training:", *live, flush=True)
+                print(" ".join(["training:", *map(str, live)]) + chr(10), end="", flush=True)  # In one write: others write, too.
         def on_epoch_end(self, epoch, logs=None):
             examples.add(int(self.model._loss_tracker.count.numpy()))
             if os.path.exists("end"): self.model.stop_training = True

@@ -162,10 +162,10 @@ def test_workers_join_and_leave_while_a_job_trains(start, script, tmp_path, read
     job.wait_for("training: 0\n")
     assert scale(3).stdout == "logs  3 of at most 3 workers\n"
     job.wait_for("training: 0 1 2\n")
-    assert re.search(r"worker:\d has joined the training: 3 of 3 worker groups train", job.output)
+    job.wait_for("has joined the training: 3 of 3 worker groups train")
     assert scale(1).returncode == 0
     job.wait_for("training: 0\n", after="training: 0 1 2\n")
-    assert re.search(r"worker:\d has left the training: 1 of 3 worker groups train", job.output)
+    job.wait_for("has left the training: 1 of 3 worker groups train")
     (tmp_path / "end").touch()
     assert job.wait(60) == 0, job.output
     # A worker that leaves may have made a step that another one makes again; under hogwild that is then lost with it.
@@ -189,10 +189,10 @@ def test_by_hand_a_worker_of_the_description_joins_later(start, script, tmp_path
     chief.wait_for("training: 1\n")
     jobs["worker", 0] = start(program, environment=environments["worker", 0])
     chief.wait_for("training: 0 1\n")
-    assert "worker:0 has joined the training: 2 of 2 worker groups train" in chief.output
+    chief.wait_for("worker:0 has joined the training: 2 of 2 worker groups train")
     jobs["worker", 1].process.kill()
     chief.wait_for("training: 0\n")
-    assert "worker:1 has left the training: 1 of 2 worker groups train" in chief.output
+    chief.wait_for("worker:1 has left the training: 1 of 2 worker groups train")
     (tmp_path / "end").touch()
     deadline = time.monotonic() + 60
     assert chief.wait(60) == 0, chief.output

@@ -32,7 +32,7 @@ def train():
             time.sleep(0.02)
 
         def on_epoch_end(self, epoch, logs=None):
-            if epoch == 1:
+            if epoch == 60:  # More than two seconds: every server has seen the chief by then, which counts from there.
                 print("training runs", flush=True)
 
     model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=1000000, verbose=0, callbacks=[Tell()])
