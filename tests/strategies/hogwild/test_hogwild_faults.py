@@ -16,18 +16,20 @@ from conftest import processes_of
 pytestmark = pytest.mark.cluster
 
 TRAINS = """
-    import os
+    import os, time
     import tfdist
     strategy = tfdist.strategy()
     with strategy.scope():
         import keras, numpy as np
-        from tfdist.strategies.coordinator import executions
-        executions.BACKUP_SECONDS, executions.POLL_SECONDS = 2.0, 0.5
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01), "mse")
     x = np.random.default_rng(1).normal(size=(64, 4))
     reported = []
     class Report(keras.callbacks.Callback):
+        last, pause = None, 0.0
+        def on_train_batch_end(self, batch, logs=None):
+            if self.last: self.pause = max(self.pause, time.monotonic() - self.last)
+            self.last = time.monotonic()
         def on_epoch_end(self, epoch, logs=None):
             training = len(strategy.local_replicas.live)
             if epoch >= 2 and reported[-1:] != [training]:
@@ -35,6 +37,8 @@ TRAINS = """
                 self.model.save(f"{len(reported)}.keras")
                 valid = np.isfinite(logs["val_loss"])
                 print(f"change {len(reported)}: {training} training" + ("" if valid else f", {logs}"), flush=True)
+                print(f"longest pause {len(reported)}: {self.pause:.1f} s", flush=True)
+                self.pause = 0.0
             if os.path.exists("end"):
                 self.model.stop_training = True
     model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Report()], validation_data=(x, x.sum(1)))
@@ -45,6 +49,10 @@ TRAINS = """
 
 # Groups wait for each other at the end of a round, so the faults have to end these waits.
 TFDIST = {"strategy": "hogwild", "sync_period": 2, "synchronization": {"outer": "nesterov", "fragments": 2}}
+
+
+MOST_SECONDS = 8.0
+"""How long the others may pause while a worker is stopped: see test_by_hand_faults.py."""
 
 
 @pytest.fixture
@@ -78,6 +86,8 @@ def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
     os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
     try:
         jobs["chief", 0].wait_for("change 2: 1 training\n")
+        jobs["chief", 0].wait_for("longest pause 2: ")
+        assert float(jobs["chief", 0].output.partition("longest pause 2: ")[2].split()[0]) < MOST_SECONDS
     finally:
         os.kill(jobs["worker", 1].process.pid, signal.SIGCONT)
     (tmp_path / "end").touch()
