@@ -156,6 +156,49 @@ def test_a_killed_ps_gets_its_part_of_the_parameters_back_and_no_step_is_lost(st
     assert job.left() == {}
 
 
+DIES = """
+    import json, os, signal
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    random = np.random.default_rng(1)
+    x, weights = random.normal(size=(512, 8)), random.normal(size=(8, 1))
+    y, killed = x @ weights, {}
+    def kill(when):
+        if when not in killed:
+            killed[when] = int(open("pid-ps-1").read())
+            os.kill(killed[when], signal.SIGKILL)
+    class Kill(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            if batch == 4: kill("in evaluate")
+    losses = model.fit(x, y, batch_size=8, epochs=4, verbose=0).history["loss"]
+    evaluated = model.evaluate(x, y, batch_size=4, verbose=0, callbacks=[Kill()])
+    losses += model.fit(x, y, batch_size=8, epochs=4, verbose=0).history["loss"]
+    kill("before a save")  # What the groups have trained since their last push is still theirs.
+    model.save("model.keras")
+    loaded = keras.saving.load_model("model.keras")
+    error = max(float(np.abs(a - b).max()) for a, b in zip(loaded.get_weights(), model.get_weights()))
+    after = model.evaluate(x, y, verbose=0)
+    found = {"losses": losses, "evaluated": evaluated, "after": after, "error": error, "killed": len(set(killed.values()))}
+    print("FOUND", json.dumps(found | {"updates": int(model.optimizer.iterations)}), flush=True)
+"""
+
+
+def test_a_ps_may_be_killed_during_evaluate_and_before_a_save(start, script):
+    cluster = '{"chief": 1, "worker": 2, "ps": 2}'
+    job = start("-m", "tfdist.launch", "--cluster", cluster, *OPTIONS, script(DIES))
+    assert job.wait(120) == 0, job.output
+    found = json.loads(job.output.partition("FOUND ")[2].splitlines()[0])
+    assert (found["updates"], found["killed"]) == (8 * 64, 2)
+    first, *_, middle = found["losses"][:4]
+    assert found["evaluated"] < 1.1 * middle and found["losses"][4] < 3 * middle < first, found
+    assert found["after"] < 2 * found["losses"][-1] < 0.1 * first, found
+    assert found["error"] == 0.0
+    assert job.left() == {}
+
+
 @pytest.mark.parametrize("fate", ["killed", "stopped"])
 def test_under_the_launcher_a_worker_is_started_again(start, script, small_cluster, tmp_path, read_json, fate):
     job = start("-c", SOON, "--cluster", small_cluster, *OPTIONS, script(TRAINS))
