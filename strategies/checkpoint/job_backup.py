@@ -81,8 +81,7 @@ class _Backups:
             if continued is not None and is_chief():
                 for logger in loggers:
                     callback_states.continue_csv(logger, continued)
-            is_multi_worker = isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy)
-            callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, listed, is_multi_worker)
+            callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, listed)
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
@@ -268,13 +267,11 @@ class _EachEpoch(keras.callbacks.Callback):
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
 
-    def __init__(self, backup: _Backup, callbacks: list[Any], is_multi_worker: bool) -> None:
+    def __init__(self, backup: _Backup, callbacks: list[Any]) -> None:
         super().__init__()
         self.backup = backup
         self._callbacks = callbacks
         self._epoch = 0
-        if not is_multi_worker:  # There all tasks have to save at the same step.
-            self.save_on_signal = self._save_now
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.backup.restore(self.model, self._callbacks)
@@ -282,7 +279,7 @@ class _EachEpoch(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
 
-    def _save_now(self, batch: int) -> None:
+    def save_on_signal(self, batch: int) -> None:
         """Saves, and waits until the backup is on the disk. See runtime/preemption.py."""
         self.backup.save_in_epoch(self.model, self._epoch, batch + 1)
         self.backup.wait()

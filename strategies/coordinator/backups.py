@@ -8,14 +8,21 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 from tfdist.strategies.coordinator.execution import State
-from tfdist.strategies.coordinator.executions import BACKUP_SECONDS, Executions
+from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
 
-POLL_SECONDS = 5.0
-"""How often it looks for groups that do not answer."""
+POLL_SECONDS = 0.25
+"""How often it looks for executions that take long: at the end of an epoch all groups wait for the last one."""
+
+SILENT_SECONDS = 2.0
+"""How long the worker of such an execution has to answer. One that is only busy answers within milliseconds."""
+
+IDLE_POLL_SECONDS, IDLE_SILENT_SECONDS = 5.0, 10.0
+"""The same for groups that run nothing."""
 
 
 class Backups:
@@ -33,31 +40,32 @@ class Backups:
         self._membership = membership
 
     def start(self) -> None:
-        """Looks every `POLL_SECONDS` as long as this object exists, in a thread: a worker that is stopped blocks the others."""
-        threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-backups", daemon=True).start()
+        """Looks as long as this object exists, in threads: a worker that is stopped blocks the others."""
+        for look, seconds in ((Backups.back_up, POLL_SECONDS), (Backups.give_up_idle, IDLE_POLL_SECONDS)):
+            arguments = (weakref.ref(self), look, seconds)
+            threading.Thread(target=_watch, args=arguments, name="tfdist-backups", daemon=True).start()
 
-    def look(self) -> None:
-        """Gives up groups that do not answer, and schedules again what they run."""
-        self._back_up()
-        self._give_up_idle()
-
-    def _back_up(self) -> None:
-        if len(self._membership.owners) == 1 or any(e.state is State.QUEUED for e in self._executions.in_flight()):
-            return  # A single group is waited for: it stays exact. What waits for a group gets one first.
-        for execution in self._executions.late():
-            self._answers.give_up(list(execution.running))
+    def back_up(self) -> None:
+        """Gives up groups that run something for long and do not answer, and schedules that again."""
+        if len(self._membership.owners) == 1 or not (late := self._executions.late()):
+            return  # A single group is waited for: it stays exact.
+        silent = self._answers.silent_in({group for each in late for group in list(each.running)}, SILENT_SECONDS)
+        if any(e.state is State.QUEUED for e in self._executions.in_flight()):
+            return  # Other groups do that first. Meanwhile the worker may be back, and then no batch counts twice.
+        self._answers.leave_out(silent)
+        for execution in late:
             self._executions.back_up(execution)
 
-    def _give_up_idle(self) -> None:
+    def give_up_idle(self) -> None:
         """Gives up live groups that run nothing and do not answer: the chief's next new function would wait for them."""
         busy = {group for execution in self._executions.in_flight() for group in list(execution.running)}
         idle = [group for group in range(len(self._membership.owners)) if group not in busy and self._membership.is_live(group)]
         if idle:
-            self._answers.give_up(idle, BACKUP_SECONDS, logging.DEBUG)  # So it is at the end of the program, too.
+            self._answers.give_up(idle, IDLE_SILENT_SECONDS, logging.DEBUG)  # So it is at the end of the program, too.
 
 
-def _watch(reference: "weakref.ref[Backups]") -> None:
+def _watch(reference: "weakref.ref[Backups]", look: Callable[[Backups], None], seconds: float) -> None:
     while (backups := reference()) is not None:
-        backups.look()
+        look(backups)
         del backups
-        time.sleep(POLL_SECONDS)
+        time.sleep(seconds)

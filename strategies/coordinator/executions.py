@@ -35,13 +35,17 @@ STALLED_SECONDS = 300.0
 IN_FLIGHT_PER_GROUP = 2
 """One execution that a group runs and one that waits for it. More would delay the end of training when it is stopped."""
 
-BACKUP_SECONDS = 10.0
-BACKUP_TIMES = 10.0
-"""A worker is asked for an answer if an execution takes longer than BACKUP_SECONDS and than BACKUP_TIMES the median of the last
-ones. Without an answer its group is lost, and the execution gets a backup on another group.
+ASK_SECONDS = 0.5
+ASK_TIMES = 2.0
+"""A worker is asked for an answer if an execution takes longer than ASK_SECONDS and than ASK_TIMES the median of the last ones.
+Without an answer its group is lost, and the execution gets a backup on another group.
 
 A worker that is stopped or cut off does not answer, not even with an error. A worker that is only slower is still useful.
 """
+
+LONGEST_SECONDS = 10.0
+LONGEST_TIMES = 10.0
+"""After an error others may take LONGEST_SECONDS, or LONGEST_TIMES the median of the last ones. Then nobody waits."""
 
 POLL_SECONDS = 5.0
 """How often the chief asks for answers while it waits."""
@@ -284,7 +288,8 @@ class Executions:
                     execution.state = State.CANCELLED
         self._in_flight.clear()
         self._finished.clear()
-        deadline = Deadline.after(self.longest(), self._clock)
+        median = statistics.median(list(self._durations) or [DEFAULT_SECONDS / LONGEST_TIMES])
+        deadline = Deadline.after(max(LONGEST_SECONDS, LONGEST_TIMES * median), self._clock)
         while any(map(self._is_running, cancelled)) and not deadline.expired():
             try:
                 self._events.get(timeout=deadline.within(POLL_SECONDS).remaining())
@@ -292,20 +297,16 @@ class Executions:
                 running = [group for execution in cancelled for group in list(execution.running)]
                 self._answers.give_up(running, even_if_cut_off=True)
 
-    # For `Backups` and `cancel`.
+    # For `Backups`.
 
     def in_flight(self) -> list[Execution]:
         """Returns the executions in flight."""
         return list(self._in_flight)
 
-    def longest(self) -> float:
-        """Returns how long an execution may take before its group is asked for an answer, in seconds."""
-        median = statistics.median(list(self._durations) or [DEFAULT_SECONDS / BACKUP_TIMES])
-        return max(BACKUP_SECONDS, BACKUP_TIMES * median)
-
     def late(self) -> list[Execution]:
-        """Returns the executions that take longer than `longest` on each group that runs them."""
-        latest = self._clock() - self.longest()
+        """Returns the executions that take so long, on each group that runs them, that these are asked for an answer."""
+        median = statistics.median(list(self._durations) or [0.0])
+        latest = self._clock() - max(ASK_SECONDS, ASK_TIMES * median)
         running = [(execution, list(execution.running.values())) for execution in self.in_flight()]
         return [execution for execution, since in running if since and max(since) < latest]
 

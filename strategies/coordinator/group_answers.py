@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.disconnect import disconnect
@@ -43,6 +43,43 @@ class GroupAnswers:
         indices = {task.index for task in silent}
         return any(map(indices.isdisjoint, self._tasks_of.values()))
 
+    def silent_in(self, groups: Iterable[int], seconds: float, even_if_cut_off: bool = False) -> dict[int, list[Task]]:
+        """Asks the workers of these groups for an answer. Returns those without one, by group.
+
+        If no task of the cluster answers, this one is cut off itself, and the result is empty.
+
+        Args:
+            groups: the numbers of the groups.
+            seconds: how long the workers have to answer.
+            even_if_cut_off: whether to name the workers even if no task answers.
+        """
+        tasks_of = {group: [self._workers[index] for index in self._tasks_of[group]] for group in groups}
+        asked = set(itertools.chain(*tasks_of.values()))
+        answers = answering(asked, Deadline.after(seconds))
+        if not answers and not even_if_cut_off and self._is_cut_off(asked, seconds):
+            return {}
+        silent = {group: [task for task in tasks if task not in answers] for group, tasks in tasks_of.items()}
+        return {group: tasks for group, tasks in silent.items() if tasks}
+
+    def leave_out(self, silent: Mapping[int, Sequence[Task]], level: int = logging.WARNING) -> None:
+        """Notes that groups are lost, and ends the calls to those of their workers that do not answer.
+
+        Args:
+            silent: these workers, by group.
+            level: of the message that names them.
+        """
+        for group, tasks in silent.items():
+            _log.log(
+                level,
+                "no answer from %s: worker group %d is left out until it answers; if it was training on a batch, another "
+                "group does it, and it counts twice if this one has trained on it",
+                waiting_for(tasks),
+                group,
+            )
+            self._membership.leave(group)
+            for task in tasks:
+                disconnect(task)
+
     def give_up(
         self,
         groups: Iterable[int],
@@ -50,35 +87,13 @@ class GroupAnswers:
         level: int = logging.WARNING,
         even_if_cut_off: bool = False,
     ) -> None:
-        """Asks the workers of these groups for an answer. A group without one is lost, and its calls end with an error.
+        """Leaves out the groups with a worker that does not answer. See `silent_in` and `leave_out`.
 
-        If no task of the cluster answers, this one is cut off itself. No group is lost then: they train on, and their results
-        arrive when the link is back.
-
-        Args:
-            groups: the numbers of the groups.
-            seconds: how long the workers have to answer.
-            level: of the message that names those that do not.
-            even_if_cut_off: whether groups are lost even if no task answers.
+        No group is lost if this task is cut off itself: they train on, and their results arrive when the link is back.
         """
-        tasks_of = {group: [self._workers[index] for index in self._tasks_of[group]] for group in groups}
-        answers = answering({task for tasks in tasks_of.values() for task in tasks}, Deadline.after(seconds))
-        if not answers and not even_if_cut_off and self._is_cut_off(set(itertools.chain(*tasks_of.values())), seconds):
-            return
-        for group, tasks in tasks_of.items():
-            if silent := [task for task in tasks if task not in answers]:
-                _log.log(
-                    level,
-                    "no answer from %s: worker group %d is left out until it answers; if it was training on a batch, another "
-                    "group does it, and it counts twice if this one has trained on it",
-                    waiting_for(silent),
-                    group,
-                )
-                self._membership.leave(group)
-                for task in silent:
-                    disconnect(task)
+        self.leave_out(self.silent_in(groups, seconds, even_if_cut_off), level)
 
     def _is_cut_off(self, silent: set[Task], seconds: float) -> bool:
         """Returns whether no other task answers either, if there is another one than the `silent` ones."""
         others = [task for task in (*self._servers, *self._workers.values()) if task not in silent]
-        return bool(others) and not answering(others, Deadline.after(seconds))
+        return bool(others) and not answering(others, Deadline.after(seconds), enough=1)

@@ -11,28 +11,45 @@ from tfdist.strategies.runtime.server_identity import SETTINGS, hello
 PROBE_SECONDS = 5.0
 """How long a worker has to answer when it is asked."""
 
+UNREAD_SECONDS = 0.2
+"""How long threads get to read answers that have arrived in time."""
+
 _HEADER_BYTES = 9
 """The length of the header of an HTTP/2 frame, whose fourth byte is the type."""
 
 
-def answering(tasks: Iterable[Task], deadline: Deadline) -> set[Task]:
+def answering(tasks: Iterable[Task], deadline: Deadline, enough: int | None = None) -> set[Task]:
     """Returns the tasks that answer before the deadline. Asks all at the same time.
 
     The kernel accepts connections for a process that is stopped, so a task has to send something. Its gRPC server does, also
     while all its cores compute a step.
+
+    Args:
+        tasks: tasks with addresses.
+        deadline: when to stop waiting for answers.
+        enough: after so many answers it returns; None to wait for all.
     """
-    tasks, found = list(tasks), set()
+    tasks, found, changed, asked = list(tasks), set(), threading.Condition(), 0
 
     def ask(task: Task) -> None:
-        if _answers(task, deadline):
-            found.add(task)
+        nonlocal asked
+        has_answered = _answers(task, deadline)
+        with changed:
+            asked += 1
+            if has_answered:
+                found.add(task)
+            changed.notify()
 
-    threads = [threading.Thread(target=ask, args=(task,), daemon=True) for task in tasks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(deadline.remaining() + 1.0)  # Name resolution has limits of its own.
-    return set(found)
+    def is_over() -> bool:
+        return asked == len(tasks) or (enough is not None and len(found) >= enough)
+
+    for task in tasks:
+        threading.Thread(target=ask, args=(task,), name="tfdist-probe", daemon=True).start()
+    with changed:
+        # Name resolution has limits of its own. If a callback holds Python's lock until then, the answers are here, unread.
+        if not changed.wait_for(is_over, deadline.remaining() + 1.0):
+            changed.wait_for(is_over, UNREAD_SECONDS)
+        return set(found)
 
 
 def _answers(task: Task, deadline: Deadline) -> bool:

@@ -14,6 +14,7 @@ from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.keras_hooks.build_scope import check_weights
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 from tfdist.strategies.private_api import without_optionals
@@ -34,6 +35,8 @@ class DataParallelHooks(KerasHooks):
         self._strategy = strategy
         self.layout = layout
         self.is_chief = is_chief
+        if len(layout.local) < layout.replicas:
+            self.save_requests = SaveRequests()
 
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
         """See `KerasHooks`."""

@@ -43,7 +43,9 @@ class ReplicaMetrics:
         def on_replica(share: Any, logs: Any) -> Any:
             return self._reduce_on_replica(share, logs, metrics, self._layer_state(assigned))
 
-        totals, mean_logs = self._strategy.run(on_replica, args=(shares, logs))
+        totals, mean_logs, wish = self._strategy.run(on_replica, args=(shares, logs))
+        if (requests := self._strategy.tfdist_hooks.save_requests) is not None:
+            requests.total.assign(self._first(wish))
         totals = [self._first(total) for total in totals]
         with keras.StatelessScope(state_mapping=list(zip(metrics, totals, strict=True))):
             result = self._model.get_metrics_result()
@@ -56,15 +58,16 @@ class ReplicaMetrics:
         return self._strategy.experimental_local_results(value)[0]
 
     def _reduce_on_replica(self, share: Any, logs: Any, metrics: list[Any], state: list[Any]) -> Any:
-        """Returns the metrics' variables for the whole cluster, and the means of `logs`, weighted by the examples."""
+        """Returns sums over the cluster: the metrics' variables, `logs` weighted by the examples, and the wishes to save."""
         replicas, index = self._layout.replicas, self._layout.local_index()
         is_first = float(index + self._layout.local.start == 0)
         weights = {"sum": 1.0, "mean": 1.0 / replicas, "only_first_replica": is_first, "none": is_first}
         counted = [v.value * tf.cast(weights[v.aggregation], v.dtype) for v in metrics]
         flat_logs = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs) if v is not None]
         weighted = [tf.cast(v, tf.float32) * share for v in (*(v.value for v in state), *flat_logs)]
-        sums = all_reduce_sum([*counted, *weighted, share])
-        whole = sums.pop()
+        requests = self._strategy.tfdist_hooks.save_requests
+        wish = tf.constant(0.0) if requests is None else requests.own.read_value()
+        *sums, whole, wish = all_reduce_sum([*counted, *weighted, share, wish])
         for variable, total in zip(state, sums[len(metrics) :], strict=False):
             local = self._strategy.experimental_local_results(variable.value)[index]
             mean = tf.cast(tf.math.divide_no_nan(total, whole), local.dtype)
@@ -73,7 +76,7 @@ class ReplicaMetrics:
             tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
             for value, total in zip(flat_logs, sums[len(metrics) + len(state) :], strict=True)
         ]
-        return sums[: len(metrics)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs
+        return sums[: len(metrics)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs, wish
 
     def _layer_state(self, assigned: set[int]) -> list[Any]:
         """Returns the variables that layers update in each replica, such as the moving averages of BatchNormalization."""

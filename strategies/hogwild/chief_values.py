@@ -23,7 +23,7 @@ class ChiefValues:
     def __init__(
         self,
         blocks: list[ParameterBlock],
-        collect: Callable[[Sequence[ParameterBlock]], None],
+        collect: Callable[[Sequence[ParameterBlock]], object],
         in_flight: Callable[[], int],
         wait_until_idle: Callable[[], None],
     ) -> None:

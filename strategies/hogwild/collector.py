@@ -15,12 +15,18 @@ from tfdist.strategies.private_api import use_own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 
+ASK_SECONDS = 1.0
+"""A group that takes longer to flush is asked for an answer, again and again. Without one it is lost."""
+
 ANSWER_SECONDS = 15.0
 SLOWEST_BYTES_PER_SECOND = 1e7
 """The chief waits 15 s for groups that flush, plus the time that their bytes take at 10 MB/s, a shared network of 100 Mbit/s.
 
 A group that takes longer counts as lost, like a group whose worker is gone, until it answers again.
 """
+
+PIECE = 2**16
+"""Numbers of which the chief computes the mean at a time."""
 
 _log = logging.getLogger("tfdist")
 
@@ -31,7 +37,7 @@ class Collector:
     Args:
         flush: flushes a block of a group. Returns its local replica where the block keeps no progress on the ps.
         mark_lost: notes that a group has failed or has not answered in time.
-        give_up: called with the groups that have not answered in time.
+        give_up: called with groups that take long, or too long. Asks them for an answer, and ends the calls to those without.
         complete_round: ends the current round of a block.
         clock: returns the current moment in seconds. The default does not count the time of tracing.
     """
@@ -50,7 +56,7 @@ class Collector:
         self._give_up = give_up
         self._clock = clock
 
-    def collect(self, blocks: Iterable[ParameterBlock], server_group: int | None) -> None:
+    def collect(self, blocks: Iterable[ParameterBlock], server_group: int | None) -> dict[ParameterBlock, dict[int, Any]]:
         """Gives the progress of all groups to the chief, and lets all groups continue from the result.
 
         No execution may be in flight. Groups that do not answer are left out.
@@ -58,7 +64,11 @@ class Collector:
         Args:
             blocks: the blocks to collect.
             server_group: the server group with all progress; None takes the mean over all server groups.
+
+        Returns:
+            The local replicas of the blocks that are not synchronized, numpy [size], by group, as far as they were collected.
         """
+        collected = {}
         for block in blocks:
             if not block.dirty:
                 continue
@@ -67,7 +77,9 @@ class Collector:
             if block.kind is Kind.SYNCHRONIZED:
                 self._collect_global(block, answers, server_group)
             elif answers:
+                collected[block] = answers
                 block.set_values(_merged(list(answers.values()), answers.get(0), block.dtype))
+        return collected
 
     def _collect_global(self, block: ParameterBlock, answers: dict[int, Any], server_group: int | None) -> None:
         if block.optimizer.in_rounds:
@@ -102,13 +114,18 @@ class Collector:
             thread.start()
         size = block.size * block.dtype.size * len(groups)
         deadline = Deadline.after(ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND, self._clock)
-        for thread in threads:
-            while thread.is_alive() and not deadline.expired():
-                thread.join(deadline.remaining())
-        if late := [group for group, thread in zip(groups, threads, strict=True) if thread.is_alive()]:
-            for group in late:
-                self._mark_lost(group)
-            self._give_up(late)
+
+        def late() -> list[int]:
+            return [group for group, thread in zip(groups, threads, strict=True) if thread.is_alive()]
+
+        while late() and not deadline.expired():
+            soon = deadline.within(ASK_SECONDS)
+            for thread in threads:
+                thread.join(soon.remaining())
+            if waiting := late():
+                self._give_up(waiting)
+        for group in late():
+            self._mark_lost(group)
         return dict(answers)
 
 
@@ -130,6 +147,10 @@ def _projected(block: ParameterBlock, values: Any) -> Any:
 
 def _merged(vectors: list[Any], first: Any, dtype: tf.DType) -> Any:
     """Returns the mean of floating-point vectors. For other dtypes returns the first group's, or any if that is None."""
-    if dtype.is_floating:
-        return np.mean(vectors, axis=0, dtype=np.float64).astype(vectors[0].dtype)
-    return vectors[0] if first is None else first
+    if not dtype.is_floating:
+        return (vectors[0] if first is None else first).copy()  # Others may assign parts of it.
+    mean = np.empty_like(vectors[0])
+    for begin in range(0, mean.size, PIECE):  # In pieces that stay in the processor's cache.
+        piece = slice(begin, begin + PIECE)
+        mean[piece] = np.mean([vector[piece] for vector in vectors], axis=0, dtype=np.float64)
+    return mean

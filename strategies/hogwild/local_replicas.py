@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.backups import SILENT_SECONDS
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.hogwild import checkpoint_state
@@ -61,7 +62,8 @@ class LocalReplicas:
         self._membership = membership
         self._membership.when_lost = self._forget
         self._functions = SynchronizationFunctions(strategy, self.outer_optimizer)
-        self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, strategy.answers.give_up)
+        give_up = functools.partial(strategy.answers.give_up, seconds=SILENT_SECONDS)
+        self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, give_up)
         self.grace, self.calls_left = Grace(len(groups), periods=options.grace), CallsLeft(len(groups))
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
@@ -256,15 +258,22 @@ class LocalReplicas:
         """See `ChiefValues.synchronize_groups`."""
         self._chief.synchronize_groups()
 
-    def collect(self, blocks: Sequence[ParameterBlock]) -> None:
+    def collect(self, blocks: Sequence[ParameterBlock]) -> dict[ParameterBlock, dict[int, Any]]:
         """See `Collector.collect`."""
         alone = self._membership.alone
-        self._collector.collect(blocks, None if alone is None else self._strategy.servers_of(alone))
+        return self._collector.collect(blocks, None if alone is None else self._strategy.servers_of(alone))
 
-    def replicas_of(self, block: ParameterBlock) -> dict[int, Any]:
-        """Returns the current local replicas, numpy [size], by group, of a block that is not synchronized."""
+    def replicas_of(self, block: ParameterBlock, collected: dict[int, Any]) -> dict[int, Any]:
+        """Returns the current local replicas, numpy [size], by group, of a block that is not synchronized.
+
+        Args:
+            block: the block.
+            collected: those that have just been collected.
+        """
         current = {owner: self._current(owner, block) for owner in self.owners if not block.changed}
-        return self._collector.ask(block, [owner for owner in current if self._pulled.get((owner, block)) == current[owner]])
+        owners = [owner for owner in current if self._pulled.get((owner, block)) == current[owner]]
+        asked = self._collector.ask(block, [owner for owner in owners if owner not in collected])
+        return {owner: replica for owner in owners if (replica := asked.get(owner, collected.get(owner))) is not None}
 
 
 def _destroy(variables: Iterable[NamedVariable], device: str) -> None:

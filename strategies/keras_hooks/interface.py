@@ -10,13 +10,20 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.strategies.inputs.source import BatchSource
+from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 
 Logs = Any
 """A dict of floats, or whatever a user's own `train_step` returns."""
 
 
 class KerasHooks(abc.ABC):
-    """The interface between Keras' loop and a strategy, which holds one as `tfdist_hooks`."""
+    """The interface between Keras' loop and a strategy, which holds one as `tfdist_hooks`.
+
+    Attributes:
+        save_requests: what makes all tasks save at the same step; None if the chief can save alone.
+    """
+
+    save_requests: SaveRequests | None = None
 
     @abc.abstractmethod
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:

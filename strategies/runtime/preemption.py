@@ -11,6 +11,9 @@ from typing import Any
 
 import keras
 
+from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+
 EXIT_CODE = 128 + signal.SIGTERM
 
 
@@ -20,6 +23,8 @@ class SaveOnSignal(keras.callbacks.Callback):
     A backup is a `BackupAndRestore`, or a callback with a method `save_on_signal(batch)`. Does nothing in programs that handle
     the signals themselves, or have no backup. After a `BackupAndRestore` Keras later resumes at the beginning of the epoch,
     with the weights of the backup, as with `save_freq=1`.
+
+    Under multi_worker_mirrored the chief's signal makes all tasks save, after the step that follows.
     """
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py. BackupAndRestore reads them.
@@ -29,7 +34,7 @@ class SaveOnSignal(keras.callbacks.Callback):
 
         Args:
             callbacks: the argument of `fit`.
-            saves: whether this task saves. Another ignores SIGUSR1, which all tasks get, and SIGTERM ends it.
+            saves: whether this task is the chief. Another ignores SIGUSR1, which all tasks get, and SIGTERM ends it.
         """
         super().__init__()
         if isinstance(callbacks, keras.callbacks.CallbackList):
@@ -37,6 +42,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         each = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
         self._backups = [save for one in each if (save := _function_to_save(one)) is not None]
         self._saves = saves
+        self._requests: SaveRequests | None = None
         self._received: set[int] = set()
         self._before: dict[int, Any] = {}
 
@@ -44,19 +50,28 @@ class SaveOnSignal(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`."""
         if not self._backups or threading.current_thread() is not threading.main_thread():
             return
+        hooks = hooks_of(getattr(self.model, "distribute_strategy", None))
+        self._requests = None if hooks is None else hooks.save_requests
         for number in (signal.SIGTERM, signal.SIGUSR1) if self._saves else (signal.SIGUSR1,):
             if signal.getsignal(number) == signal.SIG_DFL:
                 self._before[number] = signal.signal(number, lambda received, frame: self._received.add(received))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        if not self._received:
+        if not self._saves:
+            self._received.clear()
+        if self._requests is not None:
+            if self._received:
+                self._requests.make()
+            if not self._backups or not self._requests.is_due():
+                return
+        elif not self._received:
             return
         received, self._received = self._received, set()
-        if not self._saves:
-            return
         for save in self._backups:
             save(batch)
+        if not self._saves:
+            return
         ends = signal.SIGTERM in received
         what = "SIGTERM: the backup is saved, and the program ends" if ends else "SIGUSR1: the backup is saved"
         print(f"tfdist: {what}", flush=True)

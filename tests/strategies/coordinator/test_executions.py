@@ -17,7 +17,6 @@ from tfdist.strategies.coordinator.executions import Executions, WorkersGoneErro
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.server_watch import ServersGoneError
-from tfdist.strategies.runtime.lost_timeout import DEFAULT_SECONDS
 
 PS = 9
 
@@ -49,7 +48,7 @@ def coordinator(monkeypatch):
     monkeypatch.setattr(module, "dispatch_context", lambda: SimpleNamespace(worker_index=coordinator.group))
     monkeypatch.setattr(module.chief_device, "fetched", lambda value: value)
     monkeypatch.setattr(
-        group_answers, "answering", lambda tasks, deadline: {task for task in tasks if task.index in coordinator.answers}
+        group_answers, "answering", lambda tasks, *_, **__: {task for task in tasks if task.index in coordinator.answers}
     )
     monkeypatch.setattr(group_answers, "disconnect", lambda task: coordinator.disconnected.append(task.index))
     monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
@@ -159,7 +158,7 @@ def test_a_group_is_not_lost_because_the_main_thread_is_busy(coordinator, execut
     executions.schedule(lambda group: 1, "fit")
     coordinator.call(0)
     coordinator.clock += 1e6  # A callback runs meanwhile.
-    coordinator.backups._back_up()
+    coordinator.backups.back_up()
     assert executions._membership.live == {0, 1} and len(coordinator.queue) == 1
     assert executions.wait_for_any("fit").result == 1
 
@@ -174,11 +173,11 @@ def running(executions):
 def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coordinator, executions, caplog):
     execution = running(executions)
     coordinator.answers = {1, PS}
-    coordinator.clock = DEFAULT_SECONDS - 1
-    coordinator.backups._back_up()
+    coordinator.clock = module.ASK_SECONDS - 0.1
+    coordinator.backups.back_up()
     assert executions._membership.live == {0, 1}
-    coordinator.clock = DEFAULT_SECONDS + 1
-    coordinator.backups._back_up()
+    coordinator.clock = module.ASK_SECONDS + 0.1
+    coordinator.backups.back_up()
     assert executions._membership.live == {1} and execution.state is State.QUEUED
     assert coordinator.disconnected == [0]
     assert "no answer from worker:0 (w0:1): worker group 0 is left out" in caplog.text and "counts twice" in caplog.text
@@ -188,17 +187,35 @@ def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coo
     assert execution.group == 1
 
 
+def test_a_group_that_does_not_answer_may_be_back_as_long_as_other_work_is_left(coordinator, executions):
+    execution = running(executions)
+    other = executions.schedule(lambda group: group, "fit")
+    coordinator.answers, coordinator.clock = {1, PS}, 1.0
+    coordinator.backups.back_up()
+    assert executions._membership.live == {0, 1} and other.state is State.QUEUED
+    coordinator.call(1, group=1)
+    coordinator.backups.back_up()  # Now all wait for it.
+    assert executions._membership.live == {1} and execution.state is State.QUEUED
+
+
+def test_how_long_is_long_follows_what_executions_take(coordinator, executions):
+    executions._durations.extend([3.0] * 5)
+    execution = running(executions)
+    for coordinator.clock, expected in ((5.9, []), (6.1, [execution])):
+        assert executions.late() == expected
+
+
 def test_a_group_that_is_slow_and_answers_is_not_lost(coordinator, executions):
     execution = running(executions)
     coordinator.clock = 1e6
-    coordinator.backups._back_up()
+    coordinator.backups.back_up()
     assert executions._membership.live == {0, 1} and execution.state is State.RUNNING and len(coordinator.queue) == 1
 
 
 def test_an_idle_group_that_does_not_answer_is_lost_without_a_backup(coordinator, executions):
     execution = running(executions)
     coordinator.answers = {PS}
-    coordinator.backups._give_up_idle()
+    coordinator.backups.give_up_idle()
     assert executions._membership.live == {0} and coordinator.disconnected == [1]
     assert execution.running == {0: 0.0} and len(coordinator.queue) == 1
 
@@ -206,7 +223,8 @@ def test_an_idle_group_that_does_not_answer_is_lost_without_a_backup(coordinator
 def test_a_chief_that_is_cut_off_itself_gives_up_no_group(coordinator, executions):
     execution = running(executions)
     coordinator.answers, coordinator.clock = set(), 1e6
-    coordinator.backups.look()
+    coordinator.backups.back_up()
+    coordinator.backups.give_up_idle()
     assert executions._membership.live == {0, 1} and execution.running == {0: 0.0} and coordinator.disconnected == []
 
 

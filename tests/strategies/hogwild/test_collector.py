@@ -45,14 +45,14 @@ class Block:
 
 def collected(block, server_group=None, **options):
     """Collects the block from groups with the replicas [1, 1] and [2, 2]; returns the calls of the collector."""
-    calls = SimpleNamespace(lost=[], rounds=[])
+    calls = SimpleNamespace(lost=[], rounds=[], collected={})
 
     def flush(block, group):
         if group in options.get("failing", ()):
             raise tf.errors.UnavailableError(None, None, "gone")
         return tf.fill([2], tf.cast(group + 1, block.dtype))
 
-    Collector(flush, calls.lost.append, calls.rounds.append).collect([block], server_group)
+    calls.collected = Collector(flush, calls.lost.append, calls.rounds.append).collect([block], server_group)
     assert block.dirty == set()
     return calls
 
@@ -92,9 +92,11 @@ def test_a_collection_completes_the_round():
 @pytest.mark.parametrize(("dtype", "expected"), [(tf.float32, 1.5), (tf.int64, 1)])
 def test_the_chief_has_the_mean_of_what_belongs_to_groups_or_the_first_groups_value(dtype, expected):
     block = Block(Kind.OWN, dtype=dtype)
-    collected(block)
+    calls = collected(block)
     np.testing.assert_array_equal(block.values, [expected] * 2)
     assert (block.generation, block.published) == (0, 0)
+    block.values[...] = 9  # Others may assign a part of them.
+    assert {group: replica.tolist() for group, replica in calls.collected[block].items()} == {0: [1, 1], 1: [2, 2]}
 
 
 def test_a_group_that_fails_is_left_out():
@@ -114,6 +116,26 @@ def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch):
     assert Collector(flush, lost.append, lambda block: None).ask(Block(Kind.OWN), [0]) == {}
     assert lost == [0]
     answer.set()
+
+
+def test_a_group_that_takes_long_is_asked_for_an_answer_and_not_waited_for_without_one(monkeypatch):
+    monkeypatch.setattr(collector, "ASK_SECONDS", 0.05)
+    asked, lost, ended = [], [], threading.Event()
+
+    def flush(block, group):
+        if group == 1:
+            assert ended.wait(10)
+            raise tf.errors.UnavailableError(None, None, "its connection was shut down")
+        return tf.zeros([2])
+
+    def give_up(groups):
+        asked.append(groups)
+        if len(asked) == 2:
+            ended.set()
+
+    begin = time.monotonic()
+    assert Collector(flush, lost.append, lambda block: None, give_up).ask(Block(Kind.OWN), [0, 1]).keys() == {0}
+    assert asked == [[1], [1]] and lost == [1] and time.monotonic() - begin < 5  # Of ANSWER_SECONDS.
 
 
 def test_the_time_for_which_another_thread_traces_does_not_count(monkeypatch):

@@ -16,18 +16,20 @@ from conftest import processes_of
 pytestmark = pytest.mark.cluster
 
 TRAINS = """
-    import os
+    import os, time
     import tfdist
     strategy = tfdist.strategy()
     with strategy.scope():
         import keras, numpy as np
-        from tfdist.strategies.coordinator import executions
-        executions.BACKUP_SECONDS, executions.POLL_SECONDS = 2.0, 0.5
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
         model.compile(keras.optimizers.SGD(0.01), "mse")
     x = np.random.default_rng(1).normal(size=(64, 4))
     reported = []
     class Report(keras.callbacks.Callback):
+        last, pause = None, 0.0
+        def on_train_batch_end(self, batch, logs=None):
+            if self.last: self.pause = max(self.pause, time.monotonic() - self.last)
+            self.last = time.monotonic()
         def on_epoch_end(self, epoch, logs=None):
             training = len(strategy.local_replicas.live)
             if epoch >= 2 and reported[-1:] != [training]:
@@ -35,6 +37,8 @@ TRAINS = """
                 self.model.save(f"{len(reported)}.keras")
                 valid = np.isfinite(logs["val_loss"])
                 print(f"change {len(reported)}: {training} training" + ("" if valid else f", {logs}"), flush=True)
+                print(f"longest pause {len(reported)}: {self.pause:.1f} s", flush=True)
+                self.pause = 0.0
             if os.path.exists("end"):
                 self.model.stop_training = True
     model.fit(x, x.sum(1), batch_size=8, epochs=1000000, verbose=0, callbacks=[Report()], validation_data=(x, x.sum(1)))
@@ -45,6 +49,10 @@ TRAINS = """
 
 # Groups wait for each other at the end of a round, so the faults have to end these waits.
 TFDIST = {"strategy": "hogwild", "sync_period": 2, "synchronization": {"outer": "nesterov", "fragments": 2}}
+
+
+MOST_SECONDS = 8.0
+"""How long the others may pause while a worker is stopped: see test_by_hand_faults.py."""
 
 
 @pytest.fixture
@@ -78,6 +86,8 @@ def test_a_stopped_worker_delays_no_other(cluster, tmp_path):
     os.kill(jobs["worker", 1].process.pid, signal.SIGSTOP)
     try:
         jobs["chief", 0].wait_for("change 2: 1 training\n")
+        jobs["chief", 0].wait_for("longest pause 2: ")
+        assert float(jobs["chief", 0].output.partition("longest pause 2: ")[2].split()[0]) < MOST_SECONDS
     finally:
         os.kill(jobs["worker", 1].process.pid, signal.SIGCONT)
     (tmp_path / "end").touch()
@@ -143,6 +153,49 @@ def test_a_killed_ps_gets_its_part_of_the_parameters_back_and_no_step_is_lost(st
     before, after = found["losses"][7], found["losses"][8:]
     assert max(after) < 3 * before < 0.1 * found["losses"][0], found["losses"]
     assert found["error"] < 1e-3  # As without a fault.
+    assert job.left() == {}
+
+
+DIES = """
+    import json, os, signal
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    random = np.random.default_rng(1)
+    x, weights = random.normal(size=(512, 8)), random.normal(size=(8, 1))
+    y, killed = x @ weights, {}
+    def kill(when):
+        if when not in killed:
+            killed[when] = int(open("pid-ps-1").read())
+            os.kill(killed[when], signal.SIGKILL)
+    class Kill(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            if batch == 4: kill("in evaluate")
+    losses = model.fit(x, y, batch_size=8, epochs=4, verbose=0).history["loss"]
+    evaluated = model.evaluate(x, y, batch_size=4, verbose=0, callbacks=[Kill()])
+    losses += model.fit(x, y, batch_size=8, epochs=4, verbose=0).history["loss"]
+    kill("before a save")  # What the groups have trained since their last push is still theirs.
+    model.save("model.keras")
+    loaded = keras.saving.load_model("model.keras")
+    error = max(float(np.abs(a - b).max()) for a, b in zip(loaded.get_weights(), model.get_weights()))
+    after = model.evaluate(x, y, verbose=0)
+    found = {"losses": losses, "evaluated": evaluated, "after": after, "error": error, "killed": len(set(killed.values()))}
+    print("FOUND", json.dumps(found | {"updates": int(model.optimizer.iterations)}), flush=True)
+"""
+
+
+def test_a_ps_may_be_killed_during_evaluate_and_before_a_save(start, script):
+    cluster = '{"chief": 1, "worker": 2, "ps": 2}'
+    job = start("-m", "tfdist.launch", "--cluster", cluster, *OPTIONS, script(DIES))
+    assert job.wait(120) == 0, job.output
+    found = json.loads(job.output.partition("FOUND ")[2].splitlines()[0])
+    assert (found["updates"], found["killed"]) == (8 * 64, 2)
+    first, *_, middle = found["losses"][:4]
+    assert found["evaluated"] < 1.1 * middle and found["losses"][4] < 3 * middle < first, found
+    assert found["after"] < 2 * found["losses"][-1] < 0.1 * first, found
+    assert found["error"] == 0.0
     assert job.left() == {}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tfdist.launch.progress import SUFFIX as LAUNCHER_SUFFIX
 from tfdist.launch.progress import path_of, read
+from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress
 from tfdist.strategies.runtime.preemption import EXIT_CODE, SaveOnSignal
 
@@ -135,6 +136,29 @@ def test_sigusr1_saves_on_the_chief_and_the_training_goes_on(tmp_path, saves):
     assert signal.getsignal(signal.SIGUSR1) == signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+def test_where_a_save_takes_all_tasks_they_save_after_the_same_step():
+    requests, saved = [SaveRequests() for _ in range(2)], []
+    savers = [
+        SaveOnSignal([SimpleNamespace(save_on_signal=lambda batch, task=task: saved.append((task, batch)))], saves=task == 0)
+        for task in range(2)
+    ]
+    for saver, each in zip(savers, requests, strict=True):
+        strategy = SimpleNamespace(tfdist_hooks=SimpleNamespace(save_requests=each))
+        saver.set_model(SimpleNamespace(distribute_strategy=strategy))
+        saver.on_train_begin()
+    for batch in range(6):
+        total = sum(each.own.numpy() for each in requests)  # The step.
+        for each in requests:
+            each.total.assign(total)
+        if batch == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        for saver in savers[:: 1 if batch % 2 else -1]:
+            saver.on_train_batch_end(batch)
+    for saver in savers:
+        saver.release()
+    assert sorted(saved) == [(0, 3), (1, 3)]
+
+
 def test_other_callbacks_can_save_too():
     saved = []
     backup = SimpleNamespace(save_on_signal=saved.append)
@@ -193,14 +217,16 @@ def test_a_terminated_job_continues_from_its_backup(start, script, tmp_path):
 
 
 @pytest.mark.cluster
-def test_a_terminated_job_continues_at_its_batch_from_the_backup_of_the_launcher(start, script):
+@pytest.mark.parametrize("cluster", [["--tier", "BASIC"], ["-n", "2"]], ids=["one process", "multi_worker_mirrored"])
+def test_a_terminated_job_continues_at_its_batch_from_the_backup_of_the_launcher(start, script, cluster):
     program = script(
         """
         import sys, time
         import keras, numpy as np, tfdist
         with tfdist.strategy().scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-            model.compile("sgd", "mse")
+            layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((4,)), *layers])
+            model.compile("sgd", "mse", metrics=["mae"])
         class Slow(keras.callbacks.Callback):
             def on_train_batch_end(self, batch, logs=None):
                 print("batch", batch, flush=True)
@@ -210,10 +236,14 @@ def test_a_terminated_job_continues_at_its_batch_from_the_backup_of_the_launcher
         print("done", int(model.optimizer.iterations.numpy()), history.epoch, flush=True)
         """
     )
-    job = start("-m", "tfdist", "run", "--tier", "BASIC", "--backup_dir", "backup", program, "0.1")
-    job.wait_for("batch 7")
+    job = start("-m", "tfdist", "run", *cluster, "--backup_dir", "backup", program, "0.1")
+    job.wait_for("batch 4")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for("| tfdist: SIGUSR1: the backup is saved")  # And the training goes on.
+    job.wait_for("batch 7", after="SIGUSR1")
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(20) == 143, job.output
-    again = start("-m", "tfdist", "run", "--tier", "BASIC", "--backup_dir", "backup", program, "0")
+    assert "| tfdist: SIGTERM: the backup is saved, and the program ends" in job.output
+    again = start("-m", "tfdist", "run", *cluster, "--backup_dir", "backup", program, "0")
     assert again.wait(30) == 0, again.output
     assert "done 200 [0, 1]" in again.output and "batch 7\n" not in again.output.partition("batch 99")[0]

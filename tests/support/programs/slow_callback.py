@@ -46,7 +46,7 @@ class Sleeps(keras.callbacks.Callback):
 
 
 def main():
-    executions.BACKUP_SECONDS, executions.BACKUP_TIMES, executions.POLL_SECONDS = 0.5, 2.0, 0.1
+    executions.POLL_SECONDS = 0.1
     cluster = tfdist.read({"chief": 1, "worker": 2, "ps": 1})
     if sys.argv[1] == "hogwild":
         cluster = dataclasses.replace(cluster, strategy="hogwild", sync_period=3)

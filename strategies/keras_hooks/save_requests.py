@@ -1,0 +1,31 @@
+"""`SaveRequests`: the chief's wish to save, which every task sees after the same step.
+
+A save of `multi_worker_mirrored` reads values that only all tasks together have. The wish travels with the sums of the metrics,
+which the tasks make after each execution anyway.
+"""
+
+import tensorflow as tf
+
+
+class SaveRequests:
+    """The wish, as this task has it and as all have it.
+
+    Attributes:
+        own: 1.0 if this task wants to save, a float32 variable. What all tasks sum up.
+        total: the sum of the last execution, a float32 variable.
+    """
+
+    def __init__(self) -> None:
+        with tf.device("CPU:0"):
+            self.own, self.total = (tf.Variable(0.0, trainable=False) for _ in range(2))
+
+    def make(self) -> None:
+        """Asks all tasks to save after the next execution."""
+        self.own.assign(1.0)
+
+    def is_due(self) -> bool:
+        """Returns whether all tasks have to save now. Call it after each execution; then the wish is fulfilled."""
+        if float(self.total) == 0.0:
+            return False
+        self.own.assign(0.0)
+        return True
