@@ -86,6 +86,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             (watcher.measured if is_measured else watcher.changed)(status)
             if board is not None:
                 board.look()
+                board.note(status)
 
         while True:
             view.show()

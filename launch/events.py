@@ -4,6 +4,7 @@ import signal
 from dataclasses import dataclass
 
 from tfdist.cluster import Cluster
+from tfdist.planner.use import Use
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,19 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Used:
+    """What a task uses of its processor and link. A back end need not report it.
+
+    Attributes:
+        task: `job:index`.
+        use: what it has used in the last seconds.
+    """
+
+    task: str
+    use: Use
+
+
+@dataclass(frozen=True)
 class Listening:
     """A task accepts connections at its address: it has started.
 
@@ -162,5 +176,5 @@ class Lost:
     refused: bool = False
 
 
-Event = Exited | Output | Started | Memory | Listening | Stopped | Ready | Lost
+Event = Exited | Output | Started | Memory | Used | Listening | Stopped | Ready | Lost
 """What a back end reports. `NotStarted` and `Unreachable` are `Exited`."""

@@ -15,7 +15,7 @@ from tfdist.launch.backends.registry import find
 from tfdist.launch.background_jobs import BackgroundJobs
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.job_folder import JobFolder
-from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.progress import size
 from tfdist.messages import printable
 from tfdist.pictures import mermaid, svg
@@ -94,7 +94,9 @@ def _status(words: list[str], as_json: bool) -> int:
         print(f"{words[0]}  {status.state}{f': {printable(status.reason)}' if status.reason else ''}")
         if status.progress is not None:
             print(f"  {printable(status.progress.describe())}")
-        for row in _columns([_task_row(task) for task in status.as_json()["tasks"]]):
+        if status.binding is not None:
+            print(f"  binds: {printable(str(status.binding['text']))}")
+        for row in _columns([_task_row(task) for task in status.tasks]):
             print(f"  {row}")
     return 1 if status.state in (State.FAILED, State.CANCELLED, State.LOST) else 0
 
@@ -122,12 +124,13 @@ def _picture(handle: str, path: str | None) -> int:
     return 0
 
 
-def _task_row(task: "dict[str, object]") -> list[str]:
-    code = "" if task["exit_code"] is None else f"exit code {task['exit_code']}"
-    restarts = f"{task['restarts']} restarts" if task["restarts"] else ""
-    memory = size(float(str(task["memory"]))) if task["memory"] is not None else ""
-    extra = ", ".join(part for part in (code, restarts, memory, str(task["note"])) if part)
-    return [str(task["task"]), str(task["state"]), str(task["where"]), printable(extra)]
+def _task_row(task: TaskStatus) -> list[str]:
+    code = "" if task.exit_code is None else f"exit code {task.exit_code}"
+    restarts = f"{task.restarts} restarts" if task.restarts else ""
+    memory = size(task.memory) if task.memory is not None else ""
+    use = "" if task.use is None else task.use.text
+    extra = ", ".join(part for part in (code, restarts, memory, use, task.note) if part)
+    return [task.name, str(task.state), task.where, printable(extra)]
 
 
 def _table(as_json: bool) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.launch.progress import Progress
+from tfdist.planner.use import Use
 
 
 class State(str, enum.Enum):
@@ -48,6 +49,7 @@ class TaskStatus:
         restarts: how often it was started again.
         note: what else is known: what it waits for, the path of its log.
         memory: resident memory of its process in bytes; None if unknown.
+        use: what it uses of its processor and link; None if unknown.
     """
 
     name: str
@@ -57,6 +59,7 @@ class TaskStatus:
     restarts: int = 0
     note: str = ""
     memory: int | None = None
+    use: Use | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,7 @@ class JobStatus:
         reason: a sentence: what it waits for, why it failed; or empty.
         exit_code: the exit code that the launcher would have had; None before the end, or if unknown.
         progress: how far the training is; None if unknown.
+        binding: while it trains, what binds (`planner.binding.Binding.as_json`); None before anything is known, and after it.
     """
 
     state: State
@@ -76,6 +80,7 @@ class JobStatus:
     reason: str = ""
     exit_code: int | None = None
     progress: Progress | None = None
+    binding: Mapping[str, Any] | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "JobStatus":
@@ -89,12 +94,13 @@ class JobStatus:
                 each["restarts"],
                 each["note"],
                 each.get("memory"),
+                Use.from_json(each["use"]) if each.get("use") else None,
             )
             for each in values.get("tasks", ())
         )
         progress = Progress.from_json(values["progress"]) if values.get("progress") else None
         state = State(values.get("state", "starting"))
-        return cls(state, tasks, values.get("reason", ""), values.get("exit_code"), progress)
+        return cls(state, tasks, values.get("reason", ""), values.get("exit_code"), progress, values.get("binding"))
 
     def as_json(self) -> dict[str, Any]:
         """Returns a dict for `json.dumps`: the attributes, with `tasks` as a list of dicts."""
@@ -103,6 +109,7 @@ class JobStatus:
             "reason": self.reason,
             "exit_code": self.exit_code,
             "progress": None if self.progress is None else asdict(self.progress),
+            "binding": self.binding,
             "tasks": [
                 {
                     "task": task.name,
@@ -112,6 +119,7 @@ class JobStatus:
                     "restarts": task.restarts,
                     "note": task.note,
                     "memory": task.memory,
+                    "use": None if task.use is None else asdict(task.use),
                 }
                 for task in self.tasks
             ],

@@ -74,6 +74,8 @@ class JobView:
                 foot.append(Text(_exchange(status.progress)))
         elif unfinished := self._unfinished():
             foot.append(Text(printable(unfinished)))
+        if status.binding is not None:
+            foot.append(Text(printable(f"binds: {status.binding['text']}")))
         foot = foot[: max(1, rows - 1 - _FEWEST_ROWS)]
         lines = [self._line(self._head(status.state), columns)]
         lines += self._tasks(status, columns, rows - 1 - len(foot))

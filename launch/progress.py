@@ -1,7 +1,7 @@
 """`Progress`: how far the training is, as the task that reports has written it (strategies/runtime/fit_progress.py)."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ class Progress:
         seconds_left: until the end of this `fit`; None if not known.
         metrics: those of the last epoch.
         exchange: under hogwild `period`, `delay`, `compression` and `bytes_per_second`.
+        parameters: rows and bytes of each of the largest trainable variables; the others are one entry.
     """
 
     phase: str = "idle"
@@ -38,6 +39,7 @@ class Progress:
     seconds_left: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     exchange: Mapping[str, Any] | None = None
+    parameters: Sequence[Sequence[int]] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Progress":

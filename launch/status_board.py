@@ -1,9 +1,11 @@
 """`StatusBoard`: the states of a running job and of its tasks, made from the events of the back end."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from tfdist.launch.events import Event, Exited, Listening, Memory, Ready, Stopped
+from tfdist.launch.binding_now import BindingNow
+from tfdist.launch.events import Event, Exited, Listening, Memory, Ready, Stopped, Used
 from tfdist.launch.job import Job
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.progress import Progress
@@ -17,19 +19,21 @@ class StatusBoard:
 
         Args:
             job: the job.
-            publish: is called with each new status, and whether only measurements are new: memory and progress.
+            publish: is called with each new status, and whether only measurements are new: memory, use and progress.
         """
         training = job.cluster.training_tasks
         self._listeners = {task.name for task in training} if len(training) > 1 else set()
         self._tasks = {task.name: TaskStatus(task.name, State.STARTING, task.host or "") for task in job.cluster.tasks}
         self._state = State.STARTING
         self._progress: Progress | None = None
+        self._binding = BindingNow(job, time.monotonic)
         self._publish = publish
 
     @property
     def status(self) -> JobStatus:
         """The status now."""
-        return JobStatus(self._state, tuple(self._tasks.values()), progress=self._progress)
+        tasks = tuple(self._tasks.values())
+        return JobStatus(self._state, tasks, progress=self._progress, binding=self._binding.of(tasks, self._progress))
 
     def progressed(self, progress: Progress) -> None:
         """Takes note of how far the training is."""
@@ -49,10 +53,16 @@ class StatusBoard:
             self._set(event.task, memory=event.size)
             self._publish(self.status, True)
             return
+        elif isinstance(event, Used):
+            self._set(event.task, use=event.use)
+            self._publish(self.status, True)
+            return
         elif isinstance(event, Listening):
             self._set(event.task, state=State.RUNNING)
         elif isinstance(event, Exited):
-            self._set(event.task, state=State.FAILED if event.code else State.SUCCEEDED, exit_code=event.code, memory=None)
+            self._set(
+                event.task, state=State.FAILED if event.code else State.SUCCEEDED, exit_code=event.code, memory=None, use=None
+            )
         elif isinstance(event, Stopped):
             self._set(event.task, note=f"stopped by {event.signal_name}" if event.signal is not None else "")
         else:
@@ -63,7 +73,7 @@ class StatusBoard:
 
     def set_aside(self, name: str) -> None:
         """Takes note of a task that does not run for now because it is not wanted."""
-        self._set(name, state=State.QUEUED, exit_code=None, memory=None)
+        self._set(name, state=State.QUEUED, exit_code=None, memory=None, use=None)
         self._publish(self.status, False)
 
     def restarted(self, name: str, counts: bool = True) -> None:
@@ -81,7 +91,7 @@ class StatusBoard:
             exits: exit code by task name.
         """
         for name, code in exits.items():
-            self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code, memory=None)
+            self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code, memory=None, use=None)
         return JobStatus(state, tuple(self._tasks.values()), reason, progress=self._progress)
 
     def _set(self, name: str, **changes: object) -> None:

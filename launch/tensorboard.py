@@ -1,14 +1,25 @@
-"""`TensorBoard`: runs TensorBoard beside a job (`--tensorboard`). It ends with the job, or with this process."""
+"""`TensorBoard`: runs TensorBoard beside a job (`--tensorboard`), and writes what binds. It ends with the job."""
 
+import contextlib
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from tfdist.launch.job_status import JobStatus
 
 END_SECONDS = 3.0
+
+WRITE_SECONDS = 5.0
+"""How often speed and binding resource are written."""
+
+RUN = "tfdist"
+"""The run, a folder inside the folder that is shown, with what the launcher writes."""
 
 _PROGRAM = """
 import sys
@@ -36,6 +47,10 @@ class TensorBoard:
         self._log = log_dir / "tensorboard.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._is_said = False
+        self._folder = os.path.join(os.path.abspath(folder), RUN)
+        self._events: Any = None
+        self._written_at = 0.0
+        self._resource: str | None = None
         if importlib.util.find_spec("tensorboard") is None:
             say("--tensorboard: TensorBoard is not installed: pip install tensorboard")
             return
@@ -67,10 +82,46 @@ class TensorBoard:
             last = [line for line in text.splitlines() if line.strip()][-1:] or [f"see {self._log}"]
             self._say(f"--tensorboard: TensorBoard has ended: {last[0]}")
 
+    def note(self, status: JobStatus) -> None:
+        """Writes how fast the job trains, and how busy the resource is that binds, as scalars by batches of `fit`.
+
+        The name of the resource is a text, written when it changes. Figures that are not known are left out.
+        """
+        progress, binding, now = status.progress, status.binding, time.monotonic()
+        if self._process is None or progress is None or not progress.batches or now - self._written_at < WRITE_SECONDS:
+            return
+        scalars = {"examples_per_second": progress.examples_per_second, "steps_per_second": progress.steps_per_second}
+        if binding is not None and binding["resource"] is not None:
+            scalars["binding_utilization"] = binding["utilization"]
+        scalars |= {f"processor/{task.name}": task.use.running for task in status.tasks if task.use is not None}
+        scalars |= {f"link/{task.name}": task.use.sending for task in status.tasks if task.use is not None}
+        self._written_at = now
+        texts = {}
+        if binding is not None and (binding["resource"] or "none") != self._resource:
+            self._resource = binding["resource"] or "none"
+            texts = {f"{RUN}/binds": str(binding["text"])}
+        try:
+            if self._events is None:
+                from tfdist.launch.tensorboard_events import EventFile
+
+                self._events = EventFile(self._folder)
+            known = {f"{RUN}/{name}": value for name, value in scalars.items() if value is not None}
+            self._events.add(known, texts, progress.batches)
+        except (
+            OSError,
+            ImportError,
+            AttributeError,
+        ) as error:  # A full disk, or another TensorBoard, does not end the training.
+            self._say(f"--tensorboard: what binds cannot be written: {error}")
+            self._written_at = float("inf")
+
     def close(self) -> None:
         """Ends it."""
         if self._process is None:
             return
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()
         self._process.terminate()
         try:
             self._process.wait(END_SECONDS)

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 SUFFIX = ".progress"
 """The file is beside the report (run_summary.py), with this at the end of its name."""
@@ -16,6 +18,9 @@ WRITE_SECONDS = 0.5
 SPEED_SECONDS = 10.0
 """The speed is the mean over this time. Under hogwild, the steps of a whole sync period arrive at once."""
 
+LARGEST = 50
+"""So many of the largest variables are written one by one."""
+
 
 class FitProgress(keras.callbacks.Callback):
     """Writes the progress of a `fit`.
@@ -23,7 +28,7 @@ class FitProgress(keras.callbacks.Callback):
     The file holds JSON: `phase` ("fit", "evaluate", or "idle" after it), `epoch` from 1, `epochs`, `step` of the epoch, `steps`
     of an epoch (null if not known), `batches` (of training and validation that have begun, in this `fit`), `steps_per_second`,
     `examples_per_second` (null in the first epoch), `seconds_left` (of this `fit`, or null), `metrics` (of the last epoch) and
-    `exchange` (of `Hogwild.exchange`, or null).
+    `exchange` (of `Hogwild.exchange`, or null) and `parameters` (`parameters_of`).
     """
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
@@ -47,6 +52,7 @@ class FitProgress(keras.callbacks.Callback):
         self._epoch_seconds: float | None = None
         self._values: dict[str, Any] = {"phase": "idle", "epoch": 0, "epochs": 0, "step": 0, "steps": None, "metrics": {}}
         self._batches = 0
+        self._parameters: list[list[int]] = []
 
     # What Keras calls.
 
@@ -55,6 +61,7 @@ class FitProgress(keras.callbacks.Callback):
         now = self._clock()
         if self._epoch_begin is None:
             self._samples.append((now, 0))
+            self._parameters = parameters_of(self.model)
         self._epoch_begin = now
         steps = self.params.get("steps") or self._values["steps"]
         self._values.update(phase="fit", epoch=epoch + 1, epochs=self.params.get("epochs") or 0, step=0, steps=steps)
@@ -115,6 +122,7 @@ class FitProgress(keras.callbacks.Callback):
             "examples_per_second": speed * counted if speed and counted else None,
             "seconds_left": self._seconds_left(speed),
             "exchange": exchange(speed) if exchange is not None else None,
+            "parameters": self._parameters,
         }
         try:
             with open(f"{self._path}.part", "w", encoding="utf-8") as file:
@@ -131,6 +139,17 @@ class FitProgress(keras.callbacks.Callback):
         epochs = max(0, values["epochs"] - values["epoch"])
         epoch_seconds = self._epoch_seconds if self._epoch_seconds is not None else values["steps"] / speed
         return float(max(0, values["steps"] - values["step"]) / speed + epochs * epoch_seconds)
+
+
+def parameters_of(model: Any) -> list[list[int]]:
+    """Returns length of the first dimension and bytes of the largest trainable variables, then an entry for all others."""
+    found = []
+    for variable in model.trainable_variables:
+        size = int(np.prod(variable.shape, dtype=np.int64)) * tf.as_dtype(variable.dtype).size
+        found.append([int(variable.shape[0]) if len(variable.shape) else 0, size])
+    found.sort(key=lambda each: -each[1])
+    others = sum(size for _, size in found[LARGEST:])
+    return found[:LARGEST] + ([[0, others]] if others else [])
 
 
 def _number(value: Any) -> float | None:

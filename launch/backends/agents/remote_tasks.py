@@ -16,9 +16,10 @@ from tfdist.launch import progress
 from tfdist.launch.backends.agents.frames import SILENCE_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Stopped, Unreachable
+from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Stopped, Unreachable, Used
 from tfdist.launch.job import JobFiles
 from tfdist.messages import printable
+from tfdist.planner.use import Use
 from tfdist.version import __version__
 
 CLOSE_SECONDS = 7.5
@@ -187,6 +188,8 @@ class RemoteTasks:
             self._events.append(Stopped(message["stopped"], message["pid"], message["signal"]))
         elif "memory" in message:
             self._events.append(Memory(message["memory"], message["size"]))
+        elif "used" in message:
+            self._events.append(Used(message["used"], Use.from_json(message["use"])))
         elif "report" in message or "progress" in message:
             self._write_report(message, data)
         elif "hello" in message:

@@ -19,6 +19,7 @@ from tfdist.launch.backends.local.ports import HeldPorts, is_local, names_this_m
 from tfdist.launch.backends.local.processes import LocalProcesses
 from tfdist.launch.backends.local.resources import Resources
 from tfdist.launch.backends.local.stacks import Stacks
+from tfdist.launch.backends.local.use_probe import UseProbe
 from tfdist.launch.events import Event, Exited, Lost, NotStarted, Output, Started
 from tfdist.launch.job import Job, JobFiles
 
@@ -99,6 +100,7 @@ class LocalTasks:
         self._pipes: dict[str, Pipe] = {}
         self._pids: dict[str, int] = {}
         self._memory = MemoryProbe()
+        self._use = UseProbe()
         self._stacks = Stacks()
         self._pending: list[Event] = []
         self._output = selectors.DefaultSelector()  # Of everything.
@@ -124,6 +126,7 @@ class LocalTasks:
         """See `TaskRunner`."""
         events, self._pending = self._pending, []
         events += [*self._probe.events(), *self._memory.events(self._pids), *self._stacks.events(self._pids)]
+        events += self._use.events(self._pids)
         selector = self._output if output else self._control
         for key, _ in selector.select(0 if events else timeout):
             if isinstance(key.fileobj, Pipe):

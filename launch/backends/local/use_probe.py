@@ -1,0 +1,216 @@
+"""`UseProbe`: what the tasks of this machine use of its processors and its link, from `/proc` and the kernel's sockets.
+
+Counters say how much was used. Whether a thread runs, or data waits to be sent, is looked up several times a second: the part
+of the looks in which it was so is the part of the time.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tfdist import machine
+from tfdist.launch.backends.local import sockets
+from tfdist.launch.events import Used
+from tfdist.planner.use import Use
+
+LOOK_SECONDS = 0.2
+REPORT_SECONDS = 2.0
+WINDOW_SECONDS = 8.0
+"""What is reported is the mean over this time."""
+
+LEAST_SECONDS = 2.0
+LEAST_LOOKS = 8
+"""Fewer tell nothing."""
+
+RECEIVER_LIMITED = 0.5
+"""Data that waits because the other end took none for this part of the time does not wait for the link."""
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass
+class _Look:
+    """What was seen of a task at a moment, in seconds. Counters are those since its start, in seconds or bytes."""
+
+    at: float
+    processor: float
+    waited: float
+    machine_busy: float
+    machine_all: float
+    is_running: bool
+    is_sending: bool | None = None
+    sent: int = 0
+    received: int = 0
+
+
+@dataclass
+class _Seen:
+    """A task."""
+
+    pid: int
+    cores: int
+    is_here: bool
+    looks: deque[_Look] = field(default_factory=deque)
+    inodes: set[int] = field(default_factory=set)
+    limited: dict[int, int] = field(default_factory=dict)
+    counted: dict[int, tuple[int, int]] = field(default_factory=dict)
+    sent: int = 0
+    received: int = 0
+
+
+class UseProbe:
+    """Looks at the tasks.
+
+    Args:
+        clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looked_at = self._reported_at = 0.0
+        self._seen: dict[str, _Seen] = {}
+
+    def events(self, pids: Mapping[str, int]) -> list[Used]:
+        """Returns what the tasks use, whose process ids are `pids`; nothing if it is not yet time."""
+        now = self._clock()
+        if now - self._looked_at < LOOK_SECONDS:
+            return []
+        elapsed, self._looked_at = now - self._looked_at, now
+        reports = now - self._reported_at >= REPORT_SECONDS
+        self._seen = {name: seen for name, seen in self._seen.items() if pids.get(name) == seen.pid}
+        found = sockets.connections() if pids else None
+        for name, pid in pids.items():
+            seen = self._seen.get(name)
+            if seen is None:
+                seen = self._seen[name] = _Seen(pid, _cores(pid), _shares_network(pid))
+            if reports:
+                seen.cores = _cores(pid)  # The program may choose its cores.
+            self._look(seen, now, elapsed, found if seen.is_here else None, reports)
+        if not reports:
+            return []
+        self._reported_at = now
+        uses = ((name, use_of(seen.looks, seen.cores)) for name, seen in self._seen.items())
+        return [Used(name, use) for name, use in uses if use is not None]
+
+    def _look(self, seen: _Seen, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool) -> None:
+        processor = _processor(seen.pid)
+        if processor is None:
+            return
+        if found is not None and (counts or not seen.inodes):  # To list them takes longer than the rest.
+            seen.inodes = sockets.inodes(seen.pid)
+        before = seen.looks[-1].waited if seen.looks else 0.0
+        waited = _waited(seen.pid) if counts or not seen.looks else before
+        look = _Look(now, processor, waited, *_machine(), _is_running(seen.pid))
+        if found is not None:
+            look.is_sending = _count(seen, found, elapsed)
+            look.sent, look.received = seen.sent, seen.received
+        seen.looks.append(look)
+        while len(seen.looks) > 2 and now - seen.looks[1].at > WINDOW_SECONDS:
+            seen.looks.popleft()
+
+
+def use_of(looks: "deque[_Look]", cores: int) -> Use | None:
+    """Returns the use over a time; None after too few looks."""
+    if len(looks) < LEAST_LOOKS or looks[-1].at - looks[0].at < LEAST_SECONDS:
+        return None
+    first, last, later = looks[0], looks[-1], list(looks)[1:]
+    seconds = last.at - first.at
+    capacity = last.machine_all - first.machine_all
+    knows_links = all(look.is_sending is not None for look in looks)
+    return Use(
+        seconds,
+        (last.processor - first.processor) / seconds,
+        max(0.0, last.waited - first.waited) / seconds,
+        sum(look.is_running for look in later) / len(later),
+        cores,
+        min(1.0, (last.machine_busy - first.machine_busy) / capacity) if capacity > 0 else 0.0,
+        sum(bool(look.is_sending) for look in later) / len(later) if knows_links else None,
+        (last.sent - first.sent) / seconds if knows_links else None,
+        (last.received - first.received) / seconds if knows_links else None,
+    )
+
+
+def _count(seen: _Seen, found: list[sockets.Connection], elapsed: float) -> bool:
+    """Adds what the connections of a task have carried since the last look; returns whether data waits for the link."""
+    is_sending = False
+    counted, limited = {}, {}
+    for each in found:
+        if each.inode not in seen.inodes:
+            continue
+        # What a connection had carried before it was first seen does not count.
+        sent, received = seen.counted.get(each.inode, (each.sent, each.received))
+        seen.sent += max(0, each.sent - sent)
+        seen.received += max(0, each.received - received)
+        counted[each.inode] = each.sent, each.received
+        limited[each.inode] = each.receiver_limited
+        stopped = (each.receiver_limited - seen.limited.get(each.inode, each.receiver_limited)) / 1e6
+        is_sending = is_sending or (each.waiting > 0 and stopped < RECEIVER_LIMITED * elapsed)
+    seen.counted, seen.limited = counted, limited
+    return is_sending
+
+
+def _processor(pid: int) -> float | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_running(pid: int) -> bool:
+    for thread in _threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/stat", encoding="ascii", errors="replace") as file:
+                if file.read().rpartition(")")[2].split(maxsplit=1)[0] == "R":
+                    return True
+        except (OSError, IndexError):
+            continue
+    return False
+
+
+def _waited(pid: int) -> float:
+    """Returns how long the threads of a process waited for a core; 0 where the kernel does not count it."""
+    total = 0
+    for thread in _threads(pid):
+        try:
+            with open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file:
+                total += int(file.read().split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+    return total / 1e9
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _machine() -> tuple[float, float]:
+    """Returns for how long the cores of this machine were in use, and for how long they could have been."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            times = [int(word) for word in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    idle = sum(times[3:5])  # idle and iowait
+    return (sum(times) - idle) / _TICK, sum(times) / _TICK
+
+
+def _cores(pid: int) -> int:
+    try:
+        return min(len(os.sched_getaffinity(pid)), machine.cores())
+    except OSError:
+        return machine.cores()
+
+
+def _shares_network(pid: int) -> bool:
+    """Returns whether a process sees the connections that this one sees."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+    except OSError:
+        return False

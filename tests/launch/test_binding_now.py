@@ -1,0 +1,165 @@
+"""What binds a running job: what the processes and sockets of this machine say, and a real job of which it is known."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+
+import pytest
+from support_paths import PROGRAMS
+
+from tfdist.choice import choose
+from tfdist.dialects import read
+from tfdist.launch.backends.local import sockets, use_probe
+from tfdist.launch.binding_now import MOST_SECONDS_WITHOUT, BindingNow
+from tfdist.launch.events import Used
+from tfdist.launch.job import Job, Program
+from tfdist.launch.job_status import JobStatus, State, TaskStatus
+from tfdist.launch.progress import Progress
+from tfdist.planner.use import Use
+
+USE = Use(8.0, 0.9, 0.0, 0.95, 2, 0.5, 0.0, 0.0, 0.0)
+FIT = Progress("fit", 1, 5, 130, 937, 1067, 12.5, parameters=[[1000, 4_000_000]])
+
+
+def test_the_kernel_counts_what_a_connection_carries_and_what_waits(monkeypatch):
+    monkeypatch.setattr(sockets, "_to_others", lambda found: [each for _, _, each in found])  # Those of this machine, too.
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as one:
+        other, _ = server.accept()
+        with other:
+            one.sendall(b"x" * 1000)
+            assert other.recv(1000, socket.MSG_WAITALL)
+            mine = sockets.inodes(os.getpid())
+            found = {each.inode: each for each in sockets.connections() or () if each.inode in mine}
+            if not found:
+                pytest.skip("this kernel does not tell")
+            received, waits = found[os.fstat(other.fileno()).st_ino], found[os.fstat(one.fileno()).st_ino]
+            assert received.received == 1000 and waits.waiting == 0
+            one.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                while True:
+                    one.send(b"x" * 100_000)
+            time.sleep(0.3)
+            later = {each.inode: each for each in sockets.connections()}[waits.inode]
+            # What the other end does not read does not wait for the link.
+            assert later.waiting > 0 and later.receiver_limited > waits.receiver_limited
+
+
+def test_connections_within_this_machine_do_not_use_its_link():
+    here, there = (bytes([10, 0, 0, last]) + bytes(12) for last in (1, 2))
+    mapped = bytes(10) + b"\xff\xff" + bytes([127, 0, 0, 1])
+    found = [(here, here, 1), (here, there, 2), (here, bytes([127, 0, 0, 1]) + bytes(12), 3), (mapped, mapped, 4)]
+    assert list(sockets._to_others(found)) == [2]
+
+
+def test_the_probe_tells_a_process_that_computes_from_one_that_sleeps(monkeypatch):
+    monkeypatch.setattr(use_probe, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(use_probe, "LEAST_SECONDS", 0.3)
+    monkeypatch.setattr(use_probe, "REPORT_SECONDS", 0.4)
+    programs = {"worker:0": "print(flush=True)\nwhile True: pass", "ps:0": "print(flush=True)\nimport time; time.sleep(60)"}
+    processes = {name: subprocess.Popen([sys.executable, "-c", text], stdout=-1) for name, text in programs.items()}
+    try:
+        for process in processes.values():
+            process.stdout.readline()
+        probe, events, deadline = use_probe.UseProbe(), [], time.monotonic() + 20
+        while len(events) < 2:
+            assert time.monotonic() < deadline
+            events = probe.events({name: process.pid for name, process in processes.items()})
+            time.sleep(0.01)
+        uses = {event.task: event.use for event in events if isinstance(event, Used)}
+        busy, idle = uses["worker:0"], uses["ps:0"]
+        assert busy.running > 0.9 and 0.8 < busy.processor + busy.waited < 1.3 and busy.machine > 0
+        assert idle.running < 0.3 and idle.processor < 0.1
+        assert busy.cores == len(os.sched_getaffinity(0)) or busy.cores >= 1
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.communicate()
+
+
+def test_a_time_without_figures_of_sockets_has_none():
+    looks = deque(use_probe._Look(number * 0.5, number * 0.25, 0.0, number, 2 * number, number % 2 == 0) for number in range(9))
+    assert use_probe.use_of(looks, 2) == Use(4.0, 0.5, 0.0, 0.5, 2, 0.5)
+    assert use_probe.use_of(deque(list(looks)[:4]), 2) is None
+    for look in looks:
+        look.is_sending, look.sent = look.at > 2, int(look.at * 100)
+    assert use_probe.use_of(looks, 2).sending == 0.5 and use_probe.use_of(looks, 2).sent == 100
+
+
+def test_nothing_binds_before_all_figures_are_from_the_training():
+    cluster = read({"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"], "ps": ["d:1"]}})
+    now = [100.0]
+    found = BindingNow(Job(cluster, choose(cluster), Program(script="x.py")), lambda: now[0])
+    tasks = [TaskStatus(task.name, State.RUNNING, task.host, use=USE) for task in cluster.tasks]
+    assert found.of(tasks, None) is None
+    assert found.of(tasks, FIT) is None
+    now[0] += 8.1
+    binding = found.of(tasks, FIT)
+    assert binding["resource"] == "chief processor" and binding["text"].startswith("chief processor, busy for 90% of the time")
+    status = JobStatus(State.RUNNING, tuple(tasks), progress=FIT, binding=binding)
+    assert JobStatus.from_json(json.loads(json.dumps(status.as_json()))) == status
+    assert found.of(tasks, Progress()) is None
+    silent = [TaskStatus(task.name, State.RUNNING, task.host) for task in cluster.tasks]
+    assert found.of(silent, FIT) is None
+    now[0] += MOST_SECONDS_WITHOUT
+    assert found.of(silent, FIT)["text"].startswith("not known: nobody reports")
+
+
+def test_what_binds_is_written_for_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    from tfdist.launch.tensorboard_events import EventFile
+
+    file = EventFile(str(tmp_path / "tfdist"))
+    file.add({"tfdist/binding_utilization": 0.5}, {"tfdist/binds": "link of ps 1"}, 7)
+    file.close()
+    (path,) = (tmp_path / "tfdist").iterdir()
+    data, events = path.read_bytes(), []
+    while data:  # Length, its checksum, the event, its checksum.
+        length = int.from_bytes(data[:8], "little")
+        events.append(Event.FromString(data[12 : 12 + length]))
+        data = data[16 + length :]
+    assert events[0].file_version == "brain.Event:2" and events[1].step == 7
+    utilization, text = events[1].summary.value
+    assert (utilization.tag, utilization.simple_value) == ("tfdist/binding_utilization", 0.5)
+    assert (text.tag, list(text.tensor.string_val)) == ("tfdist/binds", [b"link of ps 1"])
+
+
+@pytest.mark.cluster
+def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path):
+    """One ps has little of a core and many parameters; then the steps of the only worker are long and its parameters few."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("it needs a core for the ps and another for the others")
+    state = tmp_path / "state.json"
+    cluster = '{"chief": 1, "worker": 1, "ps": 1}'
+    command = [sys.executable, "-m", "tfdist", "run", "--cluster", cluster, "--strategy", "parameter_server"]
+    process = subprocess.Popen(
+        [*command, "--state_file", str(state), str(PROGRAMS / "bound.py")], cwd=tmp_path, stdout=-1, stderr=subprocess.STDOUT
+    )
+
+    def wait_for(resource):
+        deadline, seen = time.monotonic() + 90, []
+        while time.monotonic() < deadline and process.poll() is None:
+            binding = json.loads(state.read_text())["binding"] if state.exists() else None
+            if binding is not None:
+                seen.append(binding)
+                if binding["resource"] == resource:
+                    return binding
+            time.sleep(0.2)
+        raise AssertionError([each["text"] for each in seen[-3:]] or process.communicate(timeout=1))
+
+    try:
+        ps = wait_for("processor of ps 0")
+        assert ps["utilization"] > 0.6 and ps["better"].endswith(" ps") and ps["times"] > 1.1 and not ps["unknown"]
+        (tmp_path / "go_on").touch()
+        assert wait_for("worker processor")["utilization"] > 0.6
+        (tmp_path / "end").touch()
+        assert process.wait(30) == 0
+    finally:
+        if process.poll() is None:
+            process.terminate()
+        process.communicate(timeout=30)
