@@ -136,13 +136,15 @@ def prepared(cluster: Cluster) -> Cluster:
 def _check_partition(cluster: Cluster, choice: Choice) -> None:
     """Raises ClusterError if the strategy cannot shard variables, or the devices of a task do not make up whole replicas."""
     error = cluster.source.error
-    if choice.strategy in SERVED:
+    if choice.strategy == "parameter_server":
         raise error(
-            f"a model is partitioned under mirrored and multi_worker_mirrored, and this cluster means {choice.strategy}: "
-            f"{choice.rule}; describe it without ps, or leave the partition out",
+            f"a model is partitioned under mirrored, multi_worker_mirrored and hogwild, and this cluster means "
+            f"{choice.strategy}: {choice.rule}; choose --strategy hogwild, describe it without ps, or leave the partition out",
             field="partition",
         )
-    for task in cluster.training_tasks:
+    if cluster.synchronization.fragments > 1:
+        raise error("a partitioned model is synchronized as a whole; leave fragments or the partition out", field="fragments")
+    for task in cluster.job("worker") if cluster.job("ps") else cluster.training_tasks:
         devices = cluster.partition.devices or task.slots
         if task.slots % devices or devices < 2:
             raise error(
@@ -151,6 +153,25 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
                 "(SINGA's nworkers_per_procs)",
                 field="partition",
             )
+    if cluster.job("ps"):
+        _check_groups(cluster)
+
+
+def _check_groups(cluster: Cluster) -> None:
+    """Raises ClusterError if a worker group does not consist of whole replicas, each with consecutive slots of one task."""
+    places = [(task, slot) for task in cluster.job("worker") for slot in range(task.slots)]
+    devices = cluster.replica_slots
+    for number, ranks in enumerate(cluster.worker_groups):
+        for first in range(0, len(ranks), devices):
+            held = [places[rank] for rank in ranks[first : first + devices]]
+            task, slot = held[0]
+            if held != [(task, slot + offset) for offset in range(devices)]:
+                raise cluster.source.error(
+                    f"a replica has {devices} devices, all of one task, and the {len(ranks)} workers of worker group {number} "
+                    "do not make up whole replicas; describe groups of a multiple of that (SINGA's nworkers_per_group), or "
+                    "give --partition_devices another number",
+                    field="partition",
+                )
 
 
 def _check_forced(cluster: Cluster, name: str) -> None:

@@ -145,6 +145,13 @@ class Cluster:
         """Replicas of all workers; in a cluster without workers those of the chief."""
         return sum(task.slots for task in self.job("worker") or self.job("chief"))
 
+    @property
+    def replica_slots(self) -> int:
+        """Slots of a task that make up one replica: 1 without a partition."""
+        if not self.partition:
+            return 1
+        return self.partition.devices or max(task.slots for task in self.job("worker") or self.training_tasks)
+
     def find(self, job: str, index: int) -> Task:
         """Returns the task `job:index`. Raises ClusterError if there is none."""
         for task in self.tasks:

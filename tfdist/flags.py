@@ -175,8 +175,9 @@ def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cl
         )
     devices = devices or cluster.partition.devices
     cluster = dataclasses.replace(cluster, partition=Partition(layouts, devices))
+    jobs = ("worker",) if cluster.job("ps") else ("chief", "worker")  # With ps the chief only coordinates.
     tasks = tuple(
-        dataclasses.replace(task, slots=devices) if task.job in ("chief", "worker") and task.slots == 1 and devices else task
+        dataclasses.replace(task, slots=devices) if task.job in jobs and task.slots == 1 and devices else task
         for task in cluster.tasks
     )
     if tasks == cluster.tasks or dataclasses.replace(cluster, worker_groups=()).worker_groups != cluster.worker_groups:

@@ -34,7 +34,7 @@ class WorkerGroup:
 
     Attributes:
         number: its place among the groups, from 0.
-        devices: the full name of each replica's device. The first is the leader's.
+        devices: the full name of each replica's device, the first one if it has several. The first is the leader's.
         traced_devices: the devices that its functions are traced for. If all replicas are in one task, the names leave out the
             task, and groups that look alike share their functions.
         tasks: the indices of its worker tasks, the leader's first.
@@ -123,7 +123,7 @@ def groups_of(cluster: Cluster, devices: set[str], absent: Collection[Task] = ()
     groups = []
     for number, ranks in enumerate(cluster.worker_groups):
         full = []
-        for rank in ranks:
+        for rank in ranks[:: cluster.replica_slots]:
             task, slot = places[rank]
             prefix = f"/job:worker/replica:0/task:{task.index}/device:"
             full.append(f"{prefix}{kinds[task.name]}:{slot}")
