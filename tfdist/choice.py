@@ -136,12 +136,6 @@ def prepared(cluster: Cluster) -> Cluster:
 def _check_partition(cluster: Cluster, choice: Choice) -> None:
     """Raises ClusterError if the strategy cannot shard variables, or the devices of a task do not make up whole replicas."""
     error = cluster.source.error
-    if choice.strategy == "parameter_server":
-        raise error(
-            f"a model is partitioned under mirrored, multi_worker_mirrored and hogwild, and this cluster means "
-            f"{choice.strategy}: {choice.rule}; choose --strategy hogwild, describe it without ps, or leave the partition out",
-            field="partition",
-        )
     if cluster.synchronization.fragments > 1:
         raise error("a partitioned model is synchronized as a whole; leave fragments or the partition out", field="fragments")
     for task in cluster.job("worker") if cluster.job("ps") else cluster.training_tasks:

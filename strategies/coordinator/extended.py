@@ -75,6 +75,11 @@ class GroupExtended(ParameterServerExtended):
 
     @overrides(ParameterServerExtended)
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        if self.worker_mesh is not None and not self._tfdist_tracing:
+            raise RuntimeError(
+                "strategy.run cannot be traced by hand if the description of the cluster partitions the model: a function that "
+                "you schedule does not know the devices of its worker. Train with Keras' fit, or leave --partition away"
+            )
         if self._tfdist_widest > 1 and not (self._tfdist_tracing or self._tfdist_common_devices):
             raise RuntimeError(
                 "strategy.run cannot be traced by hand where the workers of a group are in several tasks: each group needs a "

@@ -32,8 +32,7 @@ class HogwildHooks(CoordinatorHooks):
 
     def check_own_loop(self) -> None:
         """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned."""
-        if self._strategy.extended.mesh is not None:
-            raise ValueError(f"{_OWN_LOOP}; a model with a partition (--partition) cannot train so")
+        self._check_not_partitioned(_OWN_LOOP)
         if not self._has_own_loop:
             self._has_own_loop = True
             _log.warning("%s", _OWN_LOOP)

@@ -12,7 +12,7 @@ from tfdist.strategies.variable_base import shard_scope
 def on_shards(update: Any, variable: SplitVariable, function: Any, args: Any, kwargs: Any, group: Any) -> Any:
     """Updates each shard by itself, on its device. In the function the variables stand for their shards."""
     results = []
-    split = [_for_shards(value, variable) for value in args]
+    split = [for_shards(value, variable) for value in args]
     for number, shard in enumerate(variable.shards):
         with shard_scope(number):
             own = tuple(values[number] for values in split)
@@ -20,7 +20,7 @@ def on_shards(update: Any, variable: SplitVariable, function: Any, args: Any, kw
     return results
 
 
-def _for_shards(value: Any, variable: SplitVariable) -> Any:
+def for_shards(value: Any, variable: SplitVariable) -> Any:
     """Returns what each shard gets of an argument of an update."""
     count = len(variable.shards)
     if isinstance(value, SplitTensor) and value.axis == variable.axis and len(value.parts) == count:
