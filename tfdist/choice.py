@@ -138,7 +138,10 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
     error = cluster.source.error
     if cluster.synchronization.fragments > 1:
         raise error("a partitioned model is synchronized as a whole; leave fragments or the partition out", field="fragments")
-    for task in cluster.job("worker") if cluster.job("ps") else cluster.training_tasks:
+    if choice.strategy in SERVED:
+        _check_groups(cluster)
+        return
+    for task in cluster.training_tasks:
         devices = cluster.partition.devices or task.slots
         if task.slots % devices or devices < 2:
             raise error(
@@ -147,25 +150,19 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
                 "(SINGA's nworkers_per_procs)",
                 field="partition",
             )
-    if cluster.job("ps"):
-        _check_groups(cluster)
 
 
 def _check_groups(cluster: Cluster) -> None:
-    """Raises ClusterError if a worker group does not consist of whole replicas, each with consecutive slots of one task."""
-    places = [(task, slot) for task in cluster.job("worker") for slot in range(task.slots)]
-    devices = cluster.replica_slots
+    """Raises ClusterError if the workers of a group do not make up whole replicas. Their devices may be in several tasks."""
+    devices = max(cluster.replica_slots, 2)
     for number, ranks in enumerate(cluster.worker_groups):
-        for first in range(0, len(ranks), devices):
-            held = [places[rank] for rank in ranks[first : first + devices]]
-            task, slot = held[0]
-            if held != [(task, slot + offset) for offset in range(devices)]:
-                raise cluster.source.error(
-                    f"a replica has {devices} devices, all of one task, and the {len(ranks)} workers of worker group {number} "
-                    "do not make up whole replicas; describe groups of a multiple of that (SINGA's nworkers_per_group), or "
-                    "give --partition_devices another number",
-                    field="partition",
-                )
+        if len(ranks) % devices:
+            raise cluster.source.error(
+                f"a replica has {devices} devices, all of one worker group, and worker group {number} has {len(ranks)} "
+                "workers; give --partition_devices a number that divides the workers of each group, or describe other groups "
+                "(SINGA's nworkers_per_group)",
+                field="partition",
+            )
 
 
 def _check_forced(cluster: Cluster, name: str) -> None:

@@ -147,10 +147,8 @@ class Cluster:
 
     @property
     def replica_slots(self) -> int:
-        """Slots of a task that make up one replica: 1 without a partition."""
-        if not self.partition:
-            return 1
-        return self.partition.devices or max(task.slots for task in self.job("worker") or self.training_tasks)
+        """Workers of a worker group that make up one replica, in a cluster with ps: 1 without a partition; by default all."""
+        return (self.partition.devices or max(map(len, self.worker_groups))) if self.partition else 1
 
     def find(self, job: str, index: int) -> Task:
         """Returns the task `job:index`. Raises ClusterError if there is none."""

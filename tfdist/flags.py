@@ -45,7 +45,8 @@ PARTITION_FLAGS = {
     "partition": "Variables that are sharded over the devices of each task, and their axes: "
     "'dense.*/kernel=columns,embeddings=rows'. Patterns are regular expressions for the end of a path; an axis is columns, "
     "rows, none or a number.",
-    "partition_devices": "Devices over which --partition shards. Default: all of a task. A task with one slot gets as many.",
+    "partition_devices": "Devices over which --partition shards. Default: all of a task, with ps of a worker group. "
+    "A task with one slot gets as many.",
 }
 """Flags of the partition."""
 

@@ -91,8 +91,8 @@ class GroupExtended(ParameterServerExtended):
 
     @property
     def mesh(self) -> Any:
-        """The devices of each replica (`model_parallel.layouts.LocalMesh`); None if it has one."""
-        return None if self.worker_mesh is None else self.worker_mesh.of(self.worker_devices)
+        """The devices of the replicas of the function that is traced (`LocalMesh`); None if each has one."""
+        return None if self.worker_mesh is None else self.worker_mesh.of(self._tfdist_tracing or ())
 
     @property
     def described(self) -> Any:

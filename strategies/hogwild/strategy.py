@@ -70,7 +70,8 @@ class Hogwild(CoordinatorStrategy):
         self.remote_garbage = RemoteGarbage()
         super().__init__(cluster, HogwildExtended, ["/job:worker", "/job:chief", *others], cluster.share_memory)
         if cluster.partition:
-            self.extended.worker_mesh = WorkerMesh(cluster.partition, cluster.replica_slots)
+            rows = (row for group in self.worker_groups for row in group.rows)
+            self.extended.worker_mesh = WorkerMesh(cluster.partition, rows)
         self.shares_replicas = len(set(self.membership.owners)) < len(self.worker_groups)
         self.server_recovery = ServerRecovery(
             cluster.job("ps"),

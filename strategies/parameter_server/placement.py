@@ -64,9 +64,9 @@ class ServerExtended(GroupExtended):
                 value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype=kwargs.get("dtype"))
             kwargs["initial_value"] = value
             if column is not None:  # A shard of a variable that is sharded over the devices of a replica.
-                shard = self._create_on(next_creator, home, kwargs)
-                shard.column = column.number
-                return shard
+                variable = self._create_on(next_creator, home, kwargs)
+                variable.column = column.number
+                return variable
             if isinstance(beside, ShardedVariable):
                 offsets = beside.offsets if value.shape == beside._shape else None
             else:

@@ -30,5 +30,6 @@ class ParameterServer(CoordinatorStrategy):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, ServerExtended)
         if cluster.partition:
-            self.extended.worker_mesh = WorkerMesh(cluster.partition, cluster.replica_slots)
+            rows = (row for group in self.worker_groups for row in group.rows)
+            self.extended.worker_mesh = WorkerMesh(cluster.partition, rows)
         self.tfdist_hooks = ParameterServerHooks(self)
