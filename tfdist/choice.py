@@ -136,12 +136,11 @@ def prepared(cluster: Cluster) -> Cluster:
 def _check_partition(cluster: Cluster, choice: Choice) -> None:
     """Raises ClusterError if the strategy cannot shard variables, or the devices of a task do not make up whole replicas."""
     error = cluster.source.error
+    if cluster.synchronization.fragments > 1:
+        raise error("a partitioned model is synchronized as a whole; leave fragments or the partition out", field="fragments")
     if choice.strategy in SERVED:
-        raise error(
-            f"a model is partitioned under mirrored and multi_worker_mirrored, and this cluster means {choice.strategy}: "
-            f"{choice.rule}; describe it without ps, or leave the partition out",
-            field="partition",
-        )
+        _check_groups(cluster)
+        return
     for task in cluster.training_tasks:
         devices = cluster.partition.devices or task.slots
         if task.slots % devices or devices < 2:
@@ -149,6 +148,19 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
                 f"a replica has {max(devices, 2)} devices, all of one task, and {task.name} has {task.slots} of them; give "
                 "--partition_devices a number that divides the slots of each task, or describe other slots "
                 "(SINGA's nworkers_per_procs)",
+                field="partition",
+            )
+
+
+def _check_groups(cluster: Cluster) -> None:
+    """Raises ClusterError if the workers of a group do not make up whole replicas. Their devices may be in several tasks."""
+    devices = max(cluster.replica_slots, 2)
+    for number, ranks in enumerate(cluster.worker_groups):
+        if len(ranks) % devices:
+            raise cluster.source.error(
+                f"a replica has {devices} devices, all of one worker group, and worker group {number} has {len(ranks)} "
+                "workers; give --partition_devices a number that divides the workers of each group, or describe other groups "
+                "(SINGA's nworkers_per_group)",
                 field="partition",
             )
 

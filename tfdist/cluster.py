@@ -145,6 +145,11 @@ class Cluster:
         """Replicas of all workers; in a cluster without workers those of the chief."""
         return sum(task.slots for task in self.job("worker") or self.job("chief"))
 
+    @property
+    def replica_slots(self) -> int:
+        """Workers of a worker group that make up one replica, in a cluster with ps: 1 without a partition; by default all."""
+        return (self.partition.devices or max(map(len, self.worker_groups))) if self.partition else 1
+
     def find(self, job: str, index: int) -> Task:
         """Returns the task `job:index`. Raises ClusterError if there is none."""
         for task in self.tasks:

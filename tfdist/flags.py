@@ -45,7 +45,8 @@ PARTITION_FLAGS = {
     "partition": "Variables that are sharded over the devices of each task, and their axes: "
     "'dense.*/kernel=columns,embeddings=rows'. Patterns are regular expressions for the end of a path; an axis is columns, "
     "rows, none or a number.",
-    "partition_devices": "Devices over which --partition shards. Default: all of a task. A task with one slot gets as many.",
+    "partition_devices": "Devices over which --partition shards. Default: all of a task, with ps of a worker group. "
+    "A task with one slot gets as many.",
 }
 """Flags of the partition."""
 
@@ -175,8 +176,9 @@ def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cl
         )
     devices = devices or cluster.partition.devices
     cluster = dataclasses.replace(cluster, partition=Partition(layouts, devices))
+    jobs = ("worker",) if cluster.job("ps") else ("chief", "worker")  # With ps the chief only coordinates.
     tasks = tuple(
-        dataclasses.replace(task, slots=devices) if task.job in ("chief", "worker") and task.slots == 1 and devices else task
+        dataclasses.replace(task, slots=devices) if task.job in jobs and task.slots == 1 and devices else task
         for task in cluster.tasks
     )
     if tasks == cluster.tasks or dataclasses.replace(cluster, worker_groups=()).worker_groups != cluster.worker_groups:

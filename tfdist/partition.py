@@ -1,4 +1,4 @@
-"""`Partition`: which variables of a model are sharded over the devices of a task, and along which axis.
+"""`Partition`: which variables of a model are sharded over the devices of a replica, and along which axis.
 
 It is what `keras.distribution.LayoutMap` says inside a program, as a part of the description of the cluster, so that a program
 without a layout map can be trained so.
@@ -22,9 +22,9 @@ _EXPECTED = f"{', '.join(AXES)} or the number of an axis"
 
 @dataclass(frozen=True)
 class Partition:
-    """How the devices of a task share a model.
+    """How the devices of a task, or with ps of a worker group, share a model.
 
-    A replica of the model has `devices` devices, and a task as many replicas as fit into its slots. Each device of a replica
+    A replica of the model has `devices` devices, and a task or group as many replicas as fit into it. Each device of a replica
     holds its shard of every variable that a pattern matches, and of its optimizer slots. It holds nothing of other variables,
     except that the first device of each replica holds these whole.
 
@@ -32,7 +32,8 @@ class Partition:
         layouts: patterns, each with the axis along which the variables are sharded that it matches; None to leave them whole. A
             pattern is a regular expression for the end of a variable's path (`keras.Variable.path`), from a `/` or the start
             on: `dense.*/kernel`. The first that matches counts. Axes count from 0, or from -1 for the last.
-        devices: the number of devices of a replica, from 2. Default None: all slots of the task.
+        devices: the number of devices of a replica, from 2. Default None: all slots of the task, with ps all workers of the
+            group.
 
     Raises:
         ClusterError: for a bad pattern, axis or number.

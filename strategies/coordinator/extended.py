@@ -23,7 +23,12 @@ class GroupExtended(ParameterServerExtended):
     """`tf.distribute.StrategyExtended` of a strategy with worker groups, each of one or more replicas.
 
     Subclasses create the variables (`_create_variable`) and update them (`_update`).
+
+    Attributes:
+        worker_mesh: the devices of replicas that have several (`model_parallel.worker_mesh.WorkerMesh`); None if they have one.
     """
+
+    worker_mesh: Any = None
 
     def __init__(self, strategy: Any, resolver: Any, groups: Sequence[WorkerGroup]) -> None:
         self._tfdist_widest = max(len(group.devices) for group in groups)
@@ -70,12 +75,37 @@ class GroupExtended(ParameterServerExtended):
 
     @overrides(ParameterServerExtended)
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        if self.worker_mesh is not None and not self._tfdist_tracing:
+            raise RuntimeError(
+                "strategy.run cannot be traced by hand if the description of the cluster partitions the model: a function that "
+                "you schedule does not know the devices of its worker. Train with Keras' fit, or leave --partition away"
+            )
         if self._tfdist_widest > 1 and not (self._tfdist_tracing or self._tfdist_common_devices):
             raise RuntimeError(
                 "strategy.run cannot be traced by hand where the workers of a group are in several tasks: each group needs a "
                 "function of its own. Train with Keras' fit, or describe groups of one worker or groups inside one task"
             )
         return call_for_each_replica(self._container_strategy(), fn, args, kwargs)
+
+    # Replicas of several devices.
+
+    @property
+    def mesh(self) -> Any:
+        """The devices of the replicas of the function that is traced (`LocalMesh`); None if each has one."""
+        return None if self.worker_mesh is None else self.worker_mesh.of(self._tfdist_tracing or ())
+
+    @property
+    def described(self) -> Any:
+        """The layouts that the description of the cluster gives; None if it gives none."""
+        return None if self.worker_mesh is None else self.worker_mesh.described
+
+    def shard_devices(self) -> tuple[str, ...] | None:
+        """Returns the devices that compute with the shards of variables in the replica that is traced; None elsewhere."""
+        if self.worker_mesh is None or not self._tfdist_tracing:
+            return None
+        replica = replica_context.current()
+        row: tuple[str, ...] = self.worker_mesh.row_of(self._tfdist_tracing[0 if replica is None else replica.index])
+        return row
 
     # Gradients and updates.
 

@@ -11,6 +11,8 @@ from tfdist.strategies.inputs.batches import concatenated, rows_of
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.private_api import without_optionals
 
+_InParts = tf.experimental.ExtensionType  # `model_parallel.split_tensor.SplitTensor` is one.
+
 ReplicaBegin = Callable[[str], None]
 StepScope = Callable[[], contextlib.AbstractContextManager[ReplicaBegin]]
 """Surrounds the tracing of a step. It gives a function that each replica calls first, in its thread, with its device."""
@@ -51,6 +53,7 @@ class PredictionOutputs:
 
     def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`."""
+        outputs = tf.nest.map_structure(lambda v: tf.convert_to_tensor(v) if isinstance(v, _InParts) else v, outputs)
         return outputs if rows is None else tf.nest.map_structure(lambda v: v[:rows] if v.shape.rank else v, outputs)
 
     def after_steps(self) -> Any:

@@ -101,6 +101,11 @@ class CoordinatorHooks(KerasHooks):
         self._loops.add(loop)
         return loop
 
+    def _check_not_partitioned(self, own_loop: str) -> None:
+        """Raises ValueError with what a loop of the user's own does, if the model is sharded over devices of the workers."""
+        if self._strategy.extended.worker_mesh is not None:
+            raise ValueError(f"{own_loop}. A model that the description of the cluster partitions cannot train otherwise")
+
     def _check_model(self, model: Any) -> None:
         """Raises ValueError if the model cannot run under this strategy as it was compiled."""
         if model.run_eagerly:

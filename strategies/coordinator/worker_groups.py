@@ -34,16 +34,18 @@ class WorkerGroup:
 
     Attributes:
         number: its place among the groups, from 0.
-        devices: the full name of each replica's device. The first is the leader's.
+        devices: the full name of each replica's device, the first one if it has several. The first is the leader's.
         traced_devices: the devices that its functions are traced for. If all replicas are in one task, the names leave out the
             task, and groups that look alike share their functions.
         tasks: the indices of its worker tasks, the leader's first.
+        rows: all devices of each replica, named as in `traced_devices`.
     """
 
     number: int
     devices: tuple[str, ...]
     traced_devices: tuple[str, ...]
     tasks: tuple[int, ...]
+    rows: tuple[tuple[str, ...], ...] = ()
 
 
 class GroupCall(abc.ABC):
@@ -129,7 +131,9 @@ def groups_of(cluster: Cluster, devices: set[str], absent: Collection[Task] = ()
             full.append(f"{prefix}{kinds[task.name]}:{slot}")
         tasks = tuple(dict.fromkeys(places[rank][0].index for rank in ranks))
         traced = full if len(tasks) > 1 else [f"/{name.rpartition('/')[2]}" for name in full]
-        groups.append(WorkerGroup(number, tuple(full), tuple(traced), tasks))
+        size = cluster.replica_slots
+        rows = tuple(tuple(traced[first : first + size]) for first in range(0, len(traced), size))
+        groups.append(WorkerGroup(number, tuple(full[::size]), tuple(traced[::size]), tasks, rows))
     return groups
 
 

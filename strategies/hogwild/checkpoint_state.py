@@ -15,9 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
-from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")
@@ -131,7 +130,7 @@ def assign_restored(block: ParameterBlock, group: int, device: str) -> None:
     for variable in block.variables:
         value = variable.restored.pop(group, None)
         if value is not None:
-            variable.replica.assign(tf.constant(value, variable.dtype), device)
+            variable.replica.assign(tf.constant(value, variable.dtype), variable.place(device))
 
 
 def restore_outer(block: ParameterBlock) -> None:
@@ -181,10 +180,8 @@ def _parts(model: Any) -> dict[str, list[LocalVariable]]:
     listed: set[int] = set()
     parts = {}
     for name, owner in owners.items():
-        values = [unwrapped(variable._value) for variable in owner.variables] if owner is not None else []
-        found = {
-            id(v): v for v in values if isinstance(v, LocalVariable) and v.kind is not Kind.FROM_CHIEF and id(v) not in listed
-        }
+        values = [v for each in owner.variables for v in local_variables(each._value)] if owner is not None else []
+        found = {id(v): v for v in values if v.kind is not Kind.FROM_CHIEF and id(v) not in listed}
         listed |= set(found)
         parts[name] = list(found.values())
     return parts

@@ -4,6 +4,7 @@ For a model's weights the shards hold the global parameters. For variables that 
 they hold the values from which a new or restarted group starts.
 """
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -178,15 +179,20 @@ class ParameterBlock:
             by_device.setdefault(shard.device, []).extend([shard.parameters, *shard.state.values(), *acknowledged])
         own = [self.baseline, self.pulled, self.last_rounds, self.replies]
         for leader in leaders:
-            by_device[leader] = [*own, *(variable.replica for variable in self.variables)]
+            place = self.variables[0].place(leader)
+            by_device[place] = [*own, *(variable.replica for variable in self.variables)]
         return by_device
 
     # In functions that groups run.
 
     @property
     def leader(self) -> str:
-        """The device of the group's local replica."""
-        return str(self.variables[0]._strategy_of.extended.replica_device)
+        """The device of the group's local replica of the variables."""
+        return self.variables[0].place()
+
+    def place(self) -> contextlib.AbstractContextManager[Any]:
+        """Places operations where the shards of sharded variables are; does nothing for other variables."""
+        return contextlib.nullcontext() if self.variables[0].column is None else tf.device(self.leader)
 
     def split(self, vector: Any) -> list[Any]:
         """Splits a vector of the whole block into one per shard."""

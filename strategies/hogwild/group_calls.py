@@ -11,7 +11,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatch, examples_in
 from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.tracing import tracing_lock
@@ -19,7 +18,7 @@ from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
-from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.hogwild.measured_delay import FIRST, MeasuredDelay
 from tfdist.strategies.hogwild.schedules import is_due
 from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of, rates_of
@@ -209,12 +208,11 @@ class GroupCalls:
         self._replicas.release_unused()
         weights = {}
         for weight in self._model.weights:
-            variable = unwrapped(weight._value)
-            weights[id(variable)] = variable
-            if isinstance(variable, LocalVariable):
+            for variable in local_variables(weight._value):
+                weights[id(variable)] = variable
                 variable.keras_constraint = weight.constraint
-        floating = [v for v in weights.values() if isinstance(v, LocalVariable) and v.dtype.is_floating]
-        trained = {id(unwrapped(weight._value)) for weight in self._model.trainable_weights}
+        floating = [v for v in weights.values() if v.dtype.is_floating]
+        trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
         active = [v for v in floating if id(v) in trained or not v.trainable]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
         self._replicas.register(floating, Kind.SYNCHRONIZED)

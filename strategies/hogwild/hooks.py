@@ -31,7 +31,8 @@ class HogwildHooks(CoordinatorHooks):
         self._has_own_loop = False
 
     def check_own_loop(self) -> None:
-        """See `KerasHooks`. The chief makes the update; warns once."""
+        """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned."""
+        self._check_not_partitioned(_OWN_LOOP)
         if not self._has_own_loop:
             self._has_own_loop = True
             _log.warning("%s", _OWN_LOOP)

@@ -103,8 +103,9 @@ class InnerSteps(GroupProgram):
 
     def _push(self, chosen: tuple[int, ...], servers: int, control: Control) -> list[PushPull]:
         synchronizations = [self._replicas.push_pull(self.blocks[number], servers, control) for number in chosen]
-        for synchronization in synchronizations:
-            synchronization.push()
+        for number, synchronization in zip(chosen, synchronizations, strict=True):
+            with self.blocks[number].place():
+                synchronization.push()
         return synchronizations
 
     def _periods(

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.coordinator.sync_on_read_variable import HandleSpec
 from tfdist.strategies.private_api import is_saving, outermost_graph, register_tensor_conversion, variable_accessed
@@ -72,6 +73,8 @@ class LocalVariable(VariableBase):
 
     Attributes:
         replica: the replica of the group that runs a function.
+        column: if the variable is a shard of one that is sharded over the devices of a replica: the number of the device that
+            holds it, from 0. None for others, which the first device holds.
         kind: how replicas and chief are related.
         block: the `ParameterBlock` that holds the variable; None until a function uses it.
         restored: restored values for replicas of groups that have not started since, numpy, by group (checkpoint_state.py).
@@ -79,7 +82,8 @@ class LocalVariable(VariableBase):
         version: version of the block's values that the chief's variable has.
     """
 
-    def __init__(self, strategy: Any, next_creator: Any, **kwargs: Any) -> None:
+    def __init__(self, strategy: Any, next_creator: Any, column: int | None = None, **kwargs: Any) -> None:
+        self.column = column
         self.tfdist_strategy = self._strategy_of = strategy
         with tf.init_scope(), tf.device(chief_device.DEVICE):
             self._on_chief = next_creator(**kwargs)
@@ -115,7 +119,7 @@ class LocalVariable(VariableBase):
         if not self._strategy_of.extended.is_tracing:
             return self._handle_at_call_time()
         self._strategy_of.local_replicas.record_use(self)
-        return self.replica.handle(self._strategy_of.extended.replica_device)
+        return self.replica.handle(self.place())
 
     def _handle_at_call_time(self) -> Any:
         """Returns the chief's variable in a function that the chief runs, with its value at the time of the call."""
@@ -142,7 +146,11 @@ class LocalVariable(VariableBase):
     def _here(self) -> str:
         if not self._strategy_of.extended.is_tracing:
             return str(self._on_chief.device)
-        return str(self._strategy_of.extended.replica_device)
+        return self.place()
+
+    def place(self, leader: str | None = None) -> str:
+        """Returns the device that holds the local replica (`HogwildExtended.place_of`)."""
+        return str(self._strategy_of.extended.place_of(self.column, leader))
 
     def value(self) -> Any:
         """Returns the value as a tensor: that of the replica in a function that a group runs, else the chief's."""
@@ -251,6 +259,12 @@ class LocalVariable(VariableBase):
 
     def __repr__(self) -> str:
         return f"<LocalVariable {self._handle_name!r} shape={self._shape} dtype={self._dtype.name} {self.kind.value}>"
+
+
+def local_variables(variable: Any) -> list[LocalVariable]:
+    """Returns the local variables that hold a variable: several if it is sharded, none if it is of another kind."""
+    held = [unwrapped(each) for each in getattr(variable, "shards", [variable])]
+    return [each for each in held if isinstance(each, LocalVariable)]
 
 
 register_tensor_conversion(LocalVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())

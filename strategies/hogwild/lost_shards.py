@@ -100,7 +100,7 @@ def _ask(strategy: Any, block: ParameterBlock) -> dict[int, _Known]:
     def ask(group: int) -> None:
         executor = use_own_executor()
         try:
-            found[group] = _Known(block, strategy.worker_groups[group].devices[0])
+            found[group] = _Known(block, block.variables[0].place(strategy.worker_groups[group].devices[0]))
         except tf.errors.OpError as error:  # Its worker has been restarted, too.
             _log.debug("group %d has no parameters: %s", group, error)
         del executor

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.private_api import LearningRateSchedule, patches
 
@@ -83,12 +83,12 @@ class StepCounters:
 
 def counters_of(model: Any) -> list[LocalVariable]:
     """Returns the counters of the optimizers that the model was compiled with or holds in its attributes."""
-    return _local_variables(each._iterations for each in _optimizers_of(model))
+    return _unique(each._iterations for each in _optimizers_of(model))
 
 
 def rates_of(model: Any) -> list[LocalVariable]:
     """Returns the learning rates of the same optimizers that are variables, not schedules."""
-    return _local_variables(getattr(each, "_learning_rate", None) for each in _optimizers_of(model))
+    return _unique(getattr(each, "_learning_rate", None) for each in _optimizers_of(model))
 
 
 def _optimizers_of(model: Any) -> list[Any]:
@@ -96,9 +96,9 @@ def _optimizers_of(model: Any) -> list[Any]:
     return [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
 
 
-def _local_variables(variables: Iterable[Any]) -> list[LocalVariable]:
-    found = {id(v): v for v in (unwrapped(getattr(variable, "_value", None)) for variable in variables)}
-    return [v for v in found.values() if isinstance(v, LocalVariable)]
+def _unique(variables: Iterable[Any]) -> list[LocalVariable]:
+    found = {id(v): v for variable in variables for v in local_variables(getattr(variable, "_value", None))}
+    return list(found.values())
 
 
 def name_of(optimizer: Any) -> str:

@@ -24,6 +24,7 @@ from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
 from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds
 from tfdist.strategies.hogwild.traffic import bytes_per_period
 from tfdist.strategies.inputs import worker_input
+from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
 
 _log = logging.getLogger("tfdist")
 
@@ -68,6 +69,9 @@ class Hogwild(CoordinatorStrategy):
         others = ["/job:ps"] if len(self.server_devices) > 1 else []
         self.remote_garbage = RemoteGarbage()
         super().__init__(cluster, HogwildExtended, ["/job:worker", "/job:chief", *others], cluster.share_memory)
+        if cluster.partition:
+            rows = (row for group in self.worker_groups for row in group.rows)
+            self.extended.worker_mesh = WorkerMesh(cluster.partition, rows)
         self.shares_replicas = len(set(self.membership.owners)) < len(self.worker_groups)
         self.server_recovery = ServerRecovery(
             cluster.job("ps"),

@@ -86,6 +86,10 @@ class SynchronizationFunctions:
                 del self._functions[key]
 
     def _run(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
+        with block.place():
+            return self._run_at(task, block, server_group, control)
+
+    def _run_at(self, task: Task, block: ParameterBlock, server_group: int, control: Control) -> Any:
         if task is Task.PULL_ANEW:
             pull_anew(block, server_group, control.group, len(self._strategy.worker_groups))
         elif block.kind is not Kind.SYNCHRONIZED or (task is Task.FLUSH and block.optimizer.pushes_parameters):

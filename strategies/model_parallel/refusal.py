@@ -49,7 +49,13 @@ def check_model(model: Any, mesh: LocalMesh | None) -> None:
 def _make_function(original: Callable[..., Any], model: Any, step_function: Callable[..., Any]) -> Any:
     extended = model.distribute_strategy.extended
     is_followed = getattr(extended, "mesh", None) is not None
-    if keras.distribution.distribution() is not None and not is_followed:
+    is_set = keras.distribution.distribution() is not None
+    if is_set and _described:
+        raise ValueError(
+            "the description of the cluster partitions the model (--partition), and the program calls "
+            "keras.distribution.set_distribution; leave one of them away"
+        )
+    if is_set and not is_followed:
         raise ValueError(
             f"keras.distribution has no effect on {model.name}: TensorFlow's backend of Keras ignores it, and tfdist follows it"
             " for models that are made inside the scope of mirrored or multi_worker_mirrored. Call "

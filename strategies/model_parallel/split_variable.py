@@ -62,13 +62,13 @@ class SplitVariable(InShards):
 
     where = "devices"
 
-    def __init__(self, shards: list[Any], axis: int, name: str) -> None:
-        """Takes the shards, their axis, and the name of the variable."""
+    def __init__(self, shards: list[Any], axis: int, name: str, strategy: Any) -> None:
+        """Takes the shards, their axis, the name of the variable, and the strategy in whose scope it is created."""
         shape = shards[0].shape.as_list()
         shape[axis] *= len(shards)
         super().__init__(shards, shape, name)
         self.axis = axis
-        self._distribute_strategy = shards[0].distribute_strategy
+        self._distribute_strategy = strategy
 
     def local(self, shard: Any) -> Any:
         """Returns the current replica's variable of a shard; outside of replicas, the first one's."""
@@ -82,10 +82,13 @@ class SplitVariable(InShards):
         """The handles of the shards; in a `shard_scope`, the handle of the shard."""
         if self._here is not None:
             return self.local(self._here).handle
-        found = [self.local(shard) for shard in self.shards]
-        return _Handles(
-            handles=tuple(each.handle for each in found), axis=self.axis, devices=tuple(each.device for each in found)
-        )
+        handles = tuple(self.local(shard).handle for shard in self.shards)
+        return _Handles(handles=handles, axis=self.axis, devices=self._places())
+
+    def _places(self) -> tuple[str, ...]:
+        """Returns the devices that compute with the shards: those of the current replica, else those that hold the shards."""
+        places = getattr(self._distribute_strategy.extended, "shard_devices", None)
+        return (places and places()) or tuple(self.local(shard).device for shard in self.shards)
 
     @property
     def device(self) -> str:
@@ -104,13 +107,12 @@ class SplitVariable(InShards):
 
     def as_split(self) -> SplitTensor:
         """Returns the value in its shards, each read on its device."""
-        values, devices = [], []
-        for shard in self.shards:
-            local = self.local(shard)
-            with tf.device(local.device):
-                values.append(local.read_value())
-            devices.append(local.device)
-        return SplitTensor(parts=tuple(values), axis=self.axis, devices=tuple(devices))
+        devices = self._places()
+        values = []
+        for shard, device in zip(self.shards, devices, strict=True):
+            with tf.device(device):
+                values.append(self.local(shard).read_value())
+        return SplitTensor(parts=tuple(values), axis=self.axis, devices=devices)
 
     def value(self) -> Any:
         """Returns the whole value as a tensor; in a `shard_scope`, the value of the shard."""

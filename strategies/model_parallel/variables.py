@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -16,11 +17,24 @@ from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.private_api import patches
 
 
-class _Column(threading.local):
-    devices: tuple[str, ...] | None = None
+@dataclass(frozen=True)
+class Column:
+    """The place of a shard. TensorFlow takes it for a variable with which the shard is colocated.
+
+    Attributes:
+        number: the number of the shard.
+        _devices: its devices, one per replica.
+    """
+
+    number: int
+    _devices: tuple[str, ...]
 
 
-_column = _Column()
+class _Current(threading.local):
+    column: Column | None = None
+
+
+_current = _Current()
 
 
 def install() -> None:
@@ -31,18 +45,18 @@ def install() -> None:
     patches.DISTRIBUTE_TENSOR.patch(_distribute_tensor)
 
 
-def column_devices() -> tuple[str, ...] | None:
-    """Returns the devices, one per replica, of the part that this thread creates now; None outside."""
-    return _column.devices
+def current_column() -> Column | None:
+    """Returns the place of the shard that this thread creates now; None outside."""
+    return _current.column
 
 
 @contextlib.contextmanager
-def _column_of(devices: tuple[str, ...]) -> Iterator[None]:
-    outer, _column.devices = _column.devices, devices
+def _creating(column: Column) -> Iterator[None]:
+    outer, _current.column = _current.column, column
     try:
         yield
     finally:
-        _column.devices = outer
+        _current.column = outer
 
 
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
@@ -61,7 +75,7 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
     begin = tf.convert_to_tensor(value() if callable(value) else value, dtype=variable._dtype)
     parts = []
     for number, piece in enumerate(pieces(begin, len(mesh.replicas[0]), axis)):
-        with _column_of(tuple(devices[number] for devices in mesh.replicas)):
+        with _creating(Column(number, tuple(devices[number] for devices in mesh.replicas))):
             part = tf.Variable(
                 lambda piece=piece: piece,
                 dtype=variable._dtype,
@@ -71,7 +85,7 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
                 synchronization=variable._map_synchronization(variable.synchronization),
             )
         parts.append(part)
-    variable._value = SplitVariable(parts, axis, variable.path)
+    variable._value = SplitVariable(parts, axis, variable.path, tf.distribute.get_strategy())
 
 
 def _shape(variable: Any, value: Any) -> tuple[int, ...]:

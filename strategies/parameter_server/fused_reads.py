@@ -49,22 +49,26 @@ class _Reads:
 
     Attributes:
         graph: the graph of the replica or function, outside of its loops and conditions.
-        device: where the values are; None for the device of the function.
+        devices: those of the replica: where the values are; none for the device of the function.
         values: the values, by id of the variable. Branches of a condition have their own.
         in_place: ids of variables that the step has assigned.
         loops: for each id of a variable the graphs of loops that use a value from outside of the loop.
     """
 
     graph: Any
-    device: str | None
+    devices: tuple[str, ...]
     values: dict[int, list[_Value]] = field(default_factory=lambda: defaultdict(list))
     in_place: set[int] = field(default_factory=set)
     loops: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
+    def place(self, variable: Any) -> str | None:
+        """Returns the device that reads a variable."""
+        return self.devices[getattr(variable, "column", None) or 0] if self.devices else None
+
 
 @dataclass(frozen=True)
 class _Fused:
-    """Small variables of one ps and dtype, and their values on that ps, [n]."""
+    """Small variables of one ps and dtype that one device of a replica reads, and their values on that ps, [n]."""
 
     variables: list[Any]
     values: Any
@@ -82,15 +86,15 @@ class StepReads:
         self._replicas: dict[int, _Reads] = {}  # By thread: TensorFlow traces each replica in a thread.
         self._updated_device: str | None = None
 
-    def begin_replica(self, device: str) -> None:
-        """Reads the fused variables to `device`. Call it in the thread of the replica.
+    def begin_replica(self, devices: tuple[str, ...]) -> None:
+        """Reads the fused variables to the devices of a replica. Call it in the thread of the replica.
 
         The values serve until the tracing of the whole step ends. Replicas end at different times, and what they do together
         (`merge_call`) is traced while they wait.
         """
-        replica = _Reads(tf.compat.v1.get_default_graph(), device)
+        replica = _Reads(tf.compat.v1.get_default_graph(), devices)
         for fused in self._fused:
-            with tf.device(device), stop_recording():
+            with tf.device(replica.place(fused.variables[0])), stop_recording():
                 pieces = unflatten(tf.identity(fused.values), [variable.shape for variable in fused.variables])
             for variable, piece in zip(fused.variables, pieces, strict=True):
                 replica.values[id(variable)] = [_Value(piece, replica.graph, _writes(replica.graph, variable))]
@@ -123,13 +127,13 @@ class StepReads:
             if self._updated_device is not None:
                 return None
             graph = _outside(graphs, loops, variable)
-            value = _Value(_read_in(graph, reads.device, variable), graph, _writes(graph, variable))
+            value = _Value(_read_in(graph, reads.place(variable), variable), graph, _writes(graph, variable))
             reads.values[id(variable)].append(value)
         elif _writes(value.graph, variable) > value.writes or any(_writes(loop, variable) for loop in loops):
             reads.in_place.add(id(variable))  # A function that was traced before assigns it.
             return None
         reads.loops[id(variable)] += loops
-        return _recorded(variable, value.tensor, value.graph, reads.device)
+        return _recorded(variable, value.tensor, value.graph, reads.place(variable))
 
     def read_whole(self, variable: Any) -> Any:
         """Reads a sharded variable where `value_of` has no value, in the graph around all loops."""
@@ -140,7 +144,7 @@ class StepReads:
             record_operation("ReadVariableOp", [value], [variable.handle], lambda change: [change])
             return value
         reads, graphs = self._here()
-        device = reads.device if reads else None
+        device = reads.place(variable) if reads else None
         return _recorded(variable, _read_in(graphs[-1], device, variable), graphs[-1], device)
 
     def is_in_loop(self) -> bool:
@@ -182,7 +186,7 @@ class StepReads:
             return None, graphs
         function = graphs[-1]  # The replica calls it.
         if not hasattr(function, _ATTRIBUTE):
-            setattr(function, _ATTRIBUTE, _Reads(function, None))
+            setattr(function, _ATTRIBUTE, _Reads(function, ()))
         return getattr(function, _ATTRIBUTE), graphs
 
 
@@ -210,12 +214,12 @@ def reading(variables: Sequence[Any]) -> Iterator[StepReads]:
 
 
 def _fuse(variables: Sequence[Any]) -> list[_Fused]:
-    groups: dict[tuple[str, tf.DType], list[Any]] = defaultdict(list)
+    groups: dict[tuple[str, tf.DType, int], list[Any]] = defaultdict(list)
     for variable in variables:
         if is_small(variable.shape, variable.dtype):
-            groups[variable.device, variable.dtype].append(variable)
+            groups[variable.device, variable.dtype, variable.column or 0].append(variable)
     fused = []
-    for (device, _), members in groups.items():
+    for (device, *_), members in groups.items():
         with tf.device(device), stop_recording():
             fused.append(_Fused(members, flatten([variable.read_parts() for variable in members])))
     return fused

@@ -32,7 +32,8 @@ class ParameterServerHooks(CoordinatorHooks):
         self._has_own_loop = False
 
     def check_own_loop(self) -> None:
-        """See `KerasHooks`. The chief makes the update; warns once."""
+        """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned."""
+        self._check_not_partitioned(_OWN_LOOP)
         if not self._has_own_loop:
             self._has_own_loop = True
             _log.warning("%s", _OWN_LOOP)
@@ -55,12 +56,13 @@ class ParameterServerHooks(CoordinatorHooks):
         self._check_model(model)
         optimizer.begin_averages(model.optimizer)
         metric_logs = MetricLogs(model)
-        group_step = GroupStep(self._strategy, model, step, metric_logs, fused_reads_of(model))
+        group_step = GroupStep(self._strategy, model, step, metric_logs, fused_reads_of(model, self._strategy.extended))
         function = GroupFunction(self._strategy, StepProgram(group_step))
         return self._training_loop(Steps(model, function, metric_logs, self._executions), metric_logs)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`."""
         self._check_model(model)
-        step = GroupStep(self._strategy, model, model.predict_step, PredictionOutputs(), fused_reads_of(model))
+        reads = fused_reads_of(model, self._strategy.extended)
+        step = GroupStep(self._strategy, model, model.predict_step, PredictionOutputs(), reads)
         return self._predict_function(GroupFunction(self._strategy, StepProgram(step)).prepare)

@@ -16,10 +16,13 @@ from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
+from tfdist.strategies.model_parallel.shard_updates import for_shards
+from tfdist.strategies.model_parallel.split_variable import SplitVariable
+from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.variable_base import shard_scope
+from tfdist.strategies.variable_base import InShards, shard_scope
 
 MIN_SHARD_BYTES = 256 * 1024
 """A variable is split if every shard has at least this size. The default of TensorFlow's `MinSizePartitioner`."""
@@ -47,7 +50,9 @@ class ServerExtended(GroupExtended):
         return self.shared(variable, aggregation)
 
     def _create_on_ps(self, next_creator: Any, kwargs: dict[str, Any]) -> Any:
-        beside = unwrapped(kwargs.pop("colocate_with", None))
+        beside, column = unwrapped(kwargs.pop("colocate_with", None)), current_column()
+        if isinstance(beside, SplitVariable):
+            beside = unwrapped(beside.shards[0 if column is None else column.number])
         home = _ps_of(beside) if beside is not None else self._tfdist_bytes.index(min(self._tfdist_bytes))
         initial_value = kwargs.get("initial_value")
         # Outside of the caller's scopes: an optimizer creates its slots beside a variable.
@@ -58,6 +63,10 @@ class ServerExtended(GroupExtended):
                 value = initial_value() if callable(initial_value) else initial_value
                 value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), dtype=kwargs.get("dtype"))
             kwargs["initial_value"] = value
+            if column is not None:  # A shard of a variable that is sharded over the devices of a replica.
+                variable = self._create_on(next_creator, home, kwargs)
+                variable.column = column.number
+                return variable
             if isinstance(beside, ShardedVariable):
                 offsets = beside.offsets if value.shape == beside._shape else None
             else:
@@ -89,7 +98,7 @@ class ServerExtended(GroupExtended):
 
     @overrides(GroupExtended)
     def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
-        if not isinstance(unwrapped(colocate_with_variable), ServerVariable | ShardedVariable):
+        if not isinstance(unwrapped(colocate_with_variable), ServerVariable | ShardedVariable | SplitVariable):
             super()._validate_colocate_with_variable(colocate_with_variable)
 
     # Updating variables.
@@ -113,8 +122,8 @@ class ServerExtended(GroupExtended):
         by_ps: dict[str, dict[int | None, list[tuple[Any, Any]]]] = defaultdict(lambda: defaultdict(list))
         for gradient, wrapper in gradients_and_variables:
             variable = unwrapped(wrapper)
-            if self._tfdist_elementwise and isinstance(variable, ShardedVariable) and gradient is not None:
-                for number, piece in enumerate(variable.split(gradient)):
+            if self._tfdist_elementwise and isinstance(variable, InShards) and gradient is not None:
+                for number, piece in enumerate(_pieces(variable, gradient)):
                     by_ps[variable.shards[number].device][number].append((piece, wrapper))
             else:
                 by_ps[variable.device][None].append((gradient, wrapper))
@@ -135,7 +144,7 @@ class ServerExtended(GroupExtended):
     def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         variable = unwrapped(var)
         args, kwargs = self._select_single_value(args), self._select_single_value(kwargs)
-        if not isinstance(variable, ServerVariable | ShardedVariable):
+        if not isinstance(variable, ServerVariable | InShards):
             return super()._update(var, fn, args, kwargs, group)
         if isinstance(variable, ServerVariable) or variable.is_shard or not self._tfdist_elementwise:
             # If it is sharded and not elementwise: read as a whole where its first shard is, and written back in pieces.
@@ -164,8 +173,11 @@ def _ps_of(variable: Any) -> int:
     return tf.DeviceSpec.from_string(variable.device).task or 0
 
 
-def _pieces(variable: ShardedVariable, value: Any) -> list[Any]:
-    """Returns an argument of an update for each shard: the rows of a tensor of the variable's shape, anything else as it is."""
+def _pieces(variable: InShards, value: Any) -> list[Any]:
+    """Returns an argument of an update for each shard: its part of a tensor of the variable's shape, anything else as it is."""
+    if isinstance(variable, SplitVariable):
+        return list(for_shards(value, variable))
+    assert isinstance(variable, ShardedVariable)
     whole = variable._shape
     if isinstance(value, tf.IndexedSlices) or (tf.is_tensor(value) and not hasattr(value, "handle") and value.shape == whole):
         return variable.split(value)

@@ -7,6 +7,7 @@ The chief reads the data and hands out the batches; callbacks, files and the pro
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
+from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
 from tfdist.strategies.parameter_server import optimizer
 from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
 from tfdist.strategies.parameter_server.placement import ServerExtended
@@ -28,4 +29,7 @@ class ParameterServer(CoordinatorStrategy):
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, ServerExtended)
+        if cluster.partition:
+            rows = (row for group in self.worker_groups for row in group.rows)
+            self.extended.worker_mesh = WorkerMesh(cluster.partition, rows)
         self.tfdist_hooks = ParameterServerHooks(self)

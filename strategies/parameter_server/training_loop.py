@@ -1,6 +1,7 @@
 """The steps of `parameter_server`: how the chief schedules them, and what a worker group makes of them."""
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from tfdist.strategies.coordinator.group_step import GroupStep, ReplicaBegin, St
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.keras_hooks.interface import Logs
 from tfdist.strategies.keras_hooks.optimizer import with_inner
+from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable
 
@@ -97,13 +99,22 @@ class StepProgram(GroupProgram):
         return outputs, shares
 
 
-def fused_reads_of(model: Any) -> StepScope:
-    """Returns a scope in which each replica reads the small variables of `model` with one message per ps."""
+def fused_reads_of(model: Any, extended: Any) -> StepScope:
+    """Returns a scope in which each device of a replica reads the small variables of `model` with one message per ps.
+
+    Args:
+        model: the Keras model.
+        extended: the `ServerExtended` of the strategy.
+    """
+
+    def begin_replica(reads: fused_reads.StepReads, first: str) -> None:
+        mesh = extended.worker_mesh
+        reads.begin_replica((first,) if mesh is None else mesh.row_of(first))
 
     @contextlib.contextmanager
     def scope() -> Iterator[ReplicaBegin]:
         with fused_reads.reading(_read_by_each_step(model)) as reads:
-            yield reads.begin_replica
+            yield functools.partial(begin_replica, reads)
 
     return scope
 
@@ -114,5 +125,7 @@ def _read_by_each_step(model: Any) -> list[Any]:
     optimizer = getattr(model, "optimizer", None)
     for owner in with_inner(optimizer):
         candidates += [variable for variable in getattr(owner, "variables", []) if variable.shape.rank == 0]
-    found = {id(v): v for v in (unwrapped(getattr(c, "_value", None)) for c in candidates)}
+    values = [unwrapped(getattr(candidate, "_value", None)) for candidate in candidates]
+    shards = [unwrapped(shard) for value in values if isinstance(value, SplitVariable) for shard in value.shards]
+    found = {id(v): v for v in [*values, *shards]}
     return [variable for variable in found.values() if isinstance(variable, ServerVariable)]

@@ -23,7 +23,14 @@ from tfdist.strategies.variable_base import InShards
 
 
 class ServerVariable(CachingVariable):
-    """A variable on one ps. A step reads it once: if it is small, with the one message for all small variables of that ps."""
+    """A variable on one ps. A step reads it once: if it is small, with the one message for all small variables of that ps.
+
+    Attributes:
+        column: the number of the device that reads it, from 0, if it is a shard of a variable that is sharded over the devices
+            of a replica. None for others, which the first device reads.
+    """
+
+    column: int | None = None
 
     @property
     def parts(self) -> list[Any]:

@@ -26,6 +26,7 @@ class Column:
         name: the name of the column.
         title: its heading in the documentation.
         source: the description of the cluster, for `--cluster`.
+        flags: further flags of the launcher.
         kind: REFERENCE, SYNCHRONOUS or ASYNCHRONOUS.
         late: how many steps may be in flight when a callback sees one.
         lags: whether groups synchronize averages once in a period. Together they are then behind one process that makes as
@@ -42,6 +43,7 @@ class Column:
     lags: bool = False
     chief: str = "chief-0"
     others: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
 
 def _cloudml(workers: int, servers: int) -> str:

@@ -15,6 +15,7 @@ from tfdist.flags import cluster_from_flags, define_flags
 from tfdist.partition import Partition, parsed_layouts
 
 FOUR = 'cluster { nworkers_per_group: 4 nworkers_per_procs: 4 workspace: "w" }'
+SINGA_GROUPS = "cluster { nworker_groups: 2 nserver_groups: 1 nworkers_per_group: 6 nworkers_per_procs: 3 }"
 COLUMNS = (("dense.*/kernel", -1),)
 
 
@@ -75,6 +76,22 @@ def test_several_tasks_get_the_devices_of_a_replica_each():
 
 
 @pytest.mark.parametrize(
+    ("words", "devices", "slots", "groups"),
+    [
+        (["--cluster", '{"ps": 1, "worker": 2}', "--partition_devices=2"], 2, [2, 2], ((0, 1), (2, 3))),
+        (["--cluster", SINGA_GROUPS], 6, [3] * 4, (tuple(range(6)), tuple(range(6, 12)))),
+        (["--cluster", SINGA_GROUPS, "--partition_devices=2"], 2, [3] * 4, (tuple(range(6)), tuple(range(6, 12)))),
+    ],
+)
+@pytest.mark.parametrize("strategy", ["hogwild", "parameter_server"])
+def test_with_ps_the_workers_of_a_group_make_up_replicas(words, devices, slots, groups, strategy):
+    cluster = flagged(*words, "--partition", "k=rows", "--strategy", strategy)
+    assert (cluster.replica_slots, cluster.worker_groups) == (devices, groups)
+    assert [task.slots for task in cluster.job("worker")] == slots and all(task.slots == 1 for task in cluster.job("ps"))
+    assert choose(cluster).strategy == strategy
+
+
+@pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--tier=BASIC", "--partition", "kernel"], "--partition: 'kernel' has no axis; expected a pattern"),
@@ -98,8 +115,18 @@ def test_several_tasks_get_the_devices_of_a_replica_each():
             ["--cluster", "cluster { nworkers_per_group: 4 nworkers_per_procs: 2 } neuralnet { partition_dim: 1 }"],
             "a replica has 4 devices, all of one task, and worker:0 has 2",
         ),
-        (["--tier=STANDARD_1", "--partition", "k=rows"], "and this cluster means parameter_server"),
-        (["--tier=STANDARD_1", "--strategy=hogwild", "--partition", "k=rows"], "and this cluster means hogwild"),
+        (
+            ["--tier=STANDARD_1", "--partition", "k=rows"],
+            "has 2 devices, all of one worker group, and worker group 0 has 1 workers",
+        ),
+        (
+            ["--cluster", SINGA_GROUPS, "--strategy=hogwild", "--partition", "k=rows", "--partition_devices=4"],
+            "has 4 devices, all of one worker group, and worker group 0 has 6 workers",
+        ),
+        (
+            ["--cluster", SINGA_GROUPS, "--strategy=hogwild", "--partition", "k=rows", "--sync_period=4", "--fragments=2"],
+            "fragments: a partitioned model is synchronized as a whole",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(words, message, monkeypatch):

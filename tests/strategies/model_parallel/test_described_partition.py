@@ -9,31 +9,30 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 PROGRAM = str(PROGRAMS / "unchanged_models.py")
 LAYER = 'layer {{ name: "{}" partition_dim: 1 param {{ }} }}'
-SINGA = (
-    f"neuralnet {{ {' '.join(LAYER.format(name) for name in ('words', 'up', 'down'))} }} "
-    "cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }"
+LAYERS = f"neuralnet {{ {' '.join(LAYER.format(name) for name in ('words', 'up', 'down'))} }}"
+SINGA = f"{LAYERS} cluster {{ nworkers_per_group: 4 nworkers_per_procs: 2 }}"
+HOGWILD = (
+    f"{LAYERS} cluster {{ nworker_groups: 1 nserver_groups: 1 nservers_per_group: 1 server_worker_separate: true "
+    "nworkers_per_group: 4 nworkers_per_procs: 4 }"
 )
+PATTERNS = "--partition=up/.*=columns,down/kernel=rows,embeddings=rows"
 FLAGS = {
     "flags, 2 x 2 in one task": (
         "--cluster=cluster { nworkers_per_group: 4 nworkers_per_procs: 4 }",
-        "--partition=up/.*=columns,down/kernel=rows,embeddings=rows",
+        PATTERNS,
         "--partition_devices=2",
     ),
     "SINGA, 2 x 2 in two tasks": ("--cluster=job.conf", "--partition_devices=2"),
+    "hogwild, 2 x 2 in one worker": ("--cluster=hogwild.conf", "--strategy=hogwild", "--partition_devices=2"),
+    "parameter_server, 1 x 2 in two workers": (
+        "--cluster=cluster { nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 2 server_worker_separate: true }",
+        PATTERNS,
+    ),
 }
-SHARDED = {
-    "flags, 2 x 2 in one task": [
-        "net/down/kernel",
-        "net/up/bias",
-        "net/up/kernel",
-        "net/words/embeddings",
-    ],
-    "SINGA, 2 x 2 in two tasks": [
-        *("net/down/bias", "net/down/kernel", "net/up/bias", "net/up/kernel"),
-        "net/words/embeddings",
-    ],
-}
-TASKS = {"flags, 2 x 2 in one task": 1, "SINGA, 2 x 2 in two tasks": 2}
+BY_FLAGS = ["net/down/kernel", "net/up/bias", "net/up/kernel", "net/words/embeddings"]
+BY_SINGA = ["net/down/bias", *BY_FLAGS]
+SHARDED = {run: BY_FLAGS if PATTERNS in flags else BY_SINGA for run, flags in FLAGS.items()}
+TASKS = {run: 2 if run == "SINGA, 2 x 2 in two tasks" else 1 for run in FLAGS}  # That run the program.
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +42,7 @@ def runs(tmp_path_factory, run_python):
     for name, flags in FLAGS.items():
         folders.append(tmp_path_factory.mktemp("run"))
         (folders[-1] / "job.conf").write_text(SINGA)
+        (folders[-1] / "hogwild.conf").write_text(HOGWILD)
         code = run_python(folders[-1], "-m", "tfdist.launch", *flags, PROGRAM, timeout=280)
         assert code == 0, (folders[-1] / "output.txt").read_text()[-5000:]
         found[name] = [json.loads((folders[-1] / f"{rank}.json").read_text()) for rank in range(TASKS[name])]
@@ -87,7 +87,8 @@ def test_a_device_holds_its_shards_of_weights_and_slots(runs, run):
     (whole,) = runs["one process"][0]["adam"]["bytes"].values()
     for task in runs[run]:
         devices = sorted(task["adam"]["bytes"].values())
-        replicas = 2 // TASKS[run]
+        # Replicas of one worker of hogwild share its variables, and the variables of parameter_server are on the ps.
+        replicas = 2 // TASKS[run] if "--strategy=hogwild" not in FLAGS[run] and "parameter_server" not in run else 1
         assert len(devices) == 2 * replicas
         # The first device of each replica also holds what is not sharded.
         assert sum(devices) == replicas * whole and max(devices) < 0.6 * whole
@@ -101,3 +102,8 @@ def test_what_the_partition_cannot_be_applied_to_is_named(runs, run):
         assert "variables of sequential are sequential/other/kernel, sequential/other/bias" in found["other_layers"]
         assert "has no effect on net" in found["outside"] and "inside `with strategy.scope():`" in found["outside"]
         assert "and the program calls keras.distribution.set_distribution" in found["own_distribution"]
+        served = "own_loop" in found
+        assert served == (run.startswith(("hogwild", "parameter_server")))
+        assert (
+            not served or "A model that the description of the cluster partitions cannot train otherwise" in found["own_loop"]
+        )

@@ -28,7 +28,7 @@ def trace(step, variables, argument, times=None):
 
     def replica(x):
         with fused_reads.reading(variables):
-            fused_reads.current().begin_replica("/device:CPU:0")
+            fused_reads.current().begin_replica(("/device:CPU:0",))
             return step(x)
 
     def several(x):

@@ -3,12 +3,15 @@
 The description of the cluster may partition them. With folders, it also predicts with the models that were saved there.
 """
 
+import contextlib
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
 import tfdist
@@ -42,13 +45,19 @@ def compiled(built, optimizer):
     return built
 
 
-def held(variables):
-    """Returns the bytes of variables on each device."""
+def held(variables, strategy):
+    """Returns the bytes of variables, without scalars, on each device that holds some; under hogwild on those of the workers."""
     found = {}
-    for variable in variables:
-        for part in getattr(variable._value, "shards", [variable._value]):
-            for local in getattr(part, "values", [part]):
-                found[local.device] = found.get(local.device, 0) + int(np.prod(local.shape)) * local.dtype.size
+    parts = [part for v in variables if v.shape for part in getattr(v._value, "shards", [v._value])]
+    if hasattr(strategy, "local_replicas"):
+        devices = [each.name for each in tf.config.list_logical_devices() if "/job:worker" in each.name]
+        for part, device in itertools.product(parts, devices):
+            with contextlib.suppress(tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
+                found[device] = found.get(device, 0) + part.replica.read(device).numpy().nbytes
+        return found
+    for part in parts:
+        for local in getattr(part, "values", [part]):
+            found[local.device] = found.get(local.device, 0) + int(np.prod(local.shape)) * local.dtype.size
     return found
 
 
@@ -64,7 +73,7 @@ def train(name, strategy):
         "weights": [w.ravel().tolist() for w in trained.get_weights()],
         "slots": [np.asarray(v.numpy(), "float64").ravel().tolist() for v in trained.optimizer.variables],
         "sharded": sorted(v.path for v in trained.weights if hasattr(v._value, "shards")),
-        "bytes": held([*trained.weights, *trained.optimizer.variables]),
+        "bytes": held([*trained.weights, *trained.optimizer.variables], strategy),
     }
     if tfdist.is_chief():
         trained.save(f"{name}.keras")
@@ -88,13 +97,23 @@ def refused(strategy):
     def own_distribution():
         keras.distribution.set_distribution(keras.distribution.DataParallel(devices=["cpu:0"]))
         try:
-            strategy.scope()
+            with strategy.scope():
+                compiled(model(), "sgd").fit(X, Y, verbose=0)
         finally:
             keras.distribution.set_distribution(None)
+
+    def own_loop():
+        with strategy.scope():
+            own = compiled(model(), "sgd")
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(own(X))
+        own.optimizer.apply_gradients(zip(tape.gradient(loss, own.trainable_variables), own.trainable_variables, strict=True))
 
     attempt("other_layers", other_layers)
     attempt("outside", lambda: compiled(model(), "sgd").fit(X, Y, verbose=0))
     attempt("own_distribution", own_distribution)
+    if hasattr(strategy, "worker_groups"):
+        attempt("own_loop", own_loop)
     return found
 
 

@@ -1,0 +1,50 @@
+"""Updates of a `SplitVariable`: an optimizer updates each shard by itself, where it is."""
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, rows_by_part
+from tfdist.strategies.model_parallel.split_variable import SplitVariable
+from tfdist.strategies.variable_base import shard_scope
+
+
+def on_shards(update: Any, variable: SplitVariable, function: Any, args: Any, kwargs: Any, group: Any) -> Any:
+    """Updates each shard by itself, on its device. In the function the variables stand for their shards."""
+    results = []
+    split = [for_shards(value, variable) for value in args]
+    for number, shard in enumerate(variable.shards):
+        with shard_scope(number):
+            own = tuple(values[number] for values in split)
+            results.append(update(shard, lambda _, *given, **named: function(variable, *given, **named), own, kwargs, group))
+    return results
+
+
+def for_shards(value: Any, variable: SplitVariable) -> Any:
+    """Returns what each shard gets of an argument of an update."""
+    count = len(variable.shards)
+    if isinstance(value, SplitTensor) and value.axis == variable.axis and len(value.parts) == count:
+        return value.parts
+    if isinstance(value, tf.IndexedSlices):
+        return _slices_for_shards(value, variable)
+    if isinstance(value, SplitTensor):
+        value = value.whole()
+    is_whole = isinstance(value, tf.Tensor) and value.shape.rank == variable.shape.rank
+    if is_whole and value.shape.is_compatible_with(variable.shape):
+        return tf.split(value, count, axis=variable.axis)
+    return [value] * count
+
+
+def _slices_for_shards(slices: tf.IndexedSlices, variable: SplitVariable) -> list[tf.IndexedSlices]:
+    """Returns the slices of each shard of a table."""
+    count = len(variable.shards)
+    if variable.axis:
+        return [
+            tf.IndexedSlices(values, slices.indices, part.shape)
+            for values, part in zip(tf.split(slices.values, count, axis=variable.axis), variable.shards, strict=True)
+        ]
+    by_part = rows_by_part(slices.indices, variable.shape[0], count)
+    return [
+        tf.IndexedSlices(tf.gather(slices.values, chosen), local, part.shape)
+        for (chosen, local), part in zip(by_part, variable.shards, strict=True)
+    ]
