@@ -178,7 +178,7 @@ class ParameterBlock:
             by_device.setdefault(shard.device, []).extend([shard.parameters, *shard.state.values(), *acknowledged])
         own = [self.baseline, self.pulled, self.last_rounds, self.replies]
         for leader in leaders:
-            by_device[leader] = [*own, *(variable.replica for variable in self.variables)]
+            by_device.setdefault(leader, []).extend([*own, *(variable.replica for variable in self.variables)])
         return by_device
 
     # In functions that groups run.
