@@ -50,6 +50,9 @@ OPTIONS_OF = {
 }
 """Options by the word that stands for them in --hogwild. Others are written as `delay=4`."""
 
+WITHOUT_PS = "without_ps"
+"""The word in --hogwild for a cluster without ps, whose workers hold the global parameters."""
+
 NODES = 2
 LIMIT = "no communication (the limit)"
 SLOW = "one worker 4 times slower"
@@ -144,11 +147,12 @@ def ways() -> list[Way]:
         found.append(Way("Horovod 0.28.1, TensorFlow 2.15", "horovod", 4, python=FLAGS.horovod))
     for entry in FLAGS.hogwild:
         period, *chosen = entry.split(":")
-        values = dict(OPTIONS_OF[word] if word in OPTIONS_OF else word.split("=") for word in chosen)
+        values = dict(OPTIONS_OF[word] if word in OPTIONS_OF else word.split("=") for word in chosen if word != WITHOUT_PS)
+        jobs = ("chief", "worker") if WITHOUT_PS in chosen else served
         period, values = int(period), {name: int(value) if value.isdecimal() else value for name, value in values.items()}
         options = {"sync_period": period, "synchronization": values}
-        name = ", ".join([f"hogwild, sync period {period}", *(word.replace("=", " ") for word in chosen)])
-        found.append(Way(name, "served", period, NODES, served, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
+        name = ", ".join([f"hogwild, sync period {period}", *(word.translate({61: " ", 95: " "}) for word in chosen)])
+        found.append(Way(name, "served", period, NODES, jobs, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
     wanted = FLAGS.ways or (["mirrored", "period 20"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
     for place, way in enumerate(found):

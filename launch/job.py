@@ -83,12 +83,17 @@ class Job:
         jobs = replaceable_jobs(self.choice.strategy)
         return tuple(task for task in self.cluster.training_tasks if task.job in jobs)
 
+    @property
+    def awaited(self) -> tuple[Task, ...]:
+        """The `replaceable` tasks that hold parameters: while one of them is gone, the training waits for it."""
+        return tuple(task for task in self.replaceable if task in self.cluster.parameter_tasks)
+
     def has_worker_group(self, running: Collection[str]) -> bool:
         """Returns whether some worker group can train, if of the `replaceable` tasks only these run (`job:index`).
 
-        It needs all its tasks, and every ps.
+        It needs all its tasks, and all that are `awaited`.
         """
-        if not all(task.name in running for task in self.replaceable if task.job == "ps"):
+        if not all(task.name in running for task in self.awaited):
             return False
         task_of_rank = [task.name for task in self.cluster.job("worker") for _ in range(task.slots)]
         return any(all(task_of_rank[rank] in running for rank in group) for group in self.cluster.worker_groups)

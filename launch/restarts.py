@@ -24,7 +24,7 @@ STOPPED_SECONDS = 60.0
 """How long a task may stay stopped by a signal. It answers no one, and other tasks may wait for it: it is then killed."""
 
 STOPPED_PS_SECONDS = 30.0
-"""The same for a ps: all others wait for it, and give up after `lost_timeout.DEFAULT_SECONDS`."""
+"""The same for a task with parameters: all others wait for it, and give up after `lost_timeout.DEFAULT_SECONDS`."""
 
 LONGEST_TICK_SECONDS = 1.0
 """Longest time between two ticks that counts. After a longer one, this process was stopped as well."""
@@ -34,6 +34,7 @@ LONGEST_TICK_SECONDS = 1.0
 class _Restartable:
     task: Task
     limit: int
+    is_awaited: bool = False
     restarts: int = 0
     used: int = 0  # Restarts since it last ran for the window.
     quick: int = 0  # Restarts since it last ran for `STEADY_SECONDS`.
@@ -45,7 +46,7 @@ class _Restartable:
 
     @property
     def longest_stop(self) -> float:
-        return STOPPED_PS_SECONDS if self.task.job == "ps" else STOPPED_SECONDS
+        return STOPPED_PS_SECONDS if self.is_awaited else STOPPED_SECONDS
 
 
 class Restarts:
@@ -63,6 +64,7 @@ class Restarts:
         limits: Mapping[str, int] | None = None,
         meanwhile: str = "the training continues",
         can_continue: Callable[[Collection[str]], bool] = lambda running: True,
+        awaited: Collection[Task] = (),
     ) -> None:
         """Prepares the restarts.
 
@@ -74,12 +76,16 @@ class Restarts:
             limit: restarts of each task, at most, until it has run for `window`.
             window: seconds.
             limits: the same as `limit`, by job, where it differs.
-            meanwhile: what the training does until a worker or an evaluator is back, for messages. For a ps it waits.
+            meanwhile: what the training does until a task is back, for messages. For those in `awaited` it waits.
             can_continue: whether the training goes on if only these of the tasks are left.
+            awaited: the tasks that all others wait for, because they hold parameters.
         """
         self._last_tick = time.monotonic()
         self._all = {
-            task.name: _Restartable(task, (limits or {}).get(task.job, limit), started_at=self._last_tick) for task in tasks
+            task.name: _Restartable(
+                task, (limits or {}).get(task.job, limit), is_awaited=task in awaited, started_at=self._last_tick
+            )
+            for task in tasks
         }
         self._start = start
         self._kill = kill
@@ -166,7 +172,7 @@ class Restarts:
                 each.quick += 1
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
-                meanwhile = "the training waits for it" if each.task.job == "ps" else self._meanwhile
+                meanwhile = "the training waits for it" if each.is_awaited else self._meanwhile
                 self._say(f"{name} ended early: {each.cause}; {meanwhile}, and the task is restarted")
                 self._start(each.task)
             if each.stopped_seconds is not None:

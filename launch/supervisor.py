@@ -129,6 +129,7 @@ class Supervisor:
             () if self._restarts_exactly() else job.replaceable,
             meanwhile=job.loss_of_a_worker,
             can_continue=job.has_worker_group,
+            awaited=job.awaited,
         )
         self._scaling = Scaling(
             job, files.log_dir, self._workers, self._tasks, self._board, terminal.say, is_restart=is_restart

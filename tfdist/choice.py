@@ -14,7 +14,7 @@ STRATEGIES = ("mirrored", "multi_worker_mirrored", "parameter_server", "hogwild"
 """The names that `--strategy` takes. (One task with one device uses TensorFlow's default strategy, which has no name.)"""
 
 SERVED = ("parameter_server", "hogwild")
-"""Strategies with ps tasks. Their workers only serve; only the chief runs the training program."""
+"""Strategies with a chief that coordinates. Workers and ps only serve; only the chief runs the training program."""
 
 
 @dataclass(frozen=True)
@@ -171,10 +171,15 @@ def _check_forced(cluster: Cluster, name: str) -> None:
         raise error(
             f"{name!r} is not a strategy; choose one of {', '.join(STRATEGIES)}{nearest(name, STRATEGIES)}", field="--strategy"
         )
-    if name in SERVED and not cluster.job("ps") and not cluster.partial:
+    if name == "parameter_server" and not cluster.job("ps") and not cluster.partial:
         raise error(
             f"{name} keeps the parameters on ps tasks, and this cluster has none ({cluster.describe()}); "
             "describe ps tasks or choose multi_worker_mirrored",
+            field="--strategy",
+        )
+    if name == "hogwild" and not cluster.job("worker") and not cluster.partial:
+        raise error(
+            f"hogwild trains on workers, and this cluster has none ({cluster.describe()}); describe workers or choose mirrored",
             field="--strategy",
         )
     if name == "mirrored" and len(cluster.training_tasks) > 1:

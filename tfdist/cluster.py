@@ -83,7 +83,7 @@ class Cluster:
     Attributes:
         tasks: every task, ordered by job (chief, worker, ps, evaluator) and index.
         worker_groups: worker ranks of each group. Default: one group per worker task in a cluster with ps, else one group of
-            all.
+            all. Where hogwild is forced on a cluster without ps, one group of all becomes one group per worker task.
         server_groups: server ranks of each group. Default: one group of all servers.
         separate_servers: whether servers run in separate processes (SINGA's `server_worker_separate`).
         sync_period: updates of a worker group between two synchronizations with the global parameters, at least 1 (SINGA's
@@ -125,7 +125,7 @@ class Cluster:
             _check_task(task, self.source)
         tasks = tuple(sorted(self.tasks, key=lambda task: (order[task.job], task.index)))
         object.__setattr__(self, "tasks", tasks)
-        if not self.worker_groups:
+        if not self.worker_groups or self._is_one_group_of_hogwild():
             object.__setattr__(self, "worker_groups", self._default_worker_groups())
         if not self.server_groups:
             object.__setattr__(self, "server_groups", self._default_server_groups())
@@ -139,6 +139,11 @@ class Cluster:
     def training_tasks(self) -> tuple[Task, ...]:
         """All tasks except evaluators: those that TensorFlow lists in `cluster`."""
         return tuple(task for task in self.tasks if task.job != "evaluator")
+
+    @property
+    def parameter_tasks(self) -> tuple[Task, ...]:
+        """The tasks that hold the parameters where a chief coordinates workers: the ps, or without ps the workers."""
+        return self.job("ps") or self.job("worker")
 
     @property
     def slots(self) -> int:
@@ -239,9 +244,13 @@ class Cluster:
         workers = self.job("worker")
         if not workers:
             return ()
-        if not self.job("ps"):
+        if not self.job("ps") and self.strategy != "hogwild":
             return (tuple(range(sum(task.slots for task in workers))),)
         return tuple(_runs(task.slots for task in workers))
+
+    def _is_one_group_of_hogwild(self) -> bool:
+        """Returns whether the one group is that of an all-reduce: hogwild was forced afterwards."""
+        return self.strategy == "hogwild" and not self.job("ps") and len(self.worker_groups) == 1
 
     def _default_server_groups(self) -> Groups:
         servers = sum(task.slots for task in self.job("ps"))

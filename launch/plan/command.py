@@ -169,7 +169,9 @@ def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: 
     if hardware.cores > measured.cores:
         found.append(f"measured with {measured.cores} cores: how much faster {hardware.cores} are is an extrapolation")
     if given.cluster is not None and described.option_of(given.cluster) is None:
-        found.append("groups of several workers, and several server groups, are not predicted: the table has none")
+        found.append(
+            "groups of several workers, several server groups, and hogwild without ps are not predicted: the table has none"
+        )
     if any(variable.is_table for variable in measured.variables):
         found.append(
             "tables of Embedding layers count as a whole: parameter_server is faster than predicted if steps read few rows"

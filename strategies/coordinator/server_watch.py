@@ -26,7 +26,7 @@ class ServerWatch:
     """Asks the ps tasks for an answer, as long as this object exists.
 
     Args:
-        servers: the ps tasks, with addresses.
+        servers: the tasks that hold parameters, with addresses.
         workers: the worker tasks, which may wait for a ps.
         seconds: how long a ps may give no answer.
         clock: returns the current moment in seconds.
@@ -67,8 +67,10 @@ class ServerWatch:
 
     def _sentence(self, gone: Sequence[Task]) -> str:
         found = f"no answer from {waiting_for(gone)} for {self.seconds:.0f} s"
-        if len(gone) == len(self._servers) and not answering(self._workers, Deadline.after(PROBE_SECONDS)):
-            found += f", nor from {waiting_for(self._workers)}: this task is cut off, or all of them have ended"
+        others = [task for task in self._workers if task not in self._servers]
+        if len(gone) == len(self._servers) and not answering(others, Deadline.after(PROBE_SECONDS)):
+            found += f", nor from {waiting_for(others)}" if others else ""
+            found += ": this task is cut off, or all of them have ended"
         return f"{found}; training cannot go on without the parameters there, start the job again from its backup"
 
     def check(self) -> None:

@@ -80,7 +80,8 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         )
         # What ParameterServerStrategy.__init__ does, with another `extended` and other device filters.
         self._cluster_resolver = resolver
-        self._verify_args_and_config(resolver)
+        if cluster.job("ps"):  # TensorFlow's own check wants one.
+            self._verify_args_and_config(resolver)
         self._cluster_coordinator = None
         self._num_workers, self._num_ps = len(cluster.job("worker")), len(cluster.job("ps"))
         absent = _absent(cluster)
@@ -100,7 +101,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self.membership.when_changed = self._say_who_trains
         coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate, server_def)
         self.recovery = cluster_of(coordinator).failure_handler
-        servers, seconds = cluster.job("ps"), lost_seconds()
+        servers, seconds = cluster.parameter_tasks, lost_seconds()
         for chief in cluster.job("chief"):
             keep_connections(chief.port, CONNECTION_TIMES * seconds)
         self.answers = GroupAnswers(self.worker_groups, workers, self.membership, servers)
@@ -167,6 +168,8 @@ def _connect(cluster: Cluster, resolver: Any, seen_by_ps: Sequence[str], absent:
     filters = ClusterDeviceFilters()
     for index, others in peers(cluster).items():
         group = [f"/job:worker/task:{other}" for other in sorted({index, *others})] if others else []
+        if not cluster.job("ps"):  # They hold the parameters.
+            group = ["/job:worker"]
         filters.set_device_filters("worker", index, ["/job:ps", "/job:chief", *group])
     for task in cluster.job("ps"):
         filters.set_device_filters("ps", task.index, list(seen_by_ps))

@@ -180,7 +180,7 @@ class ParameterBlock:
         own = [self.baseline, self.pulled, self.last_rounds, self.replies]
         for leader in leaders:
             place = self.variables[0].place(leader)
-            by_device[place] = [*own, *(variable.replica for variable in self.variables)]
+            by_device.setdefault(place, []).extend([*own, *(variable.replica for variable in self.variables)])
         return by_device
 
     # In functions that groups run.

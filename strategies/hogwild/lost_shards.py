@@ -77,6 +77,9 @@ def restore(strategy: Any, lost: Sequence[Task]) -> None:
                 begin += size
         if block.kind is Kind.SYNCHRONIZED:
             block.generation += 1  # All groups pull anew.
+    for group in strategy.worker_groups:
+        if any(task.job == "worker" and task.index in group.tasks for task in lost):
+            strategy.membership.restart(group.number)  # Its local replica is lost, too.
     _warn(strategy, lost, len(groups), alone)
 
 

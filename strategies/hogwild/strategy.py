@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.cluster import Cluster
 from tfdist.strategies.coordinator.remote_garbage import RemoteGarbage
-from tfdist.strategies.coordinator.server_recovery import ServerRecovery
+from tfdist.strategies.coordinator.server_recovery import ServerRecovery, device_of
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.hogwild import checkpoint_state, lost_shards, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
@@ -60,11 +60,9 @@ class Hogwild(CoordinatorStrategy):
     def __init__(self, cluster: Cluster) -> None:
         self.synchronization = cluster.synchronization.resolved(len(cluster.worker_groups))
         self.steps_per_synchronization = max(1, cluster.sync_period // self.synchronization.fragments)
-        ps_of_rank = [task.index for task in cluster.job("ps") for _ in range(task.slots)]
-        groups = cluster.server_groups if self.synchronization.topology != "global" else (tuple(range(len(ps_of_rank))),)
-        self.server_devices = [
-            list(dict.fromkeys(f"/job:ps/replica:0/task:{ps_of_rank[rank]}/device:CPU:0" for rank in ranks)) for ranks in groups
-        ]
+        device_of_rank = [device_of(task) for task in cluster.parameter_tasks for _ in range(task.slots)]
+        groups = cluster.server_groups if self.synchronization.topology != "global" else (range(len(device_of_rank)),)
+        self.server_devices = [list(dict.fromkeys(device_of_rank[rank] for rank in ranks)) for ranks in groups]
         # Several server groups synchronize with each other.
         others = ["/job:ps"] if len(self.server_devices) > 1 else []
         self.remote_garbage = RemoteGarbage()
@@ -74,7 +72,7 @@ class Hogwild(CoordinatorStrategy):
             self.extended.worker_mesh = WorkerMesh(cluster.partition, rows)
         self.shares_replicas = len(set(self.membership.owners)) < len(self.worker_groups)
         self.server_recovery = ServerRecovery(
-            cluster.job("ps"),
+            cluster.parameter_tasks,
             restore=lambda lost: lost_shards.restore(self, lost),
             wait=lambda: self.recovery.wait_for_servers(self.server_watch.check),
         )

@@ -1,11 +1,13 @@
 """The table that chooses the strategy, row by row, and what forcing a strategy may and may not do."""
 
 import dataclasses
+import json
 
 import pytest
 
 from tfdist import read
 from tfdist.choice import RULES, STRATEGIES, choose, prepared
+from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
 from tfdist.strategies import refusal
 
@@ -112,13 +114,27 @@ def test_a_forced_strategy_wins_over_the_table(name):
         ("STANDARD_1", "hogwld", "did you mean hogwild?"),
         ("STANDARD_1", "mirrored", "mirrored trains in one task, and this cluster has 8"),
         ("BASIC", "parameter_server", "has none (1 chief)"),
-        (tf_config(worker=2), "hogwild", "has none (2 workers)"),
+        (tf_config(worker=2), "parameter_server", "has none (2 workers)"),
+        ("BASIC", "hogwild", "has none (1 chief)"),
     ],
 )
 def test_a_forced_strategy_that_the_cluster_cannot_carry_is_an_error(description, name, message):
     with pytest.raises(ClusterError, match="--strategy") as error:
         choose(forced(description, name))
     assert message in str(error.value)
+
+
+def test_under_hogwild_without_ps_every_worker_task_is_a_group_and_holds_parameters():
+    described = read(tf_config(worker=2))
+    assert described.worker_groups == ((0, 1),)
+    cluster = prepared(dataclasses.replace(described, strategy="hogwild"))
+    assert cluster.worker_groups == ((0,), (1,)) and cluster.server_groups == ()
+    assert cluster.parameter_tasks == cluster.job("worker") and cluster.describe() == "1 chief, 2 workers"
+    assert read(json.dumps(cluster.tf_config("chief", 0))).worker_groups == cluster.worker_groups
+    slots = (Task("worker", 0, slots=2), Task("worker", 1, slots=2))
+    assert Cluster(slots, strategy="hogwild").worker_groups == ((0, 1), (2, 3))
+    together = Cluster((*slots, Task("ps", 0)), worker_groups=((0, 1, 2, 3),), strategy="hogwild")
+    assert together.worker_groups == ((0, 1, 2, 3),) and together.parameter_tasks == together.job("ps")
 
 
 def test_a_cluster_whose_workers_only_serve_gets_a_chief_beside_worker_0():

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from tfdist.choice import choose
+from tfdist.choice import choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.launch import restarts
 from tfdist.launch.events import Exited, Stopped
@@ -88,6 +88,7 @@ def test_the_training_waits_for_a_ps_and_cannot_go_on_without_it(monkeypatch):
         say=said.append,
         limits={"worker": 0, "ps": 1},
         can_continue=lambda running: "ps:0" in running,
+        awaited=tasks[1:],
     )
     for name in ("worker:0", "ps:0", "ps:0"):
         task.exited(Exited(name, -9, 0.0))
@@ -113,6 +114,10 @@ def test_workers_are_replaceable_where_a_chief_coordinates_them_and_a_group_need
         found = job(strategy=strategy)
         assert [task.name for task in found.replaceable] == workers + servers
         assert found.has_worker_group({"worker:1", "ps:0"}) and found.has_worker_group({"worker:1"}) is not bool(servers)
+        assert [task.name for task in found.awaited] == servers
+    without = Cluster((Task("worker", 0), Task("worker", 1)), strategy="hogwild")
+    without = Job(prepared(without), choose(without), Program())  # Workers hold the parameters.
+    assert [task.name for task in without.awaited] == workers and not without.has_worker_group({"worker:1"})
     assert job(strategy="multi_worker_mirrored").replaceable == ()
     asynchronous, synchronous = job(), job(worker_groups=((0, 1, 2, 3),))
     assert asynchronous.has_worker_group({"worker:1"}) and not asynchronous.has_worker_group(set())

@@ -1,5 +1,6 @@
 """Workers that join and leave while a job trains: `--max_workers` and `tfdist scale`."""
 
+import dataclasses
 import re
 import signal
 import subprocess
@@ -120,6 +121,7 @@ def test_what_cannot_be_scaled_is_refused_by_name(tmp_path, capsys, monkeypatch)
     for cluster, message in (
         (mirrored, "under multi_worker_mirrored all tasks make each step together"),
         (synchronous, "a worker group of this cluster has several tasks"),
+        (dataclasses.replace(mirrored, strategy="hogwild"), "without ps the workers hold the global parameters"),
         (Cluster((Task("chief", 0),)), "no workers that could join or leave"),
     ):
         planned, aside = job(cluster), SimpleNamespace(set_aside=lambda name: None)

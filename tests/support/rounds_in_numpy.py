@@ -83,3 +83,41 @@ class Replica:
         self.baseline = rounds.baseline(parameters, self.baseline, self.pushed, includes, is_new, np)
         self.values += self.baseline - self.at_push
         self.complete = now
+
+
+class Compressed(Replica):
+    """A replica whose pushes and replies are rounded, as strategies/hogwild/push_pull.py does.
+
+    Args:
+        fragment: as in `Replica`.
+        group: as in `Replica`.
+        values: as in `Replica`.
+        rounded: takes values and returns what the other side decodes.
+    """
+
+    def __init__(self, fragment, group, values, rounded):
+        self.rounded = rounded
+        super().__init__(fragment, group, values)
+
+    def start(self):
+        """Starts from the global parameters."""
+        super().start()
+        self.decoded = self.fragment.parameters
+
+    def push(self, **options):
+        """Pushes the progress. The rounding error stays in the replica."""
+        self.at_push = self.values.copy()
+        progress = self.at_push - self.baseline
+        self.pushed = self.rounded(progress)
+        self.error = progress - self.pushed
+        self.wanted = self.complete + 1
+        self.before = self.fragment.push(self.group, self.pushed, self.wanted, **options)
+
+    def pull(self):
+        """Takes over what the ps has, of which it gets the rounded news."""
+        now = self.fragment.round.complete
+        self.decoded = self.decoded + self.rounded(self.fragment.parameters - self.decoded)
+        includes, is_new = now > self.before, now > self.complete
+        self.baseline = rounds.baseline(self.decoded, self.baseline, self.pushed, includes, is_new, np)
+        self.values += self.baseline - self.at_push + self.error
+        self.complete = now

@@ -143,7 +143,8 @@ class _Painter:
     def _blocks(self) -> list[Block]:
         trains, servers = self.cluster.worker_groups, self.cluster.server_groups
         if not servers:
-            return [Block(None, self._with_chief(self._worker_groups(range(len(trains)))))]
+            groups = self._worker_groups(range(len(trains)))
+            return [Block(None, groups if self.serves else self._with_chief(groups))]
         if not self.serves:  # The user forces a strategy that does not use the servers.
             blocks = [Block(self._server_group(number), ()) for number in range(len(servers))]
             return [*blocks, Block(None, self._with_chief(self._worker_groups(range(len(trains)))))]

@@ -13,11 +13,15 @@ from tfdist.synchronization import Synchronization
 def option_of(cluster: Cluster) -> Option | None:
     """Returns the option that a cluster describes; None if it has groups of several workers or servers groups.
 
+    Nor is hogwild without ps predicted: the model has no workers that hold parameters.
+
     Raises:
         ClusterError: if the cluster cannot be trained on.
     """
     strategy, workers, ps = choose(cluster).strategy, len(cluster.job("worker")), len(cluster.job("ps"))
     if (any(len(group) > 1 for group in cluster.worker_groups) and ps) or len(cluster.server_groups) > 1:
+        return None
+    if strategy == "hogwild" and not ps:
         return None
     if strategy == "default":
         return Option("default", 1)

@@ -75,6 +75,7 @@ class _Servers:
             say=_log.warning,
             meanwhile=job.loss_of_a_worker,
             can_continue=job.has_worker_group,
+            awaited=job.awaited,
         )
         self._logs = {task.name: files.log(task) for task in tasks}
         for task in tasks:

@@ -53,6 +53,13 @@ def test_a_chief_without_an_answer_of_any_task_says_so(cluster):
         cluster.look(60.0, [])
 
 
+def test_workers_that_hold_the_parameters_are_named_once(cluster):
+    cluster.watch = ServerWatch([WORKER], [WORKER], 60.0, lambda: cluster.now)
+    cluster.look(0.0, [])
+    with pytest.raises(ServersGoneError, match=r"^no answer from worker:0 \(w0:1\) for 60 s: this task is cut off, or"):
+        cluster.look(60.0, [])
+
+
 def test_the_limit_is_a_number_of_seconds(monkeypatch):
     assert lost_seconds() == 60.0
     monkeypatch.setenv(VARIABLE, "7.5")

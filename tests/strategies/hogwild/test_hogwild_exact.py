@@ -418,13 +418,45 @@ def test_rows_that_two_groups_have_trained_are_averaged(results):
     assert got["sgd two groups"][-1] == [1.0, 1.0, 1.0]
 
 
+# Global parameters on the workers.
+
+WITHOUT_PS = ("data_parallel", "rounds, average", "rounds, nesterov", "uneven, int8", "fragments", "what_steps_wait_for")
+
+
+@pytest.mark.parametrize("name", WITHOUT_PS)
+def test_where_the_global_parameters_are_changes_nothing(results, results_without_ps, name):
+    """But rounding: TensorFlow optimizes the operations of a task together."""
+    without, expected = numbers_in(results_without_ps[name]), numbers_in(results[name])
+    assert len(without) > 5
+    np.testing.assert_allclose(without, expected, rtol=1e-5, atol=1e-6)
+
+
+def numbers_in(value):
+    """Returns all numbers in nested dicts and lists."""
+    if isinstance(value, dict | list):
+        return [number for each in (value.values() if isinstance(value, dict) else value) for number in numbers_in(each)]
+    return [value]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory, run_python):
     """Runs the program once, for all cases in one cluster, and returns its results."""
     folder = tmp_path_factory.mktemp("exact")
     (folder / "job.conf").write_text(f"cluster {{ {CLUSTER} }}")
-    (folder / "cases.json").write_text(json.dumps(CASES))
-    launch = ["-m", "tfdist.launch", "--cluster", "job.conf", "--topology", "ring"]  # The ps see each other.
-    run_python(folder, *launch, str(PROGRAM), "--", "cases.json", "results.json", timeout=380)
+    # The ps see each other.
+    return found(folder, run_python, CASES, "--cluster", "job.conf", "--topology", "ring")
+
+
+@pytest.fixture(scope="module")
+def results_without_ps(tmp_path_factory, run_python):
+    """Runs the program for some of the cases, in a cluster whose workers hold the global parameters."""
+    cases = {name: CASES[name] for name in WITHOUT_PS}
+    flags = ["--cluster", '{"worker": 3}', "--strategy", "hogwild"]
+    return found(tmp_path_factory.mktemp("exact_without_ps"), run_python, cases, *flags)
+
+
+def found(folder, run_python, cases, *flags):
+    (folder / "cases.json").write_text(json.dumps(cases))
+    run_python(folder, "-m", "tfdist.launch", *flags, str(PROGRAM), "--", "cases.json", "results.json", timeout=380)
     assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]
     return json.loads((folder / "results.json").read_text())

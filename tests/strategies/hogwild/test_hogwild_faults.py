@@ -137,15 +137,15 @@ COUNTS = """
 """
 
 
-def test_a_killed_ps_gets_its_part_of_the_parameters_back_and_no_step_is_lost(start, script):
-    cluster = '{"chief": 1, "worker": 2, "ps": 2}'
+@pytest.mark.parametrize(("task", "ps", "groups"), [("ps:1", 2, "2 worker groups have"), ("worker:1", 0, "1 worker group has")])
+def test_a_killed_task_gets_its_part_of_the_parameters_back_and_no_step_is_lost(start, script, task, ps, groups):
+    """Without ps the workers hold the global parameters, so one that is killed loses its local replica, too."""
+    cluster = f'{{"chief": 1, "worker": 2{f", {chr(34)}ps{chr(34)}: {ps}" * bool(ps)}}}'
     job = start("-m", "tfdist.launch", "--cluster", cluster, *OPTIONS, script(COUNTS))
     job.wait_for("epoch 8 is done")
-    os.kill(job.pid_of("ps:1"), signal.SIGKILL)
-    job.wait_for("ps:1 ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted")
-    job.wait_for(
-        " was restarted: its part of the global parameters comes back from what 2 worker groups have pulled last, and "
-    )
+    os.kill(job.pid_of(task), signal.SIGKILL)
+    job.wait_for(f"{task} ended early: it was killed by SIGKILL; the training waits for it, and the task is restarted")
+    job.wait_for(f" was restarted: its part of the global parameters comes back from what {groups} pulled last, and ")
     assert job.wait(120) == 0, job.output
     assert "at most one sync period of each (2 updates) is lost; the momentum of the outer optimizer begins at" in job.output
     found = json.loads(job.output.partition("FOUND ")[2].splitlines()[0])

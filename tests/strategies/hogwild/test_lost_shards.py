@@ -38,15 +38,18 @@ class Shard:
         self.initialized += 1
 
 
-def cluster(monkeypatch, known, kind=Kind.SYNCHRONIZED, in_rounds=True):
-    """Returns a strategy with one block of 4 values on 2 ps, of which the groups know `known`."""
-    shards = [Shard(server_recovery.device_of(task), in_rounds) for task in PS]
+def cluster(monkeypatch, known, kind=Kind.SYNCHRONIZED, in_rounds=True, servers=PS, restarted=None):
+    """Returns a strategy with one block of 4 values on 2 servers, of which the groups know `known`."""
+    restarted = [] if restarted is None else restarted
+    shards = [Shard(server_recovery.device_of(task), in_rounds) for task in servers]
     values = np.arange(4, dtype="float32")
     block = SimpleNamespace(kind=kind, values=values, sizes=[2, 2], shards=[shards], generation=0)
     monkeypatch.setattr(lost_shards, "_ask", lambda strategy, block: known)
     return shards, SimpleNamespace(
         local_replicas=SimpleNamespace(blocks=[block]),
         servers_of=lambda group: 0,
+        worker_groups=[SimpleNamespace(number=0, tasks=(0,)), SimpleNamespace(number=1, tasks=(1, 2))],
+        membership=SimpleNamespace(restart=restarted.append),
         steps_per_synchronization=4,
         synchronization=SimpleNamespace(fragments=2),
     )
@@ -83,6 +86,14 @@ def test_values_from_which_new_groups_start_come_from_the_chief_and_no_group_pul
     shards, strategy = cluster(monkeypatch, {0: known([9, 9, 9, 9], [0, 0])}, kind=Kind.OWN, in_rounds=False)
     lost_shards.restore(strategy, PS[:1])
     assert shards[0].parameters.value.tolist() == [0.0, 1.0] and strategy.local_replicas.blocks[0].generation == 0
+
+
+def test_a_worker_that_holds_a_shard_has_lost_its_local_replica_too(monkeypatch):
+    restarted, workers = [], [Task("worker", index, host=f"w{index}", port=1) for index in (0, 2)]
+    shards, strategy = cluster(monkeypatch, {0: known([9, 9, 1, 2], [8, 5])}, servers=workers, restarted=restarted)
+    lost_shards.restore(strategy, workers[1:])
+    assert shards[0].initialized == 0 and shards[1].parameters.value.tolist() == [1.0, 2.0]
+    assert restarted == [1]  # Its group pulls its replica, slots and counters anew.
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import periodic_oracles as oracles
 import pytest
-from rounds_in_numpy import Fragment, Replica
+from rounds_in_numpy import Compressed, Fragment, Replica
 from support_paths import PROGRAMS
 
 from tfdist.strategies.hogwild import rounds
@@ -57,6 +57,27 @@ def trained(
 
 def quadratic(replica, group, step):
     return replica - TARGETS[group, step]
+
+
+@pytest.mark.parametrize("delay", [0, 1, PERIOD - 1])
+def test_rounding_what_travels_loses_no_update(delay):
+    """The model of benchmarks/quality_compressed.py. Rounding is coarse, and what it leaves behind is part of later pushes."""
+    fragment, values = Fragment(np.zeros(SIZE), GROUPS), np.zeros((GROUPS, SIZE))
+    replicas = [Compressed(fragment, g, values[g], lambda each: np.round(each / 0.5) * 0.5) for g in range(GROUPS)]
+    updates = np.random.default_rng(2).normal(size=(10 * PERIOD, GROUPS, SIZE))
+    for step, update in enumerate(updates):
+        if step % PERIOD == 0:
+            for replica in replicas:
+                replica.push()
+        if step % PERIOD == delay:
+            for replica in replicas:
+                replica.pull()
+        values += update
+    for replica in replicas:
+        replica.push()
+    left = np.mean([replica.error for replica in replicas], axis=0)
+    assert np.abs(left).max() > 0.01
+    np.testing.assert_allclose(fragment.parameters + left, updates.sum(axis=0).mean(axis=0), atol=1e-9)
 
 
 @pytest.mark.parametrize(("outer_rate", "momentum"), [(1.0, 0.0), (0.7, 0.9)])

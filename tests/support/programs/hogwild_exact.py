@@ -18,7 +18,7 @@ import unittest.mock
 import keras
 import numpy as np
 import tensorflow as tf
-from gate import LIMIT, PS, Gate, HeldParameters, called_beside, wait_for
+from gate import LIMIT, Gate, HeldParameters, called_beside, wait_for
 
 import tfdist
 import tfdist.strategies.hogwild.global_parameters
@@ -29,15 +29,22 @@ from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import Kind
 
 
+def job_of_servers(strategy):
+    """Returns the job that holds the global parameters: `/job:ps`, or in a cluster without ps `/job:worker`."""
+    return strategy.server_devices[0][0].partition("/replica")[0]
+
+
 def begin(strategy, groups, period=1, servers=((0, 1),), grace=0.0, shard_bytes=4, **options):
-    """Gives `strategy` new options and new local replicas, on its first `groups` groups, with these ps in server groups.
+    """Gives `strategy` new options and new local replicas, on its first `groups` groups, with these ps in server groups (without
+    ps, these workers).
 
     Groups wait `grace` seconds for a round. By default none waits, because events follow one after the other. Each ps has
     several shards of at least `shard_bytes`, as it has of models of megabytes.
 
     Returns the membership of the groups.
     """
-    strategy.server_devices = [[f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
+    job = job_of_servers(strategy)
+    strategy.server_devices = [[f"{job}/replica:0/task:{index}/device:CPU:0" for index in indices] for indices in servers]
     strategy.synchronization = tfdist.Synchronization(**({"outer": "average"} | options))
     strategy.steps_per_synchronization = period // strategy.synchronization.fragments
     membership = strategy.membership = strategy.executions._membership = Membership(strategy.worker_groups)
@@ -185,7 +192,7 @@ class Case:
 
     def _queue(self, what, group, operation, **arguments):
         """Runs an operation on a queue on a ps, with which the chief and a group wait for each other."""
-        with tf.device(PS):
+        with tf.device(self.strategy.server_devices[0][0]):
             name = f"hogwild_exact/{what}/{group}"
             handle = tf.raw_ops.FIFOQueueV2(component_types=[tf.int32], shapes=[[]], shared_name=name)
             return operation(handle=handle, **arguments)
@@ -432,20 +439,22 @@ def what_steps_wait_for(strategy):
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
         return model
 
+    servers = job_of_servers(strategy)
+
     def counted(options):
         begin(strategy, 3, period=4, shard_bytes=16, **options)
         trained = Trained(strategy, make, batch)
         trained.steps(0, *[batch] * 4)
         graphs = [call.args[0][0].graph for call in trained.model.train_function._steps._calls._function._traced.values()]
         (graph,) = [graph for graph in graphs if any("While" in op.type for op in graph.get_operations())]
-        (loop,) = [op for op in graph.get_operations() if "While" in op.type and "job:ps" not in op.device]
+        (loop,) = [op for op in graph.get_operations() if "While" in op.type and servers not in op.device]
         waited_for, new = set(), [loop]
         while new:
             op = new.pop()
             before = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - waited_for
             waited_for |= before
             new += before
-        on_ps = {op for op in graph.get_operations() if "job:ps" in op.device}
+        on_ps = {op for op in graph.get_operations() if servers in op.device}
         inside = {function.signature.name: len(function.node_def) for function in graph.as_graph_def().library.function}
         called = [op.get_attr("f").name for op in on_ps if "Call" in op.type]
         return len(on_ps) + sum(inside[name] for name in called), sorted(op.name for op in on_ps & waited_for)
