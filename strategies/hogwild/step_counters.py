@@ -83,15 +83,16 @@ class StepCounters:
 
 def counters_of(model: Any) -> list[LocalVariable]:
     """Returns the counters of the optimizers that the model was compiled with or holds in its attributes."""
-    return _local_variables(each._iterations for each in _optimizers_of(model))
+    return _local_variables(each._iterations for each in optimizers_of(model))
 
 
 def rates_of(model: Any) -> list[LocalVariable]:
     """Returns the learning rates of the same optimizers that are variables, not schedules."""
-    return _local_variables(getattr(each, "_learning_rate", None) for each in _optimizers_of(model))
+    return _local_variables(getattr(each, "_learning_rate", None) for each in optimizers_of(model))
 
 
-def _optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns the optimizers that the model was compiled with or holds in its attributes, and those inside them."""
     own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
     return [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
 
@@ -101,16 +102,12 @@ def _local_variables(variables: Iterable[Any]) -> list[LocalVariable]:
     return [v for v in found.values() if isinstance(v, LocalVariable)]
 
 
-def name_of(optimizer: Any) -> str:
-    """Returns the class name of the optimizer that updates the variables."""
-    return type(_innermost(optimizer)).__name__
-
-
 def steps_of(optimizer: Any) -> int:
     """Returns how many updates the optimizer has made, by the chief's count: the number of the next step."""
-    counter = unwrapped(getattr(getattr(_innermost(optimizer), "_iterations", None), "_value", None))
+    counter = unwrapped(getattr(getattr(innermost(optimizer), "_iterations", None), "_value", None))
     return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
 
 
-def _innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Any) -> Any:
+    """Returns the optimizer that updates the variables: that inside a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", None) or optimizer
