@@ -22,9 +22,17 @@ from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.measured_delay import FIRST, MeasuredDelay
 from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns
-from tfdist.strategies.hogwild.outer_schedule import OuterSchedule, learning_rate_of
+from tfdist.strategies.hogwild.outer_schedule import OuterSchedule
 from tfdist.strategies.hogwild.schedules import is_due
-from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, innermost, optimizers_of, rates_of, steps_of
+from tfdist.strategies.hogwild.step_counters import (
+    StepCounters,
+    counters_of,
+    innermost,
+    learning_rate_of,
+    optimizers_of,
+    rates_of,
+    steps_of,
+)
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
 from tfdist.strategies.runtime import chief_device
 

@@ -8,14 +8,6 @@ there it falls with l.
 """
 
 from collections.abc import Callable
-from typing import Any
-
-import tensorflow as tf
-
-from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.hogwild.local_variable import LocalVariable
-from tfdist.strategies.private_api import LearningRateSchedule
-from tfdist.strategies.runtime import chief_device
 
 SAMPLES = 32
 """A training that continues from a file finds the highest learning rate so far in as many values of its schedule."""
@@ -70,20 +62,3 @@ class OuterSchedule:
             momentum = momentum_for(rate, momentum, now / self._highest, self._farthest)
         self._rates, self._known = (rate, momentum), part
         return self._rates
-
-
-def learning_rate_of(optimizer: Any) -> Callable[[int], float] | None:
-    """Returns a function from the number of an update to the learning rate of an optimizer; None if it has none.
-
-    If the learning rate is a variable, the function returns its value on the chief.
-    """
-    own = getattr(optimizer, "_learning_rate", None)
-    if isinstance(own, LearningRateSchedule):
-
-        def scheduled(step: int) -> float:
-            with tf.init_scope(), tf.device(chief_device.DEVICE):  # Groups' threads are on the devices of their workers.
-                return float(own(tf.constant(step, tf.int64)))
-
-        return scheduled
-    variable = unwrapped(getattr(own, "_value", None))
-    return (lambda step: float(variable.value_on_chief())) if isinstance(variable, LocalVariable) else None

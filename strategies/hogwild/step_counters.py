@@ -12,6 +12,7 @@ from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.private_api import LearningRateSchedule, patches
+from tfdist.strategies.runtime import chief_device
 
 _number_for: Callable[[Any], Any] | None = None
 """In the step that is traced: returns the number of the step over all groups, for an optimizer."""
@@ -106,6 +107,23 @@ def steps_of(optimizer: Any) -> int:
     """Returns how many updates the optimizer has made, by the chief's count: the number of the next step."""
     counter = unwrapped(getattr(getattr(innermost(optimizer), "_iterations", None), "_value", None))
     return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
+
+
+def learning_rate_of(optimizer: Any) -> Callable[[int], float] | None:
+    """Returns a function from the number of an update to the learning rate of an optimizer; None if it has none.
+
+    If the learning rate is a variable, the function returns its value on the chief.
+    """
+    own = getattr(optimizer, "_learning_rate", None)
+    if isinstance(own, LearningRateSchedule):
+
+        def scheduled(step: int) -> float:
+            with tf.init_scope(), tf.device(chief_device.DEVICE):  # Groups' threads are on the devices of their workers.
+                return float(own(tf.constant(step, tf.int64)))
+
+        return scheduled
+    variable = unwrapped(getattr(own, "_value", None))
+    return (lambda step: float(variable.value_on_chief())) if isinstance(variable, LocalVariable) else None
 
 
 def innermost(optimizer: Any) -> Any:
