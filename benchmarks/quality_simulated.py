@@ -26,6 +26,7 @@ from quality_data import CLASSES, FEATURES, HIDDEN, LOCAL_BATCH, STEPS, mnist1d 
 from rounds_in_numpy import Fragment, Replica  # noqa: E402
 
 from tfdist.strategies.hogwild import rounds  # noqa: E402
+from tfdist.strategies.hogwild.outer_schedule import momentum_for  # noqa: E402
 
 MOMENTUM = 0.9
 
@@ -129,12 +130,13 @@ class InRounds:
 
     Args:
         vectors: the replicas, [groups, size].
-        period: updates between two pushes of a fragment.
-        buffers: vectors of the inner optimizer that are averaged with their fragments, and how much of them is left after an
-            update; for instance [(velocity, 0.9)].
+        period: takes the number of an update; returns the updates from a push of a fragment before it to the next.
+        buffers: vectors of the inner optimizer that are averaged with their fragments, [groups, size].
+        velocity: momentum of the inner optimizer, [groups, size].
+        kick: part of what a pull adds to a replica that it also adds to the momentum.
     """
 
-    def __init__(self, vectors, period, outer_rate, outer_momentum, fragments, delay, buffers=()):
+    def __init__(self, vectors, period, outer_rate, outer_momentum, fragments, delay, buffers=(), velocity=None, kick=0.0):
         groups, size = vectors.shape
         bounds = [size * number // fragments for number in range(fragments + 1)]
         self.parts = [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
@@ -143,24 +145,43 @@ class InRounds:
             [Replica(fragment, group, vectors[group, part]) for group in range(groups)]
             for fragment, part in zip(self.fragments, self.parts, strict=True)
         ]
-        self.period, self.delay, self.buffers = period, delay, buffers
-        self.offsets = rounds.offsets(period, fragments)
+        self.vectors, self.period, self.delay, self.buffers = vectors, period, delay, buffers
+        self.velocity, self.kick = velocity, np.float32(kick)
+        self.next_push = rounds.offsets(period(0), fragments)
+        self.next_pull = [-1] * fragments
         self.at_push = {}
+        self.pushes = 0
 
     def before_step(self, step):
         """Pushes and pulls what is due before an update."""
-        for number, offset in enumerate(self.offsets):
-            since = (step - offset) % self.period
-            if since == 0 and step >= offset:
-                for replica in self.replicas[number]:
-                    replica.push()
-                self.at_push[number] = [buffer[:, self.parts[number]].copy() for buffer, _ in self.buffers]
-            if since == self.delay and step >= offset + self.delay:
-                for replica in self.replicas[number]:
-                    replica.pull()
-                for (buffer, decay), at_push in zip(self.buffers, self.at_push[number], strict=True):
-                    part, mean = self.parts[number], at_push.mean(axis=0)
-                    buffer[:, part] += (mean - at_push) * np.float32(decay) ** self.delay  # As if averaged at the push.
+        for number in range(len(self.parts)):
+            if step == self.next_push[number]:
+                self._push(number)
+                self.next_push[number], self.next_pull[number] = step + self.period(step), step + self.delay
+            if step == self.next_pull[number]:
+                self._pull(number)
+
+    def _push(self, number):
+        self.pushes += 1
+        for replica in self.replicas[number]:
+            replica.push()
+        self.at_push[number] = [buffer[:, self.parts[number]].copy() for buffer in self.buffers]
+
+    def _pull(self, number):
+        part = self.parts[number]
+        before = self.vectors[:, part].copy() if self.kick else None
+        for replica in self.replicas[number]:
+            replica.pull()
+        if self.kick:
+            self.velocity[:, part] += self.kick * (self.vectors[:, part] - before)
+        for buffer, at_push in zip(self.buffers, self.at_push[number], strict=True):
+            buffer[:, part] += at_push.mean(axis=0) - at_push
+
+    def attract(self, strength):
+        """Moves all replicas a part of the way to their baselines."""
+        for part, replicas in zip(self.parts, self.replicas, strict=True):
+            for group, replica in enumerate(replicas):
+                self.vectors[group, part] += np.float32(strength) * (replica.baseline - self.vectors[group, part])
 
     def collect(self):
         """Returns the global parameters with the progress of all groups."""
@@ -190,6 +211,10 @@ def train(
     spread=True,
     inner="sgd",
     buffers=False,
+    kick=0.0,
+    attract=0.0,
+    qsr=None,
+    follows=None,
     steps=STEPS,
 ):
     """Returns the validation and test accuracy of the global parameters, in percent.
@@ -198,7 +223,13 @@ def train(
         outer: as in `tfdist.Synchronization`, "synchronous", or "rounds": nesterov, or average with outer_momentum=0, in
             rounds.
         delay: updates after which a group pulls the reply; None for a period with overlap, 0 without and in rounds.
-        buffers: whether groups average the buffers of the inner optimizer with their fragments. Only in rounds.
+        buffers: whether groups average the buffers of the inner optimizer with their fragments: True, or "momentum" for only
+            the first of Adam's two. Only in rounds, as the next three.
+        kick: part of what a pull adds to a replica that it also adds to the momentum of the inner optimizer.
+        attract: part of the way to its baseline that a replica moves with each update.
+        follows: the outer momentum grows as the schedule lowers the learning rate, until an outer step is this many times as
+            far as the groups went, see strategies/hogwild/outer_schedule.py.
+        qsr: the period is max(period, (qsr / learning rate)^2), which the schedule lowers (arXiv 2310.14423).
         spread: whether groups synchronize evenly spread over the period. Otherwise all synchronize at the same step.
         waits: whether groups wait for each other at the end of each round. Not with spread or overlap.
         inner: "sgd" with momentum, or "adam".
@@ -223,10 +254,19 @@ def train(
     in_flight = [None] * groups
     turns = [0] * groups
     velocity, squares = np.zeros_like(net.vectors), np.zeros_like(net.vectors)
+
+    def rate_at(step):
+        return rate * 0.5 * (1 + np.cos(np.pi * step / steps))
+
     in_rounds = None
     if outer == "rounds":
-        averaged = ([(velocity, MOMENTUM)] if inner == "sgd" else [(velocity, 0.9), (squares, 0.999)]) if buffers else ()
-        in_rounds = InRounds(net.vectors, period, outer_rate, outer_momentum, fragments, delay or 0, averaged)
+        averaged = [velocity, squares] if buffers is True and inner == "adam" else [velocity] if buffers else []
+
+        def period_at(step):
+            return period if qsr is None else int(max(period, min((qsr / max(rate_at(step), 1e-9)) ** 2, steps)))
+
+        rates = (outer_rate, outer_momentum)
+        in_rounds = InRounds(net.vectors, period_at, *rates, fragments, delay or 0, averaged, velocity, kick)
     each = period // fragments
     delay = (each if overlap else 0) if delay is None else delay
     order, used = generator.permutation(len(y)), 0
@@ -249,6 +289,9 @@ def train(
         rows = order[used : used + groups * LOCAL_BATCH].reshape(members, -1)
         used += groups * LOCAL_BATCH
         if in_rounds:
+            if follows:
+                for fragment in in_rounds.fragments:
+                    fragment.beta = momentum_for(outer_rate, outer_momentum, rate_at(step) / rate, follows)
             in_rounds.before_step(step)
         elif not synchronous_:
             for group in range(groups):
@@ -268,7 +311,9 @@ def train(
             in_flight = [None] * groups
             shards[0].last_rounds = [shards[0].rounds] * groups
         net.differentiate(x[rows], y[rows])
-        now = rate * 0.5 * (1 + np.cos(np.pi * step / steps))
+        now = rate_at(step)
+        if in_rounds and attract:
+            in_rounds.attract(attract)
         if inner == "adam":  # Keras' values: 0.9, 0.999, 1e-7.
             velocity += np.float32(0.1) * (net.gradients - velocity)
             squares += np.float32(0.001) * (net.gradients**2 - squares)

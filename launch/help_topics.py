@@ -55,6 +55,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "delay",
         "quorum",
         "grace",
+        "average_momentum",
         "longest_period",
     ),
 }

@@ -37,6 +37,7 @@ HOGWILD_FLAGS = {
     "quorum": "Groups without which no round of outer nesterov ends.",
     "grace": "Sync periods for which a group waits for others in a round of outer nesterov.",
     "longest_period": "Most updates to which a slow network lengthens the sync period. Default: it stays.",
+    "average_momentum": "Average the momentum buffers of the optimizer, too, in outer nesterov.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 
@@ -98,7 +99,7 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 def _hogwild_definer(name: str) -> Any:
     if name in ("sync_period", "fragments", "delay", "quorum", "longest_period"):
         return flags.DEFINE_integer
-    if name == "adaptive":
+    if name in ("adaptive", "average_momentum"):
         return flags.DEFINE_bool
     return flags.DEFINE_float if "rate" in name or "momentum" in name or name == "grace" else flags.DEFINE_string
 

@@ -12,6 +12,8 @@ class OuterOptions:
         rates: default outer learning rate and outer momentum.
         rates_of_few: the same with fewer than `many` worker groups; None means `rates`.
         many: from this number of groups on, their average has so little noise that the outer optimizer may make larger steps.
+        farthest: up to how many times as far as the groups an outer step moves, if the outer momentum grows while the learning
+            rate of the groups falls; None if it does not. Only from `many` groups on, and not with `rates_with_adam`.
         rates_with_adam: the same if Adam, AdamW, Adamax or Nadam trains the local replicas; None means one of the others.
         pushes_parameters: whether groups push parameters. Otherwise they push progress, which can be compressed.
         weighs_groups: whether it multiplies what a group pushes by the weight of the group.
@@ -22,6 +24,7 @@ class OuterOptions:
     rates: tuple[float, float] = (1.0, 0.0)
     rates_of_few: tuple[float, float] | None = None
     many: int = 8
+    farthest: float | None = None
     rates_with_adam: tuple[float, float] | None = None
     pushes_parameters: bool = False
     weighs_groups: bool = True
@@ -29,12 +32,17 @@ class OuterOptions:
 
 
 RATE_AND_MOMENTUM = ("outer_learning_rate", "outer_momentum")
-ROUNDS = ("quorum", "grace")
+ROUNDS = ("quorum", "grace", "average_momentum")
 
 OUTER_OPTIMIZERS = {
     "average": OuterOptions(("outer_learning_rate",)),
     "nesterov": OuterOptions(
-        (*RATE_AND_MOMENTUM, *ROUNDS), rates=(0.7, 0.5), rates_of_few=(0.5, 0.5), many=4, rates_with_adam=(0.7, 0.8)
+        (*RATE_AND_MOMENTUM, *ROUNDS),
+        rates=(0.7, 0.5),
+        rates_of_few=(0.5, 0.5),
+        many=4,
+        farthest=3.5,
+        rates_with_adam=(0.7, 0.8),
     ),
     "delayed_nesterov": OuterOptions(RATE_AND_MOMENTUM, rates=(1.0, 0.3), rates_of_few=(0.5, 0.5), rates_with_adam=(0.7, 0.5)),
     "elastic": OuterOptions(("elastic_rate",), pushes_parameters=True, weighs_groups=False),

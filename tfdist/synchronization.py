@@ -107,8 +107,8 @@ class Synchronization:
             after exactly as many, or at the end of an epoch that has fewer left, and waits there for the reply if it has not
             arrived. The longer the delay, the more time has the network, and the more the replicas drift apart. With 0 the
             group waits for the reply before its next update. Default None: 1 until the groups have measured the time of a
-            synchronization and that of an update, then their quotient, rounded up, and at most a quarter of the updates between
-            two pushes. The chief prints it.
+            synchronization and that of an update, then their quotient, rounded up, at most 4, and at most a quarter of the
+            updates between two pushes. The chief prints it.
         quorum: groups that must have pushed before a round can end without the others ("nesterov"), from 1. If fewer train, all
             of them. Default None: 1. A round that has no quorum ends after a minute.
         grace: how long a group waits for the others of its round ("nesterov"), in sync periods as they last without waits, from
@@ -117,6 +117,9 @@ class Synchronization:
             than an eighth of the time of their updates, after the longest delay, the period is doubled until they do not, or
             until it would be longer than this. It is decided once, with the delay, and the chief prints it. Default None: the
             sync period stays, because a longer one costs accuracy.
+        average_momentum: whether a synchronization also averages the momentum buffers of the groups' optimizers ("nesterov"),
+            with the same fragments and delay. Each push and reply then has twice the bytes. Second moments stay local, and so
+            do the buffers of optimizers that are not built before the first step. Default None: no.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.
@@ -135,6 +138,7 @@ class Synchronization:
     quorum: int | None = None
     grace: float | None = None
     longest_period: int | None = None
+    average_momentum: bool | None = None
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -173,6 +177,8 @@ class Synchronization:
         | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 |
         | "average" | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 |
 
+        With "nesterov" and SGD the momentum grows from there while the learning rate of the groups falls, see `farthest`.
+
         An outer step of rate r and momentum b moves r / (1 - b) times as far as the groups did. SGD with momentum moves far by
         itself: DiLoCo's 0.7 and 0.9 (7 times), found with AdamW, ruin it, and so do 2.5 times with two groups. At a period of
         16 no value is more than half a point behind "average"; see benchmarks/quality_simulated.md.
@@ -189,6 +195,25 @@ class Synchronization:
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
             momentum if self.outer_momentum is None else self.outer_momentum,
         )
+
+    def farthest(self, inner_optimizer: str, groups: int) -> float | None:
+        """Returns how many times as far as the groups an outer step moves at most, if the outer momentum grows.
+
+        With "nesterov" the default outer momentum grows while the learning rate of the groups falls, so that the product of
+        learning rate and outer step, `outer_learning_rate / (1 - outer_momentum)`, stays what it was at the highest learning
+        rate; at most until the outer step is 3.5, an outer momentum of 0.8. See benchmarks/quality_simulated.md.
+
+        Args:
+            inner_optimizer: as for `outer_rates`.
+            groups: number of worker groups.
+
+        Returns:
+            None if the outer momentum stays as it is: if it is given, with fewer than 4 groups, with Adam, AdamW, Adamax and
+            Nadam, and with other outer optimizers.
+        """
+        outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
+        is_fixed = self.outer_momentum is not None or groups < outer.many or inner_optimizer.lower() in _ADAM
+        return None if is_fixed else outer.farthest
 
     def elastic_rate_of(self, groups: int) -> float:
         """Returns EASGD's moving rate for a number of worker groups: `elastic_rate`, or 0.9 / groups if it is None."""

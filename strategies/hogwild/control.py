@@ -57,6 +57,11 @@ class Control:
         """Returns the control of a later push of the same call, if `has_progress`, bool scalar, is true."""
         return Control.of(tf.where(has_progress, tf.abs(self.numbers), self.numbers))  # Only `live` can be negative.
 
+    def with_rates(self, rate: float, momentum: float) -> "Control":
+        """Returns the control with another outer learning rate and outer momentum."""
+        rates = tf.constant([rate, momentum], self.numbers.dtype)
+        return Control.of(tf.concat([self.numbers[:4], rates, self.numbers[6:]], axis=0))
+
     def on(self, device: str) -> "Control":
         """Copies the numbers to `device` in one message."""
         with tf.device(device):

@@ -20,8 +20,18 @@ from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.hogwild.measured_delay import FIRST, MeasuredDelay
+from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns
+from tfdist.strategies.hogwild.outer_schedule import OuterSchedule
 from tfdist.strategies.hogwild.schedules import is_due
-from tfdist.strategies.hogwild.step_counters import StepCounters, counters_of, name_of, rates_of
+from tfdist.strategies.hogwild.step_counters import (
+    StepCounters,
+    counters_of,
+    innermost,
+    learning_rate_of,
+    optimizers_of,
+    rates_of,
+    steps_of,
+)
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
 from tfdist.strategies.runtime import chief_device
 
@@ -31,15 +41,15 @@ class _Functions:
     """The functions for batches that look alike.
 
     Attributes:
-        functions: the functions that synchronize different fragments, in turn. If groups share replicas, one more follows that
+        functions: the functions that synchronize different blocks, in turn. If groups share replicas, one more follows that
             synchronizes nothing. They take the batches, the number of the group, and the numbers of `CallNumbers`.
-        turns: how many functions take turns.
+        turns: for each turn, the positions of the blocks that its function synchronizes.
         synchronizes: whether the functions synchronize.
         examples: how many examples a batch has.
     """
 
     functions: list[Callable[..., Any]]
-    turns: int
+    turns: list[tuple[int, ...]]
     synchronizes: bool
     examples: float
 
@@ -84,7 +94,16 @@ class GroupCalls:
         self._function = GroupFunction(strategy, self._steps)
         self._functions: dict[Any, _Functions] = {}
         self._blocks: dict[ParameterBlock, None] = {}  # All that the functions use.
-        self._rates = options.outer_rates(name_of(getattr(model, "optimizer", None)), groups)
+        self._parameters: list[ParameterBlock] = []  # The first of the blocks that are synchronized.
+        self._buffers: list[ParameterBlock] = []  # Of momentum. The others.
+        self._averages_momentum = trains and bool(options.average_momentum)
+        optimizer = innermost(getattr(model, "optimizer", None))
+        rates, farthest = (
+            options.outer_rates(type(optimizer).__name__, groups),
+            options.farthest(type(optimizer).__name__, groups),
+        )
+        learning_rate = learning_rate_of(optimizer) if trains else None
+        self._rates = OuterSchedule(rates, farthest, learning_rate, every=groups * self.delay.between)
 
     def prepare(self, batches: list[Any], element_spec: Any = None, period: int | None = None) -> Callable[..., Any]:
         """Returns the call that makes a step on each batch: it takes the number of the group, then that of the first step.
@@ -125,19 +144,16 @@ class GroupCalls:
 
     def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: int) -> _Functions:
         self._register_weights()
-        turns: list[tuple[int, ...]] = [()]
-        if synchronizes:
-            every = range(len(self._steps.blocks))
-            turns = [tuple(every)] if self._strategy.synchronization.fragments == 1 else [(number,) for number in every]
+        own: list[tuple[int, ...]] = self._turns_of_blocks() if synchronizes else [()]
         without = [()] if synchronizes and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
         with tracing_lock, self._replicas.recording_use() as used:
-            traced = [self._traced(batches, element_spec, (turn, several)) for turn in turns + without]
+            traced = [self._traced(batches, element_spec, (turn, several)) for turn in own + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(used)
         first = batches[0]
         examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
-        return _Functions(traced, len(turns), synchronizes, float(examples or 1))
+        return _Functions(traced, own, synchronizes, float(examples or 1))
 
     def _run(self, functions: _Functions, batches: list[Any], period: int, group: int, step: int) -> Any:
         """Runs a call on a group, in its thread, and synchronizes the group with it or before it if that is due."""
@@ -145,8 +161,8 @@ class GroupCalls:
         owner = replicas.owners[group]
         pushes = functions.synchronizes and owner == group  # Of the groups that share a replica, its owner synchronizes it.
         replicas.refresh(group, list(self._blocks))
-        pushed = self._steps.blocks if functions.turns == 1 else self._steps.blocks[self._turns[group] % functions.turns :][:1]
-        is_clean = pushes and not any(owner in block.dirty for block in pushed)
+        turn = self._turns[group] % len(functions.turns)
+        is_clean = pushes and not any(owner in self._steps.blocks[number].dirty for number in functions.turns[turn])
         if self._trains:
             if not functions.synchronizes and owner == group and is_due(self._since[owner], steps, period):
                 self._synchronize(group)
@@ -158,14 +174,15 @@ class GroupCalls:
             batches[0].data.begin(group, self._strategy.membership.incarnation(group), device)
         function = functions.functions[-1]
         if pushes:
-            function = functions.functions[self._turns[group] % functions.turns]
+            function = functions.functions[turn]
             self._turns[group] += 1
             replicas.count_push(group)
         if self._trains:
             replicas.grace.begin(group, steps / (self.delay.between * self._strategy.synchronization.fragments))
             replicas.count_examples(group, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
-        control = replicas.control_numbers(group, self._rates, step, delay=self.delay.updates)
+        rates = self._rates_at(step)
+        control = replicas.control_numbers(group, rates, step, delay=self.delay.updates)
         if is_clean and replicas.outer_optimizer.in_rounds:
             control[Control.LIVE] *= -1
         return function(batches, group, self._numbers.pack(control, steps))
@@ -191,9 +208,8 @@ class GroupCalls:
 
     def _synchronize(self, group: int) -> None:
         """Makes a group synchronize with a call for this alone."""
-        blocks = self._steps.blocks
-        if self._strategy.synchronization.fragments > 1:
-            blocks = [blocks[self._turns[group] % len(blocks)]]
+        own = self._turns_of_blocks()
+        blocks = [self._steps.blocks[number] for number in own[self._turns[group] % len(own)]]
         self._turns[group] += 1
         self._since[group] = 0
         for block in blocks:
@@ -216,10 +232,27 @@ class GroupCalls:
         active = [v for v in floating if id(v) in trained or not v.trainable]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
         self._replicas.register(floating, Kind.SYNCHRONIZED)
-        self._steps.blocks = list(dict.fromkeys(v.block for v in active))
-        for block in self._steps.blocks:
-            block.rates = self._rates
-        self._add_used(floating)
+        parameters = list(dict.fromkeys(v.block for v in active))
+        self._parameters = parameters
+        self._rates_at(steps_of(getattr(self._model, "optimizer", None)))
+        buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []
+        self._replicas.register(buffers, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
+        self._buffers = list(dict.fromkeys(v.block for v in buffers))
+        for block in self._buffers:
+            block.rates = AVERAGE
+        self._steps.blocks = parameters + self._buffers
+        self._add_used(floating + buffers)
+
+    def _rates_at(self, step: int) -> tuple[float, float]:
+        """Returns the outer rates at an update. Synchronizations outside of calls, as before an evaluation, use the same."""
+        rates = self._rates.at(step)
+        for block in self._parameters if self._trains else ():
+            block.rates = rates
+        return rates
+
+    def _turns_of_blocks(self) -> list[tuple[int, ...]]:
+        buffers = len(self._buffers)
+        return turns(self._strategy.synchronization.fragments, len(self._steps.blocks) - buffers, buffers)
 
     def _add_used(self, variables: list[LocalVariable]) -> None:
         self._replicas.register(variables)

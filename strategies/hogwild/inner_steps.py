@@ -14,6 +14,7 @@ from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.measured_delay import COLUMNS
+from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.step_counters import StepCounters, numbered
 from tfdist.strategies.keras_hooks.optimizer import with_inner
@@ -35,7 +36,7 @@ class InnerSteps(GroupProgram):
         measures: whether the result of each step has the columns of measured_delay.py at its end.
 
     Attributes:
-        blocks: the blocks of parameters that are synchronized.
+        blocks: the blocks that are synchronized: those of parameters, then those of momentum buffers.
     """
 
     def __init__(
@@ -102,7 +103,10 @@ class InnerSteps(GroupProgram):
             return result[None] if self._stacks_results else result
 
     def _push(self, chosen: tuple[int, ...], servers: int, control: Control) -> list[PushPull]:
-        synchronizations = [self._replicas.push_pull(self.blocks[number], servers, control) for number in chosen]
+        synchronizations = []
+        for block in (self.blocks[number] for number in chosen):
+            own = control if block.rates != AVERAGE else control.with_rates(*AVERAGE)
+            synchronizations.append(self._replicas.push_pull(block, servers, own))
         for number, synchronization in zip(chosen, synchronizations, strict=True):
             with self.blocks[number].place():
                 synchronization.push()

@@ -17,9 +17,9 @@ import numpy as np
 FIRST = 1
 """The delay until it is measured."""
 
-PART = 4
-"""The delay is at most a quarter of the updates between two pushes, because a longer one costs too much accuracy: 4 of 16 cost
-half a point against 1 (benchmarks/quality_simulated.md)."""
+PART, MOST = 4, 4
+"""The delay is at most a quarter of the updates between two pushes, and at most 4. A longer one costs too much accuracy: 16 of 64
+cost 0.7 to 1.8 points against 2 (benchmarks/quality_simulated.md)."""
 
 MEASURED = 4
 """Synchronizations of each group that count. Its first call, which compiles, does not."""
@@ -58,7 +58,7 @@ def delay_for(synchronization: float, update: float, between: int) -> int:
         update: seconds of an update.
         between: updates between two pushes.
     """
-    most = max(FIRST, between // PART)
+    most = max(FIRST, min(between // PART, MOST))
     return min(max(FIRST, math.ceil(synchronization / max(update, 1e-9))), most)
 
 

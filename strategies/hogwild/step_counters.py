@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.private_api import LearningRateSchedule, patches
+from tfdist.strategies.runtime import chief_device
 
 _number_for: Callable[[Any], Any] | None = None
 """In the step that is traced: returns the number of the step over all groups, for an optimizer."""
@@ -83,15 +83,16 @@ class StepCounters:
 
 def counters_of(model: Any) -> list[LocalVariable]:
     """Returns the counters of the optimizers that the model was compiled with or holds in its attributes."""
-    return _unique(each._iterations for each in _optimizers_of(model))
+    return _unique(each._iterations for each in optimizers_of(model))
 
 
 def rates_of(model: Any) -> list[LocalVariable]:
     """Returns the learning rates of the same optimizers that are variables, not schedules."""
-    return _unique(getattr(each, "_learning_rate", None) for each in _optimizers_of(model))
+    return _unique(getattr(each, "_learning_rate", None) for each in optimizers_of(model))
 
 
-def _optimizers_of(model: Any) -> list[Any]:
+def optimizers_of(model: Any) -> list[Any]:
+    """Returns the optimizers that the model was compiled with or holds in its attributes, and those inside them."""
     own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
     return [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
 
@@ -101,16 +102,29 @@ def _unique(variables: Iterable[Any]) -> list[LocalVariable]:
     return list(found.values())
 
 
-def name_of(optimizer: Any) -> str:
-    """Returns the class name of the optimizer that updates the variables."""
-    return type(_innermost(optimizer)).__name__
-
-
 def steps_of(optimizer: Any) -> int:
     """Returns how many updates the optimizer has made, by the chief's count: the number of the next step."""
-    counter = unwrapped(getattr(getattr(_innermost(optimizer), "_iterations", None), "_value", None))
-    return int(counter.value_on_chief()) if isinstance(counter, LocalVariable) else 0
+    counters = local_variables(getattr(getattr(innermost(optimizer), "_iterations", None), "_value", None))
+    return int(counters[0].value_on_chief()) if counters else 0
 
 
-def _innermost(optimizer: Any) -> Any:
+def learning_rate_of(optimizer: Any) -> Callable[[int], float] | None:
+    """Returns a function from the number of an update to the learning rate of an optimizer; None if it has none.
+
+    If the learning rate is a variable, the function returns its value on the chief.
+    """
+    own = getattr(optimizer, "_learning_rate", None)
+    if isinstance(own, LearningRateSchedule):
+
+        def scheduled(step: int) -> float:
+            with tf.init_scope(), tf.device(chief_device.DEVICE):  # Groups' threads are on the devices of their workers.
+                return float(own(tf.constant(step, tf.int64)))
+
+        return scheduled
+    variables = local_variables(getattr(own, "_value", None))
+    return (lambda step: float(variables[0].value_on_chief())) if variables else None
+
+
+def innermost(optimizer: Any) -> Any:
+    """Returns the optimizer that updates the variables: that inside a LossScaleOptimizer."""
     return getattr(optimizer, "inner_optimizer", None) or optimizer

@@ -67,6 +67,7 @@ def from_flags(*arguments):
         ({"fragments": 0}, "expected a whole number from 1"),
         ({"fragments": 2.0}, "2.0 is not right"),
         ({"adaptive": 1}, "1 is not right; expected true or false"),
+        ({"average_momentum": 1}, "1 is not right; expected true or false"),
         ({"adaptive": []}, "a list is not right; expected true or false"),
         ({"delay": -1}, "-1 is not right; expected a whole number from 0 to 65536"),
         ({"delay": True}, "True is not right; expected a whole number from 0 to 65536"),
@@ -114,6 +115,24 @@ def test_non_default_returns_the_options_that_differ_from_their_defaults():
 )
 def test_outer_rates_default_by_outer_optimizer_inner_optimizer_and_number_of_groups(options, inner, groups, rates):
     assert Synchronization(**options).outer_rates(inner, groups) == rates
+
+
+@pytest.mark.parametrize(
+    ("options", "inner", "groups", "farthest"),
+    [
+        ({}, "SGD", 4, 3.5),
+        ({"outer_learning_rate": 0.5}, "RMSprop", 8, 3.5),
+        ({"outer_momentum": 0.5}, "SGD", 8, None),
+        ({}, "SGD", 3, None),
+        ({}, "AdamW", 8, None),
+        ({}, "SGD", 1, None),
+        ({"outer": "average"}, "SGD", 8, None),
+        ({"outer": "delayed_nesterov"}, "SGD", 8, None),
+        ({"topology": "pair"}, "SGD", 8, None),
+    ],
+)
+def test_the_outer_momentum_follows_the_learning_rate_if_it_is_not_given(options, inner, groups, farthest):
+    assert Synchronization(**options).farthest(inner, groups) == farthest
 
 
 @pytest.mark.parametrize(
@@ -194,6 +213,7 @@ def test_options_that_exclude_each_other_are_refused_with_the_reason(options, me
         {"quorum": 3, "grace": 0.5, "outer_momentum": 0.4},
         {"topology": "pair", "fragments": 4, "delay": 0},
         {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9, "adaptive": True, "weights": "examples"},
+        {"average_momentum": True, "compression": "bf16", "fragments": 4},
         {"outer": "elastic", "elastic_rate": 0.1, "fragments": 8},
     ],
     ids=str,

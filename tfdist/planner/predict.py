@@ -25,8 +25,8 @@ G = 5.0
 BINDS = 0.6
 """A shared resource binds if it is busy for this part of the time; otherwise the worker's own processor or link does."""
 
-DELAY_PART = 4
-"""Without a delay of the user's, hogwild measures one, which is at most a quarter of the updates between two pushes."""
+DELAY_PART, LONGEST_DELAY = 4, 4
+"""Without a delay of the user's, hogwild measures one: at most 4, and at most a quarter of the updates between two pushes."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction
     )
     step = costs.wall(costs.compute, hardware.cores)
     between = max(1, period // option.fragments)
-    delay = max(1, between // DELAY_PART) if option.delay is None else min(option.delay, between)
+    delay = max(1, min(between // DELAY_PART, LONGEST_DELAY)) if option.delay is None else min(option.delay, between)
     # Rounds: all workers push at about the same time, and wait for the slowest answer.
     pushed = max(_remote(option, sent), _crowd(option, sent)) / hardware.link
     cores = hardware.cores if option.colocated else hardware.server_cores or hardware.cores

@@ -53,6 +53,7 @@ CASES = {
     "several_periods": None,
     "what_steps_wait_for": None,
     "alone_and_late": None,
+    "averaged_momentum": None,
     "short_epochs": None,
 }
 """The cases for the program, by name. None runs the function of that name."""
@@ -356,6 +357,52 @@ def test_averaging_after_every_update_is_data_parallel_training(results, delay, 
     for count, (kernel,) in enumerate(history, start=1):
         expected = data_parallel(gradient, np.zeros((4, 1)), batches[:count], 0.05, momentum)
         np.testing.assert_allclose(kernel, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("delay", "fragments"), [(0, 1), (2, 1), (1, 2)])
+def test_momentum_buffers_are_averaged_with_the_weights(results, delay, fragments):
+    """Local SGD by hand: each weight and its buffer become, `delay` steps after a push, the mean at the push and the steps since."""
+    found = results["averaged_momentum"]
+    inputs, targets = np.array(found["inputs"]), np.array(found["targets"])
+    found = found[f"{delay} {fragments}"]
+    weights = [[np.array(w) for w in found["before"]] for _ in range(3)]
+    buffers = [[np.zeros_like(w) for w in mine] for mine in weights]
+
+    def means(of, part):
+        return np.mean([mine[part] for mine in of], axis=0)
+
+    def synchronize(at_push, part):
+        for of, before in ((weights, at_push[0]), (buffers, at_push[1])):
+            mean = means(before, part)
+            for group in range(3):
+                of[group][part] = of[group][part] + mean - before[group][part]
+
+    between = 4 // fragments
+    for count in range(5 * 4):
+        round_, step = divmod(count, 4)
+        if count % between == 0:
+            parts = range(2) if fragments == 1 else [step // between]
+            at_push = [[list(mine) for mine in of] for of in (weights, buffers)]
+        if count % between == delay:
+            for part in parts:
+                synchronize(at_push, part)
+        for group in range(3):
+            first, second = weights[group]
+            x, y = inputs[round_, group, step], targets[round_, group, step]
+            error = 2 * (x @ first @ second - y) / len(x)
+            gradients = [x.T @ error @ second.T, (x @ first).T @ error]
+            buffers[group] = [0.9 * b - 0.01 * g for b, g in zip(buffers[group], gradients, strict=True)]
+            weights[group] = [w + b for w, b in zip(weights[group], buffers[group], strict=True)]
+    if delay == between:  # At the end of a period.
+        for part in parts:
+            synchronize(at_push, part)
+    assert found["kinds"] == ["synchronized"] * 2
+    for part in range(2):
+        np.testing.assert_allclose(found["after"][part], means(weights, part), rtol=1e-3, atol=1e-5)
+        np.testing.assert_allclose(found["momentum"][part], means(buffers, part), rtol=1e-3, atol=1e-5)
+        assert np.abs(found["momentum"][part]).max() > 1e-3
+    spread = [np.std([mine[part] for mine in buffers], axis=0).max() for part in range(2)]
+    assert max(spread) > 1e-3  # The groups see different batches.
 
 
 def test_fragments_take_turns_step_by_step(results):

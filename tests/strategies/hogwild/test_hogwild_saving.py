@@ -11,7 +11,7 @@ from support_paths import PROGRAMS
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(500)]
 
 PROGRAM = str(PROGRAMS / "hogwild_saving.py")
-OPTIONS = ["--strategy", "hogwild", "--sync_period", "3", "--outer", "nesterov", "--delay", "1"]
+OPTIONS = ["--strategy", "hogwild", "--sync_period", "3", "--outer", "nesterov", "--delay", "1", "--average_momentum"]
 
 SOURCES = ["from_weights", "from_file", "from_checkpoint", "from_weights_saved_again"]
 

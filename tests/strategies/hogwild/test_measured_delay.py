@@ -15,10 +15,10 @@ from tfdist.strategies.hogwild.training_loop import Steps
         (0.001, 0.010, 64, 1),
         (0.010, 0.010, 64, 1),
         (0.021, 0.010, 64, 3),
-        (1.000, 0.010, 64, 16),  # A quarter of the updates between two pushes.
-        (1.000, 0.010, 12, 3),
+        (1.000, 0.010, 64, 4),
+        (1.000, 0.010, 12, 3),  # A quarter of the updates between two pushes.
         (1.000, 0.010, 1, 1),
-        (0.010, 0.000, 64, 16),
+        (0.010, 0.000, 64, 4),
     ],
 )
 def test_the_delay_is_the_quotient_of_the_times_within_limits(synchronization, update, between, delay):

@@ -430,6 +430,50 @@ def rounds_in_threads(strategy):
     return results
 
 
+def averaged_momentum(strategy):
+    """Linear regression of three groups in rounds of 4 steps, whose momentum buffers are averaged with the weights.
+
+    Returns the batches, and for each delay and number of fragments the weights and momentum buffers after 5 rounds.
+    """
+    generator = np.random.default_rng(6)
+    batches = generator.normal(size=(5, 3, 4, 8, 6)).astype("float32")  # By round, group, step.
+    targets = batches @ np.float32([[1.0], [-2.0], [0.5], [3.0], [0.0], [1.0]])
+
+    def make():
+        layers = [keras.layers.Dense(3, use_bias=False), keras.layers.Dense(1, use_bias=False)]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+        return model
+
+    def trained(delay, fragments):
+        options = {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0, "average_momentum": True}
+        begin(strategy, 3, period=4, delay=delay, fragments=fragments, grace=LIMIT, shard_bytes=16, **options)
+        trained = Trained(strategy, make, (batches[0, 0, 0], targets[0, 0, 0]))
+        found = {"before": trained.weights()}
+        calls = trained.model.train_function._steps._calls
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            for inputs, wanted in zip(batches, targets, strict=True):
+                for part in range(fragments):
+                    each = slice(4 * part // fragments, 4 * (part + 1) // fragments)
+                    data = [list(map(list, zip(inputs[group, each], wanted[group, each], strict=True))) for group in range(3)]
+                    runs = [calls.prepare([tuple(map(tf.constant, batch)) for batch in batches_]) for batches_ in data]
+
+                    def run(group, runs=runs):
+                        with tf.device(strategy.worker_groups[group].devices[0]):
+                            runs[group](group, 0)
+
+                    for each_call in [pool.submit(called_beside, run, group) for group in range(3)]:
+                        each_call.result(LIMIT)
+        buffers = [variable._value for variable in trained.model.optimizer.variables if variable.name.endswith("_momentum")]
+        found["after"] = trained.collect()
+        found["momentum"] = [buffer.numpy().tolist() for buffer in buffers]
+        found["kinds"] = [buffer.kind.value for buffer in buffers]
+        return found
+
+    ways = {f"{delay} {fragments}": trained(delay, fragments) for delay, fragments in ((0, 1), (2, 1), (1, 2))}
+    return {"inputs": batches.tolist(), "targets": targets.tolist(), **ways}
+
+
 def what_steps_wait_for(strategy):
     """For each outer optimizer: how many operations of a period's function run on ps, and for which of them its inner steps wait."""
     batch = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
