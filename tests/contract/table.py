@@ -84,7 +84,18 @@ COLUMNS = [
         ASYNCHRONOUS, late=24, lags=True,  # 3 groups with 2 executions in flight, of 4 steps each.
     ),
 ]
+PARTITIONED = Column(
+    "partitioned", "mirrored: 1 replica, every kernel sharded by rows over 2 devices",
+    "cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", SYNCHRONOUS, chief="worker-0",
+    flags=("--partition", "kernel=rows", "--partition_devices", "2"),
+)
 # fmt: on
+
+FEW = (
+    *("uneven_last_batch", "steps_per_execution", "predict", "custom_train_step", "embedding", "dropout", "added_losses"),
+    *("optimizers", "global_clipnorm", "ema", "gradient_accumulation", "metrics", "model_outside_the_scope", "own_loop"),
+)
+"""Rows of the column PARTITIONED that CI tests."""
 
 SERVED = ("parameter_server", "sandblaster", "downpour", "hogwild")
 """Columns in which the workers serve the chief."""

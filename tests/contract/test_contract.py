@@ -1,6 +1,7 @@
 """Tests the cells of contract/table.py on real clusters, compared with one process.
 
-One cluster per column runs all cases of contract/cases_*.py. It starts with the first test of the column.
+One cluster per column runs all cases of contract/cases_*.py. It starts with the first test of the column. That of a
+partitioned model runs a few, unless the environment variable TFDIST_CONTRACT_TESTS is `all`.
 """
 
 import json
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, different, page
+from contract.table import COLUMNS, FEW, PAGE, PARTITIONED, REFERENCE, ROWS, SERVED, different, page
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.
+
+OF_PARTITIONED = tuple(ROWS) if os.environ.get("TFDIST_CONTRACT_TESTS") == "all" else FEW
 
 cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference may have to run first.
 
@@ -47,9 +50,12 @@ class Runs:
         folder = self.folder / column.name
         folder.mkdir(exist_ok=True)
         (folder / "cluster").write_text(column.source)
-        command = ["-m", "tfdist.launch", "--cluster", "cluster", "-m", "contract.program", "--", *arguments]
+        command = ["-m", "tfdist.launch", "--cluster", "cluster", *column.flags, "-m", "contract.program", "--", *arguments]
+        environment = {"PYTHONPATH": str(TESTS)} | (
+            {"CONTRACT_ROWS": " ".join(OF_PARTITIONED)} if column is PARTITIONED else {}
+        )
         try:
-            self.run_python(folder, *command, timeout=SECONDS, environment={"PYTHONPATH": str(TESTS)})
+            self.run_python(folder, *command, timeout=SECONDS, environment=environment)
         except subprocess.TimeoutExpired:
             pass  # `read` reports what is missing.
 
@@ -66,6 +72,11 @@ def columns(**only):
         for column in COLUMNS
         if column.kind != REFERENCE or only.get("reference")
     ]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=cluster) for name in OF_PARTITIONED])
+def test_contract_with_a_partition(runs, name):
+    test_contract(runs, PARTITIONED, ROWS[name])
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
