@@ -89,11 +89,12 @@ def _save_checkpoint(
     session: Any = None,
     options: Any = None,
 ) -> Any:
-    # TensorFlow's checkpoints are atomic already.
     options = _with_io_device(options, tf.train.CheckpointOptions)
-    if is_chief() or is_participating():
+    # TensorFlow writes a new checkpoint under temporary names. One that exists already it would destroy first.
+    is_new = not (checkpoint_number is None and is_local(file_prefix) and os.path.exists(f"{os.fspath(file_prefix)}.index"))
+    if is_participating() or (is_chief() and is_new):
         return original(saver, file_prefix, checkpoint_number, session, options)
-    with atomic_path(os.path.basename(str(file_prefix))) as partial:
+    with atomic_path(os.fspath(file_prefix) if is_chief() else os.path.basename(str(file_prefix))) as partial:
         written = original(saver, partial, checkpoint_number, session, options)
     written = written.numpy().decode() if isinstance(written, tf.Tensor) else written
     return str(file_prefix) + written.removeprefix(partial)  # The name of the chief's checkpoint, with its number.

@@ -15,7 +15,7 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import generations, memory_file
+from tfdist.strategies.checkpoint import generations, memory_file, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
 from tfdist.strategies.checkpoint.backup import Broadcast
 from tfdist.strategies.checkpoint.memory_file import MemoryFile
@@ -98,7 +98,8 @@ class BackupFile:
         it was, with a warning. The next call waits for that thread.
         """
         try:
-            memory = memory_file.save_weights(model)
+            with strategy_state.set_aside() as state:
+                memory = memory_file.save_weights(model)
         except (ValueError, TypeError, NotImplementedError) as error:  # Keras cannot save every model that it can train.
             if not self._has_warned:
                 _log.warning("%s trains without a backup, because its weights cannot be saved: %s", model.name, error)
@@ -113,10 +114,13 @@ class BackupFile:
             for name, values in arrays.callbacks.items():
                 _put(file, f"{_CALLBACKS}/{name}", values)
         self.wait()
-        self._writer = threading.Thread(target=self._write, args=(memory,), name="tfdist-backup")
+        self._writer = threading.Thread(target=self._write, args=(memory, state), name="tfdist-backup")
         self._writer.start()
 
-    def _write(self, memory: MemoryFile) -> None:
+    def _write(self, memory: MemoryFile, state: dict[str, Any]) -> None:
+        if state:  # Under hogwild it is larger than the weights. No step changes these arrays.
+            with h5py.File(memory, "a") as file:
+                strategy_state.add(file, state)
         try:
             os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
             with atomic_path(self.path) as partial:

@@ -18,6 +18,7 @@ NAME = "tfdist_training_state"
 """The HDF5 group, and the prefix of the names of a checkpoint's tensors."""
 
 _left_out = False
+_set_aside: dict[str, Any] | None = None
 
 
 class Stateful(Protocol):
@@ -39,6 +40,23 @@ def left_out() -> Iterator[None]:
         yield
     finally:
         _left_out = outer
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[dict[str, Any]]:
+    """Keeps the state of Keras' files that are saved inside the block in memory. Yields it, for `add` after the block."""
+    global _set_aside
+    outer, _set_aside = _set_aside, {}
+    try:
+        yield _set_aside
+    finally:
+        _set_aside = outer
+
+
+def add(file: Any, state: dict[str, Any]) -> None:
+    """Adds the state of a strategy to an open HDF5 file of Keras."""
+    for name, value in state.items():
+        file[f"{NAME}/{name}"] = value
 
 
 def install() -> None:
@@ -74,8 +92,10 @@ def _save_state(
         state_of = None
     state = state_of(saveable) if state_of else {}
     original(saveable, weights_store, assets_store, inner_path, visited_saveables)
-    for name, value in state.items():
-        weights_store.h5_file[f"{NAME}/{name}"] = value
+    if _set_aside is None:
+        add(weights_store.h5_file, state)
+    else:
+        _set_aside.update(state)
 
 
 def _load_state(

@@ -34,7 +34,7 @@ from tfdist.strategies.runtime import server_identity, shutdown
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.memory import keep_freed_memory
-from tfdist.strategies.runtime.own_sockets import keep_connections
+from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.peers import wait_for_tasks
 from tfdist.strategies.runtime.program_end import at_program_end
 
@@ -102,8 +102,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate, server_def)
         self.recovery = cluster_of(coordinator).failure_handler
         servers, seconds = cluster.parameter_tasks, lost_seconds()
-        for chief in cluster.job("chief"):
-            keep_connections(chief.port, CONNECTION_TIMES * seconds)
+        keep_connections(ports_of(cluster), CONNECTION_TIMES * seconds)
         self.answers = GroupAnswers(self.worker_groups, workers, self.membership, servers)
         self.server_watch = ServerWatch(servers, workers, seconds)
         self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)

@@ -22,7 +22,7 @@ from tfdist.strategies.keras_hooks import optimizer, trainer
 from tfdist.strategies.private_api import MultiWorkerMirroredExtended, configure_coordination, publish, published
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
-from tfdist.strategies.runtime.own_sockets import keep_connections
+from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.peers import wait_for_each_other
 
 REFUSAL_SECONDS = 5.0
@@ -103,7 +103,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         self.devices = local_devices(me)
         seconds = CONNECTION_TIMES * lost_seconds()  # With once, a task whose link is back would be ended.
         configure_coordination(resolver.cluster_spec(), seconds)
-        keep_connections(me.port, seconds)
+        keep_connections(ports_of(cluster), seconds)
         # As MultiWorkerMirroredStrategy.__init__, with this task's own devices.
         tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, self.devices))
         names = self.extended.worker_devices

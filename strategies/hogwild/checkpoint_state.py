@@ -55,7 +55,7 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         | `period/since`, `period/turns` | see `Period`, [groups] |
         | `period/trained`, `period/pushed` | see `PushWeights`, [groups] |
     """
-    replicas.collect([block for block in replicas.blocks if block.kind is not Kind.COUNTER])
+    collected = replicas.collect([block for block in replicas.blocks if block.kind is not Kind.COUNTER])
     period = replicas.position_of(model)
     state: dict[str, Any] = {
         "groups": np.int64(len(replicas.owners)),
@@ -70,9 +70,10 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         for number, variable in enumerate(variables):
             block = variable.block
             if block is not None and block not in vectors:
-                vectors[block] = (
-                    block.retried(partial(_outer_of, block)) if block.kind is Kind.SYNCHRONIZED else replicas.replicas_of(block)
-                )
+                if block.kind is Kind.SYNCHRONIZED:
+                    vectors[block] = block.retried(partial(_outer_of, block))
+                else:
+                    vectors[block] = replicas.replicas_of(block, collected.get(block, {}))
             found = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
             own, outer = ({}, found) if block and block.kind is Kind.SYNCHRONIZED else (found, {})
             for group, value in (own | variable.restored).items():

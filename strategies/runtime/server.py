@@ -11,7 +11,7 @@ from typing import NoReturn
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.memory import keep_freed_memory
-from tfdist.strategies.runtime.own_sockets import keep_connections
+from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_for
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
@@ -64,7 +64,7 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
         raise SystemExit(f"tfdist: {task.name} cannot serve at {task.address}: {reason}") from cause
     reachability.limit(cluster, warns=False)
     _log.debug("%s serves at %s", task.name, task.address)
-    keep_connections(task.port, CONNECTION_TIMES * lost_seconds())
+    keep_connections(ports_of(cluster), CONNECTION_TIMES * lost_seconds())
     ended: list[int] = []
     receiver = threading.Thread(target=lambda: ended.append(shutdown.receive(server, task)), daemon=True)
     receiver.start()

@@ -55,6 +55,7 @@ SAVES = {
     "a.weights.h5": lambda model: model.save_weights("a.weights.h5"),
     "folder": lambda model: model.save("folder", zipped=False),
     "exported": lambda model: model.export("exported", verbose=False),
+    "checkpoint": lambda model: tf.train.Checkpoint(model=model).write("checkpoint"),
 }
 
 def die(*args, **kwargs):
@@ -69,8 +70,8 @@ def child(name):
     SAVES[name](model)
     np.save(name + ".npy", model.predict(X, verbose=0))
     model.set_weights([w + 1 for w in model.get_weights()])
-    model.layers[1].kill = name != "a.weights.h5"
-    if name == "a.weights.h5":  # Written from memory: die when it is on the disk and has not yet its name.
+    model.layers[1].kill = name not in ("a.weights.h5", "checkpoint")
+    if not model.layers[1].kill:  # Die when it is on the disk and has not yet its name.
         os.fsync = die
     if name == "exported":  # No layer has a word in this: die where the variables are written and the graph is not.
         file_io.atomic_write_string_to_file = die
@@ -96,8 +97,8 @@ print("left after the next save:", [name for name in sorted(os.listdir()) if nam
 def test_a_process_killed_in_the_middle_of_a_save_leaves_the_old_file_whole(start, script, tmp_path):
     job = start(script(MODEL + KILLED))
     assert job.wait(120) == 0, job.output
-    assert "left by the killed: ['.a.keras.part', '.a.weights.h5.part', '.exported.part', '.folder.part']" in job.output
-    assert "left after the next save: ['.a.weights.h5.part', '.exported.part', '.folder.part']" in job.output
+    assert "left by the killed: ['.a.keras.part', '.a.weights.h5.part', '.checkpoint.part', '.exported.part', " in job.output
+    assert "left after the next save: ['.a.weights.h5.part', '.checkpoint.part', '.exported.part', " in job.output
     differences = without_tfdist(
         tmp_path,
         """
@@ -107,19 +108,23 @@ class Kills(keras.layers.Layer):
         self.value = self.add_weight(shape=(3,))
     def call(self, x):
         return x + keras.ops.sum(self.value)
-weights = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Kills(), keras.layers.Dense(1)])
+weights, written = (
+    keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), Kills(), keras.layers.Dense(1)]) for _ in range(2)
+)
 weights.load_weights("a.weights.h5")
+tf.train.Checkpoint(model=written).restore("checkpoint").expect_partial()
 exported = tf.saved_model.load("exported")
 predictions = {
     "a.keras": keras.saving.load_model("a.keras").predict(X, verbose=0),
     "a.weights.h5": weights.predict(X, verbose=0),
     "folder": keras.saving.load_model("folder").predict(X, verbose=0),
     "exported": exported.serve(X).numpy(),
+    "checkpoint": written.predict(X, verbose=0),
 }
 print(json.dumps({name: float(abs(value - np.load(name + ".npy")).max()) for name, value in predictions.items()}))
 """,
     )
-    assert differences == pytest.approx(dict.fromkeys(differences, 0.0), abs=1e-5) and len(differences) == 4
+    assert differences == pytest.approx(dict.fromkeys(differences, 0.0), abs=1e-5) and len(differences) == 5
 
 
 def test_a_backup_whose_two_files_differ_resumes_at_the_epoch_of_its_weights(start, script, read_json):
