@@ -1,5 +1,7 @@
 """Hogwild: every worker group trains a local replica and synchronizes it with the global parameters on the ps tasks.
 
+In a cluster without ps tasks the workers hold the global parameters; what is said of a ps is then true of a worker.
+
 Imports `coordinator`, `inputs`, `keras_hooks` and `private_api`; no other strategy imports this package.
 
 To follow one sync period, start with `training_loop.py`, which schedules the batches of a period for a group. `group_calls.py`

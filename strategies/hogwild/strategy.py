@@ -1,8 +1,9 @@
 """`Hogwild`: every worker group trains a local replica of the model, and synchronizes it with the global parameters.
 
-The global parameters are on the ps tasks. After `sync_period` updates a group pushes its weighted progress since its last push,
-and pulls the progress of the others. Groups wait for each other only in the rounds of `nesterov` (rounds.py), for a limited
-time. With `average` this is SINGA's Distributed Hogwild, with an average in place of its sum and without its lost updates.
+The global parameters are on the ps tasks, or in a cluster without ps on the workers. After `sync_period` updates a group pushes
+its weighted progress since its last push, and pulls the progress of the others. Groups wait for each other only in the rounds
+of `nesterov` (rounds.py), for a limited time. With `average` this is SINGA's Distributed Hogwild, with an average in place of
+its sum and without its lost updates.
 `tfdist.Synchronization` documents the options.
 """
 

@@ -137,10 +137,12 @@ COUNTS = """
 """
 
 
-@pytest.mark.parametrize(("task", "ps", "groups"), [("ps:1", 2, "2 worker groups have"), ("worker:1", 0, "1 worker group has")])
+@pytest.mark.parametrize(
+    ("task", "ps", "groups"), [("ps:1", {"ps": 2}, "2 worker groups have"), ("worker:1", {}, "1 worker group has")]
+)
 def test_a_killed_task_gets_its_part_of_the_parameters_back_and_no_step_is_lost(start, script, task, ps, groups):
     """Without ps the workers hold the global parameters, so one that is killed loses its local replica, too."""
-    cluster = f'{{"chief": 1, "worker": 2{f", {chr(34)}ps{chr(34)}: {ps}" * bool(ps)}}}'
+    cluster = json.dumps({"chief": 1, "worker": 2} | ps)
     job = start("-m", "tfdist.launch", "--cluster", cluster, *OPTIONS, script(COUNTS))
     job.wait_for("epoch 8 is done")
     os.kill(job.pid_of(task), signal.SIGKILL)
