@@ -171,11 +171,11 @@ class Synchronization:
         Each is the value of its option, or the default of the outer optimizer if the option is None. The defaults depend on
         the inner optimizer, which trains the local replicas, and on the number of worker groups:
 
-        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more (4 with "nesterov") | all others, fewer |
-        |---|---|---|---|
-        | "nesterov" | 0.7 and 0.8 | 0.7 and 0.5 | 0.5 and 0.5 |
-        | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 |
-        | "average" | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 |
+        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more | 4 to 7 groups | 2 and 3 |
+        |---|---|---|---|---|
+        | "nesterov" | 0.7 and 0.8 | 0.7 and 0.5 | 0.7 and 0.3 | 0.5 and 0.5 |
+        | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 | 0.5 and 0.5 |
+        | "average" | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 |
 
         With "nesterov" and SGD the momentum grows from there while the learning rate of the groups falls, see `farthest`.
 
@@ -189,8 +189,8 @@ class Synchronization:
             groups: number of worker groups.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
-        of_number = outer.rates_of_few if groups < outer.many else None
-        rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or of_number or outer.rates
+        of_number = next((rates for number, rates in outer.rates_of_fewer if groups < number), outer.rates)
+        rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or of_number
         return (
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
             momentum if self.outer_momentum is None else self.outer_momentum,
@@ -212,7 +212,7 @@ class Synchronization:
             Nadam, and with other outer optimizers.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
-        is_fixed = self.outer_momentum is not None or groups < outer.many or inner_optimizer.lower() in _ADAM
+        is_fixed = self.outer_momentum is not None or groups < outer.farthest_from or inner_optimizer.lower() in _ADAM
         return None if is_fixed else outer.farthest
 
     def elastic_rate_of(self, groups: int) -> float:
