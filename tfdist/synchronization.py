@@ -17,10 +17,9 @@ from tfdist.outer_options import OUTER_OPTIMIZERS, ROUNDS
 DEFAULT_SYNC_PERIOD = 16
 """Updates of a worker group between two synchronizations, if Hogwild is forced on a description that does not set a period.
 
-In simulations of 8 groups (mnist1d, a small network, SGD with momentum), a period of 16 reaches the accuracy of synchronous
-training with the same learning rate and sends a fourteenth of the bytes. A period of 64 is half a point behind. Synchronous
-training with its own best learning rate is about two points better than a period of 16. SINGA's own default for `sync_freq`
-is 1.
+With 8 groups (mnist1d, a small network, SGD with momentum), a period of 16 sends a fourteenth of the bytes of synchronous
+training and is 0.4 points behind it, each with its own best learning rate; 64 is 2.1 points behind (benchmarks/quality.md).
+SINGA's own default for `sync_freq` is 1.
 """
 
 
@@ -180,8 +179,8 @@ class Synchronization:
         With "nesterov" and SGD the momentum grows from there while the learning rate of the groups falls, see `farthest`.
 
         An outer step of rate r and momentum b moves r / (1 - b) times as far as the groups did. SGD with momentum moves far by
-        itself: DiLoCo's 0.7 and 0.9 (7 times), found with AdamW, ruin it, and so do 2.5 times with two groups. At a period of
-        16 no value is more than half a point behind "average"; see benchmarks/quality_simulated.md.
+        itself: DiLoCo's 0.7 and 0.9 (7 times), found with AdamW, ruin it, and so do 2.5 times with two groups. See
+        benchmarks/quality_simulated.md.
 
         Args:
             inner_optimizer: name of the class of the Keras optimizer, in upper or lower case: "AdamW", "SGD". For a
