@@ -23,7 +23,7 @@ from quality_data import CLASSES, FEATURES, GROUPS, HIDDEN, LOCAL_BATCH, STEPS, 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("results", "benchmarks/quality.jsonl", "Each training adds a line; a training with a line is not repeated.")
 flags.DEFINE_string("show", None, "Prints the tables of --results, and writes this plot.")
-flags.DEFINE_string("only", "", "Trains only the settings whose name contains this.")
+flags.DEFINE_string("only", "", "Trains only the settings whose name contains this, or ends with it if it ends with a $.")
 flags.DEFINE_integer("seeds", 3, "Trainings of each setting.")
 flags.DEFINE_float("timeout", 1500.0, "Time limit for the trainings of one setting, in seconds.")
 flags.DEFINE_string("run", None, "Used by the trainings themselves: the setting and its seeds, as JSON.")
@@ -56,6 +56,9 @@ def _of(task, period, rate, **options):
 SETTINGS = [
     _of("mnist1d", 0, 0.6),
     _of("mnist1d", 16, 0.2),
+    _of("mnist1d", 16, 0.2, delay=1),
+    _of("mnist1d", 16, 0.2, outer_learning_rate=0.7, outer_momentum=0.5),
+    _of("mnist1d", 64, 0.1),
     _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7, delay=0),
     _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5, delay=0),
     _of("mnist1d", 16, 0.3, outer="average", delay=0),
@@ -259,7 +262,7 @@ def main(_):
         quality_shown.show(results(), SETTINGS, TASKS, FLAGS.show)
         return
     for setting in SETTINGS:
-        if FLAGS.only not in setting.name:
+        if FLAGS.only not in f"{setting.name.strip()}$":
             continue
         done = {found["seed"] for found in results() if found["name"] == setting.name}
         seeds = [seed for seed in range(1, FLAGS.seeds + 1) if seed not in done]

@@ -62,7 +62,7 @@ def _label(result):
     if not result["period"]:
         return "synchronous"
     options = dict(result["options"])
-    outer = options.pop("outer", "average")
+    outer = options.pop("outer", "nesterov" if options else "defaults")
     rates = "/".join(str(options.pop(key)) for key in ("outer_learning_rate", "outer_momentum") if key in options)
     rest = [f"{key} {value}" for key, value in options.items()]
     return ", ".join([f"period {result['period']}", f"{outer} {rates}".strip(), *rest])

@@ -17,10 +17,9 @@ from tfdist.outer_options import OUTER_OPTIMIZERS, ROUNDS
 DEFAULT_SYNC_PERIOD = 16
 """Updates of a worker group between two synchronizations, if Hogwild is forced on a description that does not set a period.
 
-In simulations of 8 groups (mnist1d, a small network, SGD with momentum), a period of 16 reaches the accuracy of synchronous
-training with the same learning rate and sends a fourteenth of the bytes. A period of 64 is half a point behind. Synchronous
-training with its own best learning rate is about two points better than a period of 16. SINGA's own default for `sync_freq`
-is 1.
+With 8 groups (mnist1d, a small network, SGD with momentum), a period of 16 sends a fourteenth of the bytes of synchronous
+training and is 0.4 points behind it, each with its own best learning rate; 64 is 2.1 points behind (benchmarks/quality.md).
+SINGA's own default for `sync_freq` is 1.
 """
 
 
@@ -171,17 +170,17 @@ class Synchronization:
         Each is the value of its option, or the default of the outer optimizer if the option is None. The defaults depend on
         the inner optimizer, which trains the local replicas, and on the number of worker groups:
 
-        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more (4 with "nesterov") | all others, fewer |
-        |---|---|---|---|
-        | "nesterov" | 0.7 and 0.8 | 0.7 and 0.5 | 0.5 and 0.5 |
-        | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 |
-        | "average" | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 |
+        | outer | Adam, AdamW, Adamax, Nadam | all others, 8 groups or more | 4 to 7 groups | 2 and 3 |
+        |---|---|---|---|---|
+        | "nesterov" | 0.7 and 0.8 | 0.7 and 0.5 | 0.7 and 0.3 | 0.5 and 0.5 |
+        | "delayed_nesterov" | 0.7 and 0.5 | 1.0 and 0.3 | 0.5 and 0.5 | 0.5 and 0.5 |
+        | "average" | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 | 1.0 and 0.0 |
 
         With "nesterov" and SGD the momentum grows from there while the learning rate of the groups falls, see `farthest`.
 
         An outer step of rate r and momentum b moves r / (1 - b) times as far as the groups did. SGD with momentum moves far by
-        itself: DiLoCo's 0.7 and 0.9 (7 times), found with AdamW, ruin it, and so do 2.5 times with two groups. At a period of
-        16 no value is more than half a point behind "average"; see benchmarks/quality_simulated.md.
+        itself: DiLoCo's 0.7 and 0.9 (7 times), found with AdamW, ruin it, and so do 2.5 times with two groups. See
+        benchmarks/quality_simulated.md.
 
         Args:
             inner_optimizer: name of the class of the Keras optimizer, in upper or lower case: "AdamW", "SGD". For a
@@ -189,8 +188,8 @@ class Synchronization:
             groups: number of worker groups.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
-        of_number = outer.rates_of_few if groups < outer.many else None
-        rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or of_number or outer.rates
+        of_number = next((rates for number, rates in outer.rates_of_fewer if groups < number), outer.rates)
+        rate, momentum = (outer.rates_with_adam if inner_optimizer.lower() in _ADAM else None) or of_number
         return (
             rate if self.outer_learning_rate is None else self.outer_learning_rate,
             momentum if self.outer_momentum is None else self.outer_momentum,
@@ -212,7 +211,7 @@ class Synchronization:
             Nadam, and with other outer optimizers.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
-        is_fixed = self.outer_momentum is not None or groups < outer.many or inner_optimizer.lower() in _ADAM
+        is_fixed = self.outer_momentum is not None or groups < outer.farthest_from or inner_optimizer.lower() in _ADAM
         return None if is_fixed else outer.farthest
 
     def elastic_rate_of(self, groups: int) -> float:

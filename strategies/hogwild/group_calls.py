@@ -5,6 +5,7 @@ synchronizes before them, when the period is over.
 """
 
 import functools
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,8 @@ from tfdist.strategies.hogwild.step_counters import (
 )
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
 from tfdist.strategies.runtime import chief_device
+
+_log = logging.getLogger("tfdist")
 
 
 @dataclass(frozen=True)
@@ -98,11 +101,8 @@ class GroupCalls:
         self._buffers: list[ParameterBlock] = []  # Of momentum. The others.
         self._averages_momentum = trains and bool(options.average_momentum)
         optimizer = innermost(getattr(model, "optimizer", None))
-        rates, farthest = (
-            options.outer_rates(type(optimizer).__name__, groups),
-            options.farthest(type(optimizer).__name__, groups),
-        )
-        learning_rate = learning_rate_of(optimizer) if trains else None
+        inner, learning_rate = type(optimizer).__name__, learning_rate_of(optimizer) if trains else None
+        rates, farthest = options.outer_rates(inner, groups), options.farthest(inner, groups)
         self._rates = OuterSchedule(rates, farthest, learning_rate, every=groups * self.delay.between)
 
     def prepare(self, batches: list[Any], element_spec: Any = None, period: int | None = None) -> Callable[..., Any]:
@@ -144,16 +144,16 @@ class GroupCalls:
 
     def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: int) -> _Functions:
         self._register_weights()
-        own: list[tuple[int, ...]] = self._turns_of_blocks() if synchronizes else [()]
+        each_turn: list[tuple[int, ...]] = self._turns_of_blocks() if synchronizes else [()]
         without = [()] if synchronizes and self._strategy.shares_replicas else []
         # Locked, because the variables that a function uses are recorded in one place for all models.
         with tracing_lock, self._replicas.recording_use() as used:
-            traced = [self._traced(batches, element_spec, (turn, several)) for turn in own + without]
+            traced = [self._traced(batches, element_spec, (turn, several)) for turn in each_turn + without]
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(used)
         first = batches[0]
         examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
-        return _Functions(traced, own, synchronizes, float(examples or 1))
+        return _Functions(traced, each_turn, synchronizes, float(examples or 1))
 
     def _run(self, functions: _Functions, batches: list[Any], period: int, group: int, step: int) -> Any:
         """Runs a call on a group, in its thread, and synchronizes the group with it or before it if that is due."""
@@ -208,8 +208,8 @@ class GroupCalls:
 
     def _synchronize(self, group: int) -> None:
         """Makes a group synchronize with a call for this alone."""
-        own = self._turns_of_blocks()
-        blocks = [self._steps.blocks[number] for number in own[self._turns[group] % len(own)]]
+        each_turn = self._turns_of_blocks()
+        blocks = [self._steps.blocks[number] for number in each_turn[self._turns[group] % len(each_turn)]]
         self._turns[group] += 1
         self._since[group] = 0
         for block in blocks:
@@ -236,6 +236,8 @@ class GroupCalls:
         self._parameters = parameters
         self._rates_at(steps_of(getattr(self._model, "optimizer", None)))
         buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []
+        if self._averages_momentum and not buffers:
+            _log.warning("average_momentum has no effect: before the first step, the optimizer has no momentum buffers")
         self._replicas.register(buffers, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
         self._buffers = list(dict.fromkeys(v.block for v in buffers))
         for block in self._buffers:

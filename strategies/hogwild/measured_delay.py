@@ -18,8 +18,8 @@ FIRST = 1
 """The delay until it is measured."""
 
 PART, MOST = 4, 4
-"""The delay is at most a quarter of the updates between two pushes, and at most 4. A longer one costs too much accuracy: 16 of 64
-cost 0.7 to 1.8 points against 2 (benchmarks/quality_simulated.md)."""
+"""The delay is at most a quarter of the updates between two pushes, and at most 4. A longer one costs too much accuracy: 16 of
+64 cost 0.7 to 1.8 points against 2 (benchmarks/quality_simulated.md)."""
 
 MEASURED = 4
 """Synchronizations of each group that count. Its first call, which compiles, does not."""

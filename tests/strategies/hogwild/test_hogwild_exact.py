@@ -39,6 +39,8 @@ from periodic_oracles import (
 from rounds_in_numpy import Fragment, Replica
 from support_paths import PROGRAMS
 
+from tfdist.strategies.hogwild.outer_schedule import momentum_for
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 PROGRAM = PROGRAMS / "hogwild_exact.py"
@@ -54,6 +56,7 @@ CASES = {
     "what_steps_wait_for": None,
     "alone_and_late": None,
     "averaged_momentum": None,
+    "momentum_follows_schedule": None,
     "short_epochs": None,
 }
 """The cases for the program, by name. None runs the function of that name."""
@@ -403,6 +406,22 @@ def test_momentum_buffers_are_averaged_with_the_weights(results, delay, fragment
         assert np.abs(found["momentum"][part]).max() > 1e-3
     spread = [np.std([mine[part] for mine in buffers], axis=0).max() for part in range(2)]
     assert max(spread) > 1e-3  # The groups see different batches.
+
+
+def test_the_outer_momentum_of_a_round_follows_the_learning_rate(results):
+    """Each round begins with the push of the round before, which ends it with the momentum for the learning rate of that step."""
+    found = results["momentum_follows_schedule"]
+    outer, before, momenta = Nesterov(0.0, rate=0.5, beta=0.5), None, []
+    for round_, (momentum, parameters) in enumerate(found["history"]):
+        first = 12 * round_
+        outer.beta = momentum_for(0.5, 0.5, found["learning rates"][first], 3.5)
+        assert momentum == pytest.approx(outer.beta)
+        if before is not None:
+            outer.take_round([before * (group + 1) for group in range(3)], [1 / 3] * 3)
+        assert parameters == pytest.approx(outer.parameters, rel=1e-5)
+        before = sum(found["learning rates"][first : first + 4])
+        momenta.append(momentum)
+    assert momenta == sorted(momenta) and momenta[0] == 0.5 and momenta[-1] == pytest.approx(1 - 0.5 / 3.5)
 
 
 def test_fragments_take_turns_step_by_step(results):

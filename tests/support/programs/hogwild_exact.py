@@ -474,6 +474,43 @@ def averaged_momentum(strategy):
     return {"inputs": batches.tolist(), "targets": targets.tolist(), **ways}
 
 
+def momentum_follows_schedule(strategy):
+    """Rounds of three groups whose every step adds a learning rate that falls to zero, times the number of the group and one.
+
+    Returns the learning rates, the outer momentum on the chief and the global parameters after each of 8 rounds.
+    """
+    begin(strategy, 3, period=4, delay=0, outer="nesterov", grace=LIMIT, shard_bytes=16)
+    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 96, 0.0)
+
+    class Scaled(Sum):
+        def call(self, inputs):
+            return keras.ops.mean(inputs) * keras.ops.sum(keras.ops.concatenate(self.parts)) + 0 * inputs
+
+    def make():
+        model = keras.Sequential([keras.Input((1,)), Scaled()])
+        model.compile(keras.optimizers.SGD(schedule), lambda _, outputs: -outputs)
+        return model
+
+    batches = [(np.full((2, 1), group + 1, "float32"), np.zeros((2, 1), "float32")) for group in range(3)]
+    with unittest.mock.patch.object(tfdist.Synchronization, "farthest", lambda *_: 3.5):
+        trained = Trained(strategy, make, batches[0])
+    calls = trained.model.train_function._steps._calls
+    runs = [calls.prepare([tuple(map(tf.constant, batches[group]))] * 4) for group in range(3)]
+    (block,) = [block for block in strategy.local_replicas.blocks if block.kind is Kind.SYNCHRONIZED]
+    history = []
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for round_ in range(8):
+
+            def run(group, step=12 * round_):
+                with tf.device(strategy.worker_groups[group].devices[0]):
+                    runs[group](group, step)
+
+            for call in [pool.submit(called_beside, run, group) for group in range(3)]:
+                call.result(LIMIT)
+            history.append([block.rates[1], block.fetch()[0].item()])
+    return {"learning rates": [float(schedule(step)) for step in range(96)], "history": history}
+
+
 def what_steps_wait_for(strategy):
     """For each outer optimizer: how many operations of a period's function run on ps, and for which of them its inner steps wait."""
     batch = np.ones((2, 3), "float32"), np.ones((2, 1), "float32")
