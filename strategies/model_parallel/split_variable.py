@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
+from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.variable_base import InShards
 
 
@@ -99,6 +100,12 @@ class SplitVariable(InShards):
     def distribute_strategy(self) -> Any:
         """The strategy in whose scope it was created."""
         return self._distribute_strategy
+
+    @property
+    @overrides(InShards)
+    def _shared_name(self) -> str:
+        """The name in a checkpoint. TensorFlow would look for the `:0` in the names of its own variables."""
+        return self._name
 
     @property
     def _devices(self) -> Any:

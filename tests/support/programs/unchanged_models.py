@@ -48,7 +48,7 @@ def compiled(built, optimizer):
 def held(variables, strategy):
     """Returns the bytes of variables, without scalars, on each device that holds some; under hogwild on those of the workers."""
     found = {}
-    parts = [part for v in variables if v.shape for part in getattr(v._value, "shards", [v._value])]
+    parts = [part for v in variables if len(v.shape) for part in getattr(v._value, "shards", [v._value])]
     if hasattr(strategy, "local_replicas"):
         devices = [each.name for each in tf.config.list_logical_devices() if "/job:worker" in each.name]
         for part, device in itertools.product(parts, devices):
