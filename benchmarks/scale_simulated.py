@@ -9,7 +9,7 @@ step is random, from a gamma distribution. The planner's formulas know neither r
 
 Accuracy is not simulated here: benchmarks/quality_simulated.py does that, for up to about 16 groups.
 
---measure MODEL measures a program of planner_program.py on this machine, with 2, 4 and 8 workers too, and writes the measurement.
+--measure MODEL measures a program of planner_program.py on this machine, also with 2, 4 and 8 workers.
 """
 
 import contextlib
@@ -398,28 +398,34 @@ def _prefer(pids: dict[str, int]) -> None:
 def real(measured: measurement.Measurement) -> str:
     """Returns the table of real runs on one machine."""
     costs, cores = Costs(replace(measured, runs=measured.runs[: len(ALL)])), os.cpu_count() or 1
-    lines = [f"| on this machine, {cores} cores | simulated, examples/s | measured | error |", "|---|---|---|---|"]
+    lines = ["| on this machine | cores they got | simulated, examples/s | measured | error |", "|---" * 5 + "|"]
     errors = []
     for run in measured.runs[len(ALL) :]:
         option = Option(run.strategy, run.workers, run.ps, period=run.period, delay=configurations.DELAY if run.ps else None)
-        got = simulate(way_of(costs, option, is_one_machine=True), Network(1e12, 0.0, cores))[0]
-        speed = run.batch * run.steps / run.seconds
-        errors.append(abs(got / speed - 1))
+        got = (run.worker * run.workers + run.server * run.ps + run.chief) * run.steps / run.seconds
+        way = way_of(costs, option, is_one_machine=True)
+        slower = {name: getattr(way, name) * cores / got for name in ("compute", "worker", "server", "chief")}
+        speed, real_speed = simulate(replace(way, **slower), Network(1e12, 0.0, cores))[0], run.batch * run.steps / run.seconds
+        errors.append(speed / real_speed - 1)
         name = Configuration(run.strategy, run.workers, run.ps, run.period).title
-        lines.append(f"| {name} | {got:.0f} | {speed:.0f} | {got / speed - 1:+.0%} |")
-    return "\n".join([*lines, "", f"Error: mean {sum(errors) / len(errors):.0%}, worst {max(errors):.0%}."]) if errors else ""
+        lines.append(f"| {name} | {got:.2f} of {cores} | {speed:.0f} | {real_speed:.0f} | {errors[-1]:+.0%} |")
+    sizes = [abs(error) for error in errors]
+    return "\n".join([*lines, "", f"Error: mean {sum(sizes) / len(sizes):.0%}, worst {max(sizes):.0%}."]) if errors else ""
 
 
 def scaled(measured: measurement.Measurement) -> str:
     """Returns the table of simulated clusters."""
     costs, rate = Costs(measured), link.bytes_per_second(FLAGS.link) * link.GOODPUT
     network = Network(rate, FLAGS.delay_ms / 1000, FLAGS.cores)
-    lines = ["| strategy | workers | ps | simulated, examples/s | by the planner's formula | busiest | busy |", "|---" * 7 + "|"]
+    lines = [
+        "| strategy | workers | ps | simulated, examples/s | by the planner's formula | busiest | busy |",
+        "|---" * 7 + "|",
+    ]
     for workers in map(int, FLAGS.workers):
         ps = max(1, workers // 4)
         base = {"workers": workers, "ps": ps, "chief_apart": True}
         options = [Option("multi_worker_mirrored", workers), Option("parameter_server", **base)]
-        options += [Option("hogwild", **base, period=64), Option("hogwild", **base, period=64, delay=1, compression="int8")]
+        options += [Option("hogwild", **base, period=64), Option("hogwild", **base, period=64, delay=1)]
         for option in options:
             # Workers read their own data: a chief could not send that of so many.
             compute = costs.wall(costs.compute, FLAGS.cores)

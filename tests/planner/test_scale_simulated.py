@@ -87,4 +87,8 @@ def test_it_agrees_with_the_formulas_of_the_planner_where_both_know_everything(s
         ps = 0 if strategy == "multi_worker_mirrored" else ps
         option = Option(strategy, workers, ps, period=16, chief_apart=True)
         formula = predict(costs, Hardware(rate, 1), option).examples_per_second
-        assert simulate(way_of(costs, option), Network(rate, 0.0, 1))[0] == pytest.approx(formula, rel=0.35), (workers, ps, MODEL)
+        assert simulate(way_of(costs, option), Network(rate, 0.0, 1))[0] == pytest.approx(formula, rel=0.35), (
+            workers,
+            ps,
+            MODEL,
+        )
