@@ -12,30 +12,26 @@ Accuracy is not simulated here: benchmarks/quality_simulated.py does that, for u
 --measure MODEL measures a program of planner_program.py on this machine, also with 2, 4 and 8 workers.
 """
 
-import contextlib
 import heapq
 import itertools
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import figures
+import scale_measured
 from absl import app, flags
 
-from tfdist.cluster import Cluster, Task
-from tfdist.launch.job import Program
-from tfdist.launch.plan import configurations, probe
-from tfdist.launch.plan.configurations import ALL, Configuration
+from tfdist.launch.plan import configurations
+from tfdist.launch.plan.configurations import ALL
 from tfdist.planner import link, measurement
 from tfdist.planner.costs import COMPRESSED, HOP_SECONDS, Costs
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.placement import evenly, whole_and_split
 from tfdist.planner.predict import DELAY_PART, predict
-from tfdist.synchronization import Synchronization
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("measured", None, "Measurement of tfdist plan --save, or that --measure writes.", required=True)
@@ -55,14 +51,6 @@ PARTS, MANY, FEWEST_PARTS = 8, 64, 1
 
 BUNDLES = 8
 """More ps than these are simulated as so many that have the links and cores of several."""
-
-REAL = [
-    *(Configuration("multi_worker_mirrored", workers) for workers in (4, 8)),
-    *(Configuration("parameter_server", workers, 1) for workers in (2, 4, 8)),
-    *(Configuration("hogwild", workers, 1, 16) for workers in (2, 4, 8)),
-]
-PROGRAM = str(Path(__file__).with_name("planner_program.py"))
-MEASURE_SECONDS, PRIORITY = 240.0, -12
 
 
 @dataclass(frozen=True)
@@ -373,44 +361,17 @@ def way_of(costs: Costs, option: Option, **changes: object) -> Way:
     return replace(found, **changes)
 
 
-# Real runs.
-
-
-def measure(model: str) -> measurement.Measurement:
-    """Measures a program on this machine, in the configurations of the planner's probe and in those of `REAL`."""
-    count = max(each.workers for each in REAL)
-    tasks = [Task("chief", 0), *(Task("worker", number) for number in range(count)), Task("ps", 0), Task("ps", 1)]
-    probe.everyone = lambda: Cluster(tuple(tasks), source=configurations.SOURCE)
-    found = probe.Probe(Program(script=PROGRAM, args=[model]), [*ALL, *REAL], 1, Synchronization(), MEASURE_SECONDS, print)
-    threading.Thread(target=_prefer, args=[found._pids], daemon=True).start()
-    return found.run()
-
-
-def _prefer(pids: dict[str, int]) -> None:
-    """Gives the sessions of the tasks priority over other programs of the machine, which here stand for nothing."""
-    while True:
-        for pid in list(pids.values()):
-            with contextlib.suppress(OSError):
-                Path(f"/proc/{pid}/autogroup").write_text(str(PRIORITY))
-        time.sleep(0.3)
-
-
 def real(measured: measurement.Measurement) -> str:
-    """Returns the table of real runs on one machine."""
+    """Returns the table of real runs on one machine, of those that the costs do not come from."""
     costs, cores = Costs(replace(measured, runs=measured.runs[: len(ALL)])), os.cpu_count() or 1
-    lines = ["| on this machine | cores they got | simulated, examples/s | measured | error |", "|---" * 5 + "|"]
-    errors = []
-    for run in measured.runs[len(ALL) :]:
+
+    def simulated(run: measurement.Run, slower: float) -> float:
         option = Option(run.strategy, run.workers, run.ps, period=run.period, delay=configurations.DELAY if run.ps else None)
-        got = (run.worker * run.workers + run.server * run.ps + run.chief) * run.steps / run.seconds
         way = way_of(costs, option, is_one_machine=True)
-        slower = {name: getattr(way, name) * cores / got for name in ("compute", "worker", "server", "chief")}
-        speed, real_speed = simulate(replace(way, **slower), Network(1e12, 0.0, cores))[0], run.batch * run.steps / run.seconds
-        errors.append(speed / real_speed - 1)
-        name = Configuration(run.strategy, run.workers, run.ps, run.period).title
-        lines.append(f"| {name} | {got:.2f} of {cores} | {speed:.0f} | {real_speed:.0f} | {errors[-1]:+.0%} |")
-    sizes = [abs(error) for error in errors]
-    return "\n".join([*lines, "", f"Error: mean {sum(sizes) / len(sizes):.0%}, worst {max(sizes):.0%}."]) if errors else ""
+        times = {name: getattr(way, name) * slower for name in ("compute", "worker", "server", "chief")}
+        return simulate(replace(way, **times), Network(1e12, 0.0, cores))[0]
+
+    return scale_measured.table(measured.runs[len(ALL) :], simulated, cores)
 
 
 def scaled(measured: measurement.Measurement) -> str:
@@ -449,7 +410,7 @@ def scaled(measured: measurement.Measurement) -> str:
 def main(_: list[str]) -> None:
     figures.check(FLAGS.markdown)
     if FLAGS.measure:
-        measurement.save(measure(FLAGS.measure), FLAGS.measured)
+        measurement.save(scale_measured.measure(FLAGS.measure), FLAGS.measured)
     measured = measurement.read(FLAGS.measured)
     begin = time.monotonic()
     size = f"{measured.model_bytes / 1e6:.1f} MB of parameters, {measured.batch} examples per step"
