@@ -24,13 +24,13 @@ from pathlib import Path
 import figures
 import scale_measured
 from absl import app, flags
+from scale_ways import Way, way_of
 
 from tfdist.launch.plan import configurations
 from tfdist.launch.plan.configurations import ALL
 from tfdist.planner import link, measurement
-from tfdist.planner.costs import COMPRESSED, HOP_SECONDS, Costs
+from tfdist.planner.costs import HOP_SECONDS, Costs
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.placement import evenly, whole_and_split
 from tfdist.planner.predict import DELAY_PART, predict
 
 FLAGS = flags.FLAGS
@@ -51,39 +51,6 @@ PARTS, MANY, FEWEST_PARTS = 8, 64, 1
 
 BUNDLES = 8
 """More ps than these are simulated as so many that have the links and cores of several."""
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to train, and what it costs. Times are processor seconds.
-
-    Attributes:
-        option: strategy and numbers of tasks.
-        compute: of a step.
-        worker: of a worker for an exchange (parameter_server: of a step; multi_worker_mirrored: for the sum).
-        server: of each ps for it.
-        chief: of the chief for it.
-        sent: bytes that a worker sends to each ps in it, and as many that it receives; multi_worker_mirrored: of the model.
-        batches: bytes that the chief sends for it.
-        examples: of a step.
-        spread: standard deviation of the time of a step, in units of its mean.
-        is_synchronous: whether the workers of parameter_server wait for each other after each step.
-        rounds: whether hogwild's replies wait for the pushes of all workers.
-        is_one_machine: whether all tasks share one machine.
-    """
-
-    option: Option
-    compute: float
-    worker: float = 0.0
-    server: float = 0.0
-    chief: float = 0.0
-    sent: tuple[float, ...] = ()
-    batches: float = 0.0
-    examples: float = 1.0
-    spread: float = 0.0
-    is_synchronous: bool = False
-    rounds: bool = True
-    is_one_machine: bool = False
 
 
 @dataclass(frozen=True)
@@ -339,26 +306,6 @@ def simulate(way: Way, network: Network, seed: int = 0) -> tuple[float, str, flo
     if way.option.strategy == "multi_worker_mirrored":
         return ring(way, network, seed)
     return Simulation(way, network, seed).run()
-
-
-def way_of(costs: Costs, option: Option, **changes: object) -> Way:
-    """Returns a way to train with the costs that the planner would use."""
-    measured = costs.measurement
-    size, examples, batches = measured.model_bytes, measured.batch, measured.batch_bytes
-    if option.strategy == "multi_worker_mirrored":
-        computed, summed = costs.all_reduce(option.workers)
-        examples *= option.workers if costs.batch_grows else 1
-        found = Way(option, computed, summed, sent=(size,), examples=examples)
-    elif option.strategy == "parameter_server":
-        sent = whole_and_split(measured.variables, option.ps)
-        cost = costs.served(option.ps, max(sent) / sum(sent))
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, tuple(sent), batches, examples)
-    else:
-        cost, sent = costs.exchanged(option.period, option.ps, option.fragments), evenly(size, option.ps)
-        bytes_ = tuple(each * COMPRESSED[option.compression] for each in sent)
-        batches *= option.period
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, bytes_, batches, examples)
-    return replace(found, **changes)
 
 
 def real(measured: measurement.Measurement) -> str:

@@ -12,7 +12,8 @@ from tfdist.planner.predict import predict
 
 sys.path.append(str(CHECKOUT / "benchmarks"))
 import scale_simulated
-from scale_simulated import Network, Way, simulate, way_of
+from scale_simulated import Network, simulate
+from scale_ways import Way, way_of
 
 FREE = Network(1e15, 0.0, 4)
 STEP = 0.01
