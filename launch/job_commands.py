@@ -23,7 +23,8 @@ from tfdist.pictures import mermaid, svg
 USAGE = {
     "status": """usage: tfdist status [--json | --mermaid | --svg FILE] [HANDLE]
 
-Shows the state of a job and of its tasks; without a handle, all jobs of yours in the background on this machine.
+Shows the state of a job and of its tasks, and while it trains what binds it: a link, a processor, the chief. Without a handle,
+shows all jobs of yours in the background on this machine.
 
   --json       print JSON, for programs
   --mermaid    print a flowchart of the tasks, colored by their states

@@ -39,13 +39,15 @@ class Progress:
     seconds_left: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     exchange: Mapping[str, Any] | None = None
-    parameters: Sequence[Sequence[int]] = ()
+    parameters: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Progress":
         """Returns the progress. Names that this version does not know are ignored."""
         known = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in known})
+        found = {name: value for name, value in values.items() if name in known}
+        parameters = tuple((int(rows), int(bytes_)) for rows, bytes_ in values.get("parameters", ()))
+        return cls(**found | {"parameters": parameters})
 
     @property
     def fraction(self) -> float | None:

@@ -24,8 +24,7 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, Plan
 from tfdist.launch.job import Job, JobFiles
-from tfdist.launch.job_status import JobStatus, State, TaskStatus
-from tfdist.launch.progress import Progress
+from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.settings import GRACE_SECONDS
 
 COMMAND_SECONDS = 60.0
@@ -151,11 +150,12 @@ class Batch:
         code, _, number = found.get("ExitCode", "0:0").partition(":")
         exit_code = 128 + int(number) if int(number) else int(code)
         nodes = found.get("NodeList", "")
-        tasks, progress = _tasks(job_id, found)
+        written = _written(job_id, found)
+        tasks, progress = written.tasks, written.progress
         if state in _QUEUED:
             return JobStatus(State.QUEUED, reason=f"Slurm says {state}, {reason}")
         if state in _RUNNING:
-            return JobStatus(State.RUNNING, tasks, f"on {nodes}", progress=progress)
+            return JobStatus(State.RUNNING, tasks, f"on {nodes}", progress=progress, binding=written.binding)
         tasks = tuple(each if each.state.is_final else dataclasses.replace(each, state=State.LOST) for each in tasks)
         if state == "COMPLETED":
             return JobStatus(State.SUCCEEDED, tasks, f"on {nodes}", exit_code=0, progress=progress)
@@ -219,10 +219,9 @@ def _state_name(job_id: str) -> str:
     return f"tfdist-{job_id}.state.json"
 
 
-def _tasks(job_id: str, found: dict[str, str]) -> tuple[tuple[TaskStatus, ...], Progress | None]:
-    """Returns the tasks and the progress, as the launcher in the batch job has written them; nothing if it has not."""
-    status = job_status.read(Path(found.get("WorkDir", ""), _state_name(job_id)))
-    return (status.tasks, status.progress) if status is not None else ((), None)
+def _written(job_id: str, found: dict[str, str]) -> JobStatus:
+    """Returns the status that the launcher in the batch job has written; without tasks if it has not."""
+    return job_status.read(Path(found.get("WorkDir", ""), _state_name(job_id))) or JobStatus(State.STARTING)
 
 
 def _show(job_id: str) -> dict[str, str]:

@@ -61,7 +61,6 @@ class FitProgress(keras.callbacks.Callback):
         now = self._clock()
         if self._epoch_begin is None:
             self._samples.append((now, 0))
-            self._parameters = parameters_of(self.model)
         self._epoch_begin = now
         steps = self.params.get("steps") or self._values["steps"]
         self._values.update(phase="fit", epoch=epoch + 1, epochs=self.params.get("epochs") or 0, step=0, steps=steps)
@@ -114,6 +113,7 @@ class FitProgress(keras.callbacks.Callback):
         (begin, before), (end, after) = self._samples[0], self._samples[-1]
         speed = (after - before) / (end - begin) if end > begin and after > before else None
         counted = self._counts["examples"] / self._counts["steps"] if self._counts["steps"] else 0.0
+        self._parameters = self._parameters or parameters_of(self.model)  # A model may be built by its first batch.
         exchange = getattr(getattr(self.model, "distribute_strategy", None), "exchange", None)
         values = {
             **self._values,
@@ -144,7 +144,7 @@ class FitProgress(keras.callbacks.Callback):
 def parameters_of(model: Any) -> list[list[int]]:
     """Returns length of the first dimension and bytes of the largest trainable variables, then an entry for all others."""
     found = []
-    for variable in model.trainable_variables:
+    for variable in getattr(model, "trainable_variables", ()):
         size = int(np.prod(variable.shape, dtype=np.int64)) * tf.as_dtype(variable.dtype).size
         found.append([int(variable.shape[0]) if len(variable.shape) else 0, size])
     found.sort(key=lambda each: -each[1])

@@ -22,7 +22,7 @@ from tfdist.launch.progress import Progress
 from tfdist.planner.use import Use
 
 USE = Use(8.0, 0.9, 0.0, 0.95, 2, 0.5, 0.0, 0.0, 0.0)
-FIT = Progress("fit", 1, 5, 130, 937, 1067, 12.5, parameters=[[1000, 4_000_000]])
+FIT = Progress("fit", 1, 5, 130, 937, 1067, 12.5, parameters=((1000, 4_000_000),))
 
 
 def test_the_kernel_counts_what_a_connection_carries_and_what_waits(monkeypatch):

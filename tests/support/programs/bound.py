@@ -29,7 +29,7 @@ def slow_down():
         return
     os.sched_setaffinity(0, {min(cores)})
     other = subprocess.Popen([sys.executable, "-c", BUSY.format(os.getpid())])
-    os.nice(19)  # Of this thread, and of those that it starts.
+    os.nice(5)  # Of this thread, and of those that it starts.
 
     def wait():
         while not GO_ON.exists():
