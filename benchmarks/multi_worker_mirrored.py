@@ -85,7 +85,7 @@ def main() -> None:
         for name, seen in rates.items():
             ratio = statistics.median(a / b for a, b in zip(seen[1:], rates["loop"][1:], strict=True))
             rows.append(f"| {make.__doc__.rstrip('.')} | {name} | {statistics.median(seen[1:]):.0f} | {ratio:.2f} |")
-    if strategy.shows_progress:
+    if strategy.tfdist_hooks.shows_progress:
         print("\n".join(["| model | | steps/s | of the loop's |", "|---|---|---|---|", *rows]), flush=True)
 
 

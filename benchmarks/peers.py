@@ -73,7 +73,7 @@ def multi_worker_mirrored(options):
         model = compiled(keras, options)
     # Every task reads the same global batches and takes its part. The first says when: the others wait for it in a collective.
     dataset = batches(tf, options["batch"] * options["workers"])
-    if strategy.shows_progress:
+    if strategy.tfdist_hooks.shows_progress:
         train(keras, model, dataset, options, worker_steps=options["workers"])
     model.fit(dataset, steps_per_epoch=10**6, verbose=0)
 

@@ -1,7 +1,7 @@
 """Several tasks that all train, without ps: TensorFlow's MultiWorkerMirroredStrategy, with all of Keras 3.
 
 Every chief and worker runs the whole program. Each task has all parameters and computes every step with the others, on its
-shard of the batch. A ring of collectives adds up the gradients, all gradients of one step in one round.
+shard of the batch. Rings of collectives add up the gradients, in buckets (`buckets.py`).
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.data_parallel import random_state
+from tfdist.strategies.data_parallel import buckets, random_state
 from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
 from tfdist.strategies.keras_hooks import optimizer, trainer
-from tfdist.strategies.private_api import MultiWorkerMirroredExtended, configure_coordination, publish, published
+from tfdist.strategies.private_api import MultiWorkerMirroredExtended, configure_coordination, publish, published, ring_sum
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
@@ -30,6 +30,9 @@ REFUSAL_SECONDS = 5.0
 
 BROADCAST_BYTES = 2**29
 """How much of an initial value travels at once: a message of gRPC, and so TensorFlow's broadcast, ends at 2 GiB."""
+
+CHUNK_BYTES = 2**20
+"""Pieces in which a message of a collective holds its numbers. With TensorFlow's 4 KiB much of a sum was allocating them."""
 
 _log = logging.getLogger("tfdist")
 
@@ -97,8 +100,8 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec(cluster.cluster_spec()), task_type=me.job, task_id=me.index, rpc_layer=cluster.protocol
         )
-        # By default TensorFlow packs all gradients of one `all_reduce` into one collective. Measured with 160 small gradients
-        # on two processes of one machine: 3.4 ms packed, 218 ms one by one (bytes_per_pack=1).
+        # For what is not summed in buckets: by default TensorFlow packs the tensors of an `all_reduce` into one collective.
+        # Measured with 160 small gradients on two processes: 3.4 ms packed, 218 ms one by one (bytes_per_pack=1).
         options = tf.distribute.experimental.CommunicationOptions()
         self.devices = local_devices(me)
         seconds = CONNECTION_TIMES * lost_seconds()  # With once, a task whose link is back would be ended.
@@ -132,6 +135,22 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         del cluster_resolver
         names = tuple(f"{worker_device}/device:{device}" for device in self._tfdist_devices)
         return names, self._tfdist_devices[0].partition(":")[0]
+
+    @overrides(MultiWorkerMirroredExtended)
+    def _update_config_proto(self, config_proto: Any) -> Any:
+        config_proto = super()._update_config_proto(config_proto)
+        config_proto.experimental.recv_buf_max_chunk = CHUNK_BYTES
+        return config_proto
+
+    def sums_in_buckets(self, values: list[Any]) -> list[Any]:
+        """Returns the sum of each dense tensor over all replicas, in a function that a replica traces."""
+        is_ring = self._tfdist_devices[0].startswith("CPU")
+        if not is_ring or any(value.shape.num_elements() is None for value in values):
+            options = tf.distribute.experimental.CommunicationOptions()
+            return list(self._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options))
+        number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+        replica = int(number) % len(self.worker_devices)
+        return buckets.sums(values, lambda value: ring_sum(self, replica, value))
 
     @overrides(MultiWorkerMirroredExtended)
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:

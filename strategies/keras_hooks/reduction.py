@@ -9,7 +9,7 @@ from tfdist.strategies.private_api import batch_reduce_destination
 
 
 def all_reduce_sum(gradients: list[Any]) -> list[Any]:
-    """Returns the sum of each tensor or IndexedSlices over all replicas, by one collective per dtype of dense tensors.
+    """Returns the sum of each tensor or IndexedSlices over all replicas; dense tensors of a dtype travel together.
 
     None stays None, and a tensor in parts (`model_parallel`) stays in parts. Every replica has to call it, with tensors of the
     same shapes.
@@ -58,8 +58,11 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
         return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 
     extended = context.strategy.extended
+    in_buckets = getattr(extended, "sums_in_buckets", None)
     if extended._use_merge_call():
         sums = context.merge_call(merge, args=values)
+    elif in_buckets is not None:
+        sums = in_buckets(values)
     else:
         options = tf.distribute.experimental.CommunicationOptions()
         sums = extended._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options)

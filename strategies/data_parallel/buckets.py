@@ -1,0 +1,62 @@
+"""Sums gradients over the replicas of several tasks in buckets, each as soon as its gradients are there.
+
+TensorFlow packs all gradients of a step into one collective, which begins after the last gradient, and orders further ones one
+after the other, as NCCL needs it. The rings of CPUs need no order, because each message names its collective: the buckets of a
+step are sent while others are still computed, added up or copied, and replicas need not begin them in the same order.
+"""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+BUCKET_BYTES = 2**20
+"""Gradients that are smaller share a bucket until it has this size; a larger one has its own, without copies."""
+
+IN_FLIGHT = 8
+"""How many buckets are summed at a time: each occupies a thread, and memory for its messages."""
+
+
+def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Returns the indices of the gradients of each bucket, in the order in which backpropagation completes buckets.
+
+    Args:
+        sizes: the bytes of each gradient, in the order of the variables.
+        limit: the size in bytes that fills a bucket.
+    """
+    found: list[list[int]] = []
+    small: list[int] = []
+    filled = 0
+    for index in reversed(range(len(sizes))):
+        if sizes[index] >= limit:
+            found.append([index])
+            continue
+        small.append(index)
+        filled += sizes[index]
+        if filled >= limit:
+            found.append(small)
+            small, filled = [], 0
+    return [*found, small] if small else found
+
+
+def sums(values: Sequence[tf.Tensor], all_reduce: Callable[[tf.Tensor], tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the sum of each tensor over all replicas.
+
+    Args:
+        values: tensors of one dtype and of known shapes, the same on every replica.
+        all_reduce: returns the sum of one tensor over all replicas.
+    """
+    results = list(values)
+    begun: list[tf.Tensor] = []
+    sizes = [value.shape.num_elements() * value.dtype.size for value in values]
+    for indices in buckets(sizes, BUCKET_BYTES):
+        with tf.control_dependencies(begun[-IN_FLIGHT : len(begun) - IN_FLIGHT + 1]):
+            if len(indices) == 1:
+                begun.append(all_reduce(values[indices[0]]))
+                results[indices[0]] = begun[-1]
+                continue
+            total = all_reduce(tf.concat([tf.reshape(values[index], [-1]) for index in indices], 0))
+        begun.append(total)
+        parts = tf.split(total, [values[index].shape.num_elements() for index in indices])
+        for index, part in zip(indices, parts, strict=True):
+            results[index] = tf.reshape(part, values[index].shape)
+    return results
