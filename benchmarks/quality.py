@@ -59,6 +59,8 @@ SETTINGS = [
     _of("mnist1d", 16, 0.2, delay=1),
     _of("mnist1d", 16, 0.2, outer_learning_rate=0.7, outer_momentum=0.5),
     _of("mnist1d", 64, 0.1),
+    _of("mnist1d", 64, 0.1, delay=1),
+    _of("mnist1d", 64, 0.2),
     _of("mnist1d", 16, 0.2, outer="nesterov", outer_learning_rate=0.7, outer_momentum=0.7, delay=0),
     _of("mnist1d", 16, 0.2, outer="delayed_nesterov", outer_learning_rate=0.7, outer_momentum=0.5, delay=0),
     _of("mnist1d", 16, 0.3, outer="average", delay=0),

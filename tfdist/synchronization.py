@@ -207,8 +207,8 @@ class Synchronization:
             groups: number of worker groups.
 
         Returns:
-            None if the outer momentum stays as it is: if it is given, with fewer than 4 groups, with Adam, AdamW, Adamax and
-            Nadam, and with other outer optimizers.
+            The factor, or None if the outer momentum stays as it is. It does so if it is given, with fewer than 4 groups, with
+            Adam, AdamW, Adamax and Nadam, and with other outer optimizers.
         """
         outer = OUTER_OPTIMIZERS[str(self.resolved(groups).outer)]
         is_fixed = self.outer_momentum is not None or groups < outer.farthest_from or inner_optimizer.lower() in _ADAM
