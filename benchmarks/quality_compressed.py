@@ -1,6 +1,8 @@
 """Does the same as quality_simulated.py with `outer=rounds`, with pushes and replies in bf16.
 
-python benchmarks/quality_compressed.py outer=rounds period=16 rate=0.2 outer_rate=0.7 outer_momentum=0.5 delay=4 seeds=3
+    python benchmarks/quality_compressed.py outer=rounds period=16 rate=0.2 outer_rate=0.7 outer_momentum=0.5 delay=4 seeds=3
+
+hogwild.md has the results.
 """
 
 import functools

@@ -74,6 +74,8 @@ def test_a_chief_that_trains_stands_with_the_workers_and_one_that_does_not_besid
     assert (shape(together), together.chief) == ([([], [["chief:0", "worker:0"]])], None)
     served = picture(Cluster((*tasks, Task("ps", 0))))
     assert served.chief is not None and shape(served) == [(["ps:0"], [["worker:0"]])]
+    without_ps = picture(Cluster((*tasks, Task("worker", 1)), strategy="hogwild"))
+    assert without_ps.chief is not None and shape(without_ps) == [([], [["worker:0"], ["worker:1"]])]
     assert served.evaluators is not None and [cell.name for cell in served.evaluators.cells] == ["evaluator:0"]
 
 

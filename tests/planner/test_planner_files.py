@@ -1,5 +1,6 @@
 """Files and texts of the planner: measurements, prices, links, tables, clusters."""
 
+import dataclasses
 import json
 
 import pytest
@@ -129,6 +130,10 @@ def test_the_option_of_a_description_gives_the_description(description):
     again = cluster_of(option, cluster, Machines.of(cluster), cluster.synchronization)
     assert again == cluster
     assert option_of(again) == option
+
+
+def test_hogwild_without_ps_is_no_option():
+    assert option_of(dataclasses.replace(read_cluster({"worker": 4}), strategy="hogwild")) is None
 
 
 def test_a_cluster_keeps_the_hosts_and_machines_of_the_description():
