@@ -7,14 +7,17 @@ import json
 import os
 import shutil
 import subprocess
+from types import SimpleNamespace
 
+import h5py
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 from support_paths import PROGRAMS
 
-from tfdist.strategies.checkpoint import data_position, job_backup
+from tfdist.strategies.checkpoint import data_position, generations, job_backup, memory_file, strategy_state
+from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 
 X = np.random.default_rng(1).random((50, 3), "float32")
@@ -119,6 +122,21 @@ def test_it_may_be_killed_often_and_in_a_later_fit_and_several_steps_may_be_one_
         assert program("interrupted", 4, data, killed_after=steps, steps_per_execution=2) is None
     assert "fit 1 of " in caplog.text and "was finished before the restart" in caplog.text
     assert program("interrupted", 4, data, steps_per_execution=2) == whole
+
+
+def test_the_state_of_a_strategy_is_in_the_backup_and_in_weights_that_are_saved(tmp_path):
+    strategy_state.install()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model._distribute_strategy = SimpleNamespace(training_state=lambda model: {"own/1": np.arange(3)})
+    file = BackupFile(tf.distribute.get_strategy(), str(tmp_path / "backup" / "model"))
+    file.write(model, Progress(1, {}), Arrays())
+    file.wait()
+    (tmp_path / "model.weights.h5").write_bytes(memory_file.save_weights(model).getvalue())
+    assert generations.damage(file.path) is None
+    for path in (file.path, tmp_path / "model.weights.h5"):
+        with h5py.File(path) as saved:
+            assert saved[f"{strategy_state.NAME}/own/1"][()].tolist() == [0, 1, 2], path
 
 
 @pytest.mark.cluster
