@@ -10,6 +10,10 @@ from tfdist.planner.binding import Running, explain
 from tfdist.planner.measurement import Variable
 
 
+MOST_SECONDS_WITHOUT = 10.0
+"""If no task has reported by then, none will."""
+
+
 class BindingNow:
     """Explains one job.
 
@@ -46,7 +50,3 @@ class BindingNow:
         variables = [Variable("", (rows,), size) for rows, size in progress.parameters]
         names, hosts = [task.name for task in here], {task.name: task.where for task in here}
         return explain(Running(self._strategy, uses, names, hosts, variables, self._is_together)).as_json()
-
-
-MOST_SECONDS_WITHOUT = 10.0
-"""If no task has reported by then, none will."""

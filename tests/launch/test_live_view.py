@@ -25,6 +25,7 @@ from tfdist.launch.job_view import JobView
 from tfdist.launch.live_panel import MOST_LINES, LivePanel
 from tfdist.launch.output import Terminal
 from tfdist.launch.progress import Progress, duration, size
+from tfdist.planner.binding import Binding
 
 pyte = pytest.importorskip("pyte")
 wcwidth = pyte.screens.wcwidth
@@ -180,7 +181,8 @@ def test_the_view_shows_each_task_and_the_progress():
     )
     exchange = {"period": 16, "delay": 1, "compression": "int8", "bytes_per_second": 3.4e6}
     progress = Progress(**{**vars(FIT), "exchange": exchange})
-    view = view_of({"chief": 1, "worker": 1, "ps": 1}, JobStatus(State.RUNNING, tasks, progress=progress))
+    binding = Binding("link of ps 0", 0.98, "3 ps", 1.62, "12.2 MB/s sent").as_json()
+    view = view_of({"chief": 1, "worker": 1, "ps": 1}, JobStatus(State.RUNNING, tasks, progress=progress, binding=binding))
     lines = view.render(99, 20)
     assert lines[0] == "── running  0:00:00  parameter_server, 1 chief, 1 worker, 1 ps"
     assert re.fullmatch(r"chief:0 +running +130/937 +1,23[45] +512 MB", lines[2])
@@ -188,6 +190,7 @@ def test_the_view_shows_each_task_and_the_progress():
     assert re.fullmatch(r"ps:0 +running +61 MB", lines[4])
     assert re.fullmatch(r"[━╸╺ ]+ epoch 2/5, step 130/937, 1234 examples/s, 0:00:41 left, loss 0.3500", lines[5])
     assert lines[6] == "exchange every 16 updates, delay 1: 3.4 MB/s as int8"
+    assert lines[7] == "binds: link of ps 0, busy for 98%; 3 ps would give 1.6 times the speed"
 
 
 @pytest.mark.parametrize("columns", [20, 40, 200])

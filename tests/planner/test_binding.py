@@ -105,7 +105,7 @@ def test_tasks_of_a_full_machine_share_its_cores():
     assert explain(here).resource == "cores that ps 0, worker 0 and the chief share"
     by_others = {name: use(0.3, machine=1.0) for name in ("worker:0", "worker:1")}
     others = Running("multi_worker_mirrored", by_others, list(by_others), dict.fromkeys(by_others, "a"))
-    assert explain(others).resource == "cores of a, most of which other programs use"
+    assert explain(others).text == "cores of a, most of which other programs use, busy for 100% of the time"
 
 
 def test_what_is_not_known_is_said():

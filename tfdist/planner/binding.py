@@ -148,7 +148,7 @@ def _of_shared(job: Running, busiest: _Busy, unknown: tuple[str, ...]) -> Bindin
         why = f"{use.sent / 1e6:.1f} MB/s sent, {(use.received or 0.0) / 1e6:.1f} MB/s received"
     elif busiest.kind == "processor" and use.waited > use.processor:
         why = "most of which it waits for a core that others use"
-    elif busiest.kind == "cores":
+    elif busiest.kind == "cores" and busiest.resource.endswith(" share"):
         why = "tasks on machines of their own would not share them"
     if busiest.task.startswith("ps:") and busiest.kind != "cores":
         ps, times = _best_ps(job, busiest)

@@ -16,6 +16,9 @@ from tfdist.launch.events import Used
 from tfdist.planner.use import Use
 
 LOOK_SECONDS = 0.2
+MOST_COST = 0.01
+"""With many threads the looks are rarer, so that they take at most this part of a core."""
+
 REPORT_SECONDS = 2.0
 WINDOW_SECONDS = 8.0
 """What is reported is the mean over this time."""
@@ -70,13 +73,15 @@ class UseProbe:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._looked_at = self._reported_at = 0.0
+        self._pause = LOOK_SECONDS
         self._seen: dict[str, _Seen] = {}
 
     def events(self, pids: Mapping[str, int]) -> list[Used]:
         """Returns what the tasks use, whose process ids are `pids`; nothing if it is not yet time."""
         now = self._clock()
-        if now - self._looked_at < LOOK_SECONDS:
+        if now - self._looked_at < self._pause:
             return []
+        begin = time.thread_time()
         elapsed, self._looked_at = now - self._looked_at, now
         reports = now - self._reported_at >= REPORT_SECONDS
         self._seen = {name: seen for name, seen in self._seen.items() if pids.get(name) == seen.pid}
@@ -88,6 +93,7 @@ class UseProbe:
             if reports:
                 seen.cores = _cores(pid)  # The program may choose its cores.
             self._look(seen, now, elapsed, found if seen.is_here else None, reports)
+        self._pause = max(LOOK_SECONDS, (time.thread_time() - begin) / MOST_COST)
         if not reports:
             return []
         self._reported_at = now
@@ -107,7 +113,7 @@ class UseProbe:
             look.is_sending = _count(seen, found, elapsed)
             look.sent, look.received = seen.sent, seen.received
         seen.looks.append(look)
-        while len(seen.looks) > 2 and now - seen.looks[1].at > WINDOW_SECONDS:
+        while len(seen.looks) > LEAST_LOOKS and now - seen.looks[1].at > WINDOW_SECONDS:
             seen.looks.popleft()
 
 
