@@ -145,9 +145,9 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
     def sums_in_buckets(self, values: list[Any]) -> list[Any]:
         """Returns the sum of each dense tensor over all replicas, in a function that a replica traces.
 
-        Collectives without an order were tried on CPUs, with one replica per task. Elsewhere there is one for all tensors.
+        Collectives without an order were tried on CPUs, with one device per task. Elsewhere there is one for all tensors.
         """
-        is_tried = len(self._tfdist_devices) == 1 and self._tfdist_devices[0].startswith("CPU")
+        is_tried = self._tfdist_devices == ["CPU:0"] and self.mesh is None
         if not is_tried or any(value.shape.num_elements() is None for value in values):
             options = tf.distribute.experimental.CommunicationOptions()
             return list(self._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options))
