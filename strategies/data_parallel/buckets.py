@@ -12,8 +12,9 @@ import tensorflow as tf
 BUCKET_BYTES = 2**20
 """Gradients that are smaller share a bucket until it has this size; a larger one has its own, without copies."""
 
-IN_FLIGHT = 8
-"""How many buckets are summed at a time: each occupies a thread, and memory for its messages."""
+BUCKETS = 8
+"""Larger models have larger buckets, about this many. TensorFlow keeps about 1.5 KB for each collective it runs,
+and each collective occupies a thread."""
 
 
 def buckets(sizes: Sequence[int], limit: int) -> list[list[int]]:
@@ -46,16 +47,12 @@ def sums(values: Sequence[tf.Tensor], all_reduce: Callable[[tf.Tensor], tf.Tenso
         all_reduce: returns the sum of one tensor over all replicas.
     """
     results = list(values)
-    begun: list[tf.Tensor] = []
     sizes = [value.shape.num_elements() * value.dtype.size for value in values]
-    for indices in buckets(sizes, BUCKET_BYTES):
-        with tf.control_dependencies(begun[-IN_FLIGHT : len(begun) - IN_FLIGHT + 1]):
-            if len(indices) == 1:
-                begun.append(all_reduce(values[indices[0]]))
-                results[indices[0]] = begun[-1]
-                continue
-            total = all_reduce(tf.concat([tf.reshape(values[index], [-1]) for index in indices], 0))
-        begun.append(total)
+    for indices in buckets(sizes, max(BUCKET_BYTES, sum(sizes) // BUCKETS)):
+        if len(indices) == 1:
+            results[indices[0]] = all_reduce(values[indices[0]])
+            continue
+        total = all_reduce(tf.concat([tf.reshape(values[index], [-1]) for index in indices], 0))
         parts = tf.split(total, [values[index].shape.num_elements() for index in indices])
         for index, part in zip(indices, parts, strict=True):
             results[index] = tf.reshape(part, values[index].shape)

@@ -143,14 +143,15 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         return config_proto
 
     def sums_in_buckets(self, values: list[Any]) -> list[Any]:
-        """Returns the sum of each dense tensor over all replicas, in a function that a replica traces."""
-        is_ring = self._tfdist_devices[0].startswith("CPU")
-        if not is_ring or any(value.shape.num_elements() is None for value in values):
+        """Returns the sum of each dense tensor over all replicas, in a function that a replica traces.
+
+        Collectives without an order were tried on CPUs, with one device per task. Elsewhere there is one for all tensors.
+        """
+        is_tried = self._tfdist_devices == ["CPU:0"] and self.mesh is None
+        if not is_tried or any(value.shape.num_elements() is None for value in values):
             options = tf.distribute.experimental.CommunicationOptions()
             return list(self._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options))
-        number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
-        replica = int(number) % len(self.worker_devices)
-        return buckets.sums(values, lambda value: ring_sum(self, replica, value))
+        return buckets.sums(values, lambda value: ring_sum(self, value))
 
     @overrides(MultiWorkerMirroredExtended)
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:

@@ -83,17 +83,16 @@ need_attributes(_CollectiveAllReduce, "_launchers")
 need_attributes(_ReplicaLauncher, "_group_key", "_group_size", "_device")
 
 
-def ring_sum(extended: Any, replica: int, value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of a tensor over all replicas of a MultiWorkerMirroredStrategy on CPUs, within a function.
+def ring_sum(extended: Any, value: tf.Tensor) -> tf.Tensor:
+    """Returns the sum of a tensor over all tasks of a MultiWorkerMirroredStrategy on CPUs, within a function.
 
     TensorFlow's own collectives wait for those before them in the function; this one does not.
 
     Args:
-        extended: that of the strategy.
-        replica: the number of the replica among those of this task.
-        value: a dense tensor of the same shape on every replica.
+        extended: that of the strategy, which has one replica in this task.
+        value: a dense tensor of the same shape on every task.
     """
-    launcher = extended._cross_device_ops._launchers[replica]
+    (launcher,) = extended._cross_device_ops._launchers
     with tf.device(launcher._device):
         return tf.raw_ops.CollectiveReduceV2(
             input=value,
