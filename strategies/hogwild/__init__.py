@@ -2,7 +2,7 @@
 
 In a cluster without ps tasks the workers hold the global parameters; what is said of a ps is then true of a worker.
 
-Imports `coordinator`, `inputs`, `keras_hooks` and `private_api`; no other strategy imports this package.
+Imports `coordinator`, `model_parallel`, `inputs`, `keras_hooks` and `private_api`; no other strategy imports this package.
 
 To follow one sync period, start with `training_loop.py`, which schedules the batches of a period for a group. `group_calls.py`
 decides when the group synchronizes, `inner_steps.py` traces its steps, `push_pull.py` pushes its progress and pulls the reply,

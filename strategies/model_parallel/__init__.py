@@ -7,5 +7,5 @@ computes with the value before the assignment (docs/model_parallel.md).
 
 Imports `keras_hooks`, `private_api` and `variable_base`. Start with `split_tensor.py`, the value that flows between layers;
 then `rules.py`, what Keras' operations do with it; `split_variable.py`; `layouts.py`, which reads `keras.distribution`;
-`described.py`, which stands in for it.
+`described.py`, which stands in for it; `worker_mesh.py`, which knows the devices of worker groups.
 """

@@ -31,7 +31,7 @@ def block_on(servers, optimizer):
     shape = tf.TensorShape([1000])
     variable = SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, shape=shape, block=None)
     variable.replica = NamedVariable("v", tf.float32, shape, "")
-    variable._strategy_of = SimpleNamespace(extended=SimpleNamespace(replica_device="/job:worker/task:0/device:CPU:0"))
+    variable.place, variable.column = lambda leader=None: leader or "/job:worker/task:0/device:CPU:0", None
     return ParameterBlock([variable], [devices], optimizer, GROUPS, False)
 
 
