@@ -9,7 +9,6 @@ from tfdist.launch.progress import Progress
 from tfdist.planner.binding import Running, explain
 from tfdist.planner.measurement import Variable
 
-
 MOST_SECONDS_WITHOUT = 10.0
 """If no task has reported by then, none will."""
 
