@@ -34,14 +34,6 @@ from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import DELAY_PART, predict
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string("measured", None, "Measurement of tfdist plan --save, or that --measure writes.", required=True)
-flags.DEFINE_string("measure", None, "Model of planner_program.py to measure first.")
-flags.DEFINE_list("workers", ["8", "64", "256", "1000"], "Numbers of workers.")
-flags.DEFINE_string("link", "10gbit", "Rate of the link of each machine.")
-flags.DEFINE_float("delay_ms", 0.05, "Delay of a message on the way, milliseconds.")
-flags.DEFINE_integer("cores", 4, "Cores of each machine.")
-flags.DEFINE_float("spread", 0.1, "Standard deviation of the time of a step, in units of its mean.")
-flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
 
 CYCLES = 9
 """Steps or periods that the slowest worker makes. The first third of the time does not count."""
@@ -354,6 +346,18 @@ def scaled(measured: measurement.Measurement) -> str:
     return "\n".join(lines)
 
 
+def define_flags() -> None:
+    """Defines the flags of the command. Tests import this file beside other commands, whose flags have the same names."""
+    flags.DEFINE_string("measured", None, "Measurement of tfdist plan --save, or that --measure writes.", required=True)
+    flags.DEFINE_string("measure", None, "Model of planner_program.py to measure first.")
+    flags.DEFINE_list("workers", ["8", "64", "256", "1000"], "Numbers of workers.")
+    flags.DEFINE_string("link", "10gbit", "Rate of the link of each machine.")
+    flags.DEFINE_float("delay_ms", 0.05, "Delay of a message on the way, milliseconds.")
+    flags.DEFINE_integer("cores", 4, "Cores of each machine.")
+    flags.DEFINE_float("spread", 0.1, "Standard deviation of the time of a step, in units of its mean.")
+    flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
+
+
 def main(_: list[str]) -> None:
     figures.check(FLAGS.markdown)
     if FLAGS.measure:
@@ -369,4 +373,5 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    define_flags()
     app.run(main)

@@ -153,7 +153,7 @@ class Cluster:
     @property
     def replica_slots(self) -> int:
         """Workers of a worker group that make up one replica, in a cluster with ps: 1 without a partition; by default all."""
-        return (self.partition.devices or max(map(len, self.worker_groups))) if self.partition else 1
+        return (self.partition.devices or max(map(len, self.worker_groups), default=1)) if self.partition else 1
 
     def find(self, job: str, index: int) -> Task:
         """Returns the task `job:index`. Raises ClusterError if there is none."""
