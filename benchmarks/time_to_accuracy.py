@@ -98,7 +98,7 @@ def train(run):
     batches = data.batch(LOCAL_BATCH * together, drop_remainder=True)
     model.fit(batches, epochs=1, steps_per_epoch=steps, verbose=0, callbacks=[keeper])
     final = model.get_weights()
-    if getattr(strategy, "shows_progress", True):
+    if getattr(strategy, "tfdist_hooks", None) is None or strategy.tfdist_hooks.shows_progress:
         plain, (x, y) = network(), mnist1d()["test"]
         curve = []
         for done, seconds, weights in keeper.kept:

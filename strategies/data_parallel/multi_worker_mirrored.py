@@ -19,8 +19,9 @@ from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
 from tfdist.strategies.keras_hooks import optimizer, trainer
-from tfdist.strategies.private_api import MultiWorkerMirroredExtended, configure_coordination, publish, published, ring_sum
+from tfdist.strategies.private_api import MultiWorkerMirroredExtended, configure_coordination, publish, published
 from tfdist.strategies.private_api.overrides import overrides
+from tfdist.strategies.private_api.ring_sums import RingSums
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.peers import wait_for_each_other
@@ -128,6 +129,7 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
 
     def __init__(self, strategy: MultiWorkerMirrored, resolver: Any, options: Any, devices: list[str]) -> None:
         self._tfdist_devices = devices
+        self._ring_sums: RingSums | None = None
         super().__init__(strategy, cluster_resolver=resolver, communication_options=options)
 
     @overrides(MultiWorkerMirroredExtended)
@@ -151,7 +153,9 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         if not is_tried or any(value.shape.num_elements() is None for value in values):
             options = tf.distribute.experimental.CommunicationOptions()
             return list(self._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options))
-        return buckets.sums(values, lambda value: ring_sum(self, value))
+        if self._ring_sums is None:
+            self._ring_sums = RingSums(self)
+        return buckets.sums(values, self._ring_sums.sum)
 
     @overrides(MultiWorkerMirroredExtended)
     def _get_variable_creator_initial_value(self, replica_id: int, device: str, primary_var: Any, **kwargs: Any) -> Any:

@@ -76,36 +76,6 @@ MirroredExtended: Any = need("tensorflow.python.distribute.mirrored_strategy", "
 MultiWorkerMirroredExtended: Any = need(
     "tensorflow.python.distribute.collective_all_reduce_strategy", "CollectiveAllReduceExtended"
 )
-_CollectiveAllReduce: Any = need("tensorflow.python.distribute.cross_device_ops", "CollectiveAllReduce")
-_ReplicaLauncher: Any = need("tensorflow.python.distribute.cross_device_utils", "CollectiveReplicaLauncher")
-_next_instance_key: Any = need_function(_ReplicaLauncher, "_next_instance_key", "self", "calls")
-need_attributes(_CollectiveAllReduce, "_launchers")
-need_attributes(_ReplicaLauncher, "_group_key", "_group_size", "_device")
-
-
-def ring_sum(extended: Any, value: tf.Tensor) -> tf.Tensor:
-    """Returns the sum of a tensor over all tasks of a MultiWorkerMirroredStrategy on CPUs, within a function.
-
-    TensorFlow's own collectives wait for those before them in the function; this one does not.
-
-    Args:
-        extended: that of the strategy, which has one replica in this task.
-        value: a dense tensor of the same shape on every task.
-    """
-    (launcher,) = extended._cross_device_ops._launchers
-    with tf.device(launcher._device):
-        return tf.raw_ops.CollectiveReduceV2(
-            input=value,
-            group_size=launcher._group_size,
-            group_key=launcher._group_key,
-            instance_key=_next_instance_key(launcher),
-            ordering_token=[],
-            merge_op="Add",
-            final_op="Id",
-            communication_hint="ring",
-        )
-
-
 # Where `ReplicaContext.all_reduce` puts sums: keras_hooks/reduction.py adds up without its gradient.
 batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_lib", "_batch_reduce_destination")
 # TensorFlow's seed as the user has set it, or None.
