@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.private_api import KerasVariable, in_stateless_scope
+from tfdist.strategies.private_api.gradient_devices import with_gradients
 
 
 class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor):  # type: ignore[misc]
@@ -92,9 +93,9 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
         return SplitTensor(parts=tuple(parts), axis=self.axis if axis is None else axis, devices=self.devices)
 
     def placed(self) -> Iterator[tuple[int, Any]]:
-        """Yields the number and value of each part, with the part's device as the current one."""
+        """Yields the number and value of each part, with the part's device as the current one, and that of gradients."""
         for number, (device, part) in enumerate(zip(self.devices, self.parts, strict=True)):
-            with tf.device(device):
+            with with_gradients(device):
                 yield number, part
 
 

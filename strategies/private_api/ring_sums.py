@@ -35,11 +35,11 @@ class RingSums:
     def __init__(self, extended: Any) -> None:
         (self._launcher,) = extended._cross_device_ops._launchers
         self._firsts = itertools.count(FIRST_KEY, CYCLE)
-        self._keys: dict[tuple[tf.DType, int], _Keys] = {}
+        self._keys: dict[tuple[tf.DType, tuple[int, ...]], _Keys] = {}
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of a dense tensor, of the same known shape on every task, within a function."""
-        launcher, kind = self._launcher, (value.dtype, value.shape.num_elements())
+        launcher, kind = self._launcher, (value.dtype, tuple(value.shape))
         if kind not in self._keys:
             self._keys[kind] = _Keys(self._firsts)
         with tf.device(launcher._device):
@@ -56,9 +56,10 @@ class RingSums:
 
 
 class _Keys:
-    """Instance keys of the sums of one dtype and size. TensorFlow's launcher asks it when a function is called, as its own.
+    """Instance keys of the sums of one dtype and shape: TensorFlow refuses others with the same key.
 
-    All tasks call the same functions in the same order, so they get the same keys, whatever each has traced.
+    TensorFlow's launcher asks it when a function is called, as its own. All tasks call the same functions in the same order, so
+    they get the same keys, whatever each has traced.
     """
 
     _next_instance_key = _next_instance_key

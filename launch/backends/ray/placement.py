@@ -185,13 +185,22 @@ class Placement:
 def _at_most(seconds: float) -> Iterator[None]:
     """Raises TimeoutError in the block after some seconds. The supervisor, which uses signals too, does not run yet."""
 
+    late = TimeoutError(f"it did not answer within {seconds:.0f} s")
+    is_late = False
+
     def end(*_: object) -> None:
-        raise TimeoutError(f"it did not answer within {seconds:.0f} s")
+        nonlocal is_late
+        is_late = True
+        raise late
 
     before = signal.signal(signal.SIGALRM, end)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
+    except Exception as error:
+        if is_late and error is not late:  # Ray may have caught it, and raise an error of its own.
+            raise late from error
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
