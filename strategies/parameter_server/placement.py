@@ -36,6 +36,11 @@ class ServerExtended(GroupExtended):
         self._tfdist_bytes = [0] * self._num_ps
         self._tfdist_elementwise = False
 
+    @property
+    def has_several_groups(self) -> bool:
+        """Whether worker groups make steps at the same time."""
+        return self._tfdist_groups > 1
+
     # Creating variables.
 
     @overrides(GroupExtended)
@@ -135,7 +140,7 @@ class ServerExtended(GroupExtended):
         Keras' optimizers read and write in several operations. Of two updates at the same time one could be lost, or they could
         mix: with Ftrl, weights jumped away.
         """
-        if self._tfdist_groups == 1 or tf.executing_eagerly():
+        if not self.has_several_groups or tf.executing_eagerly():
             return contextlib.nullcontext()
         arrived = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
         return critical_section("tfdist_update", device, arrived)

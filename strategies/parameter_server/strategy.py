@@ -8,7 +8,7 @@ The chief reads the data and hands out the batches; callbacks, files and the pro
 from tfdist.cluster import Cluster
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
-from tfdist.strategies.parameter_server import optimizer
+from tfdist.strategies.parameter_server import asynchronous_counters, optimizer
 from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
 from tfdist.strategies.parameter_server.placement import ServerExtended
 
@@ -21,6 +21,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     """
     strategy = start(cluster, start_timeout, ParameterServer)
     optimizer.install()
+    asynchronous_counters.install()
     return strategy
 
 

@@ -257,6 +257,20 @@ ELEMENTWISE = {
         ("_backend_increment_gradient_accumulators", "self, grads, acc_grads"),
     )
 }
+
+# parameter_server/asynchronous_counters.py
+ACCUMULATE = PatchPoint(
+    TFOptimizer, "_backend_increment_gradient_accumulators", "self, grads, acc_grads", "Of two additions at once one is lost."
+)
+RESET_ACCUMULATORS = PatchPoint(
+    TFOptimizer, "_backend_reset_gradient_accumulators", "self", "What another group has added meanwhile is kept."
+)
+FINITE_GRADIENTS = LossScaleOptimizer and PatchPoint(
+    LossScaleOptimizer,
+    "_stateful_handle_finite_grads",
+    "self, grads, trainable_variables",
+    "Of several groups none may see the count at which the loss scale grows.",
+)
 UPDATE_AVERAGES = PatchPoint(
     TFOptimizer,
     "_update_model_variables_moving_average",

@@ -110,7 +110,7 @@ def ema(strategy):
 
 @case("gradient_accumulation")
 def gradient_accumulation(strategy):
-    return with_optimizer(strategy, lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=4))[1]
+    return with_optimizer(strategy, lambda: keras.optimizers.SGD(2 * RATE, gradient_accumulation_steps=4))[1]
 
 
 @case("mixed_precision")

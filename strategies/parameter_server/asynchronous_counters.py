@@ -1,0 +1,185 @@
+"""What asynchronous worker groups count and add up together, so that each step counts once and each gradient counts once.
+
+Keras reads a counter when a step begins, decides by it (to apply accumulated gradients, to overwrite weights by their averages,
+to raise the loss scale), and adds to it when the step ends. Of several groups at the same time all may read the same number, or
+none may read the one that is waited for. Here a step takes its number in one operation on the ps.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.coordinator.critical_section import critical_section
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.parameter_server.placement import ServerExtended
+from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
+from tfdist.strategies.private_api import patches
+
+
+def install() -> None:
+    """Replaces the methods of Keras' optimizers. Calling it again does nothing."""
+    for apply in patches.APPLY.values():
+        apply.patch(_apply)
+    patches.ACCUMULATE.patch(_accumulate)
+    patches.RESET_ACCUMULATORS.patch(_reset_accumulators)
+    if patches.FINITE_GRADIENTS is not None:
+        patches.FINITE_GRADIENTS.patch(_handle_finite_gradients)
+
+
+class NextNumber:
+    """Stands for a counter of Keras while a step is traced: reading it takes the next number.
+
+    Args:
+        counter: Keras' variable, an integer scalar.
+    """
+
+    def __init__(self, counter: Any) -> None:
+        self._counter = counter
+        self._taken: Any = None
+
+    @property
+    def value(self) -> Any:
+        """The number of this step, from 0, an integer scalar. The counter is one more then."""
+        if self._taken is None:
+            self._taken = _next(unwrapped(self._counter._value)) if _is_first() else tf.constant(-2, self._counter.dtype)
+        return self._taken
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the counter, as Keras names it."""
+        return str(self._counter.dtype)
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
+        """Makes TensorFlow and Keras take the number as a tensor."""
+        del name
+        return self.value if dtype is None else tf.cast(self.value, dtype)
+
+    def __add__(self, other: Any) -> Any:
+        """Returns the number plus another one."""
+        return self.value + other
+
+    def assign_add(self, value: Any) -> None:
+        """Takes the number if nothing has read it: that adds 1 to the counter."""
+        del value
+        _ = self.value
+
+    def assign(self, value: Any) -> None:
+        """Sets the counter, and keeps what other groups have added since this step took its number."""
+        if _is_first():
+            counter = unwrapped(self._counter._value)
+            counter.assign_sub(self.value + 1 - tf.cast(value, counter.dtype))
+
+
+class TakenSums:
+    """Stands for an accumulator of gradients while a step is traced. The step that uses the sum takes it away.
+
+    What another group adds between reading the sum and taking it away stays for the next update.
+
+    Args:
+        accumulator: Keras' variable.
+    """
+
+    def __init__(self, accumulator: Any) -> None:
+        self.accumulator = accumulator
+
+    def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> Any:
+        """Makes TensorFlow take the sum as a tensor."""
+        del name
+        variable = unwrapped(self.accumulator._value)
+        if not _is_first():  # The first replica makes the update.
+            return tf.zeros(variable.shape, dtype or variable.dtype)
+        with critical_section("tfdist_accumulators", variable.device, []):
+            total = _taken(variable)
+        return total if dtype is None else tf.cast(total, dtype)
+
+    def __radd__(self, gradient: Any) -> Any:
+        """Returns a gradient, which may be IndexedSlices, plus the sum."""
+        return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(self)
+
+
+def _next(counter: Any) -> Any:
+    """Returns the value of a counter on a ps and adds 1 to it; no other group gets the same value."""
+    with critical_section("tfdist_counters", counter.device, []), tf.device(counter.device):
+        number = tf.identity(counter.read_parts())
+        with tf.control_dependencies([number]):
+            counter.assign_add(tf.ones((), counter.dtype))
+    return number
+
+
+def _taken(variable: Any) -> Any:
+    """Returns the value of a variable and subtracts it. Call it in a critical section."""
+    if not isinstance(variable, ServerVariable | ShardedVariable):  # Its shards belong to the devices of a worker.
+        total = variable.as_split()
+        variable.assign_sub(total)
+        return total.whole()
+    parts = []
+    for part in variable.parts:
+        with tf.device(part.device):
+            value = tf.identity(part.read_parts())
+            with tf.control_dependencies([value]):
+                part.assign_sub(value)
+        parts.append(value)
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+
+
+def _is_first() -> bool:
+    """Returns whether the replica that is traced makes the updates of its group."""
+    replica = replica_context.current()
+    return replica is None or replica.index == 0
+
+
+def _has_several_groups(optimizer: Any) -> bool:
+    extended = getattr(getattr(optimizer, "_distribution_strategy", None), "extended", None)
+    return isinstance(extended, ServerExtended) and extended.has_several_groups and not tf.executing_eagerly()
+
+
+@contextlib.contextmanager
+def _with(optimizer: Any, **attributes: Any) -> Iterator[None]:
+    """Replaces attributes of an optimizer, past Keras' tracking of variables."""
+    own = vars(optimizer)
+    before = {name: own[name] for name in attributes}
+    own.update(attributes)
+    try:
+        yield
+    finally:
+        own.update(before)
+
+
+# Replacements. The first parameter is the method that they replace.
+
+
+def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    steps, overwrite = optimizer.gradient_accumulation_steps, optimizer.use_ema and optimizer.ema_overwrite_frequency
+    if not (steps or overwrite) or not optimizer.built or isinstance(optimizer._iterations, NextNumber):
+        return original(optimizer, grads, trainable_variables)
+    if not _has_several_groups(optimizer):
+        return original(optimizer, grads, trainable_variables)
+    stand_ins: dict[str, Any] = {"_iterations": NextNumber(optimizer._iterations)}
+    if steps:
+        stand_ins["_accumulated_gradients"] = [None if v is None else TakenSums(v) for v in optimizer._accumulated_gradients]
+    with _with(optimizer, **stand_ins):
+        return original(optimizer, grads, trainable_variables)
+
+
+def _accumulate(original: Callable[..., Any], optimizer: Any, grads: Any, acc_grads: Any) -> Any:
+    if not any(isinstance(each, TakenSums) for each in acc_grads):
+        return original(optimizer, grads, acc_grads)
+    for gradient, sums in zip(grads, acc_grads, strict=True):
+        optimizer.assign_add(sums.accumulator, gradient)
+    return None
+
+
+def _reset_accumulators(original: Callable[..., Any], optimizer: Any) -> Any:
+    if not any(isinstance(each, TakenSums) for each in optimizer._accumulated_gradients):
+        return original(optimizer)
+    return None  # Whoever used them has taken them away.
+
+
+def _handle_finite_gradients(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any) -> Any:
+    if not _has_several_groups(optimizer):
+        return original(optimizer, grads, trainable_variables)
+    with _with(optimizer, step_counter=NextNumber(optimizer.step_counter)):
+        return original(optimizer, grads, trainable_variables)
