@@ -23,6 +23,7 @@ class Execution:
         state: its state. A backup queues it again while a group that does not answer still runs it.
         running: the groups that run it, by number, and when they have started, in seconds of the clock of the executions.
         group: the number of the group that has finished it; -1 before.
+        seconds: how long that group took, without the time of tracing; 0 before.
         incarnation: how many times the workers of that group had been restarted before.
         result: what the function returned, on the chief; None before.
     """
@@ -33,5 +34,6 @@ class Execution:
         self.state = State.QUEUED
         self.running: dict[int, float] = {}
         self.group = -1
+        self.seconds = 0.0
         self.incarnation = 0
         self.result: Any = None

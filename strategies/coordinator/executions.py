@@ -161,9 +161,11 @@ class Executions:
                 raise
             with self._lock:
                 del execution.running[group]
-                self._durations.append(self._clock() - started)
+                seconds = self._clock() - started
+                self._durations.append(seconds)
                 if execution.state in (State.QUEUED, State.RUNNING):  # Else another group has finished it before.
                     execution.state, execution.group, execution.result = State.FINISHED, group, result
+                    execution.seconds = seconds
                     execution.incarnation = self._membership.incarnation(group)
             self._events.put((execution, None))
 

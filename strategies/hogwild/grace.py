@@ -1,8 +1,8 @@
 """How long a group waits for the others of its round."""
 
-import time
+import weakref
 from collections import deque
-from collections.abc import Callable
+from typing import Any
 
 PERIODS = 4.0
 """A group waits for others at most as long as 4 of its sync periods take, if the user has not said.
@@ -15,37 +15,49 @@ FIRST_SECONDS = 5.0
 """A group waits at most 5 s before its speed is known. The time to compile makes first periods of very different length."""
 
 CALLS = 8
-"""The speed is that of the fastest of the last 8 calls, so that it has no waits in it."""
+"""The speed of a group is that of the fastest of its last 8 calls, which has the shortest waits in it."""
+
+SLOWER = 4.0
+"""A group counts as at most 4 times slower than the fastest. In every round some group waits for nobody; others may have waited
+for the grace time in each of their calls, and a grace time that followed these calls would grow without a limit."""
 
 
 class Grace:
-    """Measures the speed of each group.
+    """Knows the speed of each group with each model.
 
     Args:
-        groups: number of worker groups.
-        clock: returns the current moment in seconds.
         periods: for how many sync periods a group waits; None for `PERIODS`.
     """
 
-    def __init__(self, groups: int, clock: Callable[[], float] = time.monotonic, periods: float | None = None) -> None:
-        self._clock = clock
+    def __init__(self, periods: float | None = None) -> None:
         self._periods = PERIODS if periods is None else periods
-        self._calls: list[deque[float]] = [deque(maxlen=CALLS) for _ in range(groups)]  # Seconds per period.
-        self._begun: list[tuple[float, float] | None] = [None] * groups  # Of the call that runs: the moment, its periods.
+        # What groups run -> the seconds per period of the last calls of each group.
+        self._calls: weakref.WeakKeyDictionary[Any, dict[int, deque[float]]] = weakref.WeakKeyDictionary()
+        self._running: weakref.ref[Any] | None = None
 
-    def begin(self, group: int, periods: float) -> None:
-        """Notes that a group begins a call.
+    def begin(self, program: Any) -> None:
+        """Notes that groups run this program from now on: what trains a model."""
+        self._running = weakref.ref(program)
+
+    def note(self, program: Any, group: int, seconds: float) -> None:
+        """Notes how long a call took. The first call of each group, which compiles, does not count.
 
         Args:
+            program: what the group ran.
             group: number of the group.
-            periods: the sync periods that the steps of the call make, may be below 1.
+            seconds: the seconds for each sync period of the call. The call may have fewer steps than a period.
         """
-        now, begun = self._clock(), self._begun[group]
-        if begun is not None:
-            self._calls[group].append((now - begun[0]) / begun[1])
-        self._begun[group] = now, periods
+        groups = self._calls.setdefault(program, {})
+        if group in groups:
+            groups[group].append(seconds)
+        else:
+            groups[group] = deque(maxlen=CALLS)
 
     def seconds(self, group: int) -> float:
         """Returns the grace time of a group."""
-        calls = list(self._calls[group])[1:]  # The first call compiles.
-        return self._periods * min(calls) if calls else FIRST_SECONDS
+        program = self._running and self._running()
+        groups = dict(self._calls.get(program, {})) if program is not None else {}
+        known = {number: min(calls) for number, calls in groups.items() if calls}
+        if group not in known:
+            return FIRST_SECONDS
+        return self._periods * min(known[group], SLOWER * min(known.values()))

@@ -120,6 +120,10 @@ class GroupCalls:
         functions = self._functions_for(batches, element_spec, synchronizes, several)
         return functools.partial(self._run, functions, batches, period)
 
+    def pushes_in(self, batches: int) -> bool:
+        """Returns whether a group pushes in a call with so many batches; with fewer it may push before the call."""
+        return is_due(batches, batches, self.delay.between)
+
     def takes_several_periods(self) -> bool:
         """Returns whether `prepare` takes the batches of several periods, and the group synchronizes in each of them."""
         options = self._strategy.synchronization
@@ -177,8 +181,9 @@ class GroupCalls:
             function = functions.functions[turn]
             self._turns[group] += 1
             replicas.count_push(group)
+            replicas.pushes_left.begin(group, scheduled=True)
         if self._trains:
-            replicas.grace.begin(group, steps / (self.delay.between * self._strategy.synchronization.fragments))
+            replicas.grace.begin(self)
             replicas.count_examples(group, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
         rates = self._rates_at(step)
@@ -212,6 +217,7 @@ class GroupCalls:
         blocks = [self._steps.blocks[number] for number in each_turn[self._turns[group] % len(each_turn)]]
         self._turns[group] += 1
         self._since[group] = 0
+        self._replicas.pushes_left.begin(group, scheduled=False)
         for block in blocks:
             # A push without progress would make a round, which applies the outer momentum.
             if group in block.dirty or not self._replicas.outer_optimizer.in_rounds:

@@ -19,7 +19,6 @@ from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.block_registry import BlockRegistry
-from tfdist.strategies.hogwild.calls_left import CallsLeft
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.control import Control
@@ -29,6 +28,7 @@ from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.push_weights import PushWeights
+from tfdist.strategies.hogwild.pushes_left import PushesLeft
 from tfdist.strategies.hogwild.synchronization_functions import SynchronizationFunctions, Task
 from tfdist.strategies.runtime import chief_device
 
@@ -46,7 +46,7 @@ class LocalReplicas:
         outer_optimizer: changes the global parameters when groups push.
         weights: the weights of pushes.
         grace: how long each group waits for a round.
-        calls_left: how many groups can still push to a round.
+        pushes_left: how many groups can still push to a round.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
     """
@@ -64,7 +64,7 @@ class LocalReplicas:
         self._functions = SynchronizationFunctions(strategy, self.outer_optimizer)
         give_up = functools.partial(strategy.answers.give_up, seconds=SILENT_SECONDS)
         self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, give_up)
-        self.grace, self.calls_left = Grace(len(groups), periods=options.grace), CallsLeft(len(groups))
+        self.grace, self.pushes_left = Grace(options.grace), PushesLeft(len(groups))
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.
@@ -201,7 +201,7 @@ class LocalReplicas:
         beside = [other for other in self._membership.training(owner) if servers_of(other) == servers_of(owner)]
         live = len(beside) if in_round is None else in_round
         if in_round is None and self.outer_optimizer.in_rounds:
-            live = min(live, self.calls_left.pushing(group))
+            live = min(live, self.pushes_left.pushing(group))
         numbers = [owner, self.weights.weight(owner, beside), live, step, *self._rates_now(rates)]
         return [*numbers, self.grace.seconds(owner), delay]
 

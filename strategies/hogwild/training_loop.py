@@ -65,9 +65,11 @@ class Steps:
             steps *= periods_per_call(left, groups, self._period, self._batch_bytes)
         batches = iterator.take(steps)
         if batches:
-            if self._trains:
-                self._replicas.calls_left.schedule(in_epoch is not None and iterator.taken >= in_epoch)
-            self._schedule(batches, iterator.owner.element_spec, iterator)
+            later = None
+            if in_epoch is not None:
+                calls, rest = divmod(max(0, in_epoch - iterator.taken), steps)
+                later = calls + self._calls.pushes_in(rest)
+            self._schedule(batches, iterator.owner.element_spec, iterator, later=later)
         return bool(batches)
 
     def rest(self) -> list[Logs]:
@@ -79,7 +81,7 @@ class Steps:
         """See `coordinator.training_loop.Steps`. All groups train, unless other steps are in flight."""
         if self._trains and not len(self._executions):
             self._replicas.train_alone(False)
-            self._replicas.calls_left.begin_epoch()
+            self._replicas.pushes_left.begin_epoch()
 
     def reset(self) -> None:
         """See `coordinator.training_loop.Steps`. The steps go on from the chief's count."""
@@ -113,28 +115,36 @@ class Steps:
     def _period(self) -> int:
         return self._calls.delay.between
 
-    def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None, group: int | None = None) -> Execution:
+    def _schedule(
+        self,
+        batches: list[Any],
+        element_spec: Any = None,
+        owner: Any = None,
+        group: int | None = None,
+        later: int | None = None,
+    ) -> Execution:
         self._replicas.publish()
         if not self._trains:
             self._replicas.synchronize_groups()
-        calls = self._prepare(batches, element_spec)
+        calls, pushes = self._prepare(batches, element_spec)
+        if self._trains:
+            self._replicas.pushes_left.schedule(pushes, later)
         self._metric_logs.begin_steps()
 
         def run(group: int) -> Any:
             # Empty if another group has to do it, because the one that trains alone has failed.
             if self._trains and not self._membership.may_take(group, self._any_group):
                 return []
-            if self._trains:
-                self._replicas.calls_left.begin(group)
             return [call(group) for call in calls]
 
         return self._executions.schedule(run, owner, group)
 
-    def _prepare(self, batches: list[Any], element_spec: Any) -> list[Callable[[int], Any]]:
-        """Returns the calls that a group makes one after the other."""
+    def _prepare(self, batches: list[Any], element_spec: Any) -> tuple[list[Callable[[int], Any]], int]:
+        """Returns the calls that a group makes one after the other, and in how many of them it pushes."""
         if self._next_step is None:
             self._next_step = steps_of(self._model.optimizer) if self._trains else 0
         calls: list[Callable[[int], Any]] = []
+        pushes = 0
         runs: list[list[Any]] = [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches)
         self._batch_bytes = _bytes_of(runs[0][0])
         for run in itertools.chain.from_iterable(map(self._parts, runs)):
@@ -145,7 +155,8 @@ class Steps:
                 call = functools.partial(self._run_adaptively, run, element_spec)
             calls.append(functools.partial(call, step=self._next_step))
             self._next_step += len(run)
-        return calls
+            pushes += self._calls.pushes_in(len(run))
+        return calls, pushes
 
     def _parts(self, run: list[Any]) -> list[list[Any]]:
         """Splits the batches of several periods into whole periods and the rest."""
@@ -168,7 +179,7 @@ class Steps:
 
     def add(self, execution: Execution) -> list[Logs]:
         """See `coordinator.training_loop.Steps`."""
-        rows = self._noted(execution.group, _rows_of(execution))
+        rows = self._noted(execution, _rows_of(execution))
         every = self._model.steps_per_execution
         complete = range(every - 1 - self._steps_done, len(rows), every)
         self._steps_done = (self._steps_done + len(rows)) % every
@@ -182,14 +193,17 @@ class Steps:
         return logs[: len(wanted)]
 
     def _add_one(self, execution: Execution) -> Logs:
-        return self._add(execution, self._noted(execution.group, _rows_of(execution)), [0])[0]
+        return self._add(execution, self._noted(execution, _rows_of(execution)), [0])[0]
 
-    def _noted(self, group: int, rows: Any) -> Any:
+    def _noted(self, execution: Execution, rows: Any) -> Any:
         """Notes the measured times, and returns the rows without them."""
         delay = self._calls.delay
+        if self._trains:
+            period = delay.between * self._strategy.synchronization.fragments
+            self._replicas.grace.note(self._calls, execution.group, execution.seconds * period / len(rows))
         if not delay.measures:
             return rows
-        delay.note(group, rows[:, -COLUMNS:])
+        delay.note(execution.group, rows[:, -COLUMNS:])
         return rows[:, :-COLUMNS]
 
 

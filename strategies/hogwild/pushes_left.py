@@ -1,0 +1,53 @@
+"""How many groups can still push in an epoch, so that at its end no group waits for groups that have nothing more to push."""
+
+import math
+import threading
+
+
+class PushesLeft:
+    """Counts the pushes of an epoch that are scheduled, and those that each group has begun.
+
+    Args:
+        groups: number of worker groups.
+    """
+
+    def __init__(self, groups: int) -> None:
+        self._lock = threading.Lock()
+        self._groups = groups
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Notes that an epoch begins."""
+        with self._lock:
+            self._begun = [0] * self._groups
+            self._queued = 0
+            self._later: float = math.inf
+
+    def schedule(self, pushes: int, later: int | None) -> None:
+        """Notes that calls are scheduled, for any group.
+
+        Args:
+            pushes: in how many of them the group pushes.
+            later: in how many calls groups push that come after them in the epoch; None if that is not known.
+        """
+        with self._lock:
+            self._queued += pushes
+            self._later = math.inf if later is None else later
+
+    def begin(self, group: int, scheduled: bool) -> None:
+        """Notes that a group begins a call in which it pushes.
+
+        Args:
+            group: number of the group.
+            scheduled: whether `schedule` has counted it. A group with few batches pushes before a call that does not push.
+        """
+        with self._lock:
+            self._begun[group] += 1
+            if scheduled:
+                self._queued = max(0, self._queued - 1)
+
+    def pushing(self, group: int) -> int:
+        """Returns how many groups push to the round of the call that `group` has begun last, if all are equally fast."""
+        with self._lock:
+            as_far = sum(begun >= self._begun[group] for begun in self._begun)
+            return int(as_far + min(self._queued + self._later, self._groups - as_far))

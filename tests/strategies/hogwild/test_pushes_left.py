@@ -1,0 +1,89 @@
+"""At the end of an epoch a round ends without the groups that have nothing more to push."""
+
+from tfdist.strategies.hogwild.grace import CALLS, FIRST_SECONDS, PERIODS, SLOWER, Grace
+from tfdist.strategies.hogwild.pushes_left import PushesLeft
+
+
+def test_all_groups_push_as_long_as_the_epoch_may_have_more_calls():
+    left = PushesLeft(3)
+    left.schedule(1, later=None)
+    left.begin(0, scheduled=True)
+    assert left.pushing(0) == 3
+
+
+def test_the_last_calls_of_an_epoch_wait_for_those_that_can_still_push():
+    left = PushesLeft(3)
+    for number in range(5):
+        left.schedule(1, later=4 - number)
+    for group in range(3):
+        left.begin(group, scheduled=True)
+        assert left.pushing(group) == 3
+    left.begin(1, scheduled=True)  # The fourth call. One more is left, for any group.
+    assert left.pushing(1) == 2
+    left.begin(2, scheduled=True)
+    assert left.pushing(2) == 2
+    assert left.pushing(0) == 3  # A slow group is in the round before, to which all have pushed.
+    left.begin_epoch()
+    assert left.pushing(0) == 3
+
+
+def test_the_first_push_of_an_epoch_with_few_calls_does_not_wait_for_groups_that_get_none():
+    left = PushesLeft(3)
+    left.schedule(1, later=1)
+    left.begin(0, scheduled=True)
+    assert left.pushing(0) == 2
+    left.schedule(1, later=0)
+    assert left.pushing(0) == 2
+    left.begin(2, scheduled=True)
+    assert left.pushing(2) == 2
+
+
+def test_nobody_waits_for_a_group_whose_call_is_too_short_to_push():
+    left = PushesLeft(3)
+    for pushes, later in ((1, 1), (1, 0), (0, 0)):
+        left.schedule(pushes, later)
+    for group in (0, 1):
+        left.begin(group, scheduled=True)
+        assert left.pushing(group) == 2
+    left.begin(2, scheduled=False)  # What it has from the epoch before.
+    assert left.pushing(2) == left.pushing(0) == 3
+
+
+class Program:
+    pass
+
+
+def test_the_grace_time_follows_the_fastest_of_the_last_calls():
+    grace, program = Grace(), Program()
+    grace.begin(program)
+    assert grace.seconds(0) == FIRST_SECONDS
+    grace.note(program, 0, 30.0)  # Compiles.
+    assert grace.seconds(0) == FIRST_SECONDS
+    grace.note(program, 0, 2.0)
+    grace.note(program, 0, 9.0)  # Has waited for others.
+    assert grace.seconds(0) == PERIODS * 2.0
+    for _ in range(CALLS):
+        grace.note(program, 0, 3.0)
+    assert grace.seconds(0) == PERIODS * 3.0
+    assert grace.seconds(1) == FIRST_SECONDS
+
+
+def test_the_grace_time_does_not_grow_with_calls_that_have_waited_for_it():
+    grace, program = Grace(), Program()
+    grace.begin(program)
+    for _ in range(2):
+        grace.note(program, 0, 6.0)
+        grace.note(program, 1, 0.1)
+    assert grace.seconds(0) == PERIODS * SLOWER * 0.1
+    assert grace.seconds(1) == PERIODS * 0.1
+
+
+def test_the_grace_time_is_that_of_the_model_that_trains():
+    grace, fast, slow = Grace(), Program(), Program()
+    for program, seconds in ((fast, 0.01), (slow, 5.0)):
+        for _ in range(2):
+            grace.note(program, 0, seconds)
+    grace.begin(slow)
+    assert grace.seconds(0) == PERIODS * 5.0
+    grace.begin(fast)
+    assert grace.seconds(0) == PERIODS * 0.01
