@@ -1,7 +1,7 @@
 """Tests the cells of contract/table.py on real clusters, compared with one process.
 
-One cluster per column runs all cases of contract/cases_*.py. It starts with the first test of the column. That of a
-partitioned model runs a few, unless the environment variable TFDIST_CONTRACT_TESTS is `all`.
+One cluster per column runs all cases of contract/cases_*.py, those of some columns a few (`Column.rows`) unless the environment
+variable TFDIST_CONTRACT_TESTS is `all`. It starts with the first test of the column.
 """
 
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from contract.table import COLUMNS, FEW, PAGE, PARTITIONED, REFERENCE, ROWS, SERVED, different, page
+from contract.table import COLUMNS, PAGE, PARTITIONED, REFERENCE, ROWS, SERVED, different, page
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.
 
-OF_PARTITIONED = tuple(ROWS) if os.environ.get("TFDIST_CONTRACT_TESTS") == "all" else FEW
+TESTS_ALL = os.environ.get("TFDIST_CONTRACT_TESTS") == "all"
 
 cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference may have to run first.
 
@@ -52,7 +52,7 @@ class Runs:
         (folder / "cluster").write_text(column.source)
         command = ["-m", "tfdist.launch", "--cluster", "cluster", *column.flags, "-m", "contract.program", "--", *arguments]
         environment = {"PYTHONPATH": str(TESTS)} | (
-            {"CONTRACT_ROWS": " ".join(OF_PARTITIONED)} if column is PARTITIONED else {}
+            {} if TESTS_ALL or column.rows is None else {"CONTRACT_ROWS": " ".join(column.rows)}
         )
         try:
             self.run_python(folder, *command, timeout=SECONDS, environment=environment)
@@ -74,13 +74,17 @@ def columns(**only):
     ]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=cluster) for name in OF_PARTITIONED])
-def test_contract_with_a_partition(runs, name):
-    test_contract(runs, PARTITIONED, ROWS[name])
+def cells():
+    """Returns the cells as parameters of tests."""
+    return [
+        pytest.param(column, row, id=f"{column.name}-{row.name}", marks=cluster)
+        for column in (*COLUMNS, PARTITIONED)
+        for row in ROWS.values()
+        if TESTS_ALL or column.rows is None or row.name in column.rows
+    ]
 
 
-@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-@pytest.mark.parametrize("column", columns(reference=True))
+@pytest.mark.parametrize(("column", "row"), cells())
 def test_contract(runs, column, row):
     reference = runs.of(COLUMNS[0])["chief-0"][row.name]
     assert "error" not in reference, reference["trace"]
