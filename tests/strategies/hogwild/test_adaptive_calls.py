@@ -58,7 +58,8 @@ def test_a_thread_of_a_group_traces_nothing(delay, periods, begins_built, monkey
     calls._trains, calls._strategy, calls._functions, calls._steps = True, strategy, {}, SimpleNamespace(blocks=blocks)
     calls.delay = MeasuredDelay(delay, 1, strategy.steps_per_synchronization)
     steps = Steps(strategy, SimpleNamespace(optimizer=None), calls, None, trains=True)
-    (call,) = steps._prepare([tf.zeros([4, 2])] * 8, None)
+    (call,), pushes = steps._prepare([tf.zeros([4, 2])] * 8, None)
+    assert pushes == 1
     thread = threading.Thread(target=call, args=(0,))
     thread.start()
     thread.join(20)
