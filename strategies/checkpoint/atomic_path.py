@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from tfdist.strategies.checkpoint import checkpoint_files
 from tfdist.strategies.private_api import file_utils
 
 _is_chief = True
@@ -40,8 +41,8 @@ def atomic_path(path: str, make_folder: bool = False) -> Iterator[str]:
 
     The temporary path has the same last part, in a hidden folder `.NAME.part` beside `path`. A killed process leaves that
     folder behind, and the next save of the same name removes it. All files that the block makes there are moved, the one named
-    as `path` last. A folder at `path` is moved away just before: a process killed in between leaves it complete in
-    `.NAME.part/old`. On a task other than the chief nothing is kept.
+    as `path` last; those of a TensorFlow checkpoint as checkpoint_files.py says. A folder at `path` is moved away just
+    before: a process killed in between leaves it complete in `.NAME.part/old`. On a task other than the chief nothing is kept.
 
     Args:
         path: of a file or folder on a file system of this machine.
@@ -70,6 +71,7 @@ def atomic_path(path: str, make_folder: bool = False) -> Iterator[str]:
     os.mkdir(part)
     try:
         yield os.path.join(part, name)
+        checkpoint_files.replace(part, folder, name)
         for made in sorted(os.listdir(part), key=lambda made: (made == name, made)):
             source, target = os.path.join(part, made), os.path.join(folder, made)
             if os.path.isdir(source):
