@@ -106,7 +106,8 @@ def cell(row: str, column: str) -> dict[str, object] | None:
     on_disk, fault = (fault.split(" ")[0], fault.partition(" ")[2]) if "backup" in row else ("", fault)
     if "evaluator" in row:
         options.append("--evaluator")
-    total = BATCHES * (EPOCHS * 8 if "60 s" in row else EPOCHS)
+    goes_on = "worker" in row and "mirrored" not in column  # The others train while a task is stopped.
+    total = BATCHES * EPOCHS * ((8 if goes_on else 2) if "60 s" in row else 1)
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "FAULTS_EPOCHS": str(total // BATCHES)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
