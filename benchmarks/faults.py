@@ -222,7 +222,10 @@ def _found(folder: Path, row: str, column: str, total: int) -> dict[str, object]
     steps = [float(line) for line in (folder / "steps").read_text().split()] if (folder / "steps").exists() else []
     updates = int((folder / "updates").read_text()) if (folder / "updates").exists() else None
     pauses = [after - before for before, after in itertools.pairwise(steps)]
-    return {"row": row, "column": column, "pause": max(pauses) if pauses else None,
+    longest = max(pauses, default=None)
+    begins = longest and steps[pauses.index(longest)]  # In seconds after step 200.
+    return {"row": row, "column": column, "pause": longest, "load": os.getloadavg()[0],
+            "begins": begins and len(steps) > 200 and begins - steps[200],
             "repeated": len(steps) - total, "updates": updates and updates / total}  # fmt: skip
 
 
