@@ -1,8 +1,9 @@
-"""A checkpoint that replaces another: at every moment between two file operations one of the two is whole."""
+"""A checkpoint, or a folder, that replaces another: at every moment between two file operations one of the two is whole."""
 
 import itertools
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +89,25 @@ def test_a_file_system_without_hard_links_gets_copies(states, tmp_path, monkeypa
 
     monkeypatch.setattr(os, "link", link)
     test_a_kill_between_any_two_operations_leaves_the_old_or_the_new_checkpoint(states, tmp_path, 1, 1)
+
+
+@pytest.mark.parametrize("changes_places", [True, False])
+def test_a_folder_that_replaces_another_is_always_there_where_the_file_system_lets_them_change_places(
+    states, tmp_path, monkeypatch, changes_places
+):
+    if not changes_places:
+        monkeypatch.setattr(atomic_path, "_exchange", lambda first, second: False)
+    folder = tmp_path / "folder"
+    for value in ("1", "2"):
+        del states[:]
+        with atomic_path.atomic_path(str(folder / "made")) as partial:
+            os.mkdir(partial)
+            for name in ("a", "b"):
+                (Path(partial) / name).write_text(value)
+    found = [sorted(path.read_text() for path in (state / "made").glob("*")) for state in states]
+    assert found[0] == ["1", "1"] and sorted(os.listdir(folder)) == ["made"]
+    assert {"".join(each) for each in found} == ({"11", "22"} if changes_places else {"11", "", "22"})
+    assert (folder / "made" / "a").read_text() == "2"
 
 
 @pytest.mark.parametrize("index", [b"", b"short", bytes(100), bytes(60) + checkpoint_files._MAGIC])
