@@ -106,7 +106,8 @@ def cell(row: str, column: str) -> dict[str, object] | None:
     on_disk, fault = (fault.split(" ")[0], fault.partition(" ")[2]) if "backup" in row else ("", fault)
     if "evaluator" in row:
         options.append("--evaluator")
-    total = BATCHES * (EPOCHS * 8 if "60 s" in row else EPOCHS)
+    goes_on = "worker" in row and "mirrored" not in column  # The others train while a task is stopped.
+    total = BATCHES * EPOCHS * ((8 if goes_on else 2) if "60 s" in row else 1)
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "FAULTS_EPOCHS": str(total // BATCHES)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -221,7 +222,10 @@ def _found(folder: Path, row: str, column: str, total: int) -> dict[str, object]
     steps = [float(line) for line in (folder / "steps").read_text().split()] if (folder / "steps").exists() else []
     updates = int((folder / "updates").read_text()) if (folder / "updates").exists() else None
     pauses = [after - before for before, after in itertools.pairwise(steps)]
-    return {"row": row, "column": column, "pause": max(pauses) if pauses else None,
+    longest = max(pauses, default=None)
+    begins = longest and steps[pauses.index(longest)]  # In seconds after step 200.
+    return {"row": row, "column": column, "pause": longest, "load": os.getloadavg()[0],
+            "begins": begins and len(steps) > 200 and begins - steps[200],
             "repeated": len(steps) - total, "updates": updates and updates / total}  # fmt: skip
 
 

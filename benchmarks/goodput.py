@@ -1,7 +1,10 @@
 """Goodput: how much of its speed a training keeps while a random worker is killed again and again.
 
     python benchmarks/goodput.py                                       # everything: 45 minutes
-    python benchmarks/goodput.py --strategy hogwild --every 15 --minutes 4
+    python benchmarks/goodput.py --strategy hogwild --every 15 --minutes 30
+
+It says every half minute how far it is, and writes the rows of a run when that has ended. Each run begins anew; without faults
+it takes as long as `--minutes` says, with faults longer.
 
 Each run is a job of its own on this machine, with 3 workers. A step takes 0.1 s on its worker, asleep, as on a device of its
 own, so that a worker that is away costs its share. Every N seconds a random worker gets SIGKILL (`--fail_at random`, with a
@@ -34,6 +37,7 @@ flags.DEFINE_integer("seed", 1, "Seed of the faults.")
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "goodput.jsonl", HERE / "goodput.md"
 STEP_SECONDS, WORKERS, BATCH, EPOCH = 0.1, 3, 8, 120
+SAY_SECONDS = 30.0
 EARLY, LATE = (0.25, 0.4), (0.85, 1.0)
 SURVIVORS = ("launcher", "parent of the tasks", "chief", "ps")
 
@@ -168,7 +172,8 @@ def run(strategy: str, every: int, minutes: float, seed: int) -> dict[str, objec
                 cwd=folder, env=environment, stdout=output, stderr=output, start_new_session=True,
             )  # fmt: skip
         samples: list[tuple[float, dict[str, dict[str, float]]]] = []
-        limit = time.monotonic() + minutes * 60 * 4 + 120
+        begin = said = time.monotonic()
+        limit = begin + minutes * 60 * 4 + 120
         try:
             while job.poll() is None:
                 if time.monotonic() > limit:
@@ -176,6 +181,11 @@ def run(strategy: str, every: int, minutes: float, seed: int) -> dict[str, objec
                 time.sleep(2.0)
                 steps = steps_of(folder)
                 done = len({number for _, number in steps}) / total
+                if time.monotonic() > said + SAY_SECONDS:
+                    said = time.monotonic()
+                    faults = (folder / "output").read_text(errors="replace").count("--fail_at sends")
+                    print(f"{strategy}, a fault every {every} s: {done:.0%} of {total} steps and {faults} faults after "
+                          f"{said - begin:.0f} s", flush=True)  # fmt: skip
                 found = {name: each for name, pid in survivors(job.pid, folder).items() if (each := usage(pid))}
                 found["files"] = {"temporary files": sum(len(files) for _, _, files in os.walk(folder / "tmp"))
                                   + len([*Path("/dev/shm").glob("tfdist*")])}  # fmt: skip

@@ -79,7 +79,8 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             terminal.say(warning)
         if not back_end.holds_ports:
             terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
-        restarts = used = quick = 0  # All; since the job last trained for the window; and for `STEADY_SECONDS`.
+        restarts = used = quick = 0  # All; since the job last trained for the window; and for `STEADY_SECONDS`, or got farther.
+        reached = (0, 0)
 
         def publish(status: JobStatus, is_measured: bool) -> None:
             view.update(status)
@@ -95,8 +96,10 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             view.hide()
             if outcome.trained_seconds >= settings.restart_window:
                 used = 0
-            if outcome.trained_seconds >= min(STEADY_SECONDS, settings.restart_window):
+            # A delay is for a job that fails again and again at the same place.
+            if outcome.trained_seconds >= min(STEADY_SECONDS, settings.restart_window) or outcome.reached > reached:
                 quick = 0
+            reached = max(reached, outcome.reached)
             if outcome.failure is None or not outcome.failure.may_pass or used == settings.max_restarts:
                 break
             delay = min(FIRST_DELAY_SECONDS * 2**quick, LONGEST_DELAY_SECONDS)
@@ -116,6 +119,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code
     finally:
+        back_end.release()
         if board is not None:
             board.close()
         scaling.forget(folder.path)

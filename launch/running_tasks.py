@@ -1,7 +1,7 @@
 """`RunningTasks`: the tasks of a job with their output and their exit codes, whatever back end runs them."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.interface import TaskRunner
@@ -77,9 +77,9 @@ class RunningTasks:
         """Sends a signal to those tasks of `names` that have not exited."""
         self._runner.signal([name for name in names if name not in self.exits], number)
 
-    def close(self) -> None:
-        """Ends all tasks, and reads and closes their output."""
-        self._take(self._runner.close())
+    def close(self, keep: Callable[[TaskRunner], list[Event]] | None = None) -> None:
+        """Ends all tasks, and reads and closes their output. See `Attached.keep`."""
+        self._take(keep(self._runner) if keep is not None else self._runner.close())
         for output in self._outputs.values():
             output.close()
 

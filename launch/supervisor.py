@@ -68,6 +68,7 @@ class Outcome:
         restarts: number of restarts by task name, for the tasks that may be restarted.
         report: steps and metrics, as the reporter has written them (strategies/runtime/run_summary.py).
         trained_seconds: from the start to the last step of `fit`, or to the last output of a program without `fit`.
+        reached: the farthest epoch of a `fit`, from 1, and the steps of it that were done; zeros without a step.
     """
 
     failure: Failure | None
@@ -78,6 +79,7 @@ class Outcome:
     restarts: dict[str, int] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     trained_seconds: float = 0.0
+    reached: tuple[int, int] = (0, 0)
 
 
 class Supervisor:
@@ -112,6 +114,7 @@ class Supervisor:
         self._files = files
         self._runner = runner
         self._can_restart = back_end.can_restart
+        self._keep = back_end.keep if settings.max_restarts else None
         self._say = terminal.say
         self._tasks = RunningTasks(job, files, runner, terminal, is_restart)
         self._training = {task.name for task in job.training}
@@ -121,6 +124,7 @@ class Supervisor:
         self._watchdog = Watchdog(settings.stall_timeout)
         self._step_watchdog = Watchdog(settings.step_timeout)
         self._progress: Progress | None = None
+        self._reached = (0, 0)
         self._progress_at = 0.0
         self._punisher = settings.punisher
         self._first_failure = FirstFailure(job, self._tasks.exits)
@@ -139,7 +143,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Runs the job to its end; when it returns, all processes of the job have ended."""
-        begin = time.monotonic()
+        begin, failure = time.monotonic(), None
         forget_progress(self._files.report)
         restore_signals = self._receive_signals()
         try:
@@ -149,13 +153,15 @@ class Supervisor:
             self._end_tasks(failure)
             report = self._files.read_report()  # The back end removes its folder.
         finally:
-            self._tasks.close()
+            self._tasks.close(self._keep if failure is not None and failure.may_pass else None)
             restore_signals()
         is_cancelled = bool(self._signals) and failure is not None and failure.task is None
         state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
         restarts = self._evaluators.counts | self._workers.counts
-        return Outcome(failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report, trained)
+        return Outcome(
+            failure, status, self._tasks.cluster, seconds, self._tasks.exits, restarts, report, trained, self._reached
+        )
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
@@ -218,6 +224,7 @@ class Supervisor:
             if self._progress is None or done != (self._progress.epoch, self._progress.batches, self._progress.phase):
                 self._step_watchdog.heard()
             self._progress = progress
+            self._reached = max(self._reached, (progress.epoch, progress.step))
             self._board.progressed(progress)
 
     def _no_step(self) -> Failure | None:

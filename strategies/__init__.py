@@ -86,10 +86,11 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import reachability, run_summary
+    from tfdist.strategies.runtime import generated_code, reachability, run_summary
 
     quiet_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
+    generated_code.install()
     run_summary.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     for warning in versions.newer_than_tested():
@@ -109,7 +110,9 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     from tfdist.strategies import own_devices
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
+    from tfdist.strategies.runtime import generated_code
 
+    generated_code.install()
     quiet_tensorflow()
     assert cluster.task is not None
     own_devices.take_for_evaluation(cluster)

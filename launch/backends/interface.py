@@ -111,11 +111,15 @@ class Attached:
         can_restart: whether `TaskRunner.start` can start a task again while others run. If not, the
             training continues without a task that would be restarted.
         holds_ports: whether no other program can take a port between its choice and the moment when its task listens.
+        keep: closes a `TaskRunner` as its `close` does, and keeps what the next `start` of the same job can use. None: nothing.
+        release: ends what was kept and not used. Does nothing if nothing was.
     """
 
     start: Callable[[Plan, JobFiles], TaskRunner]
     can_restart: bool = True
     holds_ports: bool = True
+    keep: Callable[[TaskRunner], list[Event]] | None = None
+    release: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """Files that appear complete: each is written to a temporary path beside the final one and renamed."""
 
 import contextlib
+import ctypes
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import Any
 
+from tfdist.strategies.checkpoint import checkpoint_files
 from tfdist.strategies.private_api import file_utils
+
+_HERE, _RENAME_EXCHANGE = -100, 2
+"""AT_FDCWD of <fcntl.h> and RENAME_EXCHANGE of <stdio.h>, on Linux."""
 
 _is_chief = True
 _is_participating = False
@@ -34,14 +39,21 @@ def is_local(path: Any) -> bool:
     return isinstance(path, str | os.PathLike) and not file_utils.is_remote_path(path) and not str(path).startswith("hf://")
 
 
+def _exchange(first: str, second: str) -> bool:
+    """Lets two folders change places in one operation. Returns False, and does nothing, where that is not possible."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    return rename is not None and not rename(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _RENAME_EXCHANGE)
+
+
 @contextlib.contextmanager
 def atomic_path(path: str, make_folder: bool = False) -> Iterator[str]:
     """Yields a temporary path to save to in place of `path`. At the end, without an exception, moves the files to `path`.
 
     The temporary path has the same last part, in a hidden folder `.NAME.part` beside `path`. A killed process leaves that
     folder behind, and the next save of the same name removes it. All files that the block makes there are moved, the one named
-    as `path` last. A folder at `path` is moved away just before: a process killed in between leaves it complete in
-    `.NAME.part/old`. On a task other than the chief nothing is kept.
+    as `path` last; those of a TensorFlow checkpoint as checkpoint_files.py says. A folder at `path` changes places with the
+    new one; where the file system cannot do that at once, it is moved away just before, and a process killed in between leaves
+    it complete in `.NAME.part/old`. On a task other than the chief nothing is kept.
 
     Args:
         path: of a file or folder on a file system of this machine.
@@ -70,10 +82,13 @@ def atomic_path(path: str, make_folder: bool = False) -> Iterator[str]:
     os.mkdir(part)
     try:
         yield os.path.join(part, name)
+        checkpoint_files.replace(part, folder, name)
         for made in sorted(os.listdir(part), key=lambda made: (made == name, made)):
             source, target = os.path.join(part, made), os.path.join(folder, made)
             if os.path.isdir(source):
                 if os.path.isdir(target):
+                    if _exchange(source, target):
+                        continue
                     os.rename(target, os.path.join(part, "old"))
             else:
                 with open(source, "rb+") as file:

@@ -55,7 +55,24 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         | `period/since`, `period/turns` | see `Period`, [groups] |
         | `period/trained`, `period/pushed` | see `PushWeights`, [groups] |
     """
-    collected = replicas.collect([block for block in replicas.blocks if block.kind is not Kind.COUNTER])
+    parts = _parts(model)
+    used = dict.fromkeys(variable.block for variables in parts.values() for variable in variables if variable.block is not None)
+    own_blocks = [block for block in used if block.kind is not Kind.SYNCHRONIZED]
+    vectors: dict[ParameterBlock, dict[Any, Any]] = {}
+
+    def fetch_outer() -> None:
+        for block in used:
+            if block.kind is Kind.SYNCHRONIZED:
+                vectors[block] = block.retried(partial(_outer_of, block))
+
+    collected = replicas.collect(
+        [block for block in replicas.blocks if block.kind is not Kind.COUNTER],
+        fetch_outer,
+        {block: replicas.current_owners(block) for block in own_blocks},
+    )
+    for block in own_blocks:
+        found = collected[block]
+        vectors[block] = {owner: found[owner] for owner in replicas.current_owners(block) if owner in found}
     period = replicas.position_of(model)
     state: dict[str, Any] = {
         "groups": np.int64(len(replicas.owners)),
@@ -64,16 +81,10 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         "period/trained": np.float64(replicas.weights.trained),
         "period/pushed": np.float64(replicas.weights.pushed),
     }
-    vectors: dict[ParameterBlock, dict[Any, Any]] = {}
-    for part, variables in _parts(model).items():
+    for part, variables in parts.items():
         state[f"{part}/variables"] = np.int64(len(variables))
         for number, variable in enumerate(variables):
             block = variable.block
-            if block is not None and block not in vectors:
-                if block.kind is Kind.SYNCHRONIZED:
-                    vectors[block] = block.retried(partial(_outer_of, block))
-                else:
-                    vectors[block] = replicas.replicas_of(block, collected.get(block, {}))
             found = {name: block.cut(vector, variable) for name, vector in vectors[block].items()} if block else {}
             own, outer = ({}, found) if block and block.kind is Kind.SYNCHRONIZED else (found, {})
             for group, value in (own | variable.restored).items():

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,13 +44,24 @@ class ChiefValues:
         block = variable.block
         if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
             return
+        self._update(block)
+        block.update_on_chief(variable)
+
+    def newer(self, variable: LocalVariable) -> Any:
+        """Returns the current value as a numpy array if the chief's variable does not have it, else None. Assigns nothing."""
+        block = variable.block
+        if block is None or variable.kind in (Kind.FROM_CHIEF, Kind.COUNTER):
+            return None
+        self._update(block)
+        return None if variable.version == block.version else block.cut(block.values, variable).copy()
+
+    def _update(self, block: ParameterBlock) -> None:
         if block.dirty and not block.changed:
             if not self._in_flight():
                 self._collect([block])
             elif block.kind is Kind.SYNCHRONIZED and self._fetched.get(block) != self._executions_done:
                 self._fetched[block] = self._executions_done  # Once for all variables that are read between two steps.
                 block.set_values(block.fetch())
-        block.update_on_chief(variable)
 
     def release(self, block: ParameterBlock) -> None:
         """Gives the last values of a block to its variables, which then belong to no block."""

@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,13 @@ class Collector:
         self._give_up = give_up
         self._clock = clock
 
-    def collect(self, blocks: Iterable[ParameterBlock], server_group: int | None) -> dict[ParameterBlock, dict[int, Any]]:
+    def collect(
+        self,
+        blocks: Iterable[ParameterBlock],
+        server_group: int | None,
+        meanwhile: Callable[[], None] = lambda: None,
+        others: Mapping[ParameterBlock, Collection[int]] | None = None,
+    ) -> dict[ParameterBlock, dict[int, Any]]:
         """Gives the progress of all groups to the chief, and lets all groups continue from the result.
 
         No execution may be in flight. Groups that do not answer are left out.
@@ -64,21 +70,31 @@ class Collector:
         Args:
             blocks: the blocks to collect.
             server_group: the server group with all progress; None takes the mean over all server groups.
+            meanwhile: called when the ps have all progress, while the groups send the other blocks.
+            others: groups that send blocks that are not synchronized too, although they have no progress there.
 
         Returns:
             The local replicas of the blocks that are not synchronized, numpy [size], by group, as far as they were collected.
         """
+        others = others or {}
+        dirty = {block: sorted(block.dirty) for block in blocks if block.dirty}
+        # What goes to the ps comes first: the chief fetches the result while the groups send the rest.
+        order = sorted({**dirty, **others}, key=lambda block: block.kind is not Kind.SYNCHRONIZED)
+        flushes = self._begin({block: sorted({*dirty.get(block, ()), *others.get(block, ())}) for block in order})
         collected = {}
-        for block in blocks:
-            if not block.dirty:
-                continue
-            answers = self.ask(block, sorted(block.dirty))
-            block.dirty.clear()
+        for block in order:
             if block.kind is Kind.SYNCHRONIZED:
+                answers = self._answers(flushes, block)
+                block.dirty.clear()
                 self._collect_global(block, answers, server_group)
-            elif answers:
-                collected[block] = answers
-                block.set_values(_merged(list(answers.values()), answers.get(0), block.dtype))
+        meanwhile()
+        for block in order:
+            if block.kind is not Kind.SYNCHRONIZED:
+                collected[block] = answers = self._answers(flushes, block)
+                if block in dirty:
+                    block.dirty.clear()
+                    if own := [answers[group] for group in dirty[block] if group in answers]:
+                        block.set_values(_merged(own, answers.get(0) if 0 in dirty[block] else None, block.dtype))
         return collected
 
     def _collect_global(self, block: ParameterBlock, answers: dict[int, Any], server_group: int | None) -> None:
@@ -98,35 +114,83 @@ class Collector:
 
     def ask(self, block: ParameterBlock, groups: Sequence[int]) -> dict[int, Any]:
         """Lets groups flush a block, all at the same time. Returns what they returned, by group, without those that failed."""
-        answers: dict[int, Any] = {}
+        return self._answers(self._begin({block: groups}), block)
 
-        def ask_one(group: int) -> None:
-            executor = use_own_executor()  # Else all threads wait for the one whose worker is stopped.
-            try:
-                answers[group] = chief_device.fetched(self._flush(block, group)).numpy()
-            except tf.errors.OpError as error:
-                _log.debug("group %d did not flush its progress: %s", group, error)
-                self._mark_lost(group)
-            del executor
+    def _begin(self, asked: Mapping[ParameterBlock, Sequence[int]]) -> "_Flushes":
+        """Lets groups flush blocks, each of them one block after the other, and all groups at the same time."""
+        size = sum(block.size * block.dtype.size * len(groups) for block, groups in asked.items())
+        flushes = _Flushes(asked, Deadline.after(ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND, self._clock))
+        for group in sorted({group for groups in asked.values() for group in groups}):
+            blocks = [block for block, groups in asked.items() if group in groups]
+            threading.Thread(target=self._flush_all, args=(flushes, group, blocks), daemon=True).start()
+        return flushes
 
-        threads = [threading.Thread(target=ask_one, args=(group,), daemon=True) for group in groups]
-        for thread in threads:
-            thread.start()
-        size = block.size * block.dtype.size * len(groups)
-        deadline = Deadline.after(ANSWER_SECONDS + size / SLOWEST_BYTES_PER_SECOND, self._clock)
-
-        def late() -> list[int]:
-            return [group for group, thread in zip(groups, threads, strict=True) if thread.is_alive()]
-
-        while late() and not deadline.expired():
-            soon = deadline.within(ASK_SECONDS)
-            for thread in threads:
-                thread.join(soon.remaining())
-            if waiting := late():
-                self._give_up(waiting)
-        for group in late():
+    def _flush_all(self, flushes: "_Flushes", group: int, blocks: Sequence[ParameterBlock]) -> None:
+        executor = use_own_executor()  # Else all threads wait for the one whose worker is stopped.
+        try:
+            for block in blocks:
+                flushes.add(block, group, chief_device.fetched(self._flush(block, group)).numpy())
+        except tf.errors.OpError as error:
+            _log.debug("group %d did not flush its progress: %s", group, error)
             self._mark_lost(group)
-        return dict(answers)
+        finally:
+            flushes.end(group)
+        del executor
+
+    def _answers(self, flushes: "_Flushes", block: ParameterBlock) -> dict[int, Any]:
+        """Waits for what groups return for a block. Groups that take too long are lost."""
+        while flushes.late(block) and not flushes.deadline.expired():
+            if waiting := flushes.wait(block, flushes.deadline.within(ASK_SECONDS)):
+                self._give_up(waiting)
+        for group in flushes.late(block):
+            self._mark_lost(group)
+            flushes.end(group)
+        return flushes.of(block)
+
+
+class _Flushes:
+    """What groups answer. Any thread may call the methods.
+
+    Args:
+        asked: the groups that are asked for each block.
+        deadline: when all have to be done.
+    """
+
+    def __init__(self, asked: Mapping[ParameterBlock, Sequence[int]], deadline: Deadline) -> None:
+        self.deadline = deadline
+        self._asked = asked
+        self._answers: dict[ParameterBlock, dict[int, Any]] = {block: {} for block in asked}
+        self._ended: set[int] = set()
+        self._changed = threading.Condition()
+
+    def add(self, block: ParameterBlock, group: int, answer: Any) -> None:
+        """Notes what a group has returned."""
+        with self._changed:
+            if group not in self._ended:
+                self._answers[block][group] = answer
+                self._changed.notify_all()
+
+    def end(self, group: int) -> None:
+        """Notes that a group returns nothing any more."""
+        with self._changed:
+            self._ended.add(group)
+            self._changed.notify_all()
+
+    def late(self, block: ParameterBlock) -> list[int]:
+        """Returns the groups that may still return something for a block."""
+        with self._changed:
+            return [group for group in self._asked[block] if group not in self._answers[block].keys() | self._ended]
+
+    def wait(self, block: ParameterBlock, deadline: Deadline) -> list[int]:
+        """Waits until no group is late, or until `deadline`. Returns those that are."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.late(block), deadline.remaining())
+            return self.late(block)
+
+    def of(self, block: ParameterBlock) -> dict[int, Any]:
+        """Returns the answers of the groups for a block, in their order."""
+        with self._changed:
+            return {group: self._answers[block][group] for group in self._asked[block] if group in self._answers[block]}
 
 
 def _projected(block: ParameterBlock, values: Any) -> Any:

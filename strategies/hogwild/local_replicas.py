@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -242,6 +242,10 @@ class LocalReplicas:
         """See `ChiefValues.refresh`."""
         self._chief.refresh(variable)
 
+    def newer_value(self, variable: LocalVariable) -> Any:
+        """See `ChiefValues.newer`."""
+        return self._chief.newer(variable)
+
     def assigning(self, variable: LocalVariable) -> contextlib.AbstractContextManager[None]:
         """See `ChiefValues.assigning`."""
         return self._chief.assigning(variable)
@@ -258,22 +262,22 @@ class LocalReplicas:
         """See `ChiefValues.synchronize_groups`."""
         self._chief.synchronize_groups()
 
-    def collect(self, blocks: Sequence[ParameterBlock]) -> dict[ParameterBlock, dict[int, Any]]:
+    def collect(
+        self,
+        blocks: Sequence[ParameterBlock],
+        meanwhile: Callable[[], None] = lambda: None,
+        others: Mapping[ParameterBlock, Collection[int]] | None = None,
+    ) -> dict[ParameterBlock, dict[int, Any]]:
         """See `Collector.collect`."""
         alone = self._membership.alone
-        return self._collector.collect(blocks, None if alone is None else self._strategy.servers_of(alone))
+        server_group = None if alone is None else self._strategy.servers_of(alone)
+        return self._collector.collect(blocks, server_group, meanwhile, others)
 
-    def replicas_of(self, block: ParameterBlock, collected: dict[int, Any]) -> dict[int, Any]:
-        """Returns the current local replicas, numpy [size], by group, of a block that is not synchronized.
-
-        Args:
-            block: the block.
-            collected: those that have just been collected.
-        """
-        current = {owner: self._current(owner, block) for owner in self.owners if not block.changed}
-        owners = [owner for owner in current if self._pulled.get((owner, block)) == current[owner]]
-        asked = self._collector.ask(block, [owner for owner in owners if owner not in collected])
-        return {owner: replica for owner in owners if (replica := asked.get(owner, collected.get(owner))) is not None}
+    def current_owners(self, block: ParameterBlock) -> list[int]:
+        """Returns the groups with a current local replica of a block that is not synchronized."""
+        if block.changed:
+            return []
+        return [owner for owner in self.owners if self._pulled.get((owner, block)) == self._current(owner, block)]
 
 
 def _destroy(variables: Iterable[NamedVariable], device: str) -> None:

@@ -224,7 +224,8 @@ class LocalVariable(VariableBase):
 
     def numpy(self) -> Any:
         """Returns the value as a numpy array."""
-        return self.on_chief().numpy()
+        value = self._strategy_of.local_replicas.newer_value(self)
+        return self.on_chief().numpy() if value is None else value
 
     @property
     def name(self) -> str:

@@ -196,7 +196,7 @@ class Nesterov(OuterOptimizer):
     quorum: int = 1
 
     in_rounds = True
-    not_saved = ("pushed", "absent", "round")
+    not_saved = ("sum", "pushed", "absent", "round")  # A save ends the open round first.
 
     def init(self, shape: Any, dtype: tf.DType) -> State:
         """Returns momentum and weighted sum, [n], and the open round, see `rounds.Round`."""

@@ -20,6 +20,7 @@ from tfdist.strategies.private_api import (
     TFEpochIterator,
     TFOptimizer,
     TrackableSaver,
+    autograph_loader,
     checkpoint_management,
     keras_distribution,
     keras_loss_module,
@@ -350,6 +351,11 @@ SAVE_SAVED_MODEL = PatchPoint(
     "save_and_return_nodes",
     "obj, export_dir, signatures, options, experimental_skip_checkpoint",
     "TensorFlow writes a SavedModel file by file to its final place.",
+)
+
+# runtime/generated_code.py
+LOAD_GENERATED = PatchPoint(
+    autograph_loader, "load_source", "source, delete_on_exit", "A task that is killed leaves the files of generated code."
 )
 
 # evaluator/, checkpoint/, runtime/run_summary.py

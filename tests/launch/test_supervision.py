@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 
@@ -42,6 +43,26 @@ def test_all_tasks_are_started_again_after_a_failure_and_the_report_is_that_of_t
     assert job.left() == {}
 
 
+def test_the_parent_of_the_tasks_stays_for_the_next_attempt_without_what_tasks_have_left_behind(start, script, tmp_path):
+    body = (
+        COUNTED
+        + """
+    import subprocess
+    with open("parents", "a") as file: print(os.getppid(), file=file)
+    if attempt == 1:
+        left = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        pathlib.Path("left").write_text(str(left.pid))
+        sys.exit(7)
+    assert not os.path.exists("/proc/" + pathlib.Path("left").read_text())
+    if attempt == 2: os.kill(os.getppid(), 9)  # Then there has to be another.
+    """
+    )
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
+    assert job.wait(60) == 0, job.output
+    first, second, third = (tmp_path / "parents").read_text().split()
+    assert first == second != third and job.left() == {}
+
+
 @pytest.mark.parametrize(("code", "attempts"), [(2, 1), (3, 2)])
 def test_restarts_end_at_their_limit_and_a_bad_description_is_not_tried_again(start, script, tmp_path, code, attempts):
     job = start(QUICK, "--tier", "BASIC", "--max_restarts", "1", script(COUNTED + f"    sys.exit({code})"))
@@ -63,6 +84,21 @@ def test_a_job_that_has_trained_for_the_window_has_all_its_restarts_again(start,
     job = start(QUICK, "--tier", "BASIC", "--max_restarts", "1", "--restart_window", "1", script(body))
     assert job.wait(60) == 0, job.output
     assert job.output.count("all tasks are started again in 1 s (restart 1 of 1)") == 2
+
+
+def test_a_job_that_gets_farther_with_every_attempt_is_started_again_without_a_longer_delay(start, script):
+    body = (
+        COUNTED
+        + """
+    progress = pathlib.Path(os.environ["TFDIST_REPORT"] + ".progress")
+    progress.write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 9, "step": attempt, "steps": 9}))
+    time.sleep(0.7)
+    sys.exit(3)
+    """
+    )
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
+    assert job.wait(60) == 3, job.output
+    assert re.findall("again in ([0-9]+) s", job.output) == ["1", "1"]
 
 
 ONE_GROUP = """

@@ -60,13 +60,29 @@ def plan(job: Job, is_here: Callable[[Task], bool] | None = None) -> Plan:
     )
 
 
+_kept: "list[LocalProcesses]" = []
+"""The parent of tasks that have ended, for the tasks that are started next: it has imported TensorFlow."""
+
+
 def start(plan: Plan, files: JobFiles) -> "LocalTasks":
-    """Holds the ports, and starts the parent of all tasks.
+    """Holds the ports, and starts the parent of all tasks, unless one is kept.
 
     Raises:
         ClusterError: if a described port is taken.
     """
     return LocalTasks(plan, files, {task.name for task in plan.job.cluster.training_tasks}, adopt=True)
+
+
+def keep(tasks: Any) -> list[Event]:
+    """Closes `LocalTasks`, and keeps their parent for those that `start` starts next. See `Attached`."""
+    assert isinstance(tasks, LocalTasks)
+    return tasks.close(keep=True)
+
+
+def release() -> None:
+    """Ends the parent that is kept, if there is one."""
+    while _kept:
+        _kept.pop().close()
 
 
 class LocalTasks:
@@ -93,10 +109,13 @@ class LocalTasks:
         # By this name, because the host of the description may be one that only others know.
         tasks = [dataclasses.replace(task, host="localhost") for task in self.cluster.training_tasks if task.name in listening]
         self._probe = ListenProbe(tasks if len(self.cluster.training_tasks) > 1 else ())
-        removed = [files.report_dir] if files.report_dir not in (None, files.log_dir) else []
-        self._processes = LocalProcesses(
-            plan.with_cluster(self.cluster), files.log_dir, removed=[path for path in removed if path], adopt=adopt
-        )
+        removed: list[Any] = [files.report_dir] if files.report_dir not in (None, files.log_dir) else []
+        planned, removed = plan.with_cluster(self.cluster), [path for path in removed if path]
+        if adopt and _kept and _kept[0].use_for(planned, removed):
+            self._processes = _kept.pop()
+        else:
+            release()
+            self._processes = LocalProcesses(planned, files.log_dir, removed=removed, adopt=adopt)
         self._pipes: dict[str, Pipe] = {}
         self._pids: dict[str, int] = {}
         self._memory = MemoryProbe()
@@ -175,10 +194,13 @@ class LocalTasks:
                 self._stacks.ask(name)
         self._processes.signal(names, number)
 
-    def close(self) -> list[Event]:
-        """See `TaskRunner`."""
+    def close(self, *, keep: bool = False) -> list[Event]:
+        """See `TaskRunner`. With `keep`, the next tasks of this process have the same parent."""
         self._stacks.close()
-        self._processes.close()
+        if keep and self._processes.clear():
+            _kept.append(self._processes)
+        else:
+            self._processes.close()
         for name in list(self._pipes):
             self._close_pipe(name)
         self._output.close()
@@ -201,5 +223,5 @@ BACKEND = Backend(
     name="local",
     title="processes on this machine",
     plan=plan,
-    runs=Attached(start),
+    runs=Attached(start, keep=keep, release=release),
 )

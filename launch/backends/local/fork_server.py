@@ -10,7 +10,9 @@ owner closes the socket or dies, the fork server ends every task and itself, and
     owner -> server   {"start": NAME}   with three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
                                         standard output, standard error
                       {"signal": NUMBER, "tasks": [NAME, ...]}
-    server -> owner   {"ready": true}   {"refused": TEXT}   {"failed": TEXT}
+                      {"clear": true}   ends every task; answered by "cleared"
+                      {"remove": [FOLDER, ...]}   begins another job, with these folders; answered by "ready"
+    server -> owner   {"ready": true}   {"refused": TEXT}   {"failed": TEXT}   {"cleared": true}
                       {"started": NAME, "pid": PID}   {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}
                       {"not_started": NAME, "reason": TEXT}
                       {"stopped": NAME, "pid": PID, "signal": NUMBER}   "signal" is null when the process resumes
@@ -54,7 +56,8 @@ GRACE_SECONDS = 2.0
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
 
-    def __init__(self, owner: socket.socket, owner_pid: int) -> None:
+    def __init__(self, owner: socket.socket, owner_pid: int, folders: list[str]) -> None:
+        self.folders = folders  # To be removed at the end.
         self._owner = owner
         self._owner_pid = owner_pid
         self._running: dict[int, str] = {}  # pid -> task name
@@ -93,6 +96,13 @@ class ForkServer:
                         program = self._start(message, descriptors)
                         if program is not None:
                             return program
+                    elif "clear" in message:
+                        self._end_all()
+                        self._groups.clear()
+                        self._report({"cleared": True})
+                    elif "remove" in message:
+                        self.folders = message["remove"]
+                        self._report({"ready": True})
                     else:
                         self._signal(message["tasks"], message["signal"])
 
@@ -222,13 +232,14 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # Garbage collections in the tasks then leave the shared pages alone.
     try:
-        program = ForkServer(owner, owner_pid).serve()
+        server = ForkServer(owner, owner_pid, sys.argv[2:])
+        program = server.serve()
     except Exception as error:
         _fail(owner, error)
     if program is not None:
         program()
         return
-    for folder in sys.argv[2:]:
+    for folder in server.folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 

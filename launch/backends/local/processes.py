@@ -129,6 +129,36 @@ class LocalProcesses:
         """Kills the processes of a task."""
         self.signal([task.name], signal.SIGKILL)
 
+    def clear(self, timeout: float = 4.0) -> bool:
+        """Ends every task within `timeout` seconds, and keeps the fork server.
+
+        Returns:
+            Whether it can be used for another job; else `close` has to end it.
+        """
+        try:
+            self._socket.sendall(json.dumps({"clear": True}).encode())
+            self._socket.settimeout(timeout)
+            while data := self._socket.recv(MESSAGE_BYTES):
+                if "cleared" in json.loads(data):
+                    self._socket.settimeout(None)
+                    return True
+        except OSError:
+            pass
+        return False
+
+    def use_for(self, plan: Plan, removed: Iterable[Path]) -> bool:
+        """Begins another job after `clear`, with the same environment: `read` returns Ready again.
+
+        Returns:
+            Whether it does; False if the fork server is gone.
+        """
+        self.plan = plan
+        try:
+            self._socket.sendall(json.dumps({"remove": [str(path) for path in removed]}).encode())
+        except OSError:
+            return False
+        return True
+
     def close(self, timeout: float = 8.0) -> None:
         """Ends every task and the fork server; kills those that still run after `timeout` seconds."""
         self._socket.close()

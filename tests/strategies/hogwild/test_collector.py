@@ -168,3 +168,32 @@ def test_each_group_is_asked_with_an_executor_of_its_own(monkeypatch):
 
     Collector(flush, lambda group: None, lambda block: None).ask(Block(Kind.OWN), [0, 1])
     assert set(owners) == set(asked) and len(set(asked)) == 2
+
+
+def test_the_chief_works_on_the_global_parameters_while_the_groups_send_what_is_their_own():
+    own, shared, fetched = Block(Kind.OWN), Block(), threading.Event()
+
+    def flush(block, group):
+        if block is own:
+            assert fetched.wait(10)
+        return tf.ones([2])
+
+    def meanwhile():
+        np.testing.assert_array_equal(shared.values, GLOBAL)
+        assert own.values is None
+        fetched.set()
+
+    found = Collector(flush, lambda group: None, lambda block: None).collect([own, shared], None, meanwhile)
+    assert found.keys() == {own} and own.dirty == shared.dirty == set()
+    np.testing.assert_array_equal(own.values, [1, 1])
+
+
+def test_groups_without_progress_send_what_is_asked_for_and_it_is_not_merged():
+    part, counter = Block(Kind.OWN), Block(Kind.COUNTER)
+    part.dirty, counter.dirty = {1}, {0}
+    flush = lambda block, group: tf.fill([2], group + 1.0)  # noqa: E731
+    others = {part: [0, 1], counter: [0]}
+    found = Collector(flush, lambda group: None, lambda block: None).collect([part], None, others=others)
+    assert {group: value.tolist() for group, value in found[part].items()} == {0: [1, 1], 1: [2, 2]}
+    np.testing.assert_array_equal(part.values, [2, 2])
+    assert found[counter].keys() == {0} and counter.values is None and counter.dirty == {0} and not part.dirty
