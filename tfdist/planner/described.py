@@ -101,6 +101,6 @@ def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
         flags.append(f"--strategy {cluster.strategy}")
     if cluster.strategy == "hogwild":
         flags.append(f"--sync_period {cluster.sync_period}")
-        for name, value in cluster.synchronization.non_default().items():
-            flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
+    for name, value in cluster.synchronization.non_default().items():
+        flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
     return dataclasses.replace(cluster, strategy=None, sync_period=1, synchronization=Synchronization()), " ".join(flags)
