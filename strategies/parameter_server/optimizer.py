@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE, with_inner
-from tfdist.strategies.parameter_server import fused_reads
+from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import in_stateless_scope, patches
@@ -28,6 +28,7 @@ def install() -> None:
     for name, method in patches.ASSIGN_IN_PLACE.items():
         method.patch(_assign_add if name == "assign_add" else _assign_sub)
     patches.SPARSE_READ.add(_sparse_read)
+    fused_adam.install()
 
 
 def begin_averages(optimizer: Any) -> None:
