@@ -105,6 +105,13 @@ def by_hand(name, steps, seconds):
 
         if not FLAGS.by_hand_bare:
             os.environ["GLIBC_TUNABLES"] = ""  # For `keep_freed_memory`: the user has chosen. glibc has read it long ago.
+            make = tf.distribute.Server
+
+            def unchanged(*arguments, config, **options):
+                config.ClearField("experimental")
+                return make(*arguments, config=config, **options)
+
+            tf.distribute.Server = unchanged
         tfdist.strategy()  # Serves.
     from tfdist.dialects import from_environment
     from tfdist.strategies.runtime import shutdown
