@@ -1,17 +1,15 @@
-"""Steps per second and bytes of parameter_server on slow links: by hand, with `fit`, and with `fit --compression bf16`.
+"""Steps per second of parameter_server on slow links: by hand, with `fit`, and with `fit --compression bf16`.
 
     sudo python benchmarks/parameter_server_links.py [--rates 1gbit,200mbit] [--seconds 8]
 
 Three nodes with one link each (networks.py): chief and worker 0, worker 1, one ps. The programs are those of
-parameter_server.py with dense 1024 (7.45 MB of parameters) and one step per call. Bytes are those that all nodes send, with all
-headers, over three seconds of the training, divided by the steps per second.
+parameter_server.py with dense 1024 (7.45 MB of parameters) and one step per call.
 """
 
 import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import networks
@@ -25,11 +23,10 @@ PROGRAM = Path(__file__).with_name("parameter_server.py")
 NODES = {("chief", 0): 0, ("worker", 0): 0, ("worker", 1): 1, ("ps", 0): 2}
 WAYS = {"by hand": ("by hand", {}), "fit": ("fit", {}), "fit, bf16": ("fit", {"synchronization": {"compression": "bf16"}})}
 FIRST_PORT = 20000
-SOME_STEPS_BYTES = 40e6
 
 
 def measure(network, way, number):
-    """Returns the steps per second and the bytes per step of one job."""
+    """Returns the steps per second of one job."""
     program, extension = WAYS[way]
     addresses = {"chief": [], "worker": [], "ps": []}
     for place, ((job, _), node) in enumerate(NODES.items()):
@@ -38,17 +35,11 @@ def measure(network, way, number):
         result = Path(folder, "rate.json")
         command = [sys.executable, str(PROGRAM), "--run", json.dumps([program, "dense 1024", 1, str(result)])]
         command.append(f"--seconds={FLAGS.seconds}")
-        processes, start = [], sum(network.sent())
+        processes = []
         for (job, index), node in NODES.items():
             config = {"cluster": addresses, "task": {"type": job, "index": index}, "tfdist": extension}
             environment = {"TF_CONFIG": json.dumps(config)}
             processes.append(network.start(node, command, Path(folder, f"{job}-{index}.log"), environment))
-        while sum(network.sent()) < start + SOME_STEPS_BYTES and processes[0].poll() is None:
-            time.sleep(0.2)
-        time.sleep(4)
-        begin, moment = sum(network.sent()), time.monotonic()
-        time.sleep(3)
-        speed = (sum(network.sent()) - begin) / (time.monotonic() - moment)
         try:
             processes[0].wait(200)
             rate = json.loads(result.read_text())
@@ -57,21 +48,21 @@ def measure(network, way, number):
             raise
         finally:
             network.end(processes)
-        return rate, speed / rate
+        return rate
 
 
 def main(_):
-    print("| link | way | steps per second | times by hand | MB per step |")
-    print("|---|---|---|---|---|", flush=True)
+    print("| link | way | steps per second | times by hand |")
+    print("|---|---|---|---|", flush=True)
     number = 0
     with networks.Network(3) as network:
         for link in FLAGS.rates:
             network.shape(link)
             by_hand = None
             for way in WAYS:
-                rate, size = measure(network, way, number)
+                rate = measure(network, way, number)
                 by_hand, number = by_hand or rate, number + 1
-                print(f"| {link} | {way} | {rate:.1f} | {rate / by_hand:.2f} | {size / 1e6:.1f} |", flush=True)
+                print(f"| {link} | {way} | {rate:.1f} | {rate / by_hand:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
