@@ -23,6 +23,10 @@ FLAGS = flags.FLAGS
 flags.DEFINE_float("seconds", 8.0, "Seconds that each job trains, after its first 3 seconds.")
 flags.DEFINE_integer("rounds", 3, "Jobs per figure.")
 flags.DEFINE_list("models", ["160 small variables", "dense 256", "dense 1024"], "Which models.")
+flags.DEFINE_enum("optimizer", "momentum", ["momentum", "adam"], "SGD with momentum, or Adam.")
+flags.DEFINE_enum("compression", None, ["bf16"], "How weights and gradients of `fit` travel; float32 if not given.")
+flags.DEFINE_list("servers", ["1", "2"], "Numbers of ps.")
+flags.DEFINE_list("steps", ["1", "20"], "Steps per execution.")
 flags.DEFINE_bool("by_hand_bare", False, "Leave out the loop's metric, and let its servers keep freed memory.")
 flags.DEFINE_string("run", None, "Used by the jobs themselves: by_hand or fit, model, steps per execution, file, as JSON.")
 
@@ -47,12 +51,18 @@ def data():
     return generator.normal(size=(6400, 784)).astype("float32"), generator.integers(0, 10, size=6400)
 
 
+def optimizer_of():
+    import keras
+
+    return keras.optimizers.Adam(1e-4) if FLAGS.optimizer == "adam" else keras.optimizers.SGD(0.01, momentum=0.9)
+
+
 def compiled(name, steps):
     import keras
 
     model = model_of(name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), loss, steps_per_execution=steps)
+    model.compile(optimizer_of(), loss, steps_per_execution=steps)
     return model
 
 
@@ -95,6 +105,13 @@ def by_hand(name, steps, seconds):
 
         if not FLAGS.by_hand_bare:
             os.environ["GLIBC_TUNABLES"] = ""  # For `keep_freed_memory`: the user has chosen. glibc has read it long ago.
+            make = tf.distribute.Server
+
+            def unchanged(*arguments, config, **options):
+                config.ClearField("experimental")
+                return make(*arguments, config=config, **options)
+
+            tf.distribute.Server = unchanged
         tfdist.strategy()  # Serves.
     from tfdist.dialects import from_environment
     from tfdist.strategies.runtime import shutdown
@@ -108,7 +125,7 @@ def by_hand(name, steps, seconds):
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     with strategy.scope():
         model = model_of(name)
-        optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+        optimizer = optimizer_of()
         optimizer.build(model.trainable_variables)
         mean_loss = keras.metrics.Mean()
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -159,7 +176,9 @@ def job(way, name, steps, servers):
             command = [sys.executable, "-m", "tfdist.launch", "--tier=CUSTOM"]
             command += [f"--{job}_machine_type=standard" for job in machines]
             command += [f"--worker_count={machines['worker']}", f"--parameter_server_count={servers}"]
-            command += [__file__, "--", "--run", what, f"--seconds={FLAGS.seconds}"]
+            if FLAGS.compression and way == "fit":
+                command += [f"--compression={FLAGS.compression}"]
+            command += [__file__, "--", "--run", what, f"--seconds={FLAGS.seconds}", f"--optimizer={FLAGS.optimizer}"]
             command += [f"--by_hand_bare={FLAGS.by_hand_bare}"]
             subprocess.run(command, check=True, timeout=300, cwd=folder, stdout=log, stderr=log)
         with open(result) as file:
@@ -176,8 +195,8 @@ def main(_):
     print("| model | ps | steps per execution | by hand | fit | fit / by hand |")
     print("|---|---|---|---|---|---|", flush=True)
     for name in FLAGS.models:
-        for servers in (1, 2):
-            for steps in (1, 20):
+        for servers in map(int, FLAGS.servers):
+            for steps in map(int, FLAGS.steps):
                 rates = {"by hand": [], "fit": []}
                 for _ in range(FLAGS.rounds):
                     for way, found in rates.items():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster import Cluster
 from tfdist.errors import nearest
+from tfdist.synchronization import COMPRESSIONS, SERVER_COMPRESSIONS
 
 STRATEGIES = ("mirrored", "multi_worker_mirrored", "parameter_server", "hogwild")
 """The names that `--strategy` takes. (One task with one device uses TensorFlow's default strategy, which has no name.)"""
@@ -111,15 +112,33 @@ def choose(cluster: Cluster) -> Choice:
     if choice.strategy == "hogwild":
         server_groups = None if cluster.partial else len(cluster.server_groups)
         cluster.synchronization.check(cluster.sync_period, server_groups, cluster.source)
-    elif options := cluster.synchronization.non_default():
-        raise cluster.source.error(not_hogwild(choice), field=next(iter(options)))
+    for name, value in cluster.synchronization.non_default().items():
+        if fault := refused(choice, name, value):
+            raise cluster.source.error(fault, field=name)
     if cluster.partition:
         _check_partition(cluster, choice)
+    if choice.strategy == "parameter_server" and cluster.synchronization.compression:
+        return Choice(choice.strategy, f"{choice.rule}; parameters and gradients travel as bf16")
     return choice
 
 
-def not_hogwild(choice: Choice) -> str:
-    """Returns why an option of synchronization is refused under another strategy, as the end of a sentence."""
+def refused(choice: Choice, name: str, value: object) -> str | None:
+    """Returns why a strategy refuses an option of synchronization, as the end of a sentence; None if it takes it.
+
+    Args:
+        choice: the strategy.
+        name: a field of `Synchronization`.
+        value: its value, not the default; one that is not valid is left to `synchronization.problem`.
+    """
+    if choice.strategy == "hogwild":
+        return None
+    if choice.strategy == "parameter_server" and name == "compression":
+        if value in SERVER_COMPRESSIONS or value not in COMPRESSIONS:
+            return None
+        return (
+            f"parameter_server sends float32 or {', '.join(SERVER_COMPRESSIONS)}, because nothing makes up for the rounding; "
+            f"{value} is for hogwild, which sends the rounding error with the next push"
+        )
     return (
         f"it is an option of hogwild, and this cluster means {choice.strategy}: {choice.rule}; choose --strategy hogwild, "
         "describe several server groups, or leave it out"
@@ -138,6 +157,8 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
     error = cluster.source.error
     if cluster.synchronization.fragments > 1:
         raise error("a partitioned model is synchronized as a whole; leave fragments or the partition out", field="fragments")
+    if choice.strategy == "parameter_server" and cluster.synchronization.compression:
+        raise error("the shards of a partitioned model travel as float32; leave it or the partition out", field="compression")
     if choice.strategy in SERVED:
         _check_groups(cluster)
         return

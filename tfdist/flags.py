@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import flags
 
-from tfdist.choice import STRATEGIES, choose, not_hogwild
+from tfdist.choice import STRATEGIES, choose, refused
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import description, from_environment
 from tfdist.dialects.registry import always_has_sync_period, override_flags
@@ -29,7 +29,7 @@ HOGWILD_FLAGS = {
     "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
     "elastic_rate": "Moving rate of outer elastic.",
     "topology": f"Which parameters a group synchronizes with: {', '.join(TOPOLOGIES)}.",
-    "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}; float32 if not given.",
+    "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}; float32 if not given. parameter_server has bf16, too.",
     "fragments": "Parts of the parameters that are synchronized in turn.",
     "adaptive": "Synchronize slower groups after fewer updates.",
     "synchronization_weights": f"What the weight of a push counts: {', '.join(WEIGHTS)}.",
@@ -202,10 +202,10 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
     values = _hogwild_flags(flag_values)
     if not values:
         return cluster
-    flag = f"--{next(iter(values))}"
     choice = choose(dataclasses.replace(cluster, synchronization=Synchronization()))
-    if choice.strategy != "hogwild":
-        raise Source("flags", flag).error(not_hogwild(choice))
+    for flag, value in values.items():
+        if fault := refused(choice, flag, value):
+            raise Source("flags", f"--{flag}").error(fault)
     period = values.pop("sync_period", cluster.sync_period)
     if not 1 <= period < 2**31:
         raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")

@@ -27,6 +27,9 @@ TOPOLOGIES = ("global", "ring", "pair")
 COMPRESSIONS = ("bf16", "int8", "int4")
 WEIGHTS = ("groups", "examples")
 
+SERVER_COMPRESSIONS = ("bf16",)
+"""The compressions that `parameter_server` has, too."""
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "outer": tuple(OUTER_OPTIMIZERS),
     "topology": TOPOLOGIES,
@@ -94,7 +97,8 @@ class Synchronization:
             "ring" and "pair" need at least two server groups and `outer="average"`.
         compression: how float32 parameters are sent, in both directions. Default None: as float32. "bf16" sends half the bytes,
             "int8" about a quarter and "int4" about an eighth; see `tfdist.strategies.hogwild.compression`. The rounding error
-            is added to the next push (error feedback, arXiv 1901.09847).
+            is added to the next push (error feedback, arXiv 1901.09847). `parameter_server` takes this option, too, with "bf16"
+            alone: parameters and gradients of each step travel rounded, without error feedback.
         fragments: number of parts of the parameters, from 1 to 65536. Default 1: a group synchronizes all parameters at once.
             With more, it synchronizes one fragment every `sync_period / fragments` updates, in turn, so that each fragment is
             synchronized every `sync_period` updates (Streaming DiLoCo, arXiv 2501.18512). Must divide the sync period.

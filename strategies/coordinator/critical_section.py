@@ -42,4 +42,4 @@ def critical_section(lock: Any, device: str, arrived: Sequence[Any], independent
 
 
 def _uses_variable(operation: str) -> bool:
-    return any(part in operation for part in ("VariableOp", "Assign", "Resource"))
+    return any(part in operation for part in ("VariableOp", "Assign", "Resource", "StatefulPartitionedCall"))

@@ -3,6 +3,9 @@
 `StepReads` belongs to the step that is being traced. Variables find it with `current()`, because TensorFlow reads them without
 an argument that could carry it.
 
+Trainable float32 variables may travel rounded to bfloat16 (`--compression bf16`). A step that assigns such a variable reads it
+in place, and so exactly, from then on.
+
 A value that is read once serves in loops too. It must not be older than an assignment in the step: a variable that the step
 assigns is read in place from then on, and one that is not trainable is read in place in loops (a state that each turn assigns).
 """
@@ -68,7 +71,10 @@ class _Reads:
 
 @dataclass(frozen=True)
 class _Fused:
-    """Small variables of one ps and dtype that one device of a replica reads, and their values on that ps, [n]."""
+    """Small variables of one ps and dtype that one device of a replica reads, and their values on that ps, [n].
+
+    The values are bfloat16 if they travel rounded.
+    """
 
     variables: list[Any]
     values: Any
@@ -79,10 +85,15 @@ class StepReads:
 
     Args:
         fused: the fused variables that each replica reads.
+        rounded: whether trainable float32 variables and dense or sparse float32 gradients travel as bfloat16.
+
+    Attributes:
+        rounded: as given.
     """
 
-    def __init__(self, fused: Sequence[_Fused] = ()) -> None:
+    def __init__(self, fused: Sequence[_Fused] = (), rounded: bool = False) -> None:
         self._fused = fused
+        self.rounded = rounded
         self._replicas: dict[int, _Reads] = {}  # By thread: TensorFlow traces each replica in a thread.
         self._updated_device: str | None = None
 
@@ -95,7 +106,8 @@ class StepReads:
         replica = _Reads(tf.compat.v1.get_default_graph(), devices)
         for fused in self._fused:
             with tf.device(replica.place(fused.variables[0])), stop_recording():
-                pieces = unflatten(tf.identity(fused.values), [variable.shape for variable in fused.variables])
+                values = tf.cast(tf.identity(fused.values), fused.variables[0].dtype)
+                pieces = unflatten(values, [variable.shape for variable in fused.variables])
             for variable, piece in zip(fused.variables, pieces, strict=True):
                 replica.values[id(variable)] = [_Value(piece, replica.graph, _writes(replica.graph, variable))]
         self._replicas[threading.get_ident()] = replica
@@ -127,7 +139,8 @@ class StepReads:
             if self._updated_device is not None:
                 return None
             graph = _outside(graphs, loops, variable)
-            value = _Value(_read_in(graph, reads.place(variable), variable), graph, _writes(graph, variable))
+            tensor = _read_in(graph, reads.place(variable), variable, self.rounded and can_be_rounded(variable))
+            value = _Value(tensor, graph, _writes(graph, variable))
             reads.values[id(variable)].append(value)
         elif _writes(value.graph, variable) > value.writes or any(_writes(loop, variable) for loop in loops):
             reads.in_place.add(id(variable))  # A function that was traced before assigns it.
@@ -146,6 +159,13 @@ class StepReads:
         reads, graphs = self._here()
         device = reads.place(variable) if reads else None
         return _recorded(variable, _read_in(graphs[-1], device, variable), graphs[-1], device)
+
+    def rounds(self, variable: Any) -> bool:
+        """Returns whether rows of `variable` that are looked up here travel rounded."""
+        if not self.rounded or not can_be_rounded(variable) or tf.executing_eagerly():
+            return False
+        reads, _ = self._here()
+        return reads is not None and id(variable) not in reads.in_place and variable.device != self._updated_device
 
     def is_in_loop(self) -> bool:
         """Returns whether the body of a loop or a condition is traced. Gradient tapes cannot follow an operation out of it."""
@@ -203,25 +223,37 @@ def current() -> StepReads:
 
 
 @contextlib.contextmanager
-def reading(variables: Sequence[Any]) -> Iterator[StepReads]:
-    """Surrounds the tracing of a step whose replicas read these variables (`ServerVariable`), the small ones fused."""
+def reading(variables: Sequence[Any], rounded: bool = False) -> Iterator[StepReads]:
+    """Surrounds the tracing of a step whose replicas read these variables (`ServerVariable`), the small ones fused.
+
+    Args:
+        variables: the variables.
+        rounded: as for `StepReads`.
+    """
     global _current
-    outer, _current = _current, StepReads(_fuse(variables))
+    outer, _current = _current, StepReads(_fuse(variables, rounded), rounded)
     try:
         yield _current
     finally:
         _current = outer
 
 
-def _fuse(variables: Sequence[Any]) -> list[_Fused]:
-    groups: dict[tuple[str, tf.DType, int], list[Any]] = defaultdict(list)
+def can_be_rounded(variable: Any) -> bool:
+    """Returns whether a variable may travel as bfloat16: a weight. A state that a step assigns would lose small changes."""
+    return bool(variable.trainable) and variable.dtype == tf.float32
+
+
+def _fuse(variables: Sequence[Any], rounded: bool) -> list[_Fused]:
+    groups: dict[tuple[str, tf.DType, int, bool], list[Any]] = defaultdict(list)
     for variable in variables:
         if is_small(variable.shape, variable.dtype):
-            groups[variable.device, variable.dtype, variable.column or 0].append(variable)
+            key = (variable.device, variable.dtype, variable.column or 0, rounded and can_be_rounded(variable))
+            groups[key].append(variable)
     fused = []
-    for (device, *_), members in groups.items():
+    for (device, dtype, _, is_rounded), members in groups.items():
         with tf.device(device), stop_recording():
-            fused.append(_Fused(members, flatten([variable.read_parts() for variable in members])))
+            values = flatten([variable.read_parts() for variable in members])
+            fused.append(_Fused(members, tf.cast(values, tf.bfloat16 if is_rounded else dtype)))
     return fused
 
 
@@ -240,10 +272,11 @@ def _outside(graphs: list[Any], loops: list[Any], variable: Any) -> Any:
     return graphs[graphs.index(loops[-1]) + 1] if loops else graphs[0]
 
 
-def _read_in(graph: Any, device: str | None, variable: Any) -> Any:
+def _read_in(graph: Any, device: str | None, variable: Any, rounded: bool = False) -> Any:
     """Returns the value of `variable`, read in `graph`; gradient tapes do not know of it."""
     with graph.as_default(), _on(device), tf.control_dependencies(None), stop_recording():
-        value = tf.identity(variable.read_parts())
+        value = tf.identity(variable.read_parts(rounded))
+        value = tf.cast(value, variable.dtype)
         return value if device or len(variable.parts) == 1 else _without_gradient(variable, value)
 
 

@@ -56,7 +56,10 @@ class ParameterServerHooks(CoordinatorHooks):
         self._check_model(model)
         optimizer.begin_averages(model.optimizer)
         metric_logs = MetricLogs(model)
-        group_step = GroupStep(self._strategy, model, step, metric_logs, fused_reads_of(model, self._strategy.extended))
+        # `evaluate` and `predict` read exact weights: they judge what the ps hold and what files will hold.
+        rounded = self._strategy.rounded and step == model.train_step
+        reads = fused_reads_of(model, self._strategy.extended, rounded)
+        group_step = GroupStep(self._strategy, model, step, metric_logs, reads)
         function = GroupFunction(self._strategy, StepProgram(group_step))
         return self._training_loop(Steps(model, function, metric_logs, self._executions), metric_logs)
 

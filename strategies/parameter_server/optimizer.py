@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE, with_inner
+from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import in_stateless_scope, patches
@@ -27,6 +28,7 @@ def install() -> None:
     for name, method in patches.ASSIGN_IN_PLACE.items():
         method.patch(_assign_add if name == "assign_add" else _assign_sub)
     patches.SPARSE_READ.add(_sparse_read)
+    fused_adam.install()
 
 
 def begin_averages(optimizer: Any) -> None:
@@ -54,17 +56,33 @@ def _sent_to_ps(gradients_and_variables: Sequence[tuple[Any, Any]]) -> list[tupl
     pairs = list(gradients_and_variables)
     fused: dict[tuple[str, Any], list[int]] = defaultdict(list)
     for position, (gradient, wrapper) in enumerate(pairs):
-        variable = unwrapped(wrapper)
-        is_dense = tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices)
-        if is_dense and isinstance(variable, ServerVariable) and is_small(variable.shape, gradient.dtype):
-            fused[variable.device, gradient.dtype].append(position)
+        if _is_fused(gradient, wrapper):
+            fused[unwrapped(wrapper).device, gradient.dtype].append(position)
     for (device, _), positions in fused.items():
-        vector = flatten([pairs[position][0] for position in positions])
+        vector = _arrived(device, flatten([pairs[position][0] for position in positions]))
         with tf.device(device):
-            pieces = unflatten(tf.identity(vector), [pairs[position][1].shape for position in positions])
+            pieces = unflatten(vector, [pairs[position][1].shape for position in positions])
         for position, piece in zip(positions, pieces, strict=True):
             pairs[position] = (piece, pairs[position][1])
     return pairs
+
+
+def _is_fused(gradient: Any, wrapper: Any) -> bool:
+    variable = unwrapped(wrapper)
+    is_dense = tf.is_tensor(gradient) and not isinstance(gradient, tf.IndexedSlices)
+    return is_dense and isinstance(variable, ServerVariable) and is_small(variable.shape, gradient.dtype)
+
+
+def _arrived(device: str, gradient: Any) -> Any:
+    """Returns a gradient (tensor, IndexedSlices, other) on the ps `device`. float32 travels as bfloat16 if the step rounds."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_arrived(device, gradient.values), gradient.indices, gradient.dense_shape)
+    if not isinstance(gradient, tf.Tensor):
+        return gradient
+    rounded = fused_reads.current().rounded and gradient.dtype == tf.float32
+    sent = tf.cast(gradient, tf.bfloat16) if rounded else gradient
+    with tf.device(device):
+        return tf.cast(tf.identity(sent), gradient.dtype)
 
 
 # Replacements. The first parameter is the method that they replace.
@@ -80,7 +98,14 @@ def _update_step(
     pairs = [(extended._select_single_value(gradient), variable) for gradient, variable in grads_and_vars]
     with extended.elementwise_updates(type(optimizer) in ELEMENTWISE):
         # Gradients are split before anything waits for a ps: they travel while another group updates.
-        for device, shards in extended.by_ps(_sent_to_ps(pairs)).items():
+        for device, pieces in extended.by_ps(_sent_to_ps(pairs)).items():
+            shards = {
+                number: [
+                    (gradient if _is_fused(gradient, variable) else _arrived(device, gradient), variable)
+                    for gradient, variable in there
+                ]
+                for number, there in pieces.items()
+            }
             with extended.critical_section(device, [gradient for there in shards.values() for gradient, _ in there]):
                 for number, there in shards.items():
                     with shard_scope(number):

@@ -26,10 +26,15 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
 
 
 class ParameterServer(CoordinatorStrategy):
-    """`tf.distribute.ParameterServerStrategy` under which Keras 3's own `fit` works, with worker groups."""
+    """`tf.distribute.ParameterServerStrategy` under which Keras 3's own `fit` works, with worker groups.
+
+    Attributes:
+        rounded: whether weights and gradients of the steps of `fit` travel as bfloat16. The ps keep and update float32.
+    """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, ServerExtended)
+        self.rounded = cluster.synchronization.compression == "bf16"
         if cluster.partition:
             rows = (row for group in self.worker_groups for row in group.rows)
             self.extended.worker_mesh = WorkerMesh(cluster.partition, rows)

@@ -99,12 +99,13 @@ class StepProgram(GroupProgram):
         return outputs, shares
 
 
-def fused_reads_of(model: Any, extended: Any) -> StepScope:
+def fused_reads_of(model: Any, extended: Any, rounded: bool = False) -> StepScope:
     """Returns a scope in which each device of a replica reads the small variables of `model` with one message per ps.
 
     Args:
         model: the Keras model.
         extended: the `ServerExtended` of the strategy.
+        rounded: whether weights and gradients travel as bfloat16.
     """
 
     def begin_replica(reads: fused_reads.StepReads, first: str) -> None:
@@ -113,7 +114,7 @@ def fused_reads_of(model: Any, extended: Any) -> StepScope:
 
     @contextlib.contextmanager
     def scope() -> Iterator[ReplicaBegin]:
-        with fused_reads.reading(_read_by_each_step(model)) as reads:
+        with fused_reads.reading(_read_by_each_step(model), rounded) as reads:
             yield functools.partial(begin_replica, reads)
 
     return scope

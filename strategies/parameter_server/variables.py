@@ -5,7 +5,7 @@ itself, each ps updates its rows (`shard_scope`). Of a table, only rows that are
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -37,9 +37,37 @@ class ServerVariable(CachingVariable):
         """The variables that hold the value: this one."""
         return [self]
 
-    def read_parts(self) -> Any:
-        """Reads the value from the ps."""
-        return self.get().read_value()
+    def read_parts(self, rounded: bool = False) -> Any:
+        """Reads the value from the ps; as bfloat16 if it is to be rounded, which the ps does."""
+        return self._sent(self.get().read_value, rounded)
+
+    def read_rows(self, indices: Any, rounded: bool) -> Any:
+        """Reads rows from the ps as `read_parts` reads all. Gradient tapes do not know of rounded ones."""
+        return self._sent(lambda: self.get().sparse_read(indices), rounded)
+
+    def _sent(self, read: Callable[[], Any], rounded: bool) -> Any:
+        if not rounded:
+            return read()
+        with tf.device(self.device):
+            return tf.cast(read(), tf.bfloat16)
+
+    def sparse_read(self, indices: Any, name: Any = None) -> Any:
+        """Looks up rows on the ps, as `tf.Variable.sparse_read`."""
+        reads = fused_reads.current()
+        if not reads.rounds(self) or reads.is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
+            return super().sparse_read(indices, name)
+        variable_accessed(self)
+        indices = tf.convert_to_tensor(indices)
+        with stop_recording():
+            found = tf.cast(self.read_rows(indices, True), self.dtype)
+            flat, shape = tf.reshape(indices, [-1]), tf.constant(self.shape.as_list(), tf.int64)
+
+        def gradient(change: Any) -> list[Any]:
+            rows = tf.concat([[-1], tf.constant(self.shape[1:].as_list(), tf.int32)], axis=0)
+            return [tf.IndexedSlices(tf.reshape(change, rows), flat, shape)]
+
+        record_operation("ResourceGather", [found], [self.handle], gradient)
+        return found
 
     def value(self) -> Any:
         """Returns the value as a tensor."""
@@ -123,9 +151,9 @@ class ShardedVariable(InShards):
         """The variables that hold the value: the shards."""
         return self.shards
 
-    def read_parts(self) -> Any:
-        """Reads the shards and returns the whole value. Gradient tapes do not record it."""
-        return tf.concat([shard.read_parts() for shard in self.shards], axis=0)
+    def read_parts(self, rounded: bool = False) -> Any:
+        """Reads the shards and returns the whole value, see `ServerVariable.read_parts`. Gradient tapes do not record it."""
+        return tf.concat([shard.read_parts(rounded) for shard in self.shards], axis=0)
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
         """Looks rows up. Each ps sends only the rows that are looked up there.
@@ -146,14 +174,14 @@ class ShardedVariable(InShards):
         if fused_reads.current().is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
             return tf.gather(self.value(), indices)
         variable_accessed(self)
-        indices = tf.convert_to_tensor(indices)
+        indices, rounded = tf.convert_to_tensor(indices), fused_reads.current().rounds(self)
         with stop_recording():
             flat = tf.reshape(indices, [-1])
             places, rows = [], []
             for shard, chosen, local in self._split_rows(flat):
                 places.append(chosen)
-                rows.append(shard.sparse_read(local))
-            found = tf.dynamic_stitch(places, rows)
+                rows.append(shard.read_rows(local, rounded))
+            found = tf.cast(tf.dynamic_stitch(places, rows), self.dtype)
             shape = tf.concat([tf.shape(indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             found = tf.ensure_shape(tf.reshape(found, shape), indices.shape.concatenate(self._shape[1:]))
             dense_shape = tf.constant(self._shape.as_list(), tf.int64)

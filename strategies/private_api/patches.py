@@ -243,6 +243,14 @@ UPDATE_OF_SGD = PatchPoint(
     "One kernel computes the whole update.",
 )
 
+# parameter_server/fused_adam.py
+UPDATE_OF_ADAM = PatchPoint(
+    keras.optimizers.Adam,
+    "update_step",
+    "self, gradient, variable, learning_rate",
+    "XLA compiles the whole update.",
+)
+
 # parameter_server/optimizer.py: updates run on the ps tasks that hold the variables.
 UPDATE_STEP = PatchPoint(
     TFOptimizer,

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -241,6 +242,40 @@ def test_other_strategies_refuse_the_options():
         ClusterError, match=r"^<dict>: outer: it is an option of hogwild, and this cluster means parameter_server: "
     ):
         choose(cluster)
+
+
+def test_parameter_server_takes_bf16_and_says_so():
+    for cluster in (
+        from_flags("--tier", "STANDARD_1", "--compression=bf16"),
+        dataclasses.replace(tfdist.read(PS), synchronization=Synchronization(compression="bf16")),
+    ):
+        again = tfdist.read(json.dumps(cluster.tf_config("worker", 0)))
+        assert again.synchronization == Synchronization(compression="bf16")
+        choice = choose(again)
+        assert choice.strategy == "parameter_server"
+        assert choice.rule.endswith("; parameters and gradients travel as bf16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compression=int8"], "--compression: parameter_server sends float32 or bf16, because nothing makes up for the "),
+        (["--compression=bf8"], "--compression: 'bf8' is not one of bf16, int8, int4"),
+        (["--compression=bf16", "--delay=2"], "--delay: it is an option of hogwild, and this cluster means parameter_server"),
+        (["--compression=bf16", "--strategy=multi_worker_mirrored"], "--compression: it is an option of hogwild"),
+    ],
+)
+def test_compressions_that_other_strategies_do_not_have_are_refused(arguments, message):
+    with pytest.raises(ClusterError, match=re.escape(message)):
+        choose(from_flags("--tier", "STANDARD_1", *arguments))
+
+
+def test_compression_of_a_partitioned_model_is_refused_under_parameter_server(tmp_path):
+    (tmp_path / "job.conf").write_text("cluster { nworkers_per_group: 2 nservers_per_group: 1 server_worker_separate: true }")
+    arguments = ("--cluster", str(tmp_path / "job.conf"), "--partition=dense/kernel=columns")
+    assert choose(from_flags(*arguments)).strategy == "parameter_server"
+    with pytest.raises(ClusterError, match="compression: the shards of a partitioned model travel as float32"):
+        choose(from_flags(*arguments, "--compression=bf16"))
 
 
 def test_options_that_are_probably_mistakes_are_warned_about():

@@ -32,7 +32,7 @@ def option_of(cluster: Cluster) -> Option | None:
         return Option(strategy, workers + has_chief)
     colocated = not cluster.separate_servers or _shares_hosts(cluster)
     if strategy == "parameter_server":
-        return Option(strategy, workers, ps, colocated, chief_apart=has_chief)
+        return Option(strategy, workers, ps, colocated, compression=cluster.synchronization.compression, chief_apart=has_chief)
     options = cluster.synchronization
     kept = (options.delay, options.fragments, options.compression)
     return Option(strategy, workers, ps, colocated, cluster.sync_period, *kept, chief_apart=has_chief)
@@ -78,6 +78,8 @@ def cluster_of(option: Option, base: Cluster | None, machines: Machines, synchro
         changes = {"delay": option.delay, "fragments": option.fragments, "compression": option.compression}
         options = dataclasses.replace(synchronization, **changes)  # type: ignore[arg-type]
         return dataclasses.replace(cluster, strategy="hogwild", sync_period=option.period, synchronization=options)
+    if option.strategy == "parameter_server" and option.compression:
+        cluster = dataclasses.replace(cluster, synchronization=Synchronization(compression=option.compression))
     if choose(cluster).strategy != option.strategy and option.strategy != "default":
         return dataclasses.replace(cluster, strategy=option.strategy)
     return cluster
@@ -101,6 +103,6 @@ def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
         flags.append(f"--strategy {cluster.strategy}")
     if cluster.strategy == "hogwild":
         flags.append(f"--sync_period {cluster.sync_period}")
-        for name, value in cluster.synchronization.non_default().items():
-            flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
+    for name, value in cluster.synchronization.non_default().items():
+        flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
     return dataclasses.replace(cluster, strategy=None, sync_period=1, synchronization=Synchronization()), " ".join(flags)
