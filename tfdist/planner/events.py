@@ -6,9 +6,6 @@ from collections.abc import Callable
 
 Then = Callable[[], None]
 
-PARTS, MANY = 8, 8
-"""Parts of a message, which take turns with those of others. With more than 8 workers, whose messages mix anyway, it is one."""
-
 
 class Clock:
     """Runs events in the order of their moments.
@@ -128,12 +125,11 @@ class Links:
         clock: the clock.
         rate: of each link, bytes per second.
         delay: of a message, seconds.
-        workers: number of workers.
+        part: bytes of a part of a message. All parts are about equal, as TCP shares a link.
     """
 
-    def __init__(self, clock: Clock, rate: float, delay: float, workers: int) -> None:
-        self._clock, self._rate, self._delay = clock, rate, delay
-        self._parts = PARTS if workers <= MANY else 1
+    def __init__(self, clock: Clock, rate: float, delay: float, part: float) -> None:
+        self._clock, self._rate, self._delay, self._part = clock, rate, delay, max(1.0, part)
 
     def send(self, source: Machine, target: Machine, size: float, then: Then, up: float = 1.0, down: float = 1.0) -> None:
         """Sends bytes in parts, which flow through both links at once. Parts of several messages take turns, as TCP shares.
@@ -150,7 +146,8 @@ class Links:
         if source is target or size <= 0:
             clock.after(0.0, then)
             return
-        seconds = size / self._parts / self._rate
+        parts = max(1, round(size / self._part))
+        seconds = size / parts / self._rate
 
         def part(left: int) -> None:
             sent = source.up.take(clock.now, seconds * up)
@@ -165,7 +162,7 @@ class Links:
 
             clock.at(begin, arrive)
 
-        part(self._parts)
+        part(parts)
 
 
 def after_all(count: int, then: Then) -> Then:

@@ -23,6 +23,9 @@ CYCLES = 9
 BUNDLES = 8
 """More ps than these are simulated as so many that have the links and cores of several."""
 
+MANY, FEW_PARTS = 8, 4
+"""With more workers, whose messages mix anyway, the largest message has 4 parts."""
+
 MOST_WORKERS = 24
 """Of more workers, and of their ps, an equal part is simulated, each for several: what they share is as busy as with all."""
 
@@ -86,14 +89,18 @@ class Simulation:
         most: most workers that are simulated.
     """
 
+    PARTS = 16
+    """Parts of the largest message, which take turns with those of others."""
+
     def __init__(self, way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> None:
         option, clock = way.option, Clock()
         self.way, self.clock, self._random = way, clock, random.Random(seed)
         self.count = min(option.workers, most)
         self.each = option.workers / self.count  # So many workers does each stand for.
         ps = min(self.count, max(1, round(option.ps / self.each))) if self.each > 1 else option.ps
-        self.links = Links(clock, network.rate, network.delay, self.count)
         counts, self.sent = _bundled(way.sent, ps if option.colocated or way.is_one_machine else min(ps, BUNDLES))
+        parts = self.PARTS if self.count <= MANY else FEW_PARTS
+        self.links = Links(clock, network.rate, network.delay, max([way.batches, *self.sent]) / parts)
         self.crowds = [self.each / count for count in counts]
         physical = [Cores(clock, f"core {number}", 1) for number in range(network.shared_by or 0)]
 
@@ -199,6 +206,8 @@ class Simulation:
 
 class ParameterServer(Simulation):
     """`parameter_server`: every step pulls from every ps, computes, and pushes to every ps."""
+
+    PARTS = 8  # With many, simulated workers stay in step and send at the same time, which real ones do not for long.
 
     def step(self, worker: int) -> None:
         """Makes a step, and then the next one."""

@@ -169,6 +169,7 @@ class Hogwild(Simulation):
         """Pushes the progress of a worker; calls `then` when it has all replies."""
         way, cores = self.way, self.workers[worker].cores
         parts = way.option.fragments * self._shards
+        in_round = way.rounds and self._turns[worker] > 0  # The first push has nothing to add.
         turn = self._turns[worker] % way.option.fragments
         self._turns[worker] += 1
         live, grace, half = self._pushing(worker), self._grace(worker), way.worker / way.option.fragments / 2
@@ -181,7 +182,7 @@ class Hogwild(Simulation):
                 self.serve(server, way.server / parts / 2, lambda: self.reply(number, worker, size, replied))
 
             def applied() -> None:
-                if not way.rounds:
+                if not in_round:
                     reply()
                     return
                 key = (turn, number, shard)
