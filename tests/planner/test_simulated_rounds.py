@@ -69,6 +69,11 @@ def test_of_many_workers_a_part_stands_for_all():
             assert part == pytest.approx(all_, rel=0.06)
 
 
+def test_an_epoch_with_fewer_steps_than_workers_ends():
+    way = Way(Option("hogwild", 30, 1, period=16), 0.01, sent=(1e3,), epoch=10)
+    assert 0 < simulate(way, Network(1e9, 0.0, 1)).speed < 10 / 0.01
+
+
 def test_a_table_simulates_what_it_shows():
     costs, hardware = Costs(measured()), Hardware(1e8, 4)
     few = [Option("hogwild", 8, ps, period=16) for ps in (1, 2, 4)] + [Option("parameter_server", 8, 2), Option("default", 1)]

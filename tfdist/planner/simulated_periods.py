@@ -81,7 +81,7 @@ class Hogwild(Simulation):
 
     def _end_epoch(self) -> None:
         self._boundaries.append(self.clock.now)
-        if len(self._boundaries) > 1 and min(map(len, self.ends)) >= CYCLES:
+        if len(self._boundaries) > 1 and sum(map(len, self.ends)) >= CYCLES * self.count:  # Some may have no call.
             self.finished_at = self.clock.now
             return
         if len(self._boundaries) == 1:
