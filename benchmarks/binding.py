@@ -66,10 +66,10 @@ CASES = [
     Case("ps link", "trial", Option("parameter_server", 2, 1), "60mbit"),
     Case("worker link", "trial", Option("parameter_server", 1, 2), "60mbit"),
     Case("worker processor", "convolutions", Option("parameter_server", 2, 1), None, (0.15,) * 8),
-    Case("hogwild, worker processor", "convolutions", Option("hogwild", 2, 1, period=16), None, (0.15,) * 8),
-    Case("hogwild, slow link", "trial", Option("hogwild", 2, 1, period=4), "60mbit"),
-    Case("all-reduce, link", "trial", Option("multi_worker_mirrored", 2), "60mbit"),
-    Case("all-reduce, slow worker", "convolutions", Option("multi_worker_mirrored", 2), None, (1.0, 0.3)),
+    Case("hogwild worker processor", "convolutions", Option("hogwild", 2, 1, period=16), None, (0.15,) * 8),
+    Case("hogwild slow link", "trial", Option("hogwild", 2, 1, period=4), "60mbit"),
+    Case("all-reduce link", "trial", Option("multi_worker_mirrored", 2), "60mbit"),
+    Case("all-reduce slow worker", "convolutions", Option("multi_worker_mirrored", 2), None, (1.0, 0.3)),
 ]
 
 
