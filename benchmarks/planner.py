@@ -29,7 +29,7 @@ from tfdist.launch.plan.probe import VARIABLE, Probe
 from tfdist.planner import link, measurement
 from tfdist.planner.costs import Costs
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.predict import Prediction, predict
+from tfdist.planner.predict import Prediction, predict, simulated
 from tfdist.synchronization import Synchronization
 
 FLAGS = flags.FLAGS
@@ -45,6 +45,9 @@ flags.DEFINE_bool("show", False, "Run nothing: print the tables of --results, wi
 PROGRAM = str(Path(__file__).with_name("planner_program.py"))
 START_SECONDS, LEAST_REPORTS = 120.0, 6
 SETTLE_SECONDS = 2.0
+LONGEST_EPOCHS = 1.8
+"""Epochs are counted as a whole if that does not take more than so many times the seconds."""
+
 PRIORITY = -12
 
 OPTIONS = {
@@ -132,7 +135,13 @@ def speed(folder: Path, since: float, seconds: float) -> float | None:
     reports = [report for report in fit.steps if report[0] >= since]
     if len(reports) <= LEAST_REPORTS or reports[-1][0] - reports[0][0] < seconds:
         return None
-    return fit.batch * (reports[-1][1] - reports[0][1]) / (reports[-1][0] - reports[0][0])
+    begin, last = reports[0], reports[-1]
+    if fit.epoch and last[0] - begin[0] < LONGEST_EPOCHS * seconds:  # Whole epochs: workers wait for each other at their ends.
+        epochs = (last[1] - begin[1]) // fit.epoch
+        last = next((each for each in reports if epochs and each[1] - begin[1] >= epochs * fit.epoch), begin)
+        if last[0] - begin[0] < seconds:
+            return None
+    return fit.batch * (last[1] - begin[1]) / (last[0] - begin[0])
 
 
 def wait_for(folder: Path, processes, since: float, seconds: float) -> float:
@@ -150,7 +159,8 @@ def measure(network: networks.Network, option: Option, model: str, rates: list[s
     found = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        network.shape(None)
+        # From the beginning: whether hogwild's rounds wait for a worker depends on what was before.
+        network.shape(rates[0])
         processes = started(network, option, model, folder, port)
         try:
             wait_for(folder, processes, 0.0, SETTLE_SECONDS)  # It trains.
@@ -177,7 +187,11 @@ def measurement_of(model: str) -> measurement.Measurement:
 
 
 def predicted(costs: Costs, rate: str, option: Option) -> Prediction:
-    return predict(costs, Hardware(link.bytes_per_second(rate) * link.GOODPUT, 1), option)
+    """Returns the prediction of tfdist plan, but for machines that share cores, as the nodes do (networks.py)."""
+    hardware = Hardware(link.bytes_per_second(rate) * link.GOODPUT, 1)
+    if option.strategy == "hogwild":
+        return simulated(costs, hardware, option, shared_by=len(os.sched_getaffinity(0)))
+    return predict(costs, hardware, option)
 
 
 def anew(result: Result, costs: Costs) -> Result:

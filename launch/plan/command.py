@@ -23,7 +23,8 @@ from tfdist.planner.candidates import PERIODS, Request, candidates
 from tfdist.planner.costs import Costs
 from tfdist.planner.measurement import Measurement
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.predict import Prediction, predict
+from tfdist.planner.predict import Prediction
+from tfdist.planner.predictions import MANY, predictions
 from tfdist.planner.prices import Machines
 from tfdist.translate import outputs
 
@@ -72,8 +73,7 @@ def _run(given: Arguments) -> int:
     rate = measured.link or rate if values["link"].value in (None, MEASURED) else rate
     hardware = Hardware(rate * link.GOODPUT, cores or machine.cores(), server_cores)
     costs = Costs(measured)
-    predictions = [predict(costs, hardware, option) for option in candidates(request)]
-    ranked = recommend.ranked(predictions, _of_predictions(cost))
+    ranked = predictions(costs, hardware, candidates(request), int(values["rows"].value or 1), _of_predictions(cost))
     for line in [*given.notes, *_notes(given, measured, hardware, ranked)]:
         _say(line)
     _show(given, measured, ranked, cost, machines)
@@ -179,6 +179,9 @@ def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: 
     missing = sorted({text for each in ranked for text in each.assumed})
     if missing:
         found.append(f"{', '.join(missing)}: typical costs are assumed")
+    rows = recommend.shown(ranked, int(given.values["rows"].value or 1))
+    if any(each.is_simulated and each.option.workers > MANY for each in rows):
+        found.append(f"choices with more than {MANY} workers are simulated: nobody has compared so many with real runs")
     if "chief" in ranked[0].binding and measured.batch_bytes:
         found.append("the chief reads and sends all batches; distribute_datasets_from_function lets the workers read theirs")
     if ranked[0].option.strategy == "hogwild":

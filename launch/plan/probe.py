@@ -120,7 +120,8 @@ class Probe:
             self._say(f"{configuration.title}: {run.batch * run.steps / run.seconds:.0f} examples/s")
         assert first is not None
         words = [self._program.script or f"-m {self._program.module}", *self._program.args]
-        return Measurement(" ".join(words), self._cores, runs[0].batch, first.batch_bytes or 0, first.variables, tuple(runs))
+        size, variables = first.batch_bytes or 0, first.variables
+        return Measurement(" ".join(words), self._cores, runs[0].batch, size, variables, tuple(runs), epoch=first.epoch)
 
     def _ready(self, runner: TaskRunner) -> Cluster:
         while time.monotonic() < self._deadline:

@@ -34,12 +34,14 @@ class Fit:
         batch_bytes: bytes of a batch that the chief sends; None if not known.
         variables: the trainable variables.
         steps: pairs of a moment and the steps that were done then.
+        epoch: steps of an epoch; None if not known.
     """
 
     batch: int | None
     batch_bytes: int | None
     variables: tuple[Variable, ...]
     steps: Sequence[tuple[float, int]]
+    epoch: int | None = None
 
     def window(self) -> tuple[tuple[float, int], tuple[float, int]] | None:
         """Returns the first and the last report that count; None as long as there are too few.
@@ -69,7 +71,8 @@ def read(report: Path) -> Fit | None:
     except (OSError, ValueError):
         return None
     variables = tuple(Variable(v["name"], tuple(v["shape"]), v["size"], v["is_table"]) for v in values["variables"])
-    return Fit(values["batch"], values["batch_bytes"], variables, [(at, steps) for at, steps in values["steps"]])
+    steps = [(at, steps) for at, steps in values["steps"]]
+    return Fit(values["batch"], values["batch_bytes"], variables, steps, values.get("epoch"))
 
 
 def run_of(configuration: Configuration, fit: Fit, processor: ProcessorTime) -> Run | None:

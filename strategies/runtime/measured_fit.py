@@ -57,9 +57,9 @@ def change(arguments: MutableMapping[str, Any]) -> None:
 class MeasuredFit(keras.callbacks.Callback):
     """Writes what the probe wants to know.
 
-    The file holds JSON: `batch` (examples) and `batch_bytes` (that the chief sends) of a step, both null if not known,
-    `variables` (`name`, `shape`, `size` in bytes, `is_table`), and `steps`: pairs of a moment (`time.monotonic`) and the steps
-    that were done then.
+    The file holds JSON: `batch` (examples) and `batch_bytes` (that the chief sends) of a step, and `epoch` (its steps), null if
+    not known, `variables` (`name`, `shape`, `size` in bytes, `is_table`), and `steps`: pairs of a moment (`time.monotonic`) and
+    the steps that were done then.
     """
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
@@ -100,6 +100,7 @@ class MeasuredFit(keras.callbacks.Callback):
         examples, size = self._batch
         self._variables = self._variables or variables_of(self.model)
         values = {"batch": examples, "batch_bytes": size, "variables": self._variables, "steps": self._steps}
+        values["epoch"] = (self.params or {}).get("steps")
         with open(f"{self._path}.part", "w", encoding="utf-8") as file:
             json.dump(values, file)
         os.replace(f"{self._path}.part", self._path)

@@ -103,6 +103,9 @@ def test_tasks_of_a_full_machine_share_its_cores():
     uses = {"ps:0": full, "worker:0": full, "chief:0": IDLE}
     here = Running("parameter_server", uses, list(uses), dict.fromkeys(uses, "localhost"))
     assert explain(here).resource == "cores that ps 0, worker 0 and the chief share"
+    # Each keeps to a core of its own, and may not use the other's.
+    apart = {"ps:0": use(0.1, cores=1, cores_of_all=2), "worker:0": use(0.95, cores=1, cores_of_all=2)}
+    assert explain(Running("parameter_server", apart, list(apart), dict.fromkeys(apart, "a"))).resource == "worker processor"
     by_others = {name: use(0.3, machine=1.0) for name in ("worker:0", "worker:1")}
     others = Running("multi_worker_mirrored", by_others, list(by_others), dict.fromkeys(by_others, "a"))
     assert explain(others).text == "cores of a, most of which other programs use, busy for 100% of the time"

@@ -20,6 +20,8 @@ from tfdist.synchronization import Synchronization
 def test_a_measurement_survives_its_file(tmp_path):
     measurement.save(measured(), str(tmp_path / "m.json"))
     assert measurement.read(str(tmp_path / "m.json")) == measured()
+    measurement.save(measured(epoch=100), str(tmp_path / "m.json"))
+    assert measurement.read(str(tmp_path / "m.json")).epoch == 100
 
 
 @pytest.mark.parametrize(

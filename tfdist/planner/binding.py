@@ -114,7 +114,7 @@ def _shared(job: Running) -> list[_Busy]:
     for host in dict.fromkeys(job.hosts.get(name, "") for name in job.uses):
         here = [name for name in job.uses if job.hosts.get(name, "") == host]
         use = job.uses[here[0]]
-        cores = max(job.uses[name].cores for name in here)
+        cores = max(job.uses[name].cores_of_all or job.uses[name].cores for name in here)
         own = sum(job.uses[name].processor for name in here) / cores
         share = min(1.0, max(own, use.machine))
         if share >= FULL and (len(here) > 1 or own < share / 2):

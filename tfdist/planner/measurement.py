@@ -74,6 +74,7 @@ class Measurement:
         variables: the trainable variables.
         runs: what was measured; the first is that of one process.
         link: measured rate between hosts in bytes per second; None if it was not measured.
+        epoch: steps of an epoch; None if not known.
     """
 
     program: str
@@ -83,6 +84,7 @@ class Measurement:
     variables: tuple[Variable, ...]
     runs: tuple[Run, ...]
     link: float | None = None
+    epoch: int | None = None
 
     @property
     def model_bytes(self) -> int:
@@ -129,6 +131,7 @@ class Measurement:
                 ),
                 tuple(_run(each) for each in values["runs"]),
                 None if values.get("link") is None else _number(values, "link"),
+                None if values.get("epoch") is None else _number(values, "epoch", whole=True),
             )
         except (KeyError, TypeError, AttributeError, ValueError) as fault:
             what = f"the field {fault} is missing" if isinstance(fault, KeyError) else str(fault)

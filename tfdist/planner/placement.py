@@ -8,6 +8,10 @@ MIN_SHARD_BYTES = 256 * 1024
 """parameter_server splits a variable if every shard has at least this size (strategies/parameter_server/placement.py)."""
 
 
+SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
+"""hogwild cuts the part of a ps into up to 8 shards of at least 2 MiB (strategies/hogwild/global_parameters.py)."""
+
+
 def whole_and_split(variables: Sequence[Variable], ps: int) -> list[int]:
     """Returns the bytes on each ps under `parameter_server`.
 
@@ -30,3 +34,8 @@ def whole_and_split(variables: Sequence[Variable], ps: int) -> list[int]:
 def evenly(size: int, ps: int) -> list[int]:
     """Returns the bytes on each ps under `hogwild`, which concatenates all variables and splits them equally."""
     return [size * (number + 1) // ps - size * number // ps for number in range(ps)]
+
+
+def shards(size: int, ps: int) -> int:
+    """Returns into how many shards `hogwild` cuts the part of a ps, of parameters of `size` bytes."""
+    return min(max(size // (ps * SHARD_BYTES), 1), SHARDS_PER_SERVER)

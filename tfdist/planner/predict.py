@@ -11,22 +11,25 @@ the larger of both unless they are about equal. The form is that of Pollux (OSDI
 wait for each other, but queue for each resource (queues.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfdist.planner.costs import COMPRESSED, HOP_SECONDS, Costs
 from tfdist.planner.loads import Cycle, Load, busiest, loads
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.placement import evenly, whole_and_split
 from tfdist.planner.queues import cycle as queued
+from tfdist.planner.simulated import Network
+from tfdist.planner.simulated_periods import simulate
+from tfdist.planner.ways import DELAY_PART, LONGEST_DELAY, way_of
 
 G = 5.0
 """The exponent g. Chosen on the nine float32 cells of benchmarks/hogwild.md, and never on those of benchmarks/planner.md."""
 
+MESSAGE_SECONDS = 1e-4
+"""How long a message takes beside its bytes."""
+
 BINDS = 0.6
 """A shared resource binds if it is busy for this part of the time; otherwise the worker's own processor or link does."""
-
-DELAY_PART, LONGEST_DELAY = 4, 4
-"""Without a delay of the user's, hogwild measures one: at most 4, and at most a quarter of the updates between two pushes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Prediction:
         binding: the resource that binds: what has to become faster to train faster.
         busy: the part of the time for which each shared resource is busy, by name, the busiest first.
         assumed: what was not measured, in words.
+        is_simulated: whether it was simulated event by event, and not by a formula.
     """
 
     option: Option
@@ -46,11 +50,36 @@ class Prediction:
     binding: str
     busy: tuple[tuple[str, float], ...]
     assumed: tuple[str, ...] = ()
+    is_simulated: bool = False
 
 
 def predict(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
-    """Returns the prediction for an option on machines that are all equal."""
+    """Returns the prediction of a formula for an option on machines that are all equal. It takes microseconds."""
     return _PREDICTORS[option.strategy](costs, hardware, option)
+
+
+def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int | None = None) -> Prediction:
+    """Returns the prediction of the simulator (simulated.py). It takes 10 ms for 3 workers, and a second for hundreds.
+
+    Args:
+        costs: what steps and exchanges cost.
+        hardware: the machines, all equal.
+        option: not `default` or `mirrored`, of which nothing is to be simulated.
+        shared_by: see `Network`.
+    """
+    formula = predict(costs, hardware, option)
+    if option.strategy not in ("hogwild", "parameter_server"):
+        return formula
+    way = way_of(costs, option, compute=costs.wall(costs.compute, hardware.cores))
+    network = Network(hardware.link, MESSAGE_SECONDS, hardware.cores, hardware.server_cores, shared_by)
+    speed = simulate(way, network).speed
+    factor = speed / formula.examples_per_second
+    busy = tuple((name, min(1.0, factor * part)) for name, part in formula.busy)
+    steps = speed / option.workers / costs.measurement.batch
+    compute = steps * (way.compute + way.worker / (option.period if option.strategy == "hogwild" else 1))
+    own = "worker processor" if compute >= 0.5 else "worker link"
+    binding = busy[0][0] if busy and busy[0][1] >= BINDS else own
+    return replace(formula, examples_per_second=speed, binding=binding, busy=busy, is_simulated=True)
 
 
 def combined(alone: float, busiest: float) -> float:

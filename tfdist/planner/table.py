@@ -69,6 +69,7 @@ def as_json(measurement: Measurement, predictions: Sequence[Prediction], cost: C
             "binding": each.binding,
             "busy": dict(each.busy),
             "assumed": list(each.assumed),
+            "simulated": each.is_simulated,
             "recommended": number == 0,
         }
         options.append(values | ({"cost_per_hour": cost(each.option)} if cost else {}))

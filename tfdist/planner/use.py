@@ -20,6 +20,7 @@ class Use:
         sending: part of the time for which data for other machines waited to be sent, or to be acknowledged; None if not known.
         sent: bytes per second to other machines; None if not known.
         received: bytes per second from other machines; None if not known.
+        cores_of_all: cores that the tasks of its machine may use, all together; None if not known.
     """
 
     seconds: float
@@ -31,6 +32,7 @@ class Use:
     sending: float | None = None
     sent: float | None = None
     received: float | None = None
+    cores_of_all: int | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Use":
@@ -42,7 +44,7 @@ class Use:
             value = float(values[each.name])
             if not math.isfinite(value):
                 raise ValueError(f"{each.name} is {value}")
-            found[each.name] = int(value) if each.name == "cores" else value
+            found[each.name] = int(value) if each.name.startswith("cores") else value
         return cls(**found)
 
     @property

@@ -53,7 +53,7 @@ class _Seen:
     """A task."""
 
     pid: int
-    cores: int
+    cores: set[int]
     is_here: bool
     looks: deque[_Look] = field(default_factory=deque)
     inodes: set[int] = field(default_factory=set)
@@ -97,7 +97,9 @@ class UseProbe:
         if not reports:
             return []
         self._reported_at = now
-        uses = ((name, use_of(seen.looks, seen.cores)) for name, seen in self._seen.items())
+        # Two tasks that keep to a core each do not share one.
+        together = _number(set().union(*(seen.cores for seen in self._seen.values())))
+        uses = ((name, use_of(seen.looks, _number(seen.cores), together)) for name, seen in self._seen.items())
         return [Used(name, use) for name, use in uses if use is not None]
 
     def _look(self, seen: _Seen, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool) -> None:
@@ -117,8 +119,14 @@ class UseProbe:
             seen.looks.popleft()
 
 
-def use_of(looks: "deque[_Look]", cores: int) -> Use | None:
-    """Returns the use over a time; None after too few looks."""
+def use_of(looks: "deque[_Look]", cores: int, together: int | None = None) -> Use | None:
+    """Returns the use over a time; None after too few looks.
+
+    Args:
+        looks: the looks, the oldest first.
+        cores: cores that the task may use.
+        together: cores that all tasks of this machine may use.
+    """
     if len(looks) < LEAST_LOOKS or looks[-1].at - looks[0].at < LEAST_SECONDS:
         return None
     first, last, later = looks[0], looks[-1], list(looks)[1:]
@@ -135,6 +143,7 @@ def use_of(looks: "deque[_Look]", cores: int) -> Use | None:
         sum(bool(look.is_sending) for look in later) / len(later) if knows_links else None,
         (last.sent - first.sent) / seconds if knows_links else None,
         (last.received - first.received) / seconds if knows_links else None,
+        together,
     )
 
 
@@ -207,11 +216,16 @@ def _machine() -> tuple[float, float]:
     return (sum(times) - idle) / _TICK, sum(times) / _TICK
 
 
-def _cores(pid: int) -> int:
+def _cores(pid: int) -> set[int]:
+    """Returns the numbers of the cores that a process may use."""
     try:
-        return min(len(os.sched_getaffinity(pid)), machine.cores())
+        return os.sched_getaffinity(pid)
     except OSError:
-        return machine.cores()
+        return set(range(machine.cores()))
+
+
+def _number(cores: set[int]) -> int:
+    return min(len(cores), machine.cores())
 
 
 def _shares_network(pid: int) -> bool:

@@ -69,6 +69,7 @@ def test_steps_and_variables(tmp_path):
     clock = SimpleNamespace(now=0.0)
     callback = MeasuredFit(str(tmp_path / "report.json"), {"x": X, "y": Y}, lambda: clock.now)
     callback.set_model(model)
+    callback.set_params({"steps": 10})
     for epoch in range(2):
         callback.on_epoch_begin(epoch)
         for batch in (4, 9):  # Five steps of an execution at once.
@@ -76,7 +77,7 @@ def test_steps_and_variables(tmp_path):
             callback.on_train_batch_end(batch)
     fit = window.read(tmp_path / "report.json")
     assert list(fit.steps) == [(1.0, 5), (2.0, 10), (3.0, 15), (4.0, 20)]
-    assert (fit.batch, fit.batch_bytes) == (10, 240)
+    assert (fit.batch, fit.batch_bytes, fit.epoch) == (10, 240, 10)
     assert [(v.shape, v.size, v.is_table) for v in fit.variables] == [
         ((7, 2), 56, True),
         ((6, 5), 120, False),

@@ -22,10 +22,13 @@ BUSY = "import os\nwhile os.getppid() == {}: sum(range(10000))"
 
 
 def slow_down():
-    """Makes the ps share a core with a program of higher priority until the file appears. The other tasks keep to other cores."""
+    """Makes the ps share a core with a program of higher priority until the file appears. The other tasks keep to another core.
+
+    So the tasks together never fill the cores that they may use, however slow those are.
+    """
     cores = os.sched_getaffinity(0)
     if json.loads(os.environ["TF_CONFIG"])["task"]["type"] != "ps":
-        os.sched_setaffinity(0, cores - {min(cores)} or cores)
+        os.sched_setaffinity(0, {max(cores)})
         return
     os.sched_setaffinity(0, {min(cores)})
     other = subprocess.Popen([sys.executable, "-c", BUSY.format(os.getpid())])

@@ -1,19 +1,15 @@
-"""The simulator of benchmarks/scale_simulated.py against formulas that are exact."""
-
-import sys
+"""The simulator against formulas that are exact."""
 
 import pytest
 from costs_of import MODEL, measured
-from support_paths import CHECKOUT
 
+from tfdist.planner import simulated
 from tfdist.planner.costs import Costs
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import predict
-
-sys.path.append(str(CHECKOUT / "benchmarks"))
-import scale_simulated
-from scale_simulated import Network, simulate
-from scale_ways import Way, way_of
+from tfdist.planner.simulated import Network
+from tfdist.planner.simulated_periods import simulate
+from tfdist.planner.ways import Way, way_of
 
 FREE = Network(1e15, 0.0, 4)
 STEP = 0.01
@@ -23,7 +19,7 @@ def speed(strategy, workers, ps=1, network=FREE, **changes):
     """Steps per second of all workers."""
     options = {name: changes.pop(name) for name in ("period", "delay", "fragments") if name in changes}
     option = Option(strategy, workers, ps, chief_apart=True, **options)
-    return simulate(Way(option, STEP, **({"sent": (1e6,) * ps} | changes)), network)[0]
+    return simulate(Way(option, STEP, **({"sent": (1e6,) * ps} | changes)), network).speed
 
 
 @pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
@@ -54,7 +50,7 @@ def test_a_lone_worker_waits_for_every_part():
 
 
 def test_the_slowest_of_exponential_steps_is_the_harmonic_number(monkeypatch):
-    monkeypatch.setattr(scale_simulated, "CYCLES", 150)
+    monkeypatch.setattr(simulated, "CYCLES", 150)
     for workers in (2, 8):
         slowest = STEP * sum(1 / number for number in range(1, workers + 1))
         together = speed("parameter_server", workers, is_synchronous=True, spread=1.0)
@@ -65,7 +61,7 @@ def test_the_slowest_of_exponential_steps_is_the_harmonic_number(monkeypatch):
 
 def test_a_ring_sends_its_bytes_at_any_length():
     for workers in (2, 8, 1000):
-        wire = 2 * (workers - 1) * (1e6 / workers / 1e8 + 0.001 + scale_simulated.HOP_SECONDS)
+        wire = 2 * (workers - 1) * (1e6 / workers / 1e8 + 0.001 + simulated.HOP_SECONDS)
         got = speed("multi_worker_mirrored", workers, ps=0, sent=(1e6,), network=Network(1e8, 0.001, 4))
         assert got == pytest.approx(1 / (STEP + wire))
 
@@ -88,7 +84,7 @@ def test_it_agrees_with_the_formulas_of_the_planner_where_both_know_everything(s
         ps = 0 if strategy == "multi_worker_mirrored" else ps
         option = Option(strategy, workers, ps, period=16, chief_apart=True)
         formula = predict(costs, Hardware(rate, 1), option).examples_per_second
-        assert simulate(way_of(costs, option), Network(rate, 0.0, 1))[0] == pytest.approx(formula, rel=0.35), (
+        assert simulate(way_of(costs, option), Network(rate, 0.0, 1)).speed == pytest.approx(formula, rel=0.35), (
             workers,
             ps,
             MODEL,

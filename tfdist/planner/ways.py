@@ -1,10 +1,14 @@
-"""What scale_simulated.py simulates: ways to train, with the costs that the planner would use."""
+"""`Way`: what the simulator needs to know about one way to train, with the costs that the formulas use."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tfdist.planner.costs import COMPRESSED, Costs
 from tfdist.planner.option import Option
-from tfdist.planner.placement import evenly, whole_and_split
+from tfdist.planner.placement import evenly, shards, whole_and_split
+
+DELAY_PART, LONGEST_DELAY = 4, 4
+"""Without a delay of the user's, hogwild measures one: at most 4, and at most a quarter of the updates between two pushes."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Way:
         sent: bytes that a worker sends to each ps in it, and as many that it receives; multi_worker_mirrored: of the model.
         batches: bytes that the chief sends for it.
         examples: of a step.
+        shards: parts of the parameters of a ps, which travel one after the other and have their own rounds.
+        epoch: steps of an epoch, at whose end all workers wait for each other; None for no end.
         spread: standard deviation of the time of a step, in units of its mean.
         is_synchronous: whether the workers of parameter_server wait for each other after each step.
         rounds: whether hogwild's replies wait for the pushes of all workers.
@@ -34,14 +40,16 @@ class Way:
     sent: tuple[float, ...] = ()
     batches: float = 0.0
     examples: float = 1.0
+    shards: int = 1
+    epoch: int | None = None
     spread: float = 0.0
     is_synchronous: bool = False
     rounds: bool = True
     is_one_machine: bool = False
 
 
-def way_of(costs: Costs, option: Option, **changes: object) -> Way:
-    """Returns a way to train with the costs that the planner would use."""
+def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
+    """Returns a way to train with the costs that the formulas use, and some attributes that differ."""
     measured = costs.measurement
     size, examples, batches = measured.model_bytes, measured.batch, measured.batch_bytes
     if option.strategy == "multi_worker_mirrored":
@@ -49,12 +57,13 @@ def way_of(costs: Costs, option: Option, **changes: object) -> Way:
         examples *= option.workers if costs.batch_grows else 1
         found = Way(option, computed, summed, sent=(size,), examples=examples)
     elif option.strategy == "parameter_server":
-        sent = whole_and_split(measured.variables, option.ps)
-        cost = costs.served(option.ps, max(sent) / sum(sent))
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, tuple(sent), batches, examples)
+        placed = whole_and_split(measured.variables, option.ps)
+        cost = costs.served(option.ps, max(placed) / sum(placed))
+        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, tuple(placed), batches, examples)
     else:
         cost, sent = costs.exchanged(option.period, option.ps, option.fragments), evenly(size, option.ps)
         bytes_ = tuple(each * COMPRESSED[option.compression] for each in sent)
         batches *= option.period
         found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, bytes_, batches, examples)
+        found = replace(found, shards=shards(size // option.fragments, option.ps), epoch=measured.epoch)
     return replace(found, **changes)
