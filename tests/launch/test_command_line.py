@@ -120,6 +120,8 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
         (["--cluster", "missing.conf"], "missing.conf"),
         (["--cluster", "custom.yaml", "--worker_count", "-1"], "-1"),
         (["--cluster", "custom.yaml", "--worker_count", "two"], "two"),
+        (["-n", "two"], "'two' is not a whole number"),
+        (["-n", "2", "--step_timeout", "soon"], "'soon' is not a number"),
         (["--cluster", "custom.yaml", "--strategy", "hogwild"], "has none"),
         (["--cluster", "custom.yaml", "--strategy", "miror"], "did you mean mirrored?"),
         (["--tier", "STANDARD_1", "--outer", "nesterov"], "--outer: it is an option of hogwild"),
