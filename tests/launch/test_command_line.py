@@ -161,6 +161,17 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tm
     assert not (tmp_path / "tfdist_logs").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "is_named"),
+    [(["--strategy=hogwild"], True), (["--dry-run"], True), (["--", "--strategy=hogwild"], False), (["--seed=1"], False)],
+)
+def test_a_flag_after_the_program_is_named_because_the_program_gets_it(launch, tmp_path, words, is_named):
+    (tmp_path / "train.py").write_text("")
+    got = launch("--tier", "STANDARD_1", "--dry_run", "train.py", *words)
+    assert got.returncode == 0 and "parameter_server" in got.stdout
+    assert (f"tfdist: {words[0]} follows the program, so the program gets it" in got.stderr) == is_named
+
+
 def test_an_error_in_a_file_names_file_and_line(launch, tmp_path):
     (tmp_path / "typo.conf").write_text("name: 'x'\ncluster {\n  nworker_groups: 1\n  nworker_per_procs: 2\n}\n")
     assert launch("--cluster", "typo.conf").stderr.startswith("tfdist: typo.conf:4: ")
