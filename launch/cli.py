@@ -112,7 +112,10 @@ def _parse(argv: list[str]) -> Program:
         os.getcwd()
     except OSError as error:
         raise UsageError(f"the current folder does not exist any more: {error}") from error
-    return command_line.program(program_words, FLAGS.m)
+    found = command_line.program(program_words, FLAGS.m)
+    if (word := command_line.after_program(program_words, FLAGS)) and not command_line.misplaced(found):
+        print_error(f"{word} follows the program, so the program gets it; flags of tfdist go before the program")
+    return found
 
 
 def _defaults() -> list[tuple[str, str]]:

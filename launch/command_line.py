@@ -51,6 +51,24 @@ def misplaced(program: Program) -> str:
     return ""
 
 
+def after_program(words: list[str], flag_values: flags.FlagValues) -> str | None:
+    """Returns the first of the program's arguments that has the name of a flag of tfdist; None if there is none.
+
+    After `--` a user knows whose they are.
+
+    Args:
+        words: the second result of `split`.
+        flag_values: the flags of the launcher.
+    """
+    for word in words:
+        if word == "--":
+            return None
+        name = word.partition("=")[0].replace("-", "_").lstrip("_")
+        if word.startswith("--") and (flag_values.find_module_defining_flag(name) or "").startswith("tfdist."):
+            return word
+    return None
+
+
 _HOSTS = "name the hosts in --cluster 'horovodrun -np 8 -H a:4,b:4' with --backend ssh"
 _ADDRESSES = "the launcher finds the addresses itself; leave it out"
 _FOREIGN = {

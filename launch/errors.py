@@ -1,8 +1,15 @@
 """`UsageError`, and how commands show errors: one line on standard error."""
 
+import re
 import sys
 
 from tfdist.messages import printable, without_secrets
+
+_NUMBERS = (
+    (r"invalid literal for int\(\) with base \d+: ('.*')", r"\1 is not a whole number"),
+    (r"could not convert string to float: ('.*')", r"\1 is not a number"),
+)
+"""What Python says of a flag's value that is no number, and in plain words."""
 
 
 class UsageError(Exception):
@@ -11,4 +18,7 @@ class UsageError(Exception):
 
 def print_error(error: object) -> None:
     """Prints an error as one line, without secrets."""
-    print(f"tfdist: {printable(without_secrets(' '.join(str(error).split())))}", file=sys.stderr)
+    text = " ".join(str(error).split())
+    for python, words in _NUMBERS:
+        text = re.sub(python, words, text)
+    print(f"tfdist: {printable(without_secrets(text))}", file=sys.stderr)

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.errors import Source
+from tfdist.errors import Source, nearest
 
 AXES: dict[str, int | None] = {"columns": -1, "rows": -2, "none": None}
 """Words for axes. A kernel has its outputs (units, filters) along its last axis, and its inputs along the one before."""
@@ -83,7 +83,7 @@ def parsed_axis(word: object) -> int | None:
         return AXES[word]
     if isinstance(word, str) and _NUMBER.fullmatch(word):
         return int(word)
-    raise ValueError(f"{str(word)[:60]!r} is not an axis; expected {_EXPECTED}")
+    raise ValueError(f"{str(word)[:60]!r} is not an axis; expected {_EXPECTED}{nearest(word, AXES)}")
 
 
 def parsed_layouts(text: str) -> tuple[tuple[str, int | None], ...]:

@@ -144,7 +144,20 @@ class GroupCalls:
         key = (like, len(batches) > 1, synchronizes, several, len(self._steps.blocks))
         if key not in self._functions:
             self._functions[key] = self._trace(batches, element_spec, synchronizes, several)
+            if self._synchronizes_more():
+                return self._functions_for(batches, element_spec, synchronizes, several)
         return self._functions[key]
+
+    def _synchronizes_more(self) -> bool:
+        """Synchronizes frozen weights that the traced step assigns, as a moving average of others; returns whether it does."""
+        if not self._trains or not self._steps.blocks:
+            return False
+        weights = [v for weight in self._model.weights for v in local_variables(weight._value) if v.is_assigned]
+        assigned = dict.fromkeys(v.block for v in weights if v.block is not None)
+        more = [b for b in assigned if b.kind is Kind.SYNCHRONIZED and b not in self._steps.blocks]
+        self._parameters += more
+        self._steps.blocks = self._parameters + self._buffers
+        return bool(more)
 
     def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: int) -> _Functions:
         self._register_weights()
@@ -224,7 +237,8 @@ class GroupCalls:
                 self._replicas.synchronize_now(block, group)
 
     def _register_weights(self) -> None:
-        """Puts the model's weights into the global parameters. Frozen weights have blocks that are never synchronized."""
+        """Puts the model's weights into the global parameters. Frozen weights have blocks that are synchronized only if
+        the step assigns them."""
         if self._steps.blocks or not self._model.built:
             return
         self._replicas.release_unused()

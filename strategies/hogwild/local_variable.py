@@ -80,6 +80,7 @@ class LocalVariable(VariableBase):
         restored: restored values for replicas of groups that have not started since, numpy, by group (checkpoint_state.py).
         restored_outer: restored state of the outer optimizer for this variable, numpy, by name.
         version: version of the block's values that the chief's variable has.
+        is_assigned: whether a function that a group runs assigns it.
     """
 
     def __init__(self, strategy: Any, next_creator: Any, column: int | None = None, **kwargs: Any) -> None:
@@ -97,6 +98,7 @@ class LocalVariable(VariableBase):
         self.restored: dict[int, Any] = {}
         self.restored_outer: dict[str, Any] = {}
         self.version = 0
+        self.is_assigned = False
         self._uncounted = 0  # Updates to be added to the chief's variable.
         # TensorFlow's variables have these attributes.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
@@ -188,6 +190,8 @@ class LocalVariable(VariableBase):
         if not tf.executing_eagerly():
             if not self._strategy_of.extended.is_tracing:
                 self._assigned_by.add(outermost_graph())
+            else:
+                self.is_assigned = True
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self

@@ -1,11 +1,11 @@
-"""Keras' variables for replicas that update together: records what a step assigns."""
+"""Keras' variables for replicas that update together: records what a step assigns, and checks what it assigns to metrics."""
 
 from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks import metric_sums, replica_context
 from tfdist.strategies.private_api import in_stateless_scope, patches
 
 
@@ -21,5 +21,6 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]
         return local.assign(tf.cast(value, local.dtype))
+    metric_sums.check(replica, variable, value)
     replica.assigned[id(variable)] = variable
     return original(variable, value)

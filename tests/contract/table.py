@@ -180,7 +180,7 @@ GROUPS: dict[str, list[Row]] = {
     "Models": [
         Row("functional", "functional, several inputs and outputs", near=0.15),
         Row("subclassed", "subclassed", near=0.15),
-        Row("custom_train_step", "own `train_step`", near=0.15),
+        Row("custom_train_step", "custom `train_step`", near=0.15),
         Row("embedding", "embeddings", near=0.15),
         Row("batch_normalization", "BatchNormalization (each replica normalizes its own part of the batch)", near=0.15, replicas=0.15),
         Row("synchronized_batch_normalization", "BatchNormalization(synchronized=True)", near=0.15),
@@ -196,9 +196,9 @@ GROUPS: dict[str, list[Row]] = {
     "Losses; synchronous strategies are compared in weights too": [
         Row("added_losses", "`add_loss`, regularizers", near=0.15),
         Row("loss_of_one_number", "a loss function that returns one number for a batch", near=0.15),
-        Row("own_compute_loss", "own `compute_loss`", near=0.15),
+        Row("own_compute_loss", "custom `compute_loss`", near=0.15),
         Row("loss_in_a_layer", "a Keras loss in a layer's `add_loss`", near=0.15),
-        Row("train_step_from_scratch", "a Keras loss in an own `train_step`, without `compute_loss`", near=0.15),
+        Row("train_step_from_scratch", "a Keras loss in a custom `train_step`, without `compute_loss`", near=0.15),
     ],
     "compile": [
         Row("optimizers", "every stock optimizer", near=0.15, refused={"partitioned": "Adafactor may need all of a variable for its update"}),

@@ -97,7 +97,7 @@ def test_with_ps_the_workers_of_a_group_make_up_replicas(words, devices, slots, 
         (["--tier=BASIC", "--partition", "kernel"], "--partition: 'kernel' has no axis; expected a pattern"),
         (
             ["--tier=BASIC", "--partition", "kernel=colums"],
-            "'colums' is not an axis; expected columns, rows, none or the number",
+            "'colums' is not an axis; expected columns, rows, none or the number of an axis; did you mean columns?",
         ),
         (["--tier=BASIC", "--partition", "kernel=99"], "'99' is not an axis"),
         (["--tier=BASIC", "--partition", "(=rows"], "'(' is not a regular expression"),

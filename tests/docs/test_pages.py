@@ -45,6 +45,16 @@ def test_the_example_of_the_readme_trains_as_written(tmp_path):
         (tmp_path / "digits.keras").unlink()
 
 
+def test_the_defaults_on_the_page_of_the_launcher_describe_a_job(tmp_path):
+    page = (CHECKOUT / "docs" / "launch.md").read_text(encoding="utf-8")
+    (defaults,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "tfdist.toml").write_text(defaults, encoding="utf-8")
+    command, variables = [sys.executable, "-m", "tfdist", "run", "--dry_run"], os.environ | {"WANDB_API_KEY": "secret"}
+    job = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stderr
+    assert "1 chief, 4 workers, 3 ps" in job.stdout
+
+
 @needs("sphinx")
 @pytest.mark.cluster
 def test_the_site_builds_without_a_warning(tmp_path):

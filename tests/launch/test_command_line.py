@@ -120,6 +120,8 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
         (["--cluster", "missing.conf"], "missing.conf"),
         (["--cluster", "custom.yaml", "--worker_count", "-1"], "-1"),
         (["--cluster", "custom.yaml", "--worker_count", "two"], "two"),
+        (["-n", "two"], "'two' is not a whole number"),
+        (["-n", "2", "--step_timeout", "soon"], "'soon' is not a number"),
         (["--cluster", "custom.yaml", "--strategy", "hogwild"], "has none"),
         (["--cluster", "custom.yaml", "--strategy", "miror"], "did you mean mirrored?"),
         (["--tier", "STANDARD_1", "--outer", "nesterov"], "--outer: it is an option of hogwild"),
@@ -157,6 +159,17 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tm
     assert message in got.stderr
     assert got.stdout == ""
     assert not (tmp_path / "tfdist_logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "is_named"),
+    [(["--strategy=hogwild"], True), (["--dry-run"], True), (["--", "--strategy=hogwild"], False), (["--seed=1"], False)],
+)
+def test_a_flag_after_the_program_is_named_because_the_program_gets_it(launch, tmp_path, words, is_named):
+    (tmp_path / "train.py").write_text("")
+    got = launch("--tier", "STANDARD_1", "--dry_run", "train.py", *words)
+    assert got.returncode == 0 and "parameter_server" in got.stdout
+    assert (f"tfdist: {words[0]} follows the program, so the program gets it" in got.stderr) == is_named
 
 
 def test_an_error_in_a_file_names_file_and_line(launch, tmp_path):

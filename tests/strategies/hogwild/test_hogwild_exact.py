@@ -58,6 +58,7 @@ CASES = {
     "averaged_momentum": None,
     "momentum_follows_schedule": None,
     "short_epochs": None,
+    "frozen_weights_that_a_step_assigns": None,
 }
 """The cases for the program, by name. None runs the function of that name."""
 
@@ -502,6 +503,10 @@ def numbers_in(value):
     if isinstance(value, dict | list):
         return [number for each in (value.values() if isinstance(value, dict) else value) for number in numbers_in(each)]
     return [value]
+
+
+def test_frozen_weights_that_a_step_assigns_are_synchronized(results):
+    assert results["frozen_weights_that_a_step_assigns"] == pytest.approx([0.125, 0.5**3 + 3 * 0.5**4])
 
 
 @pytest.fixture(scope="module")

@@ -658,6 +658,36 @@ def alone_and_late(strategy):
     return {"keras": keras_losses, "late": late, "gone": gone}
 
 
+def frozen_weights_that_a_step_assigns(strategy):
+    """A frozen model that is a moving average of the trained one, as in MoCo. Returns weight and average after 3 steps."""
+
+    class Averaged(keras.Model):
+        def __init__(self):
+            super().__init__()
+            trained, average = (keras.layers.Dense(1, use_bias=False, kernel_initializer="ones") for _ in range(2))
+            self.trained, self.average = (
+                keras.Sequential([keras.Input((1,)), trained]),
+                keras.Sequential([keras.Input((1,)), average]),
+            )
+            self.average.trainable = False
+
+        def call(self, x):
+            return self.trained(x)
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            self.average.weights[0].assign(0.5 * self.average.weights[0] + 0.5 * self.trained.weights[0])
+            return logs
+
+    begin(strategy, 1, period=2)
+    with strategy.scope():
+        model = Averaged()
+        model.compile(keras.optimizers.SGD(0.25), "mse")  # Each step halves the weight.
+    for _ in range(3):
+        model.train_on_batch(np.ones([1, 1]), np.zeros([1, 1]))
+    return [float(each.get_weights()[0].item()) for each in (model.trained, model.average)]
+
+
 def main(cases_file, results_file):
     """Runs all cases, with several shards on each ps, as models of megabytes have them."""
     with open(cases_file) as file:

@@ -1,0 +1,42 @@
+"""Which blocks of weights the calls of a group synchronize."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist.strategies.hogwild import group_calls
+from tfdist.strategies.hogwild.local_variable import Kind
+
+
+class Block:
+    def __init__(self, kind):
+        self.kind = kind
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Calls of a model with one trained block, two frozen ones and one that is not synchronized, and these blocks by name."""
+    monkeypatch.setattr(group_calls, "local_variables", lambda value: [value])
+    kinds = {"trained": Kind.SYNCHRONIZED, "frozen": Kind.SYNCHRONIZED, "average": Kind.SYNCHRONIZED, "own": Kind.OWN}
+    blocks = {name: Block(kind) for name, kind in kinds.items()}
+    weights = {name: SimpleNamespace(block=block, is_assigned=False) for name, block in blocks.items()}
+    made = object.__new__(group_calls.GroupCalls)
+    made._trains, made._buffers, made._parameters = True, ["momentum"], [blocks["trained"]]
+    made._model = SimpleNamespace(weights=[SimpleNamespace(_value=weight) for weight in weights.values()])
+    made._steps = SimpleNamespace(blocks=[blocks["trained"], "momentum"])
+    return made, blocks, weights
+
+
+def test_frozen_weights_are_not_synchronized_as_long_as_no_step_assigns_them(calls):
+    made, blocks, weights = calls
+    weights["trained"].is_assigned = weights["own"].is_assigned = True
+    assert not made._synchronizes_more()
+    assert made._steps.blocks == [blocks["trained"], "momentum"]
+
+
+def test_frozen_weights_that_a_step_assigns_are_synchronized_before_the_momentum(calls):
+    made, blocks, weights = calls
+    weights["trained"].is_assigned = weights["average"].is_assigned = True
+    assert made._synchronizes_more()
+    assert made._steps.blocks == [blocks["trained"], blocks["average"], "momentum"]
+    assert not made._synchronizes_more()

@@ -1,0 +1,89 @@
+"""Replicas warn, once per metric, of a state that is no sum over the examples, and of no other."""
+
+import keras
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from tfdist.strategies.keras_hooks import metric_sums, replica_context, variables
+from tfdist.strategies.private_api import KerasVariable, patches
+
+SUMS = {
+    "a sum": lambda v, x: v.assign_add(ops.sum(x)),
+    "a difference": lambda v, x: v.assign(v - ops.max(x)),
+    "two sums": lambda v, x: v.assign(ops.sum(x) + (ops.mean(x) + v)),
+    "of some batches": lambda v, x: v.assign(ops.where(ops.max(x) > 1, v + 1, v)),
+    "of another dtype": lambda v, x: v.assign(ops.cast(ops.cast(v, "float64") + 1, "float32")),
+    "in a branch": lambda v, x: v.assign(tf.cond(ops.max(x) > 1, lambda: ops.maximum(v, 1.0), lambda: v * 1)),
+}
+OTHERS = {
+    "a maximum": lambda v, x: v.assign(ops.maximum(v, ops.max(x))),
+    "a moving average": lambda v, x: v.assign(0.9 * v + 0.1 * ops.mean(x)),
+    "the last value": lambda v, x: v.assign(ops.mean(x)),
+    "a maximum of some batches": lambda v, x: v.assign(ops.where(ops.max(x) > 1, ops.max(x), v)),
+}
+KERAS = (
+    keras.metrics.AUC,
+    keras.metrics.BinaryIoU,
+    keras.metrics.FBetaScore,
+    keras.metrics.Precision,
+    keras.metrics.R2Score,
+    keras.metrics.RootMeanSquaredError,
+    keras.metrics.SensitivityAtSpecificity,
+)
+
+
+class Own(keras.metrics.Metric):
+    def __init__(self, update):
+        super().__init__()
+        self.update = update
+        self.state = self.add_weight(name="state", initializer="zeros")
+
+    def update_state(self, y, x, sample_weight=None):
+        self.update(self.state, x)
+
+    def result(self):
+        return self.state
+
+
+def traced(metric, share):
+    @tf.function(input_signature=[tf.TensorSpec([4, 2])] * 2)
+    def step(y, x):
+        with replica_context.entered(replica_context.Replica(tf.distribute.get_strategy(), 0, share)):
+            metric.update_state(y, x)
+
+    step.get_concrete_function()
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch):
+    monkeypatch.setattr(KerasVariable, "_direct_assign", patches.DIRECT_ASSIGN.original)
+    monkeypatch.setattr(patches.DIRECT_ASSIGN, "_replacements", [])
+    monkeypatch.setattr(metric_sums, "_warned", set())
+    variables.install()
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_state_that_is_no_sum_is_named_once(name, caplog):
+    metric = Own(OTHERS[name])
+    for _ in range(2):
+        traced(metric, tf.constant(0.5))
+    assert caplog.text.count(f"the metric variable {metric.state.path} is assigned something else") == 1
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_what_may_be_a_sum_is_not_named(name, caplog):
+    traced(Own(SUMS[name]), tf.constant(0.5))
+    assert not caplog.text
+
+
+@pytest.mark.parametrize("kind", KERAS)
+def test_metrics_of_keras_are_not_named(kind, caplog):
+    arguments = {"SensitivityAtSpecificity": (0.5,), "BinaryIoU": ([0, 1],)}
+    traced(kind(*arguments.get(kind.__name__, ())), tf.constant(0.5))
+    assert not caplog.text
+
+
+def test_one_replica_alone_may_keep_anything(caplog):
+    traced(Own(OTHERS["a maximum"]), None)
+    assert not caplog.text
