@@ -155,8 +155,9 @@ class GroupCalls:
         weights = [v for weight in self._model.weights for v in local_variables(weight._value) if v.is_assigned]
         assigned = dict.fromkeys(v.block for v in weights if v.block is not None)
         more = [b for b in assigned if b.kind is Kind.SYNCHRONIZED and b not in self._steps.blocks]
-        self._parameters += more
-        self._steps.blocks = self._parameters + self._buffers
+        if more:
+            self._parameters += more
+            self._steps.blocks = self._parameters + self._buffers
         return bool(more)
 
     def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: int) -> _Functions:
