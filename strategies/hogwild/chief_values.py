@@ -1,6 +1,7 @@
 """The values of local variables on the chief: when they are read from the cluster, and when the groups get what is assigned."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,15 @@ import numpy as np
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+
+
+def _references(values: Sequence[Any]) -> list[int]:
+    """Returns how many references each of the values has."""
+    return [sys.getrefcount(value) for value in values]
+
+
+(_UNUSED,) = _references([object()])
+"""References to an object that only a list holds."""
 
 
 class ChiefValues:
@@ -64,8 +74,12 @@ class ChiefValues:
                 block.set_values(block.fetch())
 
     def release(self, block: ParameterBlock) -> None:
-        """Gives the last values of a block to its variables, which then belong to no block."""
-        self._collect([block])
+        """Gives the last values of a block to its variables, which then belong to no block.
+
+        If nothing else holds the variables, the values are lost with them: collecting would take longer than a small training.
+        """
+        if any(count > _UNUSED for count in _references(block.variables)):
+            self._collect([block])
         for variable in block.variables:
             if variable.kind not in (Kind.FROM_CHIEF, Kind.COUNTER) and block.values is not None:
                 block.update_on_chief(variable)

@@ -125,13 +125,17 @@ class LocalVariable(VariableBase):
 
     def _handle_at_call_time(self) -> Any:
         """Returns the chief's variable in a function that the chief runs, with its value at the time of the call."""
-        function = weakref.ref(outermost_graph())
+        # Weak, as TensorFlow's functions hold variables: this variable holds the graph, which holds what it captures.
+        function, this = weakref.ref(outermost_graph()), weakref.ref(self)
 
         def handle() -> Any:
-            if function() in self._assigned_by:
-                with tf.init_scope(), self._strategy_of.local_replicas.assigning(self):
-                    return self._counted().handle
-            return self.on_chief().handle
+            variable = this()
+            if variable is None:
+                raise ValueError("a function uses a variable that is deleted; keep the model as long as the function")
+            if function() in variable._assigned_by:
+                with tf.init_scope(), variable._strategy_of.local_replicas.assigning(variable):
+                    return variable._counted().handle
+            return variable.on_chief().handle
 
         return self._at_call_time(self._chief_handles, handle, HandleSpec(value=self._on_chief.handle))
 
