@@ -7,11 +7,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.data_parallel.first_batch import FirstBatch
+from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.keras_hooks.build_scope import check_weights
+from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
@@ -35,6 +38,8 @@ class DataParallelHooks(KerasHooks):
         self._strategy = strategy
         self.layout = layout
         self.is_chief = is_chief
+        self._calls: SameCalls | None = getattr(strategy, "calls", None)
+        self._first_batch: FirstBatch | None = None
         if len(layout.local) < layout.replicas:
             self.save_requests = SaveRequests()
 
@@ -43,7 +48,7 @@ class DataParallelHooks(KerasHooks):
         check_optimizer(model, self._strategy)
         check_weights(model, self._strategy)
         check_model(model, self._strategy.extended.mesh)
-        return TrainingLoop(self._strategy, self.layout, model, step)
+        return self._together(TrainingLoop(self._strategy, self.layout, model, step))
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""
@@ -63,7 +68,21 @@ class DataParallelHooks(KerasHooks):
         def predict(batches: list[Any]) -> Any:
             return concatenated([function(*self._shards_and_rows(batch)) for batch in batches])
 
-        return predict
+        return self._together(predict)
+
+    def _together(self, execute: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Lets the other tasks know of executions that last long, and compares the first batches that the tasks have read."""
+        if (calls := self._calls) is None:
+            return execute
+
+        def together(batches: Any) -> Any:
+            with calls.executing():
+                result = execute(batches)
+            if self._first_batch is not None:
+                self._first_batch.compare()
+            return result
+
+        return together
 
     def _shards_and_rows(self, batch: Any) -> tuple[Any, Any]:
         """Returns the shards of a batch, and how many examples of each count."""
@@ -100,7 +119,20 @@ class DataParallelHooks(KerasHooks):
         set_by_user = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
         if policy in set_by_user and len(self.layout.local) < self.layout.replicas:
             return self._strategy.experimental_distribute_dataset(dataset)
-        return ShardedDataset(dataset, self.layout)
+        if self._calls is None:
+            return ShardedDataset(dataset, self.layout)
+        if self._first_batch is not None:
+            self._first_batch.close()
+        self._first_batch = self._calls.first_batch()
+        return ShardedDataset(dataset, self.layout, self._first_batch.watch)
+
+    def begin_data(self, call: Call, batches: int | None, source: Any) -> None:
+        """See `KerasHooks`: compares the calls of the tasks."""
+        if self._calls is not None:
+            facts: dict[str, Any] = {"call": call.name, "epochs": call.epochs or None}
+            if isinstance(source, ShardedDataset):
+                facts |= {"batches": batches, "spec": str(source.element_spec)}
+            self._calls.agree(facts)
 
     def example_batch(self, source: Any) -> Any:
         """See `KerasHooks`."""

@@ -7,7 +7,7 @@ of dataset, also if its size does not divide.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -119,13 +119,22 @@ class SplitBatch(tuple[Any, ...]):
 class ShardedDataset(BatchSource):
     """A dataset whose iterators yield the shards of this task's replicas."""
 
-    def __init__(self, dataset: tf.data.Dataset, layout: Layout) -> None:
+    def __init__(self, dataset: tf.data.Dataset, layout: Layout, watch: Callable[[tf.Tensor, Any], None] | None = None) -> None:
+        """Cuts the batches of a dataset.
+
+        Args:
+            dataset: it yields whole batches.
+            layout: the replicas.
+            watch: called while the function is traced that cuts a batch, with the number of the batch, int64, and the batch.
+        """
         self.element_spec = dataset.element_spec
 
-        def split(*batch: Any) -> Any:  # `map` passes the components of a tuple one by one.
-            return layout.split(batch if isinstance(dataset.element_spec, tuple) else batch[0])
+        def split(number: tf.Tensor, batch: Any) -> Any:
+            if watch is not None:
+                watch(number, batch)
+            return layout.split(batch)
 
-        self._split = dataset.map(tf.autograph.experimental.do_not_convert(split)).prefetch(tf.data.AUTOTUNE)
+        self._split = dataset.enumerate().map(tf.autograph.experimental.do_not_convert(split)).prefetch(tf.data.AUTOTUNE)
         self._unused: ShardedIterator | None = None
 
     def __iter__(self) -> "ShardedIterator":

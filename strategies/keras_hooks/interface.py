@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.strategies.inputs.source import BatchSource
+from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 
 Logs = Any
@@ -91,6 +92,16 @@ class KerasHooks(abc.ABC):
 
         A `BatchSource`, or a distributed dataset of TensorFlow's, for which Keras counts the steps itself.
         """
+
+    def begin_data(self, call: Call, batches: int | None, source: Any) -> None:
+        """Called when a call of Keras' trainer has its data, before it reads a batch.
+
+        Args:
+            call: the call.
+            batches: how many it reads in an epoch; None if that is not known.
+            source: what `batch_source` returned.
+        """
+        del call, batches, source
 
     @abc.abstractmethod
     def example_batch(self, source: Any) -> Any:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope, global_seed
+from tfdist.strategies.keras_hooks import build_scope, calls, global_seed
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
@@ -34,6 +34,7 @@ def install() -> None:
     patches.CALLBACK_LIST.patch(_init_callback_list)
     build_scope.install()
     global_seed.install()
+    calls.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 
 
@@ -127,6 +128,9 @@ def _init_epoch_iterator(
         steps, execution = iterator.steps_per_epoch, iterator.steps_per_execution
         source.steps_per_epoch = steps and math.ceil(steps / execution) * execution  # Keras runs whole executions.
         source.batches_per_epoch = iterator.num_batches
+    call = calls.running()
+    if hooks is not None and call is not None:
+        hooks.begin_data(call, iterator.num_batches, source)
 
 
 def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> None:

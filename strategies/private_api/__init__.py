@@ -246,6 +246,11 @@ def published(key: str, seconds: float) -> str:
     return str(_context().get_config_key_value(f"tfdist/{key}", int(seconds * 1000)))
 
 
+def unpublish(key: str) -> None:
+    """Removes a value that this task has published."""
+    _context().delete_config_key_value(f"tfdist/{key}")
+
+
 # Where the module of its protocol buffers is depends on the version.
 _coordination_config: Any = need("tensorflow.python.distribute.collective_all_reduce_strategy", "coordination_config_pb2")
 _multi_worker_util: Any = need("tensorflow.python.distribute.multi_worker_util")

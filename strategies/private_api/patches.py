@@ -380,6 +380,12 @@ EVALUATE = PatchPoint(
     "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, kwargs",
     "The launcher's summary shows the metrics.",
 )
+PREDICT = PatchPoint(
+    TensorFlowTrainer,
+    "predict",
+    "self, x, batch_size, verbose, steps, callbacks",
+    "Tasks that train together find out that they call different methods.",
+)
 TRAIN_ON_BATCH = PatchPoint(
     TensorFlowTrainer, "train_on_batch", "self, x, y, sample_weight, class_weight, return_dict", "The evaluator does not train."
 )

@@ -1,0 +1,45 @@
+"""What the tasks of multi_worker_mirrored tell each other beside their collectives, by TensorFlow's coordination service."""
+
+import tensorflow as tf
+
+from tfdist.strategies.private_api import publish, published, unpublish
+
+ADVICE = (
+    "under multi_worker_mirrored every task runs the same program, and all take part in every fit, evaluate and predict: make "
+    "these calls in all tasks, and only print, plot and save in one (`if tfdist.is_chief()`)"
+)
+DATA_ADVICE = (
+    "under multi_worker_mirrored every task reads the whole data and takes its part of each batch: give every task the same "
+    "data, and do not divide it by rank"
+)
+
+
+class DifferentCallsError(RuntimeError):
+    """The tasks of a strategy whose tasks train together make different calls. The message names them."""
+
+
+class Board:
+    """Values that all tasks of the strategy see, each under a name of its own. Tests have one without TensorFlow."""
+
+    def put(self, name: str, value: str) -> None:
+        """Gives a value to all tasks. The name must be free."""
+        publish(name, value)
+
+    def take(self, name: str, seconds: float) -> str | None:
+        """Returns a value, waiting for it; None after `seconds`.
+
+        Raises:
+            DifferentCallsError: if the first task, which keeps the values, is gone.
+        """
+        try:
+            return published(name, seconds)
+        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            return None
+        except tf.errors.OpError as error:
+            raise DifferentCallsError(
+                f"the first task has ended, or cannot be reached, and this task waits for it; {ADVICE}"
+            ) from error
+
+    def remove(self, name: str) -> None:
+        """Removes a value of this task's own."""
+        unpublish(name)

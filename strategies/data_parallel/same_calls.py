@@ -1,0 +1,172 @@
+"""Finds out that tasks which train together make different calls, before they wait for each other for ever.
+
+Under multi_worker_mirrored every execution of a `fit`, `evaluate` or `predict` is collective. A program that evaluates in one
+task only, as it would with Horovod, or gives tasks different numbers of batches, would wait without end and without a word. So
+each call begins with an agreement: every task says what it calls, by TensorFlow's coordination service, the first one compares,
+and all get the verdict. It costs a task one question and one answer.
+
+A task may call `evaluate` while the others are in the middle of their `fit`. They never come to an agreement, so a task that
+has been in an execution for some seconds says in which. A task that waits for an agreement, and has not begun that execution,
+knows then that each waits for the other.
+"""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.data_parallel.board import ADVICE, DATA_ADVICE, Board, DifferentCallsError
+from tfdist.strategies.data_parallel.first_batch import FirstBatch
+
+POLL_SECONDS = 1.0
+"""How long a task waits for an agreement before it looks whether it waits in vain."""
+
+EXECUTION_SECONDS = 5.0
+"""After so long in one execution a task says in which. Most take less, and say nothing."""
+
+WARNING_SECONDS = 60.0
+"""After so long without an agreement a warning names the tasks that are missing."""
+
+_log = logging.getLogger("tfdist")
+
+
+class SameCalls:
+    """One task's view of the calls that all tasks make.
+
+    Args:
+        me: the name of this task.
+        names: the names of all tasks; the first compares.
+        board: where they tell each other.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self, me: str, names: Sequence[str], board: Board | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._me, self._names = me, list(names)
+        self._board = board or Board()
+        self._clock = clock
+        self._agreements = 0
+        self._executions = 0
+        self._sources = 0
+        self._begun: float | None = None
+        self._told: int | None = None
+        self._watcher: threading.Thread | None = None
+        self._is_over = threading.Event()
+
+    def agree(self, facts: dict[str, Any]) -> None:
+        """Waits for the call of every task, and compares them.
+
+        Args:
+            facts: what has to be equal: `call`, and what else is known of it; None is equal to everything.
+
+        Raises:
+            DifferentCallsError: in every task, if they differ.
+        """
+        self._agreements += 1
+        place = f"calls/{self._agreements}"
+        self._board.put(f"{place}/{self._me}", json.dumps(facts))
+        deadline = self._clock() + WARNING_SECONDS
+        if self._me == self._names[0]:
+            calls = {self._me: facts}
+            verdict = ""
+            try:
+                for name in self._names[1:]:
+                    calls[name] = json.loads(self._wait(f"{place}/{name}", name, facts, deadline))
+                verdict = difference(calls)
+            except DifferentCallsError as error:
+                verdict = str(error)
+            self._board.put(f"{place}/verdict", verdict)
+        else:
+            verdict = self._wait(f"{place}/verdict", self._names[0], facts, deadline)
+        # All tasks have read what was said for the agreement before, for they have come to this one.
+        if self._agreements > 1:
+            self._board.remove(f"calls/{self._agreements - 1}/{self._me}")
+            if self._me == self._names[0]:
+                self._board.remove(f"calls/{self._agreements - 1}/verdict")
+        if verdict:
+            raise DifferentCallsError(verdict)
+
+    def _wait(self, key: str, name: str, facts: dict[str, Any], deadline: float) -> str:
+        """Returns a value for which `name` has to come to this agreement."""
+        is_warned = False
+        while (value := self._board.take(key, POLL_SECONDS)) is None:
+            if self._board.take(f"ended/{name}", 0.01) is not None and self._board.take(key, 0.01) is None:
+                raise DifferentCallsError(f"{name} has ended its program, and {self._me} calls {facts['call']}; {ADVICE}")
+            other = self._board.take(f"executing/{name}", 0.01)
+            if other is not None and int(other) > self._executions:
+                raise DifferentCallsError(
+                    f"{self._me} begins to read data for {facts['call']} while {name} is in a step and waits for it; {ADVICE}"
+                )
+            if not is_warned and self._clock() >= deadline:
+                is_warned = True
+                _log.warning("%s waits for %s, which has not called %s yet; %s", self._me, name, facts["call"], ADVICE)
+        return value
+
+    @contextlib.contextmanager
+    def executing(self) -> Iterator[None]:
+        """Surrounds what all tasks execute together. Inside of another one it does nothing."""
+        if self._begun is not None:
+            yield
+            return
+        if self._watcher is None:
+            self._watcher = threading.Thread(target=self._watch, name="tfdist-same-calls", daemon=True)
+            self._watcher.start()
+        self._executions += 1
+        self._begun = self._clock()
+        try:
+            yield
+        finally:
+            self._begun = None
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(EXECUTION_SECONDS / 2):
+            self.look()
+
+    def look(self) -> None:
+        """Tells the others in which execution this task is, if it has been there for some time."""
+        begun, number = self._begun, self._executions
+        if begun is None or number == self._told or self._clock() - begun < EXECUTION_SECONDS:
+            return
+        with contextlib.suppress(tf.errors.OpError):
+            if self._told is not None:
+                self._board.remove(f"executing/{self._me}")
+            self._told = number
+            self._board.put(f"executing/{self._me}", str(number))
+
+    def first_batch(self) -> FirstBatch:
+        """Returns what compares the first batches of the data of the next call."""
+        self._sources += 1
+        return FirstBatch(self._me, self._names, f"first_batch/{self._sources}", self._board)
+
+    def end(self) -> None:
+        """Tells the others that the program of this task has ended."""
+        self._is_over.set()
+        with contextlib.suppress(tf.errors.OpError):
+            self._board.put(f"ended/{self._me}", "")
+
+
+def difference(calls: dict[str, dict[str, Any]]) -> str:
+    """Returns a sentence about how the calls of the tasks differ; "" if they do not.
+
+    Args:
+        calls: name of a task -> facts, as `SameCalls.agree` takes them.
+    """
+    sentences = {
+        "call": ("{0} calls {1} while {2} calls {3}", ADVICE),
+        "epochs": ("fit makes the epochs {1} on {0} and {3} on {2}", "give every task the same epochs and initial_epoch"),
+        "batches": ("{call} has {1} batches on {0} and {3} on {2}", DATA_ADVICE),
+        "spec": ("{call} gets batches of {1} on {0} and of {3} on {2}", DATA_ADVICE),
+    }
+    (first, facts), *others = calls.items()
+    for key, (sentence, advice) in sentences.items():
+        for name, each in others:
+            one, other = facts.get(key), each.get(key)
+            if one is not None and other is not None and one != other:
+                return f"{sentence.format(first, one, name, other, call=facts['call'])}; {advice}"
+    return ""

@@ -1,0 +1,176 @@
+"""Tasks of multi_worker_mirrored that make different calls, or read different data, are told so; they do not wait for ever."""
+
+import threading
+
+import pytest
+
+from tfdist.strategies.data_parallel import same_calls
+from tfdist.strategies.data_parallel.board import DifferentCallsError
+from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
+
+NAMES = ["worker:0", "worker:1", "worker:2"]
+FIT = {"call": "fit", "epochs": "0 to 2", "batches": 8, "spec": "(None, 4)"}
+
+
+class LocalBoard:
+    """What `Board` does, for threads."""
+
+    def __init__(self):
+        self.values, self.changed = {}, threading.Condition()
+
+    def put(self, name, value):
+        with self.changed:
+            assert name not in self.values, f"{name} exists"
+            self.values[name] = value
+            self.changed.notify_all()
+
+    def take(self, name, seconds):
+        with self.changed:
+            self.changed.wait_for(lambda: name in self.values, min(seconds, 0.05))
+            return self.values.get(name)
+
+    def remove(self, name):
+        with self.changed:
+            del self.values[name]
+
+
+def agree(board, facts, executions=None):
+    """Lets tasks agree, in threads: name -> facts. Returns name -> the message of the error, or None."""
+    results = {}
+
+    def task(name):
+        calls = SameCalls(name, NAMES[: len(facts)], board)
+        for _ in range((executions or {}).get(name, 0)):
+            with calls.executing():
+                pass
+        try:
+            for each in facts[name]:
+                calls.agree(each)
+            results[name] = None
+        except DifferentCallsError as error:
+            results[name] = str(error)
+        finally:
+            calls.end()
+
+    threads = [threading.Thread(target=task, args=(name,)) for name in facts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return results
+
+
+def test_equal_calls_go_on_and_leave_nothing_behind_but_the_last():
+    board = LocalBoard()
+    assert agree(board, {name: [FIT] * 5 for name in NAMES}) == dict.fromkeys(NAMES)
+    assert {key for key in board.values if key.startswith("calls/")} == {
+        *(f"calls/5/{name}" for name in NAMES),
+        "calls/5/verdict",
+    }
+
+
+def test_all_tasks_learn_which_of_them_calls_something_else():
+    results = agree(LocalBoard(), {"worker:0": [FIT], "worker:1": [FIT], "worker:2": [{"call": "predict"}]})
+    (message,) = set(results.values())
+    assert message.startswith("worker:0 calls fit while worker:2 calls predict; under multi_worker_mirrored every task")
+
+
+def test_a_task_that_has_ended_is_named_to_those_that_call():
+    results = agree(LocalBoard(), {"worker:0": [FIT, FIT], "worker:1": [FIT]})
+    assert results["worker:1"] is None
+    assert results["worker:0"].startswith("worker:1 has ended its program, and worker:0 calls fit; ")
+
+
+def test_a_task_that_waits_for_one_in_a_later_execution_knows_that_both_wait():
+    board = LocalBoard()
+    now = [0.0]
+    other = SameCalls("worker:1", NAMES[:2], board, clock=lambda: now[0])
+    with other.executing():
+        other.look()
+        assert "executing/worker:1" not in board.values  # It has not lasted long enough to be told.
+        now[0] += same_calls.EXECUTION_SECONDS
+        other.look()
+        assert board.values["executing/worker:1"] == "1"
+        waiting = SameCalls("worker:0", NAMES[:2], board)
+        with pytest.raises(
+            DifferentCallsError, match="worker:0 begins to read data for fit while worker:1 is in a step and waits"
+        ):
+            waiting.agree(FIT)
+
+
+def test_an_execution_that_this_task_has_begun_too_is_no_reason():
+    board = LocalBoard()
+    board.put("executing/worker:1", "1")
+    results = agree(board, {"worker:0": [FIT], "worker:1": [FIT]}, executions={"worker:0": 1, "worker:1": 1})
+    assert results == {"worker:0": None, "worker:1": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"call": "evaluate"}, "worker:0 calls fit while worker:1 calls evaluate; "),
+        ({"epochs": "0 to 3"}, "fit makes the epochs 0 to 2 on worker:0 and 0 to 3 on worker:1; give every task the same"),
+        (
+            {"batches": 9},
+            "fit has 8 batches on worker:0 and 9 on worker:1; under multi_worker_mirrored every task reads the whole",
+        ),
+        ({"spec": "(None, 5)"}, "fit gets batches of (None, 4) on worker:0 and of (None, 5) on worker:1; "),
+        ({"batches": None}, ""),
+    ],
+)
+def test_a_difference_is_a_sentence(change, sentence):
+    found = difference({"worker:0": FIT, "worker:1": FIT | change})
+    assert found.startswith(sentence) if sentence else found == ""
+
+
+PROGRAM = """
+    import tfdist
+    with tfdist.strategy().scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    x, y = np.ones((64, 4)), np.arange(64.0)[:, None]
+    rank, chief = tfdist.rank(), tfdist.is_chief()
+    def attempt(name, call):
+        try:
+            call()
+        except Exception as error:
+            print(name, rank, str(error).partition(";")[0], flush=True)
+        else:
+            print(name, rank, "went on", flush=True)
+    fit = lambda n=64, **more: model.fit(x[:n], y[:n], verbose=0, **more)
+    attempt("evaluate", lambda: model.evaluate(x, y, verbose=0) if chief else fit())
+    attempt("predict", lambda: model.predict(x, verbose=0) if chief else fit())
+    attempt("epochs", lambda: fit(epochs=1 + rank))
+    attempt("lengths", lambda: fit(32 + 32 * rank))
+    attempt("all", lambda: (fit(epochs=2, validation_data=(x, y)), model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)))
+    print("divided", flush=True)
+    attempt("ranks", lambda: model.fit(x[rank::2], y[rank::2], shuffle=False, verbose=0))
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if chief: model.evaluate(x, y, verbose=0)
+    fit(epochs=2, callbacks=[Evaluates()])
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+def test_programs_that_treat_tasks_differently_are_told_and_end(start, script, tmp_path):
+    (tmp_path / "two.conf").write_text("cluster { nworker_groups: 1 nworkers_per_group: 2 nworkers_per_procs: 1 }")
+    job = start("-m", "tfdist.launch", "--cluster", "two.conf", script(PROGRAM))
+    assert job.wait(200) == 1
+    for rank in (0, 1):
+        for line in (
+            f"evaluate {rank} worker:0 calls evaluate while worker:1 calls fit",
+            f"predict {rank} worker:0 calls predict while worker:1 calls fit",
+            f"epochs {rank} fit makes the epochs 0 to 1 on worker:0 and 0 to 2 on worker:1",
+            f"lengths {rank} fit has 1 batches on worker:0 and 2 on worker:1",
+            f"all {rank} went on",
+            f"ranks {rank} went on",
+        ):
+            assert line in job.output
+    before, after = job.output.split("divided", 1)
+    assert "read different batches" not in before
+    assert "worker:0 and worker:1 read different batches" in after
+    assert "worker:0 begins to read data for evaluate while worker:1 is in a step and waits for it" in after
+    assert job.left() == {}
