@@ -52,8 +52,8 @@ MARGIN = 0.5
 WAYS = {
     SYNCHRONOUS: None,
     "hogwild": {"strategy": "hogwild", "sync_period": 16},
-    "hogwild, bf16": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "bf16"}},
-    "hogwild, --longest_period 32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
+    "hogwild with bf16": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "bf16"}},
+    "hogwild with --longest_period 32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
     MULTI_WORKER_MIRRORED: {},
     HOROVOD: None,
     "parameter_server": {},
