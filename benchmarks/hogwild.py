@@ -27,6 +27,7 @@ from pathlib import Path
 
 import figures
 import networks
+import peers
 from absl import app, flags
 
 FLAGS = flags.FLAGS
@@ -105,12 +106,7 @@ class Way:
         """One thread computes, as a node has one core; four may wait for the network."""
         variables = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "TF_CPP_MIN_LOG_LEVEL": "2"}
         if self.program == "horovod":
-            variables |= {f"HOROVOD_{name}": str(index) for name in ("RANK", "CROSS_RANK")}
-            variables |= {f"HOROVOD_{name}": str(NODES) for name in ("SIZE", "CROSS_SIZE")}
-            variables |= {"HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_HOSTNAME": f"node{index}"}
-            variables |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "eth0"}
-            variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = network.address(0)
-            variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"  # It counts while the job stands still.
+            variables |= peers.horovod_variables(index, NODES, network.address(0))
         elif self.program != "alone":
             # Ports of its own: those of the way before may not be free yet.
             cluster = {

@@ -95,23 +95,39 @@ def served(options):
     train(keras, model, dataset, options)
 
 
-def horovod(options):
-    """Horovod's own recipe for Keras. It communicates even when idle, so hogwild.py stops it between its turns."""
+def join_horovod(port: Path, size: int) -> int:
+    """Does for a task what horovodrun does, which would want ssh to the other nodes. Rank 0 writes `port`. Returns the rank."""
     rank = int(os.environ["HOROVOD_RANK"])
-    port = Path(options["folder"]) / f"{options['name']}.port"
-    if rank == 0:  # What horovodrun does, which would want ssh to the other nodes.
+    if rank == 0:
         from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
         from horovod.runner.http.http_server import RendezvousServer
 
         server = RendezvousServer()
         number = server.start()
-        hosts = ",".join(f"node{node}:1" for node in range(options["workers"]))
-        server.init(get_host_assignments(parse_hosts(hosts), options["workers"]))
-        port.with_suffix(".part").write_text(str(number))
-        port.with_suffix(".part").rename(port)
+        hosts = ",".join(f"node{node}:1" for node in range(size))
+        server.init(get_host_assignments(parse_hosts(hosts), size))
+        port.with_suffix(".number").write_text(str(number))
+        port.with_suffix(".number").rename(port)
     while not port.exists():
         time.sleep(0.05)
     os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"] = port.read_text()
+    return rank
+
+
+def horovod_variables(index: int, size: int, address: str) -> dict[str, str]:
+    """Environment variables of a Horovod task with Gloo; `address` is that of the first task."""
+    variables = {f"HOROVOD_{name}": str(index) for name in ("RANK", "CROSS_RANK")}
+    variables |= {f"HOROVOD_{name}": str(size) for name in ("SIZE", "CROSS_SIZE")}
+    variables |= {"HOROVOD_LOCAL_RANK": "0", "HOROVOD_LOCAL_SIZE": "1", "HOROVOD_HOSTNAME": f"node{index}"}
+    variables |= {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": "eth0"}
+    variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = address
+    variables["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "3600"  # It counts while the job stands still.
+    return variables
+
+
+def horovod(options):
+    """Horovod's own recipe for Keras. It communicates even when idle, so hogwild.py stops it between its turns."""
+    rank = join_horovod(Path(options["folder"]) / f"{options['name']}.port", options["workers"])
     import horovod.tensorflow.keras as hvd
     import tensorflow as tf
 

@@ -1,13 +1,18 @@
 """Seconds of training to nearly the accuracy of synchronous training, over links of several rates, with the defaults of tfdist.
 
     pip install mnist1d matplotlib
-    sudo python benchmarks/time_to_accuracy.py --markdown benchmarks/time_to_accuracy.md --svg benchmarks/time_to_accuracy.svg
+    sudo python benchmarks/time_to_accuracy.py --horovod /path/to/horovod/bin/python \
+        --markdown benchmarks/time_to_accuracy.md --svg benchmarks/time_to_accuracy.svg
 
 The target is the test accuracy of synchronous training, one process with the batches of all workers, minus half a point. Every
 way trains the same Keras program (mnist1d, 40-H-H-10, SGD with momentum and a cosine schedule) for as many examples. Its tasks
 run on nodes with one core and one link each (networks.py). The chief keeps the weights 20 times during the training, and
 computes their accuracy after it. Seconds count from the end of the first call, which is mostly tracing, without the time to
 read the weights. Each training adds a line to --results; a training with a line is not repeated.
+
+On a slow link some ways would train for an hour. A training that is not done after --longest seconds is ended, and its curve is
+computed: the accuracies by steps are those of the same way and seed without a limit, or of synchronous training where steps are
+synchronous, and the seconds are steps divided by the speed that was measured. Its line says so (`computed`).
 """
 
 import json
@@ -21,128 +26,100 @@ from pathlib import Path
 
 import figures
 import networks
+import peers
 from absl import app, flags
-from quality_data import CLASSES, FEATURES, LOCAL_BATCH, mnist1d
+from quality_data import mnist1d
+from time_to_accuracy_program import HOROVOD, MULTI_WORKER_MIRRORED, SYNCHRONOUS
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("nodes", ["2", "4"], "Numbers of nodes, each with a worker.")
 flags.DEFINE_list("links", list(networks.RATES), "Only these links.")
-flags.DEFINE_list("ways", [], "Only the ways whose name contains one of these.")
+flags.DEFINE_list("ways", [], "Only these ways.")
 flags.DEFINE_list("seeds", ["1", "2", "3"], "Seeds of the initial weights and of the order of the examples.")
 flags.DEFINE_integer("units", 512, "Units of each of the two hidden layers: 512 are 0.29 million parameters, 1344 are 1.87.")
 flags.DEFINE_integer("steps", 8000, "Steps of all workers together, of 32 examples each.")
 flags.DEFINE_string("rates", "2:0.2,4:0.4", "Learning rates of synchronous ways by number of nodes.")
 flags.DEFINE_float("hogwild_rate", 0.2, "Learning rate under hogwild.")
 flags.DEFINE_float("asynchronous_rate", 0.1, "Learning rate under parameter_server.")
-flags.DEFINE_float("timeout", 1200.0, "Time limit for one training, in seconds.")
+flags.DEFINE_float("longest", 1200.0, "Seconds after the start of a job at which its training is ended.")
+flags.DEFINE_string("horovod", None, "Python interpreter of an environment with tensorflow-cpu 2.15 and horovod 0.28.")
 flags.DEFINE_string("results", "benchmarks/time_to_accuracy.jsonl", "Adds a line for each training.")
 flags.DEFINE_string("markdown", None, "File whose part after `## Figures` is replaced by the tables.")
 flags.DEFINE_string("svg", None, "File for the curves.")
-flags.DEFINE_string("run", None, "Used by the tasks themselves: one training, as JSON.")
 
-POINTS = 20
-SYNCHRONOUS, MARGIN = "synchronous", 0.5
+PROGRAM = Path(__file__).with_name("time_to_accuracy_program.py")
+MARGIN = 0.5
 WAYS = {
     SYNCHRONOUS: None,
     "hogwild": {"strategy": "hogwild", "sync_period": 16},
-    "hogwild, --longest_period 32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
-    "multi_worker_mirrored": {},
+    "hogwild with bf16": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "bf16"}},
+    "hogwild with --longest_period 32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
+    MULTI_WORKER_MIRRORED: {},
+    HOROVOD: None,
     "parameter_server": {},
 }
 """Ways to train: name -> what TF_CONFIG has under `tfdist`. The first of hogwild is what `--strategy hogwild` writes."""
 
 
-def train(run):
-    """One task of a training. The chief, or the first worker, writes the result."""
-    import keras
-    import tensorflow as tf
-
-    import tfdist
-
-    strategy = tfdist.strategy() if run["way"] != SYNCHRONOUS else tf.distribute.get_strategy()
-    keras.utils.set_random_seed(run["seed"])
-    nodes = run["nodes"]
-    together = nodes if run["way"] in (SYNCHRONOUS, "multi_worker_mirrored") else 1
-    steps = run["steps"] // together
-
-    def network():
-        hidden = [keras.layers.Dense(run["units"], activation="relu") for _ in range(2)]
-        return keras.Sequential([keras.Input((FEATURES,)), *hidden, keras.layers.Dense(CLASSES)])
-
-    with strategy.scope():
-        model = network()
-        schedule = keras.optimizers.schedules.CosineDecay(run["rate"], steps)
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.SGD(schedule, momentum=0.9), loss, steps_per_execution=16)
-
-    class Keeper(keras.callbacks.Callback):
-        """Keeps (worker steps, seconds, weights) at times."""
-
-        def on_train_begin(self, logs=None):
-            self.kept, self.begin, self.lost = [], None, 0.0
-
-        def on_train_batch_end(self, batch, logs=None):
-            now = time.monotonic()
-            if self.begin is None:
-                self.begin = now
-            elif (batch + 1) * POINTS // steps > len(self.kept) and batch + 1 < steps:
-                self.kept.append(((batch + 1) * together, now - self.begin - self.lost, self.model.get_weights()))
-                self.lost += time.monotonic() - now
-
-        def on_train_end(self, logs=None):
-            self.kept.append((steps * together, time.monotonic() - self.begin - self.lost, None))
-
-    x, y = mnist1d()["train"]
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(y), seed=run["seed"]).repeat()
-    keeper = Keeper()
-    batches = data.batch(LOCAL_BATCH * together, drop_remainder=True)
-    model.fit(batches, epochs=1, steps_per_epoch=steps, verbose=0, callbacks=[keeper])
-    final = model.get_weights()
-    if getattr(strategy, "tfdist_hooks", None) is None or strategy.tfdist_hooks.shows_progress:
-        plain, (x, y) = network(), mnist1d()["test"]
-        curve = []
-        for done, seconds, weights in keeper.kept:
-            plain.set_weights(final if weights is None else weights)
-            accuracy = 100 * float((plain(x).numpy().argmax(-1) == y).mean())
-            curve.append([done, round(seconds, 2), round(accuracy, 3)])
-        part = Path(run["file"]).with_suffix(".part")
-        part.write_text(json.dumps(run | {"curve": curve, "parameters": plain.count_params()}))
-        part.rename(run["file"])
+def jobs_of(run):
+    """{job: tasks} of a training."""
+    if run["way"] == SYNCHRONOUS:
+        return {"worker": 1}
+    if run["way"] in (MULTI_WORKER_MIRRORED, HOROVOD):
+        return {"worker": run["nodes"]}
+    return {"chief": 1, "worker": run["nodes"], "ps": run["nodes"]}
 
 
-def measure(network, run, link):
-    """Runs the tasks of a training, and returns its result, or None if it failed or took too long."""
+def start(network, run, log):
+    """Starts the tasks of a training. Returns their processes."""
+    jobs, processes = jobs_of(run), []
+    ports = {job: 3000 + os.getpid() % 1000 * 3 + place for place, job in enumerate(jobs)}
+    cluster = {job: [f"{network.address(node)}:{ports[job]}" for node in range(count)] for job, count in jobs.items()}
+    python = FLAGS.horovod if run["way"] == HOROVOD else sys.executable
+    for job, count in jobs.items():
+        for index in range(count):
+            config = {"cluster": cluster, "task": {"type": job, "index": index}, "tfdist": WAYS[run["way"]] or {}}
+            variables = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "TF_CPP_MIN_LOG_LEVEL": "2"}
+            if run["way"] == HOROVOD:
+                variables |= peers.horovod_variables(index, count, network.address(0))
+            elif run["way"] != SYNCHRONOUS:
+                variables["TF_CONFIG"] = json.dumps(config)
+            processes.append(network.start(index, [python, str(PROGRAM), json.dumps(run)], log, variables))
+    return processes
+
+
+def measure(network, run, link, results):
+    """Runs the tasks of a training, and returns its result, or None if it failed."""
     with tempfile.TemporaryDirectory() as folder:
         file, log = Path(folder) / "result", Path(folder) / "log"
-        jobs = {"worker": run["nodes"]}
-        if run["way"] == SYNCHRONOUS:
-            jobs = {"worker": 1}
-        elif run["way"] != "multi_worker_mirrored":
-            jobs = {"chief": 1, "worker": run["nodes"], "ps": run["nodes"]}
-        ports = {job: 3000 + os.getpid() % 1000 * 3 + place for place, job in enumerate(jobs)}
-        cluster = {job: [f"{network.address(node)}:{ports[job]}" for node in range(count)] for job, count in jobs.items()}
-        command = [sys.executable, __file__, "--run", json.dumps(run | {"file": str(file)})]
-        processes = []
         network.shape(networks.RATES[link])
-        for job, count in jobs.items():
-            for index in range(count):
-                config = {"cluster": cluster, "task": {"type": job, "index": index}, "tfdist": WAYS[run["way"]] or {}}
-                variables = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "4", "TF_CPP_MIN_LOG_LEVEL": "2"}
-                if run["way"] != SYNCHRONOUS:
-                    variables["TF_CONFIG"] = json.dumps(config)
-                processes.append(network.start(index, command, log, variables))
+        processes = start(network, run | {"file": str(file)}, log)
         try:
-            deadline = time.monotonic() + FLAGS.timeout
+            deadline = time.monotonic() + FLAGS.longest
             while not file.exists() and time.monotonic() < deadline and not any(each.poll() for each in processes):
                 time.sleep(0.2)
         finally:
             network.end(processes)
             network.shape(None)
-        told = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("hogwild: ")]
+        lines = log.read_text(errors="replace").splitlines()
+        told = [line for line in lines if line.startswith("hogwild: ")]
+        progress = file.with_suffix(".progress")
         if file.exists():
             return json.loads(file.read_text()) | {"link": link, "told": told}
-        print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
+        if progress.exists() and time.monotonic() >= deadline:
+            steps, seconds = map(float, progress.read_text().split())
+            return computed(run, results, steps / seconds) | {"link": link, "told": told}
+        print("\n".join(lines[-40:]), file=sys.stderr)
         return None
+
+
+def computed(run, results, speed):
+    """A curve of accuracies measured on another link, at the `speed` of this one, in steps of all workers per second."""
+    model = SYNCHRONOUS if run["way"] in (MULTI_WORKER_MIRRORED, HOROVOD) else run["way"]
+    names = ("nodes", "seed", "units", "steps", "rate")
+    (like,) = same(results, way=model, link="no limit", **{name: run[name] for name in names})
+    curve = [[steps, round(steps / speed, 2), accuracy] for steps, _, accuracy in like["curve"]]
+    return run | {"curve": curve, "parameters": like["parameters"], "computed": True}
 
 
 def seconds_to(curve, target):
@@ -188,14 +165,15 @@ def table(results, nodes):
                 cells.append("-")
                 continue
             times = [seconds_to(each["curve"], target[each["seed"]]) for each in runs]
-            reached = f"{statistics.median(times):.3g}" if all(times) else "never"
+            reached = f"{statistics.median(times):.3g}" if all(times) else f"{times.count(None)} of {len(times)} never"
+            reached = ("about " if any(each.get("computed") for each in runs) else "") + reached
             accuracy = statistics.mean(each["curve"][-1][2] for each in runs)
             whole = statistics.median(each["curve"][-1][1] for each in runs)
             cells.append(f"{reached} ({accuracy:.2f}, {whole:.3g}, {len(runs)})")
-        rates = sorted({str(each["rate"]) for each in same(chosen, way=way)})
+        rates = sorted({f"{each['rate']:g}" for each in same(chosen, way=way)})
         lines.append(f"| {way} | {', '.join(rates) or '-'} | " + " | ".join(cells) + " |")
-    for each in same(chosen, way="hogwild"):
-        lines += [f"\n{each['link']}, seed {each['seed']}: `{line}`" for line in each["told"]]
+    for each in same(chosen, way="hogwild", seed=min(target)):
+        lines += [f"\n{each['link']}: `{line}`" for line in each["told"]]
     return "\n".join(lines)
 
 
@@ -225,9 +203,6 @@ def plot(results, file):
 
 
 def main(_):
-    if FLAGS.run:
-        train(json.loads(FLAGS.run))
-        return
     if sentence := networks.missing():
         raise SystemExit(f"nothing was measured: {sentence}")
     figures.check(FLAGS.markdown)
@@ -239,14 +214,14 @@ def main(_):
         of_way = {"hogwild": FLAGS.hogwild_rate, "parameter_server": FLAGS.asynchronous_rate}
         with networks.Network(nodes) as network:
             for seed, way in ((int(seed), way) for seed in FLAGS.seeds for way in WAYS):
-                if way != SYNCHRONOUS and FLAGS.ways and not any(part in way for part in FLAGS.ways):
+                if (way == HOROVOD and not FLAGS.horovod) or (way != SYNCHRONOUS and FLAGS.ways and way not in FLAGS.ways):
                     continue
                 for link in ["no limit"] if way == SYNCHRONOUS else FLAGS.links:
                     run = {"way": way, "nodes": nodes, "seed": seed, "units": FLAGS.units, "steps": FLAGS.steps}
                     run["rate"] = of_way.get(way, rates[nodes])
                     if same(results, **run, link=link):
                         continue
-                    result = measure(network, run, link)
+                    result = measure(network, run, link, results)
                     if result is None:
                         print(f"{nodes} nodes, {link}, {way}, seed {seed}: failed", flush=True)
                         continue
