@@ -31,13 +31,13 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("cases", [], "Only the cases whose name contains one of these.")
 
 REPORTER = """
-import dataclasses, json, pathlib, sys, time
+import dataclasses, json, os, pathlib, sys, time
 from tfdist import quota
 from tfdist.launch.backends.local import use_probe
 
 use_probe._machine = lambda: (0.0, 0.0)  # Nodes share the cores of this machine, whose use says nothing about a node.
 # On a node /sys is another one, without control groups (man ip-netns).
-use_probe.quota_of = lambda pid: quota.quota_of(pid, pathlib.Path("/proc/1/root"))
+use_probe.quota_of = lambda pid: quota.quota_of(pid, pathlib.Path(f"/proc/{os.getppid()}/root"))
 probe, pids = use_probe.UseProbe(), json.loads(sys.argv[1])
 while True:
     for event in probe.events(pids):

@@ -123,6 +123,25 @@ def test_what_is_not_known_is_said():
     assert waits.resource is None and "no known link is busy for more than 40%" in waits.text
 
 
+def test_the_link_of_a_lone_worker_binds_in_both_directions_together():
+    """As measured on links of 60 Mbit/s: it sends for half of the time and receives for the rest, and computes little."""
+    half = use(0.04, sending=0.48, sent=1.8e6, received=1.8e6)
+    worker = use(0.07, sending=0.5, sent=3.6e6, received=3.7e6)
+    uses = {"worker:0": worker, "ps:0": half, "ps:1": half, "chief:0": IDLE}
+    found = explain(job("parameter_server", uses))
+    assert found.resource == "worker link" and found.utilization == pytest.approx(0.93)
+    assert found.better == "links of twice the rate" and found.times == pytest.approx(1 / (1 - 0.93 / 2))
+    # A worker that computes for the rest, and one that waits for something else, are not held by their links.
+    assert explain(job("parameter_server", uses | {"worker:0": linked(0.65, 0.3)})).resource == "worker processor"
+    assert explain(job("parameter_server", uses | {"worker:0": linked(0.3, 0.2)})).resource is None
+    # It receives nothing that takes long: sending alone is not enough.
+    only = use(0.1, sending=0.5, sent=3.6e6, received=1e4)
+    assert explain(job("parameter_server", uses | {"worker:0": only})).resource is None
+    # A ring sends and receives at the same time, so they do not add up.
+    ring = explain(job("multi_worker_mirrored", {"worker:0": linked(0.3, 0.5), "worker:1": linked(0.3, 0.5)}))
+    assert ring.resource is None
+
+
 def limited(running, quota, used, held=0.9, group="/a", **changes):
     values = {"processor": used * quota, "waited": 3 * running - used * quota, "quota": quota, "quota_used": used}
     return use(running, held=held, quota_group=group, **(values | changes))

@@ -14,6 +14,7 @@ from tfdist.planner.predict import BINDS, combined
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.recommend import CLOSE
 from tfdist.planner.running import APART, WORTH, Binding, Running, listed, named
+from tfdist.planner.use import Use
 
 FULL = 0.9
 """From this part of its cores on, the tasks of a machine wait for each other, or for other programs."""
@@ -147,6 +148,17 @@ def _largest(job: Running, ps: int) -> float:
     return max(placed) / sum(placed)
 
 
+def _receiving(use: Use) -> float:
+    """Returns the part of the time for which a worker's link receives, if it does so as fast as it sends.
+
+    It is no more than that for which it sends: a worker pulls as many bytes as it pushes. What else it receives, batches, comes
+    from the chief, whose own link may be what holds them up.
+    """
+    if not use.sending or not use.sent:
+        return 0.0
+    return use.sending * min(1.0, (use.received or 0.0) / use.sent)
+
+
 def _of_workers(job: Running, shared: Sequence[_Busy], unknown: tuple[str, ...]) -> Binding:
     """Returns what binds where no shared resource does: the workers' own processors or links."""
     workers = job.workers
@@ -164,9 +176,14 @@ def _of_workers(job: Running, shared: Sequence[_Busy], unknown: tuple[str, ...])
         return Binding(
             f"processor of {name}", running[slowest], better, times if better else None, "others wait for it", unknown
         )
-    if sending >= BINDS and sending >= running[slowest]:
-        times = 1 / (1 - sending / 2) if is_together else None
-        return Binding("worker link", sending, "links of twice the rate" if times else None, times, "", unknown)
+    carrying, why = sending, ""
+    if job.strategy == "parameter_server":  # It pulls, computes and pushes one after the other.
+        receiving = max((_receiving(job.uses[name]) for name in workers), default=0.0)
+        carrying = min(sending + receiving, 1 - min(running.values()))
+        why = f"sends for {sending:.0%}, receives for the rest"
+    if carrying >= BINDS and carrying >= running[slowest]:
+        times = 1 / (1 - carrying / 2) if is_together or len(workers) == 1 else None
+        return Binding("worker link", carrying, "links of twice the rate" if times else None, times, why, unknown)
     if running[slowest] < BINDS:
         most = max([sending, *running.values(), *(each.share for each in shared)])
         why = f"no processor and no known link is busy for more than {most:.0%} of the time: tasks wait for replies or data"
