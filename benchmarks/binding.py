@@ -116,6 +116,8 @@ def proposed(case: Case, found: Binding) -> Case | None:
         return replace(case, option=replace(case.option, ps=int(words[0])))
     if "workers" in words:
         return replace(case, option=replace(case.option, workers=int(words[0])))
+    if words[-1] == "quota":
+        return replace(case, slowed=tuple(min(1.0, int(words[0]) * share) for share in case.slowed))
     if words[0] == "links":
         return replace(case, rate=f"{2 * int(str(case.rate).removesuffix('mbit'))}mbit")
     return replace(case, slowed=())
