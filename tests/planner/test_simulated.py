@@ -99,6 +99,12 @@ def test_it_agrees_with_the_formulas_of_the_planner_where_both_know_everything(s
         )
 
 
+def test_a_ring_on_one_machine_needs_its_cores_for_each_worker():
+    way = Way(Option("multi_worker_mirrored", 8), STEP, 0.004, sent=(1e6,), is_one_machine=True)
+    hops = 14 * HOP_SECONDS
+    assert simulate(way, Network(1e12, 0.0, 2)).speed == pytest.approx(1 / (8 * (STEP + 0.004) / 2 + hops), rel=0.05)
+
+
 def test_workers_keep_the_order_in_which_they_began():
     """Two that begin together pull together and push together; in turns they are twice as fast."""
     way, network = Way(Option("parameter_server", 2, 1, chief_apart=True), 1e-6, sent=(1e6,)), Network(1e8, 0.0, 4)

@@ -12,7 +12,7 @@ from tfdist.planner.simulated import Network, Simulated, Simulation
 from tfdist.planner.ways import Way
 
 MOST_IN_RING = 4
-"""Of longer rings of equal machines, a ring of so many is simulated, of which each stage stands for several."""
+"""Of longer rings of machines with their own cores, a ring of so many is simulated, of which each stage stands for several."""
 
 
 @dataclass
@@ -28,7 +28,8 @@ class Ring(Simulation):
     """`multi_worker_mirrored`."""
 
     def __init__(self, way: Way, network: Network, seed: int = 0) -> None:
-        super().__init__(way, network, seed, MOST_IN_RING)
+        is_apart = not way.is_one_machine and network.shared_by is None  # Else all of them need the same cores.
+        super().__init__(way, network, seed, MOST_IN_RING if is_apart else way.option.workers)
         self._stages = 2 * (self.count - 1)
         self._longer = (way.option.workers - 1) / max(1, self.count - 1)  # So many stages does each stand for.
         self._sums: dict[tuple[int, int], _Sum] = {}
