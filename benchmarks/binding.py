@@ -22,18 +22,22 @@ import planner
 from absl import app, flags
 
 from tfdist.launch.plan import window
-from tfdist.planner.binding import Binding, Running, explain
+from tfdist.planner.binding import explain
 from tfdist.planner.option import Option
+from tfdist.planner.running import Binding, Running
 from tfdist.planner.use import Use
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("cases", [], "Only the cases whose name contains one of these.")
 
 REPORTER = """
-import dataclasses, json, sys, time
+import dataclasses, json, os, pathlib, sys, time
+from tfdist import quota
 from tfdist.launch.backends.local import use_probe
 
 use_probe._machine = lambda: (0.0, 0.0)  # Nodes share the cores of this machine, whose use says nothing about a node.
+# On a node /sys is another one, without control groups (man ip-netns).
+use_probe.quota_of = lambda pid: quota.quota_of(pid, pathlib.Path(f"/proc/{os.getppid()}/root"))
 probe, pids = use_probe.UseProbe(), json.loads(sys.argv[1])
 while True:
     for event in probe.events(pids):
@@ -112,6 +116,8 @@ def proposed(case: Case, found: Binding) -> Case | None:
         return replace(case, option=replace(case.option, ps=int(words[0])))
     if "workers" in words:
         return replace(case, option=replace(case.option, workers=int(words[0])))
+    if words[-1] == "quota":
+        return replace(case, slowed=tuple(min(1.0, int(words[0]) * share) for share in case.slowed))
     if words[0] == "links":
         return replace(case, rate=f"{2 * int(str(case.rate).removesuffix('mbit'))}mbit")
     return replace(case, slowed=())

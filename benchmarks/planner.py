@@ -29,7 +29,7 @@ from tfdist.launch.plan.probe import VARIABLE, Probe
 from tfdist.planner import link, measurement
 from tfdist.planner.costs import Costs
 from tfdist.planner.option import Hardware, Option
-from tfdist.planner.predict import Prediction, predict, simulated
+from tfdist.planner.predict import Prediction, simulated
 from tfdist.synchronization import Synchronization
 
 FLAGS = flags.FLAGS
@@ -189,9 +189,7 @@ def measurement_of(model: str) -> measurement.Measurement:
 def predicted(costs: Costs, rate: str, option: Option) -> Prediction:
     """Returns the prediction of tfdist plan, but for machines that share cores, as the nodes do (networks.py)."""
     hardware = Hardware(link.bytes_per_second(rate) * link.GOODPUT, 1)
-    if option.strategy == "hogwild":
-        return simulated(costs, hardware, option, shared_by=len(os.sched_getaffinity(0)))
-    return predict(costs, hardware, option)
+    return simulated(costs, hardware, option, shared_by=len(os.sched_getaffinity(0)))
 
 
 def anew(result: Result, costs: Costs) -> Result:

@@ -3,9 +3,8 @@
     python benchmarks/scale_simulated.py --measured m.json --workers 8,64,1000 --link 10gbit
     python benchmarks/scale_simulated.py --measured m.json --measure trial --markdown benchmarks/scale_simulated.md
 
-What a step and an exchange cost comes from a measurement of `tfdist plan --save m.json`. Machines have cores, and a link with a
-rate and a delay in each direction, which serve in the order of arrival. Messages flow through both links at once. The time of a
-step is random, from a gamma distribution. The planner's formulas know neither random steps nor the order of messages.
+The simulator is that of the planner (tfdist/planner/simulated.py). What a step and an exchange cost comes from a measurement of
+`tfdist plan --save m.json`. Here the time of a step is random, from a gamma distribution, and every worker is simulated.
 
 Accuracy is not simulated here: benchmarks/quality_simulated.py does that, for up to about 16 groups.
 

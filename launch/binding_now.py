@@ -6,8 +6,9 @@ from typing import Any
 from tfdist.launch.job import Job
 from tfdist.launch.job_status import State, TaskStatus
 from tfdist.launch.progress import Progress
-from tfdist.planner.binding import Running, explain
+from tfdist.planner.binding import explain
 from tfdist.planner.measurement import Variable
+from tfdist.planner.running import Running
 
 MOST_SECONDS_WITHOUT = 10.0
 """If no task has reported by then, none will."""

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist.quota import quota_of
+
 NVIDIA_SMI_SECONDS = 10.0
 """How long the answer of nvidia-smi may take: it starts the driver on a machine without its daemon."""
 
@@ -56,10 +58,15 @@ def find_gpus(root: Path, nvidia_smi: Callable[[], str | None]) -> Installed:
 
 
 def cores(root: Path = Path("/")) -> int:
-    """Returns the number of cores that this process may use: by its affinity, and by the quota of its control group."""
+    """Returns the number of whole cores that this process may use, at least 1: by its affinity and its quota (quota.py)."""
+    return max(1, int(capacity(root)))
+
+
+def capacity(root: Path = Path("/")) -> float:
+    """Returns the processor seconds per second that this process may use: its cores, or less with a smaller quota."""
     available = len(os.sched_getaffinity(0))
-    quota = _quota(root)
-    return max(1, min(available, int(quota))) if quota else available
+    quota = quota_of(root=root)
+    return min(available, quota.cores) if quota else float(available)
 
 
 def is_bound() -> bool:
@@ -99,18 +106,3 @@ def _entries(folder: Path) -> list[Path]:
 
 def _numbered(number: int) -> tuple[str, ...]:
     return tuple(str(index) for index in range(number))
-
-
-def _quota(root: Path) -> float | None:
-    """Returns the cores' worth of time that the control group may use, in version 2 and 1; None without a limit."""
-    for name in ("cpu.max", "cpu/cpu.cfs_quota_us"):
-        try:
-            words = (root / "sys/fs/cgroup" / name).read_text(encoding="ascii").split()
-            if name.startswith("cpu/"):
-                words += (root / "sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text(encoding="ascii").split()
-            quota, period = (float(word) for word in words)
-        except (OSError, ValueError):  # `max`, without a limit, is no number.
-            continue
-        if quota > 0 and period > 0:
-            return quota / period
-    return None

@@ -39,7 +39,8 @@ The machines:
   --link RATE         rate of the link of each machine, in each direction: 1gbit, 100mbit. Default: that of the measurement,
                       else 1gbit, an assumption. "measured": one TCP connection between the hosts of the description, over ssh
   --ssh_config FILE   configuration of ssh for that. Default: yours
-  --cores N           cores of each machine. Default: by the machine type of the description, else those of this machine
+  --cores N           cores of each machine, also a part of one (0.5). Default: by the machine type of the description, else
+                      those of this machine, or its quota of processor time
   --prices FILE       price per hour by machine type, as JSON or YAML: adds the cost, and recommends the cheapest of equals
 
 The measurement:
@@ -98,7 +99,7 @@ def define() -> flags.FlagValues:
     flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
     flags.DEFINE_integer("machines", None, "", lower_bound=1, upper_bound=1000, flag_values=values)
     flags.DEFINE_string("link", None, "", flag_values=values)
-    flags.DEFINE_integer("cores", None, "", lower_bound=1, flag_values=values)
+    flags.DEFINE_float("cores", None, "", lower_bound=0.01, upper_bound=4096.0, flag_values=values)
     for name in ("prices", "from", "save", "svg", "to", "m", "ssh_config"):
         flags.DEFINE_string(name, None, "", flag_values=values)
     flags.DEFINE_float("seconds", 60.0, "", lower_bound=10.0, flag_values=values)

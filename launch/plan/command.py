@@ -71,7 +71,7 @@ def _run(given: Arguments) -> int:
     server_cores = None if values["cores"].value or not typed else prices.cores(machines.ps)
     measured = _measurement(given, request, cores, hosts)
     rate = measured.link or rate if values["link"].value in (None, MEASURED) else rate
-    hardware = Hardware(rate * link.GOODPUT, cores or machine.cores(), server_cores)
+    hardware = Hardware(rate * link.GOODPUT, cores or machine.capacity(), server_cores)
     costs = Costs(measured)
     ranked = predictions(costs, hardware, candidates(request), int(values["rows"].value or 1), _of_predictions(cost))
     for line in [*given.notes, *_notes(given, measured, hardware, ranked)]:
@@ -113,7 +113,7 @@ def _hosts(given: Arguments) -> list[str]:
     return hosts
 
 
-def _measurement(given: Arguments, request: Request, cores: int | None, hosts: Sequence[str]) -> Measurement:
+def _measurement(given: Arguments, request: Request, cores: float | None, hosts: Sequence[str]) -> Measurement:
     values = given.values
     if values["from"].value is not None:
         measured = measurement.read(values["from"].value)
@@ -123,7 +123,7 @@ def _measurement(given: Arguments, request: Request, cores: int | None, hosts: S
         from tfdist.launch.plan.probe import Probe
 
         here = machine.cores()
-        limit = min(cores or here, here)
+        limit = max(1, int(min(cores or here, here)))
         wanted = configurations.for_strategies(set(request.strategies))
         seconds = float(values["seconds"].value or 0)
         environment = checks.environment(list(values["env"].value or []))
@@ -160,14 +160,14 @@ def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: 
         assumed = " (measured between hosts)"
     server = f", {hardware.server_cores} for a ps" if hardware.server_cores not in (None, hardware.cores) else ""
     rate = link.shown(hardware.link / link.GOODPUT)
-    found.append(f"links of {rate}{assumed}, {hardware.cores} cores per machine{server}")
+    found.append(f"links of {rate}{assumed}, {hardware.cores:.3g} cores per machine{server}")
     waits = single.waited / (single.waited + single.worker * single.steps)
     if waits > BUSY:
         found.append(
             f"other programs kept this machine busy while it was measured: its threads waited {waits:.0%} of their time"
         )
     if hardware.cores > measured.cores:
-        found.append(f"measured with {measured.cores} cores: how much faster {hardware.cores} are is an extrapolation")
+        found.append(f"measured with {measured.cores} cores: how much faster {hardware.cores:.3g} are is an extrapolation")
     if given.cluster is not None and described.option_of(given.cluster) is None:
         found.append(
             "groups of several workers, several server groups, and hogwild without ps are not predicted: the table has none"

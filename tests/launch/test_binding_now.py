@@ -6,7 +6,9 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections import deque
+from pathlib import Path
 
 import pytest
 from support_paths import PROGRAMS
@@ -19,6 +21,8 @@ from tfdist.launch.events import Used
 from tfdist.launch.job import Job, Program
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.progress import Progress
+from tfdist.planner.binding import explain
+from tfdist.planner.running import Running
 from tfdist.planner.use import Use
 
 USE = Use(8.0, 0.9, 0.0, 0.95, 2, 0.5, 0.0, 0.0, 0.0)
@@ -88,6 +92,59 @@ def test_the_probe_tells_a_process_that_computes_from_one_that_sleeps(monkeypatc
             process.communicate()
 
 
+@pytest.fixture
+def control_group():
+    """A real control group that may use 0.2 of a core; or a sentence about why there is none."""
+    places = [place for place in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu")) if (place / "cgroup.procs").exists()]
+    if os.geteuid() != 0 or not places:
+        yield "limiting processor time needs root and control groups"
+        return
+    group = places[0] / f"tfdist-test-{uuid.uuid4().hex}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        yield f"no control group can be made here: {error.strerror}"
+        return
+    try:
+        limits = {"cpu.max": "4000 20000"} if (group / "cpu.max").exists() else {"cpu.cfs_period_us": "20000"}
+        limits |= {} if "cpu.max" in limits else {"cpu.cfs_quota_us": "4000"}
+        if all((group / name).exists() for name in limits):
+            for name, value in limits.items():
+                (group / name).write_text(value)
+            yield group
+        else:
+            yield "the control groups of this machine do not limit processor time"
+    finally:
+        deadline = time.monotonic() + 5
+        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        group.rmdir()
+
+
+def test_a_process_that_a_real_quota_holds_is_at_its_quota(monkeypatch, control_group):
+    if isinstance(control_group, str):
+        pytest.skip(control_group)
+    for name, value in {"LOOK_SECONDS": 0.02, "MOST_COST": 1.0, "LEAST_SECONDS": 0.4, "REPORT_SECONDS": 0.5}.items():
+        monkeypatch.setattr(use_probe, name, value)
+    process = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1)
+    try:
+        process.stdout.readline()
+        (control_group / "cgroup.procs").write_text(str(process.pid))
+        probe, events, deadline = use_probe.UseProbe(), [], time.monotonic() + 30
+        while not events or events[0].use.quota_used is None or events[0].use.held < 0.5:
+            assert time.monotonic() < deadline, events
+            events = probe.events({"worker:1": process.pid})
+            time.sleep(0.01)
+        use = events[0].use
+        assert use.quota == pytest.approx(0.2) and use.quota_group == str(control_group)
+        assert 0.5 < use.quota_used < 1.5 and use.capacity == pytest.approx(0.2)
+        found = explain(Running("multi_worker_mirrored", {"worker:0": USE, "worker:1": use}, ["worker:0", "worker:1"]))
+        assert "worker 1 is at " in found.text and "of its processor quota of 0.2 cores" in found.text
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_a_time_without_figures_of_sockets_has_none():
     looks = deque(use_probe._Look(number * 0.5, number * 0.25, 0.0, number, 2 * number, number % 2 == 0) for number in range(9))
     assert use_probe.use_of(looks, 2) == Use(4.0, 0.5, 0.0, 0.5, 2, 0.5)
@@ -98,7 +155,6 @@ def test_a_time_without_figures_of_sockets_has_none():
 
 
 def test_tasks_that_keep_to_different_cores_do_not_share_them(monkeypatch):
-    monkeypatch.setattr(use_probe.machine, "cores", lambda: 8)
     affinity = {1: {0}, 2: {1}, 3: {1, 2}}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: affinity[pid])
     monkeypatch.setattr(use_probe, "_processor", lambda pid: now[0] * 0.9)
@@ -151,8 +207,11 @@ def test_what_binds_is_written_for_tensorboard(tmp_path):
 
 
 @pytest.mark.cluster
-def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path):
-    """One ps has little of a core and many parameters; then the steps of the only worker are long and its parameters few."""
+def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path, control_group):
+    """One ps has little of a core and many parameters; then the steps of the only worker are long and its parameters few.
+
+    Where there are control groups, a quota then holds the worker.
+    """
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("it needs a core for the ps and another for the others")
     state = tmp_path / "state.json"
@@ -178,6 +237,12 @@ def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path)
         assert ps["utilization"] > 0.6 and ps["better"].endswith(" ps") and ps["times"] > 1.1 and not ps["unknown"]
         (tmp_path / "go_on").touch()
         assert wait_for("worker processor")["utilization"] > 0.6
+        if not isinstance(control_group, str):
+            pid = (tmp_path / "worker.pid").read_text()
+            (control_group / "cgroup.procs").write_text(pid)
+            held = wait_for("processor quota of worker 0")["text"]
+            assert held.startswith("worker 0 is at ") and "of its processor quota of 0.2 cores" in held
+            (control_group.parent / "cgroup.procs").write_text(pid)
         (tmp_path / "end").touch()
         assert process.wait(30) == 0
     finally:

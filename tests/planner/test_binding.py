@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from tfdist.planner.binding import Running, explain
+from tfdist.planner.binding import explain
 from tfdist.planner.measurement import Variable
+from tfdist.planner.running import Running
 from tfdist.planner.use import Use
 
 IDLE = Use(8.0, 0.05, 0.0, 0.05, 2, 0.1, 0.0, 0.0, 0.0)
@@ -122,9 +123,79 @@ def test_what_is_not_known_is_said():
     assert waits.resource is None and "no known link is busy for more than 40%" in waits.text
 
 
+def test_the_link_of_a_lone_worker_binds_in_both_directions_together():
+    """As measured on links of 60 Mbit/s: it sends for half of the time and receives for the rest, and computes little."""
+    half = use(0.04, sending=0.48, sent=1.8e6, received=1.8e6)
+    worker = use(0.07, sending=0.5, sent=3.6e6, received=3.7e6)
+    uses = {"worker:0": worker, "ps:0": half, "ps:1": half, "chief:0": IDLE}
+    found = explain(job("parameter_server", uses))
+    assert found.resource == "worker link" and found.utilization == pytest.approx(0.93)
+    assert found.better == "links of twice the rate" and found.times == pytest.approx(1 / (1 - 0.93 / 2))
+    # A worker that computes for the rest, and one that waits for something else, are not held by their links.
+    assert explain(job("parameter_server", uses | {"worker:0": linked(0.65, 0.3)})).resource == "worker processor"
+    assert explain(job("parameter_server", uses | {"worker:0": linked(0.3, 0.2)})).resource is None
+    # It receives nothing that takes long: sending alone is not enough.
+    only = use(0.1, sending=0.5, sent=3.6e6, received=1e4)
+    assert explain(job("parameter_server", uses | {"worker:0": only})).resource is None
+    # A ring sends and receives at the same time, so they do not add up.
+    ring = explain(job("multi_worker_mirrored", {"worker:0": linked(0.3, 0.5), "worker:1": linked(0.3, 0.5)}))
+    assert ring.resource is None
+
+
+def limited(running, quota, used, held=0.9, group="/a", **changes):
+    values = {"processor": used * quota, "waited": 3 * running - used * quota, "quota": quota, "quota_used": used}
+    return use(running, held=held, quota_group=group, **(values | changes))
+
+
+def test_workers_at_their_quota_bind_and_not_the_link_on_which_their_data_waits():
+    ps = linked(0.1, 0.63)
+    uses = {"ps:0": ps, "worker:0": limited(0.76, 0.15, 0.75), "worker:1": limited(0.78, 0.15, 0.72), "chief:0": use(0.1)}
+    found = explain(job("parameter_server", uses))
+    assert found.text.startswith("worker 0 and worker 1 are at 75% of their processor quotas of 0.15 cores: 2 times the quota")
+    # Never faster than as much more processor time, nor than the busiest resource that they share.
+    assert 1.4 < found.times <= 1 / 0.63
+    assert "sentence" not in found.as_json() and found.as_json()["resource"] == "processor quotas of worker 0 and worker 1"
+    # The link is what they wait for if it is busier than they; and a quota that never held them does not count.
+    assert explain(job("parameter_server", uses | {"ps:0": linked(0.1, 0.98)})).resource == "link of ps 0"
+    free = {name: dataclasses.replace(each, held=0.0) for name, each in uses.items()}
+    assert explain(job("parameter_server", free)).resource == "link of ps 0"
+
+
+@pytest.mark.parametrize("strategy", ["multi_worker_mirrored", "hogwild"])
+def test_one_worker_at_its_quota_holds_those_that_wait_for_it(strategy):
+    uses = {"worker:0": linked(0.3, 0.2), "worker:1": limited(1.0, 0.5, 1.0)}
+    found = explain(job(strategy, uses))
+    assert found.text.startswith("worker 1 is at 100% of its processor quota of 0.5 cores (others wait for it): 2 times the")
+    assert found.times == pytest.approx(2.0)
+    assert explain(job(strategy, {**uses, "worker:0": linked(0.6, 0.2)})).times == pytest.approx(1 / 0.8)
+    # Others do not wait for it, but nothing else binds.
+    apart = explain(job("parameter_server", {**uses, "ps:0": linked(0.1, 0.3), "chief:0": use(0.1)}))
+    assert apart.resource == "processor quota of worker 1" and apart.times == pytest.approx(1.5)
+    busy = explain(job("parameter_server", {**uses, "ps:0": linked(0.1, 0.7), "chief:0": use(0.1)}))
+    assert busy.resource == "link of ps 0"
+
+
+def test_a_quota_of_a_ps_and_one_that_tasks_share():
+    uses = {"ps:0": limited(0.99, 0.2, 1.0), "worker:0": use(0.3), "worker:1": use(0.2), "chief:0": use(0.1)}
+    found = explain(job("parameter_server", uses))
+    assert found.text.startswith("ps 0 is at 100% of its processor quota of 0.2 cores: ") and found.better.endswith(" ps")
+    here = {name: limited(0.9, 1, 0.97, cores_of_all=1.0) for name in ("ps:0", "worker:0", "chief:0")}
+    shared = explain(Running("parameter_server", here, list(here), dict.fromkeys(here, "a")))
+    assert shared.resource == "processor quota that ps 0, worker 0 and the chief share" and shared.better is None
+    assert "are at 97% of the processor quota of 1 core that they share (tasks on machines of their own" in shared.text
+    # The same path on two hosts is not the same group.
+    assert explain(job("hogwild", {"worker:0": limited(1, 1, 1), "worker:1": limited(1, 1, 1)})).resource.startswith(
+        "processor quotas of worker 0 and worker 1"
+    )
+
+
 @pytest.mark.parametrize("change", [{"running": None}, {"running": "x"}, {"sent": float("nan")}])
 def test_a_use_that_is_none_is_refused(change):
     values = dataclasses.asdict(IDLE)
     assert Use.from_json(values) == IDLE
+    bound = limited(0.5, 0.2, 0.9)
+    assert Use.from_json(dataclasses.asdict(bound)) == bound and bound.text.startswith(
+        "runs for 50% of the time on 0.18 of 0.2 c"
+    )
     with pytest.raises((TypeError, ValueError)):
         Use.from_json(values | change)

@@ -5,85 +5,22 @@ With these demands the model of the predictions (predict.py, queues.py) gives th
 workers.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from tfdist.planner.measurement import Variable
+from tfdist.planner import quotas
 from tfdist.planner.placement import evenly, whole_and_split
 from tfdist.planner.predict import BINDS, combined
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.recommend import CLOSE
+from tfdist.planner.running import APART, WORTH, Binding, Running, listed, named
 from tfdist.planner.use import Use
 
 FULL = 0.9
 """From this part of its cores on, the tasks of a machine wait for each other, or for other programs."""
 
-APART = 0.2
-"""A worker that runs for so much more of the time than the others is the one for which they wait."""
-
-WORTH = 1.1
-"""Less than this many times the speed is not worth saying."""
-
 MOST = 64
 """No more ps are proposed."""
-
-
-@dataclass(frozen=True)
-class Running:
-    """A job that trains.
-
-    Attributes:
-        strategy: its strategy.
-        uses: what its tasks use, by `job:index`; those that are not known are missing.
-        tasks: `job:index` of all tasks that train or serve.
-        hosts: the host of each task.
-        variables: the trainable variables; empty if not known.
-        is_together: whether all workers make each step together.
-    """
-
-    strategy: str
-    uses: Mapping[str, Use]
-    tasks: Sequence[str]
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    variables: Sequence[Variable] = ()
-    is_together: bool = False
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What binds.
-
-    Attributes:
-        resource: what it is: `link of ps 1`; None if none is busy enough, or not known.
-        utilization: part of the time for which it is busy, from 0 to 1; None without a resource.
-        better: what would train faster: `3 ps`; None if nothing that can be computed.
-        times: how many times the speed that would give.
-        why: the rest of a sentence: what is known besides, or why nothing is.
-        unknown: what is not known, in words.
-    """
-
-    resource: str | None
-    utilization: float | None = None
-    better: str | None = None
-    times: float | None = None
-    why: str = ""
-    unknown: tuple[str, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """A sentence."""
-        if self.resource is None:
-            text = self.why
-        else:
-            text = f"{self.resource}, busy for {self.utilization:.0%} of the time" + (f" ({self.why})" if self.why else "")
-            if self.better is not None:
-                text += f": {self.better} would give {self.times:.1f} times the speed"
-        return "; ".join([text, *(f"not known: {each}" for each in self.unknown)])
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the attributes and `text`."""
-        return asdict(self) | {"unknown": list(self.unknown), "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -92,6 +29,7 @@ class _Busy:
     resource: str
     task: str
     kind: str
+    sentence: str = ""
 
 
 def explain(job: Running) -> Binding:
@@ -99,27 +37,36 @@ def explain(job: Running) -> Binding:
     missing = [name for name in job.tasks if name not in job.uses]
     if len(missing) == len(job.tasks):
         return Binding(None, why="not known: nobody reports what the tasks use of processors and links")
-    unknown = tuple([f"what {', '.join(_named(missing))} use{'s' * (len(missing) == 1)}"] if missing else [])
+    unknown = tuple([f"what {', '.join(named(missing))} use{'s' * (len(missing) == 1)}"] if missing else [])
     silent = [name for name in job.tasks if name in job.uses and job.uses[name].sending is None]
-    unknown += tuple([f"the link{'s' * (len(silent) > 1)} of {', '.join(_named(silent))}"] if silent else [])
-    shared = sorted(_shared(job), key=lambda each: -each.share)
+    unknown += tuple([f"the link{'s' * (len(silent) > 1)} of {', '.join(named(silent))}"] if silent else [])
+    held = quotas.limits(job)
+    shared = sorted(_shared(job, held), key=lambda each: -each.share)
+    if (found := quotas.of_workers(job, held, shared[0].share if shared else 0.0, unknown)) is not None:
+        return found
     if shared and shared[0].share >= BINDS:
         return _of_shared(job, shared[0], unknown)
-    return _of_workers(job, unknown)
+    return _of_workers(job, shared, unknown)
 
 
-def _shared(job: Running) -> list[_Busy]:
+def _shared(job: Running, held: Sequence[quotas.Limit]) -> list[_Busy]:
     """Returns how busy the resources are that several tasks use."""
     found, full = [], set()
+    for limit in held:
+        if len(limit.tasks) > 1 or not limit.tasks[0].startswith("worker:"):
+            full |= set(limit.tasks)
+            found.append(_Busy(limit.share, limit.resource, limit.tasks[0], "quota", limit.sentence))
     for host in dict.fromkeys(job.hosts.get(name, "") for name in job.uses):
         here = [name for name in job.uses if job.hosts.get(name, "") == host]
+        if full.issuperset(here):
+            continue
         use = job.uses[here[0]]
-        cores = max(job.uses[name].cores_of_all or job.uses[name].cores for name in here)
+        cores = max(job.uses[name].cores_of_all or job.uses[name].capacity for name in here)
         own = sum(job.uses[name].processor for name in here) / cores
         share = min(1.0, max(own, use.machine))
         if share >= FULL and (len(here) > 1 or own < share / 2):
             full |= set(here)
-            what = f"cores that {_listed(here)} share" if len(here) > 1 else f"cores of {_named(here)[0]}"
+            what = f"cores that {listed(here)} share" if len(here) > 1 else f"cores of {named(here)[0]}"
             if own < share / 2:
                 what = f"cores of {host or 'a machine'}, most of which other programs use"
             found.append(_Busy(share, what, here[0], "cores"))
@@ -130,13 +77,13 @@ def _shared(job: Running) -> list[_Busy]:
         if job.strategy in ("parameter_server", "hogwild"):
             if name not in full:
                 # Python runs on one core at a time.
-                cores = 1 if is_chief else use.cores
+                cores = min(1, use.capacity) if is_chief else use.capacity
                 share = min(use.running, (use.processor + use.waited) / cores)
                 found.append(
-                    _Busy(share, "chief processor" if is_chief else f"processor of {_named([name])[0]}", name, "processor")
+                    _Busy(share, "chief processor" if is_chief else f"processor of {named([name])[0]}", name, "processor")
                 )
             if use.sending is not None:
-                what = "link of the chief" if is_chief else f"link of {_named([name])[0]}"
+                what = "link of the chief" if is_chief else f"link of {named([name])[0]}"
                 found.append(_Busy(use.sending, what, name, "link"))
     return found
 
@@ -148,20 +95,20 @@ def _of_shared(job: Running, busiest: _Busy, unknown: tuple[str, ...]) -> Bindin
         why = f"{use.sent / 1e6:.1f} MB/s sent, {(use.received or 0.0) / 1e6:.1f} MB/s received"
     elif busiest.kind == "processor" and use.waited > use.processor:
         why = "most of which it waits for a core that others use"
-    elif busiest.kind == "cores" and busiest.resource.endswith(" share"):
-        why = "tasks on machines of their own would not share them"
-    if busiest.task.startswith("ps:") and busiest.kind != "cores":
+    elif busiest.kind in ("cores", "quota") and busiest.resource.endswith(" share"):
+        why = f"tasks on machines of their own would not share {'them' if busiest.kind == 'cores' else 'it'}"
+    if busiest.task.startswith("ps:") and busiest.kind != "cores" and not busiest.resource.endswith(" share"):
         ps, times = _best_ps(job, busiest)
         better = f"{ps} ps" if times >= WORTH else None
         if better is None:
             why = ", ".join(part for part in (why, "more ps would not help") if part)
-    return Binding(busiest.resource, busiest.share, better, times if better else None, why, unknown)
+    return Binding(busiest.resource, busiest.share, better, times if better else None, why, unknown, busiest.sentence)
 
 
 def _best_ps(job: Running, busiest: _Busy) -> tuple[int, float]:
     """Returns the fewest ps that are nearly as fast as the best number, and how many times as fast as now that is."""
     now = sum(name.startswith("ps:") for name in job.tasks)
-    workers = _workers(job)
+    workers = job.workers
     most = max(now + 1, min(MOST, 2 * len(workers)))
     speeds = {ps: 1 / _time(job, busiest, ps, len(workers)) for ps in range(now, most + 1)}
     best = max(speeds.values())
@@ -171,13 +118,13 @@ def _best_ps(job: Running, busiest: _Busy) -> tuple[int, float]:
 
 def _time(job: Running, busiest: _Busy, ps: int, workers: int) -> float:
     """Returns the time of a cycle with other numbers of tasks, in units of about that of now."""
-    now, known = sum(name.startswith("ps:") for name in job.tasks), _workers(job)
+    now, known = sum(name.startswith("ps:") for name in job.tasks), job.workers
     most = job.uses[busiest.task]
     scale = _largest(job, ps) / _largest(job, now)
     running = max((job.uses[name].running for name in known), default=0.0)
     rate = most.sent / most.sending if most.sent and most.sending else None
     wire = [most.sending, (most.received or 0.0) / rate] if rate and most.sending else []
-    processor = min(most.running, (most.processor + most.waited) / most.cores)
+    processor = min(most.running, (most.processor + most.waited) / most.capacity)
     # What a worker needs of each in its cycle, and what it does by itself: it computes, and its own link carries what it sends.
     needs = [scale * share / len(known) for share in (*wire, processor)]
     own = running
@@ -201,9 +148,20 @@ def _largest(job: Running, ps: int) -> float:
     return max(placed) / sum(placed)
 
 
-def _of_workers(job: Running, unknown: tuple[str, ...]) -> Binding:
+def _receiving(use: Use) -> float:
+    """Returns the part of the time for which a worker's link receives, if it does so as fast as it sends.
+
+    It is no more than that for which it sends: a worker pulls as many bytes as it pushes. What else it receives, batches, comes
+    from the chief, whose own link may be what holds them up.
+    """
+    if not use.sending or not use.sent:
+        return 0.0
+    return use.sending * min(1.0, (use.received or 0.0) / use.sent)
+
+
+def _of_workers(job: Running, shared: Sequence[_Busy], unknown: tuple[str, ...]) -> Binding:
     """Returns what binds where no shared resource does: the workers' own processors or links."""
-    workers = _workers(job)
+    workers = job.workers
     if not workers:
         return Binding(None, why="not known", unknown=unknown)
     running = {name: job.uses[name].running for name in workers}
@@ -212,20 +170,25 @@ def _of_workers(job: Running, unknown: tuple[str, ...]) -> Binding:
     is_together = job.strategy == "multi_worker_mirrored" or job.is_together
     if is_together and len(workers) > 1 and running[slowest] >= BINDS and running[by_running[1]] <= running[slowest] - APART:
         next_one = min(1.0, running[by_running[1]] + (job.uses[by_running[1]].sending or 0.0))
-        name = _named([slowest])[0]
+        name = named([slowest])[0]
         times = running[slowest] / next_one if next_one else None
         better = f"{name} as fast as the next slowest" if times and times >= WORTH else None
         return Binding(
             f"processor of {name}", running[slowest], better, times if better else None, "others wait for it", unknown
         )
-    if sending >= BINDS and sending >= running[slowest]:
-        times = 1 / (1 - sending / 2) if is_together else None
-        return Binding("worker link", sending, "links of twice the rate" if times else None, times, "", unknown)
+    carrying, why = sending, ""
+    if job.strategy == "parameter_server":  # It pulls, computes and pushes one after the other.
+        receiving = max((_receiving(job.uses[name]) for name in workers), default=0.0)
+        carrying = min(sending + receiving, 1 - min(running.values()))
+        why = f"sends for {sending:.0%}, receives for the rest"
+    if carrying >= BINDS and carrying >= running[slowest]:
+        times = 1 / (1 - carrying / 2) if is_together or len(workers) == 1 else None
+        return Binding("worker link", carrying, "links of twice the rate" if times else None, times, why, unknown)
     if running[slowest] < BINDS:
-        most = max([sending, *running.values(), *(each.share for each in _shared(job))])
+        most = max([sending, *running.values(), *(each.share for each in shared)])
         why = f"no processor and no known link is busy for more than {most:.0%} of the time: tasks wait for replies or data"
         return Binding(None, why=why, unknown=unknown)
-    served = [each for each in _shared(job) if each.task.startswith("ps:")]
+    served = [each for each in shared if each.task.startswith("ps:")]
     mean = sum(running.values()) / len(running)
     if not served or job.strategy not in ("parameter_server", "hogwild") or job.is_together:
         return Binding("worker processor", mean, None, None, "", unknown)
@@ -234,21 +197,3 @@ def _of_workers(job: Running, unknown: tuple[str, ...]) -> Binding:
     times = 2 * _time(job, busiest, ps, len(workers)) / _time(job, busiest, ps, more)
     better = f"{more} workers on machines of their own" if times >= WORTH else None
     return Binding("worker processor", mean, better, times if better else None, "", unknown)
-
-
-def _workers(job: Running) -> list[str]:
-    """Returns the tasks that compute, of those whose use is known."""
-    return [name for name in job.uses if name.startswith("worker:")] or [
-        name for name in job.uses if not name.startswith(("ps:", "evaluator:"))
-    ]
-
-
-def _named(names: Sequence[str]) -> list[str]:
-    return [name.replace(":", " ") if not name.startswith("chief:") else "the chief" for name in names]
-
-
-def _listed(names: Sequence[str]) -> str:
-    words = _named(names)
-    if len(words) > 4:
-        words = [*words[:3], f"{len(words) - 3} others"]
-    return f"{', '.join(words[:-1])} and {words[-1]}"

@@ -63,7 +63,7 @@ class Costs:
         """Processor seconds of a step on a worker that is served: without Keras' loop, which the chief runs."""
         return min(self._hogwild[0].worker, self.measurement.single.worker) if self._hogwild else self.measurement.single.worker
 
-    def wall(self, processor: float, cores: int) -> float:
+    def wall(self, processor: float, cores: float) -> float:
         """Returns how long a computation takes on a machine with nothing else to do.
 
         A part of it is done by one core, and a part by all; the step of one process tells how large they are. What that waits
@@ -71,8 +71,10 @@ class Costs:
 
         Args:
             processor: its processor seconds.
-            cores: cores of the machine.
+            cores: cores of the machine, or a part of one.
         """
+        if cores < 1:
+            return self.wall(processor, 1) / cores
         single, measured = self.measurement.single.worker, self.measurement.cores
         ratio = max(self._wall / single, 1 / measured)
         if ratio >= 1 or measured == 1:

@@ -36,25 +36,15 @@ class Clock:
         return True
 
 
-class Served:
-    """A unit that serves in the order of arrival: one direction of a link."""
+class Shared:
+    """What all who use it at a time share equally: the cores of a machine, of which each uses one at most, or one
+    direction of a link.
 
-    def __init__(self, name: str) -> None:
-        self.name, self.busy, self._free = name, 0.0, 0.0
-
-    def take(self, now: float, seconds: float) -> float:
-        """Returns when the service ends of who arrives now."""
-        self.busy += seconds
-        self._free = max(now, self._free) + seconds
-        return self._free
-
-    def used(self) -> float:
-        """Returns for how long it was busy, in seconds."""
-        return self.busy
-
-
-class Cores:
-    """The cores of a machine, which all who compute share equally. Each of them uses one core at most."""
+    Args:
+        clock: the clock.
+        name: its name.
+        count: number of cores; 1 for a link. A processor with a quota has a part of one.
+    """
 
     def __init__(self, clock: Clock, name: str, count: float) -> None:
         self.name, self.count = name, count
@@ -63,13 +53,13 @@ class Cores:
         self._done = self._at = self._busy = 0.0
 
     def run(self, seconds: float, then: Then) -> None:
-        """Computes for that many processor seconds, then calls a function."""
+        """Serves somebody for that many seconds of one core or of the whole link, then calls a function."""
         self._advance()
         heapq.heappush(self._jobs, (self._done + seconds, next(self._order), then))
         self._plan()
 
     def used(self) -> float:
-        """Returns for how long the cores were busy, in seconds of all of them."""
+        """Returns for how long all of it was busy, in seconds."""
         self._advance()
         return self._busy / self.count
 
@@ -113,9 +103,9 @@ class Machine:
         cores: its cores; or those of another machine, if both are on the same cores.
     """
 
-    def __init__(self, clock: Clock, name: str, cores: "float | Cores") -> None:
-        self.cores = cores if isinstance(cores, Cores) else Cores(clock, f"processor of {name}", cores)
-        self.up, self.down = Served(f"link of {name}, sent"), Served(f"link of {name}, received")
+    def __init__(self, clock: Clock, name: str, cores: "float | Shared") -> None:
+        self.cores = cores if isinstance(cores, Shared) else Shared(clock, f"processor of {name}", cores)
+        self.up, self.down = Shared(clock, f"link of {name}, sent", 1), Shared(clock, f"link of {name}, received", 1)
 
 
 class Links:
@@ -125,14 +115,19 @@ class Links:
         clock: the clock.
         rate: of each link, bytes per second.
         delay: of a message, seconds.
-        part: bytes of a part of a message. All parts are about equal, as TCP shares a link.
+
+    Attributes:
+        rate: the same.
     """
 
-    def __init__(self, clock: Clock, rate: float, delay: float, part: float) -> None:
-        self._clock, self._rate, self._delay, self._part = clock, rate, delay, max(1.0, part)
+    def __init__(self, clock: Clock, rate: float, delay: float) -> None:
+        self._clock, self.rate, self._delay = clock, rate, delay
 
     def send(self, source: Machine, target: Machine, size: float, then: Then, up: float = 1.0, down: float = 1.0) -> None:
-        """Sends bytes in parts, which flow through both links at once. Parts of several messages take turns, as TCP shares.
+        """Sends bytes, which flow through both links at once. Messages share a link equally, as those of TCP do.
+
+        Each link is shared by itself: who waits at one end has its share of the other. So no link carries more than its rate,
+        and all bytes of a message have passed both when it arrives.
 
         Args:
             source: the machine that sends.
@@ -142,27 +137,13 @@ class Links:
             up: so many such messages leave the machines for which `source` stands, divided by those machines.
             down: the same for `target`.
         """
-        clock, delay = self._clock, self._delay
         if source is target or size <= 0:
-            clock.after(0.0, then)
+            self._clock.after(0.0, then)
             return
-        parts = max(1, round(size / self._part))
-        seconds = size / parts / self._rate
-
-        def part(left: int) -> None:
-            sent = source.up.take(clock.now, seconds * up)
-            begin = sent - seconds * up + delay  # The first bytes arrive while the others are sent.
-
-            def arrive() -> None:
-                end = max(target.down.take(clock.now, seconds * down), sent + delay)
-                if left > 1:  # A full queue at the other end holds the source back.
-                    clock.at(max(sent, end - delay), lambda: part(left - 1))
-                else:
-                    clock.at(end, then)
-
-            clock.at(begin, arrive)
-
-        part(parts)
+        seconds = size / self.rate
+        arrived = after_all(2, lambda: self._clock.after(self._delay, then))
+        source.up.run(seconds * up, arrived)
+        target.down.run(seconds * down, arrived)
 
 
 def after_all(count: int, then: Then) -> Then:

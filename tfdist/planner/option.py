@@ -1,5 +1,6 @@
 """`Option`: one way to train. `Hardware`: what it runs on."""
 
+import functools
 from dataclasses import dataclass
 
 
@@ -29,7 +30,7 @@ class Option:
     compression: str | None = None
     chief_apart: bool = False
 
-    @property
+    @functools.cached_property
     def machines(self) -> int:
         """Number of machines."""
         if self.strategy in ("default", "mirrored"):
@@ -44,10 +45,10 @@ class Hardware:
 
     Attributes:
         link: rate of the link of a machine, in bytes per second and direction.
-        cores: cores of a machine.
+        cores: cores of a machine; with a quota of processor time that, which may be a part of a core.
         server_cores: cores of a machine with nothing but a ps; None for as many.
     """
 
     link: float
-    cores: int
+    cores: float
     server_cores: int | None = None

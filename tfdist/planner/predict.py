@@ -1,14 +1,16 @@
 """Predicts examples per second of an option, and names the resource that binds.
 
-A cycle of a worker is a step, or with `hogwild` a period of steps and its exchange. With `multi_worker_mirrored` nothing is
-shared: a step takes the sum of its parts. With `hogwild`, whose workers wait for each other in rounds, a cycle takes
+A cycle of a worker is a step, or with `hogwild` a period of steps and its exchange. `predict` is a formula that takes
+microseconds, to compare hundreds of options:
 
     T = (L^g + X^g)^(1/g)
 
-L is how long it takes if nothing is shared: what the worker does one after the other. X is how long the busiest shared resource
-(a link, the processor of a ps, of the chief, the cores of a machine) is busy while every worker makes one cycle. T is close to
-the larger of both unless they are about equal. The form is that of Pollux (OSDI 2021). With `parameter_server` workers do not
-wait for each other, but queue for each resource (queues.py).
+L is how long a cycle takes if nothing is shared: what the worker does one after the other. X is how long the busiest shared
+resource (a link, the processor of a ps, of the chief, the cores of a machine) is busy while every worker makes one cycle. T is
+close to the larger of both unless they are about equal. The form is that of Pollux (OSDI 2021). With `parameter_server` workers
+do not wait for each other, but queue for each resource (queues.py); with `multi_worker_mirrored` nothing is shared.
+
+`simulated` then simulates those that are shown (simulated.py), and its prediction counts.
 """
 
 from dataclasses import dataclass, replace
@@ -59,7 +61,7 @@ def predict(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
 
 
 def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int | None = None) -> Prediction:
-    """Returns the prediction of the simulator (simulated.py). It takes 10 ms for 3 workers, and a second for hundreds.
+    """Returns the prediction of the simulator (simulated.py). It takes some 10 ms.
 
     Args:
         costs: what steps and exchanges cost.
@@ -68,15 +70,18 @@ def simulated(costs: Costs, hardware: Hardware, option: Option, shared_by: int |
         shared_by: see `Network`.
     """
     formula = predict(costs, hardware, option)
-    if option.strategy not in ("hogwild", "parameter_server"):
+    if option.strategy in ("default", "mirrored"):
         return formula
-    way = way_of(costs, option, compute=costs.wall(costs.compute, hardware.cores))
+    way = way_of(costs, option)
+    way = replace(way, compute=costs.wall(way.compute, max(1, hardware.cores)))  # The simulated cores know a quota.
     network = Network(hardware.link, MESSAGE_SECONDS, hardware.cores, hardware.server_cores, shared_by)
     speed = simulate(way, network).speed
     factor = speed / formula.examples_per_second
     busy = tuple((name, min(1.0, factor * part)) for name, part in formula.busy)
-    steps = speed / option.workers / costs.measurement.batch
+    together = 1 if option.strategy == "multi_worker_mirrored" else option.workers
+    steps = speed / together / way.examples
     compute = steps * (way.compute + way.worker / (option.period if option.strategy == "hogwild" else 1))
+    compute /= min(1, hardware.cores)
     own = "worker processor" if compute >= 0.5 else "worker link"
     binding = busy[0][0] if busy and busy[0][1] >= BINDS else own
     return replace(formula, examples_per_second=speed, binding=binding, busy=busy, is_simulated=True)
@@ -113,7 +118,7 @@ def _all_reduce(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     processor = computed + summed
     wire = share / hardware.link + 2 * (workers - 1) * HOP_SECONDS
     # One after the other, and no resource is shared: no queue forms.
-    time = costs.wall(computed, hardware.cores) + summed + wire
+    time = costs.wall(computed, hardware.cores) + summed / min(1, hardware.cores) + wire
     binding = "worker link" if wire > time - wire else "worker processor"
     busy = (("worker link", share / hardware.link / time), ("worker processor", processor / hardware.cores / time))
     batch = measurement.batch * (workers if costs.batch_grows else 1)
@@ -136,7 +141,7 @@ def _served(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     )
     shared = loads(option, cycle, hardware)
     chief = cost.chief if option.workers == 1 else 0.0  # Else the chief prepares the next step meanwhile.
-    compute = costs.wall(costs.compute, hardware.cores) + cost.worker + cost.server + chief
+    compute = costs.wall(costs.compute, hardware.cores) + (cost.worker + cost.server + chief) / min(1, hardware.cores)
     wire = 2 * _remote(option, sent) / hardware.link + _batches(option, cycle) / hardware.link
     queues = [load.seconds / option.workers for load in busiest(shared) if load.kind != "chief"]
     time = queued(option.workers, max(0.0, compute + wire - sum(queues)), queues)
@@ -168,7 +173,7 @@ def _local_steps(costs: Costs, hardware: Hardware, option: Option) -> Prediction
     # And get their batches at the same time.
     wire += max(1, option.workers - (not option.chief_apart)) * _batches(option, cycle) / hardware.link
     chief = cost.chief if option.workers == 1 else 0.0
-    compute = period * step + cost.worker + chief
+    compute = period * step + (cost.worker + chief) / min(1, hardware.cores)
     shared = loads(option, cycle, hardware)
     time = combined(compute + wire, max(load.seconds for load in shared))
     return _prediction(option, cycle, time, shared, (compute, wire), cost.assumed)

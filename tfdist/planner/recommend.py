@@ -1,10 +1,8 @@
 """Chooses the option to recommend."""
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from tfdist.planner.option import Option
 from tfdist.planner.predict import Prediction
 
 CLOSE = 0.05
@@ -52,7 +50,7 @@ def shown(predictions: Sequence[Prediction], rows: int, cost: Cost | None = None
         rows: number of the first ones.
         cost: as for `ranked`.
     """
-    alike: dict[Option, list[Prediction]] = defaultdict(list)
+    alike: dict[tuple[object, ...], list[Prediction]] = defaultdict(list)
     for each in predictions:
         alike[_without_ps(each)].append(each)
     useful = [each for each in predictions if not any(_is_in_vain(each, other) for other in alike[_without_ps(each)])]
@@ -63,12 +61,14 @@ def shown(predictions: Sequence[Prediction], rows: int, cost: Cost | None = None
     return first
 
 
-def _without_ps(each: Prediction) -> Option:
-    return dataclasses.replace(each.option, ps=0, colocated=False)
+def _without_ps(each: Prediction) -> tuple[object, ...]:
+    mine = each.option
+    return mine.strategy, mine.workers, mine.period, mine.delay, mine.fragments, mine.compression, mine.chief_apart
 
 
 def _is_in_vain(each: Prediction, other: Prediction) -> bool:
     """Returns whether `other`, which differs in its ps only, is as fast as `each` with fewer ps and no more machines."""
+    if other.examples_per_second < (1 - SAME) * each.examples_per_second:
+        return False
     mine, its = each.option, other.option
-    fewer = (its.machines, its.ps) != (mine.machines, mine.ps) and its.machines <= mine.machines and its.ps <= mine.ps
-    return fewer and other.examples_per_second >= (1 - SAME) * each.examples_per_second
+    return its.machines <= mine.machines and its.ps <= mine.ps and (its.machines, its.ps) != (mine.machines, mine.ps)

@@ -1,9 +1,8 @@
 """Simulates a training event by event: machines with cores and links, and what every worker does one after the other.
 
-Machines have cores that their tasks share equally, and a link in each direction. Messages flow through both links at once. The
-chief prepares calls one after the other. The formulas of predict.py know none of this: the order of messages, rounds that end
-without a slow worker, shards whose replies begin while others are pushed, a worker beside the chief whose batches need no
-link, and the end of an epoch.
+Machines have cores, and a link in each direction, which all who use them at a time share equally. Messages flow through both
+links at once. The chief prepares calls one after the other. What workers do is in simulated_steps.py (`parameter_server`),
+simulated_ring.py (`multi_worker_mirrored`) and simulated_periods.py (`hogwild`).
 """
 
 import functools
@@ -13,8 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tfdist.planner.costs import HOP_SECONDS
-from tfdist.planner.events import Clock, Cores, Links, Machine, Then, after_all
+from tfdist.planner.events import Clock, Links, Machine, Shared, Then, after_all
 from tfdist.planner.ways import Way
 
 CYCLES = 9
@@ -22,9 +20,6 @@ CYCLES = 9
 
 BUNDLES = 8
 """More ps than these are simulated as so many that have the links and cores of several."""
-
-MANY, FEW_PARTS = 8, 4
-"""With more workers, whose messages mix anyway, the largest message has 4 parts."""
 
 MOST_WORKERS = 24
 """Of more workers, and of their ps, an equal part is simulated, each for several: what they share is as busy as with all."""
@@ -74,7 +69,7 @@ def _bundled(sent: Sequence[float], most: int) -> tuple[list[int], list[float]]:
         sent = sorted(sent, reverse=True)
     alone = 1 if 1 < most < len(sent) and sent[0] > 1.01 * sent[1] else 0
     count = min(most, len(sent)) - alone
-    bounds = [alone + (len(sent) - alone) * number // count for number in range(count + 1)] if sent else [0]
+    bounds = [alone + (len(sent) - alone) * number // count for number in range(count + 1)] if count else [0]
     pairs = [(0, alone)] * alone + list(itertools.pairwise(bounds))
     return [end - begin for begin, end in pairs], [sum(sent[begin:end]) for begin, end in pairs]
 
@@ -89,20 +84,18 @@ class Simulation:
         most: most workers that are simulated.
     """
 
-    PARTS = 16
-    """Parts of the largest message, which take turns with those of others."""
-
     def __init__(self, way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> None:
         option, clock = way.option, Clock()
-        self.way, self.clock, self._random = way, clock, random.Random(seed)
+        self.way, self.network, self.clock, self._random = way, network, clock, random.Random(seed)
         self.count = min(option.workers, most)
         self.each = option.workers / self.count  # So many workers does each stand for.
         ps = min(self.count, max(1, round(option.ps / self.each))) if self.each > 1 else option.ps
-        counts, self.sent = _bundled(way.sent, ps if option.colocated or way.is_one_machine else min(ps, BUNDLES))
-        parts = self.PARTS if self.count <= MANY else FEW_PARTS
-        self.links = Links(clock, network.rate, network.delay, max([way.batches, *self.sent]) / parts)
+        counts, self.sent = _bundled(
+            way.sent if option.ps else (), ps if option.colocated or way.is_one_machine else min(ps, BUNDLES)
+        )
+        self.links = Links(clock, network.rate, network.delay)
         self.crowds = [self.each / count for count in counts]
-        physical = [Cores(clock, f"core {number}", 1) for number in range(network.shared_by or 0)]
+        physical = [Shared(clock, f"core {number}", 1) for number in range(network.shared_by or 0)]
 
         def machine(name: str, place: int, cores: float = network.cores) -> Machine:
             return Machine(clock, name, physical[place % len(physical)] if physical else cores)
@@ -117,7 +110,7 @@ class Simulation:
         if way.is_one_machine:
             self.chief = machine("all tasks", 0)
             self.workers, self.servers = [self.chief] * self.count, [self.chief] * len(counts)
-        self._python = Cores(clock, "chief processor", 1)
+        self._python = Shared(clock, "chief processor", 1)
         self._prepares: deque[tuple[float, Then]] = deque()
         self.ends: list[list[tuple[float, int]]] = [[] for _ in range(self.count)]
         self._slow = set(range(self.count))  # Those that have not made `CYCLES`.
@@ -202,64 +195,3 @@ class Simulation:
         used = [(each.used(), each.name) for each in (*served.values(), self._python)]
         busy, name = max(used)
         return Simulated(self.each * steps_per_second * self.way.examples, name, min(1.0, busy / self.clock.now))
-
-
-class ParameterServer(Simulation):
-    """`parameter_server`: every step pulls from every ps, computes, and pushes to every ps."""
-
-    PARTS = 8  # With many, simulated workers stay in step and send at the same time, which real ones do not for long.
-
-    def step(self, worker: int) -> None:
-        """Makes a step, and then the next one."""
-        way, machine = self.way, self.workers[worker]
-        several = way.option.workers > 1  # Else the chief waits for the result before it goes on.
-        ready = after_all(2, lambda: self._next(worker))
-        if several:
-            self.prepare(way.chief, ready)
-
-        def end() -> None:
-            if not several:
-                self.prepare(way.chief, ready)
-            ready()
-
-        done = after_all(len(self.sent), end)
-
-        def send(number: int, size: float) -> None:
-            self.push(worker, number, size, lambda: self.serve(self.servers[number], way.server / 2, done))
-
-        def computed() -> None:
-            for number, size in enumerate(self.sent):
-                send(number, size)
-
-        arrived = after_all(len(self.sent), lambda: machine.cores.run(self.compute(1) + way.worker, computed))
-
-        def request(number: int, size: float) -> None:
-            self.serve(self.servers[number], way.server / 2, lambda: self.reply(number, worker, size, arrived))
-
-        def pull() -> None:
-            for number, size in enumerate(self.sent):
-                request(number, size)
-
-        self.send_batches(worker, way.batches, pull)
-
-    def _next(self, worker: int) -> None:
-        number = len(self.ends[worker])
-        self.ended(worker, 1)
-        if self.way.is_synchronous:
-            self.together(number, lambda: self.step(worker))
-        else:
-            self.step(worker)
-
-
-def ring(way: Way, network: Network, seed: int = 0) -> Simulated:
-    """`multi_worker_mirrored` by its closed formula: the slowest worker, then 2 (n - 1) hops of a ring."""
-    workers, generator = way.option.workers, random.Random(seed)
-    draw = (lambda: generator.gammavariate(way.spread**-2, way.spread**2)) if way.spread else lambda: 1.0
-    slowest = sum(max(draw() for _ in range(workers)) for _ in range(CYCLES)) / CYCLES
-    share = max(1.0, workers / network.cores) if way.is_one_machine else 1.0
-    computed = share * (way.compute * (1.0 if way.is_one_machine else slowest) + way.worker)
-    hops = 2 * (workers - 1)
-    wire = 0.0 if way.is_one_machine else hops * (sum(way.sent) / workers / network.rate + network.delay)
-    seconds = computed + wire + hops * HOP_SECONDS
-    busiest = max((wire / seconds, "worker link"), (computed / seconds, "worker processor"))
-    return Simulated(way.examples / seconds, busiest[1], busiest[0])

@@ -1,13 +1,16 @@
 """Simulates `hogwild`: the calls of a worker group, its pushes and pulls, rounds, and the ends of epochs."""
 
 import functools
+import random
 from collections import deque
 from collections.abc import Callable
 
 from tfdist.planner.costs import HOP_SECONDS
 from tfdist.planner.events import Then, after_all
-from tfdist.planner.simulated import BUNDLES, CYCLES, MOST_WORKERS, Network, ParameterServer, Simulated, Simulation, ring
+from tfdist.planner.simulated import BUNDLES, CYCLES, MOST_WORKERS, Network, Simulated, Simulation
+from tfdist.planner.simulated_ring import simulate_ring
 from tfdist.planner.simulated_rounds import Rounds
+from tfdist.planner.simulated_steps import simulate_steps
 from tfdist.planner.ways import DELAY_PART, LONGEST_DELAY, Way
 
 LONG_EPOCH = 40
@@ -54,6 +57,12 @@ class Hogwild(Simulation):
         self._calls = 0 if self._epoch is None else -(-self._epoch // self._per_call())
         self._calls_begun, self._calls_done = [0] * self.count, 0
         self._idle: list[int] = []
+
+    def begin(self, worker: int) -> None:
+        """Makes the first call: at once, or without rounds, which would keep workers in step, some time later."""
+        way, period, generator = self.way, self.way.option.period, random.Random(worker)
+        alone = (2 * sum(way.sent) + way.batches) / self.network.rate + period * way.compute + way.worker + way.server
+        self.clock.after(0.0 if way.rounds else generator.random() * alone, functools.partial(self.call, worker))
 
     def call(self, worker: int) -> None:
         """Makes the next call of a worker, and then the one after it; waits at the end of an epoch."""
@@ -214,9 +223,8 @@ def simulate(way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS
         most: most workers that are simulated one by one; of more, each simulated one stands for several.
     """
     if way.option.strategy == "multi_worker_mirrored":
-        return ring(way, network, seed)
+        return simulate_ring(way, network, seed)
     if way.option.strategy == "parameter_server":
-        served = ParameterServer(way, network, seed, most)
-        return served.run(served.step)
+        return simulate_steps(way, network, seed, most)
     hogwild = Hogwild(way, network, seed, most)
-    return hogwild.run(hogwild.call)
+    return hogwild.run(hogwild.begin)

@@ -21,6 +21,10 @@ class Use:
         sent: bytes per second to other machines; None if not known.
         received: bytes per second from other machines; None if not known.
         cores_of_all: cores that the tasks of its machine may use, all together; None if not known.
+        quota: the quota of processor time of its control group, in cores; None without one.
+        quota_used: part of the quota that was used, by all processes of the group; None without a quota.
+        held: part of the quota's periods in which the group was held, because it had used its time; None without a quota.
+        quota_group: the control group of the quota. Tasks of a machine with the same one share the quota.
     """
 
     seconds: float
@@ -32,7 +36,11 @@ class Use:
     sending: float | None = None
     sent: float | None = None
     received: float | None = None
-    cores_of_all: int | None = None
+    cores_of_all: float | None = None
+    quota: float | None = None
+    quota_used: float | None = None
+    held: float | None = None
+    quota_group: str | None = None
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Use":
@@ -41,14 +49,26 @@ class Use:
         for each in fields(cls):
             if each.default is None and values.get(each.name) is None:
                 continue
+            if each.name == "quota_group":
+                found[each.name] = str(values[each.name])
+                continue
             value = float(values[each.name])
             if not math.isfinite(value):
                 raise ValueError(f"{each.name} is {value}")
-            found[each.name] = int(value) if each.name.startswith("cores") else value
+            found[each.name] = int(value) if each.name == "cores" else value
         return cls(**found)
+
+    @property
+    def capacity(self) -> float:
+        """Processor seconds per second that the task may use: its cores, or less with a smaller quota."""
+        return self.cores if self.quota is None else min(self.cores, self.quota)
 
     @property
     def text(self) -> str:
         """`runs for 93 % of the time on 1.9 of 2 cores, sends for 40 % (1.2 MB/s)`."""
-        text = f"runs for {self.running:.0%} of the time on {self.processor:.1f} of {self.cores} core{'s' * (self.cores > 1)}"
+        cores = self.capacity
+        plural, digits = "s" * (cores != 1), 1 if cores >= 1 else 2
+        text = f"runs for {self.running:.0%} of the time on {self.processor:.{digits}f} of {cores:.3g} core{plural}"
+        if self.quota is not None and self.held:
+            text += f" (a quota, which held it in {self.held:.0%} of the periods)"
         return text if not self.sent else f"{text}, sends for {self.sending:.0%} ({self.sent / 1e6:.1f} MB/s)"

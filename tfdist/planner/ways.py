@@ -59,11 +59,12 @@ def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
     elif option.strategy == "parameter_server":
         placed = whole_and_split(measured.variables, option.ps)
         cost = costs.served(option.ps, max(placed) / sum(placed))
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, tuple(placed), batches, examples)
+        sent = tuple(each * COMPRESSED[option.compression] for each in placed)
+        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples)
     else:
-        cost, sent = costs.exchanged(option.period, option.ps, option.fragments), evenly(size, option.ps)
-        bytes_ = tuple(each * COMPRESSED[option.compression] for each in sent)
+        cost = costs.exchanged(option.period, option.ps, option.fragments)
+        sent = tuple(each * COMPRESSED[option.compression] for each in evenly(size, option.ps))
         batches *= option.period
-        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, bytes_, batches, examples)
+        found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples)
         found = replace(found, shards=shards(size // option.fragments, option.ps), epoch=measured.epoch)
     return replace(found, **changes)

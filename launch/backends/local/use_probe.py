@@ -8,12 +8,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfdist import machine
 from tfdist.launch.backends.local import sockets
 from tfdist.launch.events import Used
 from tfdist.planner.use import Use
+from tfdist.quota import Quota, Spent, quota_of, spent
 
 LOOK_SECONDS = 0.2
 MOST_COST = 0.01
@@ -46,6 +47,7 @@ class _Look:
     is_sending: bool | None = None
     sent: int = 0
     received: int = 0
+    quota: Spent | None = None
 
 
 @dataclass
@@ -55,6 +57,7 @@ class _Seen:
     pid: int
     cores: set[int]
     is_here: bool
+    quota: Quota | None = None
     looks: deque[_Look] = field(default_factory=deque)
     inodes: set[int] = field(default_factory=set)
     limited: dict[int, int] = field(default_factory=dict)
@@ -89,18 +92,34 @@ class UseProbe:
         for name, pid in pids.items():
             seen = self._seen.get(name)
             if seen is None:
-                seen = self._seen[name] = _Seen(pid, _cores(pid), _shares_network(pid))
+                seen = self._seen[name] = _Seen(pid, _cores(pid), _shares_network(pid), quota_of(pid))
             if reports:
                 seen.cores = _cores(pid)  # The program may choose its cores.
+                if (quota := quota_of(pid)) != seen.quota:  # And somebody else its quota: figures of before tell nothing of it.
+                    seen.quota = quota
+                    seen.looks.clear()
             self._look(seen, now, elapsed, found if seen.is_here else None, reports)
         self._pause = max(LOOK_SECONDS, (time.thread_time() - begin) / MOST_COST)
         if not reports:
             return []
         self._reported_at = now
+        return [Used(name, use) for name, use in self._uses().items()]
+
+    def _uses(self) -> dict[str, Use]:
         # Two tasks that keep to a core each do not share one.
-        together = _number(set().union(*(seen.cores for seen in self._seen.values())))
-        uses = ((name, use_of(seen.looks, _number(seen.cores), together)) for name, seen in self._seen.items())
-        return [Used(name, use) for name, use in uses if use is not None]
+        together: float = len(set().union(*(seen.cores for seen in self._seen.values())))
+        limits = {seen.quota for seen in self._seen.values()}
+        if len(limits) == 1 and (common := limits.pop()) is not None:
+            together = min(together, common.cores)
+        found: dict[str, Use] = {}
+        for name, seen in self._seen.items():
+            if (use := use_of(seen.looks, len(seen.cores), together, seen.quota)) is not None:
+                found[name] = use
+        for name, use in found.items():
+            if use.quota and use.quota_used is None:  # The group does not tell: these tasks are all that is known of it.
+                members = [each for each in found.values() if each.quota_group == use.quota_group]
+                found[name] = replace(use, quota_used=sum(each.processor for each in members) / use.quota)
+        return found
 
     def _look(self, seen: _Seen, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool) -> None:
         processor = _processor(seen.pid)
@@ -111,6 +130,7 @@ class UseProbe:
         before = seen.looks[-1].waited if seen.looks else 0.0
         waited = _waited(seen.pid) if counts or not seen.looks else before
         look = _Look(now, processor, waited, *_machine(), _is_running(seen.pid))
+        look.quota = spent(seen.quota.folder) if seen.quota else None
         if found is not None:
             look.is_sending = _count(seen, found, elapsed)
             look.sent, look.received = seen.sent, seen.received
@@ -119,13 +139,14 @@ class UseProbe:
             seen.looks.popleft()
 
 
-def use_of(looks: "deque[_Look]", cores: int, together: int | None = None) -> Use | None:
+def use_of(looks: "deque[_Look]", cores: int, together: float | None = None, quota: Quota | None = None) -> Use | None:
     """Returns the use over a time; None after too few looks.
 
     Args:
         looks: the looks, the oldest first.
         cores: cores that the task may use.
         together: cores that all tasks of this machine may use.
+        quota: the quota of the task.
     """
     if len(looks) < LEAST_LOOKS or looks[-1].at - looks[0].at < LEAST_SECONDS:
         return None
@@ -133,7 +154,7 @@ def use_of(looks: "deque[_Look]", cores: int, together: int | None = None) -> Us
     seconds = last.at - first.at
     capacity = last.machine_all - first.machine_all
     knows_links = all(look.is_sending is not None for look in looks)
-    return Use(
+    use = Use(
         seconds,
         (last.processor - first.processor) / seconds,
         max(0.0, last.waited - first.waited) / seconds,
@@ -145,6 +166,14 @@ def use_of(looks: "deque[_Look]", cores: int, together: int | None = None) -> Us
         (last.received - first.received) / seconds if knows_links else None,
         together,
     )
+    if quota is None or first.quota is None or last.quota is None:
+        return use
+    periods, held = last.quota.periods - first.quota.periods, last.quota.held - first.quota.held
+    used = None
+    if first.quota.processor is not None and last.quota.processor is not None:
+        used = (last.quota.processor - first.quota.processor) / seconds / quota.cores
+    held_part = held / periods if periods > 0 else 0.0
+    return replace(use, quota=quota.cores, quota_used=used, held=held_part, quota_group=str(quota.folder))
 
 
 def _count(seen: _Seen, found: list[sockets.Connection], elapsed: float) -> bool:
@@ -222,10 +251,6 @@ def _cores(pid: int) -> set[int]:
         return os.sched_getaffinity(pid)
     except OSError:
         return set(range(machine.cores()))
-
-
-def _number(cores: set[int]) -> int:
-    return min(len(cores), machine.cores())
 
 
 def _shares_network(pid: int) -> bool:
