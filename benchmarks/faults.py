@@ -1,6 +1,7 @@
 """Makes tasks fail under every strategy, and writes what happens into a table.
 
-    python benchmarks/faults.py                                        # everything: about 40 minutes
+    python benchmarks/faults.py --at_once 3                            # everything
+    python benchmarks/faults.py --at_once 3 --missing                  # what the table does not have yet
     python benchmarks/faults.py --row "worker killed" --column hogwild
 
 Each cell is a job of its own on this machine: a small model, a step of at least 20 ms, a backup every 50 batches, one restart
@@ -16,6 +17,7 @@ Results go to `faults.jsonl`, and from there into `faults.md`.
 """
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -36,6 +38,9 @@ from faults_program import BATCHES
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("row", [], "Faults; default: all.")
 flags.DEFINE_multi_string("column", [], "Strategies; default: all.")
+flags.DEFINE_integer("at_once", 1, "How many cells to run at the same time. The jobs mostly wait.", lower_bound=1)
+flags.DEFINE_boolean("missing", False, "Only cells without a result.")
+flags.DEFINE_float("minutes", None, "Begin no further cell after so many minutes; default: no limit.")
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "faults.jsonl", HERE / "faults.md"
@@ -75,14 +80,18 @@ ROWS = {
     "ps killed": f"ps:0,{AT}",
     "chief killed": f"CHIEF,{AT}",
     "evaluator killed": f"evaluator:0,{AT}",
-    "launcher killed": "launcher",
-    "launcher and parent of the tasks killed": "launcher and parent",
+    "evaluator stopped 60 s": f"evaluator:0,{AT},how=stop:60",
+    "launcher killed": "kill launcher",
+    "parent of the tasks killed": "kill parent",
+    "launcher and parent of the tasks killed": "kill launcher parent",
+    "launcher stopped 60 s": "stop launcher",
+    "parent of the tasks stopped 60 s": "stop parent",
     "worker stopped 60 s": f"worker:1,{AT},how=stop:60",
     "ps stopped 60 s": f"ps:0,{AT},how=stop:60",
     "chief stopped 60 s": f"CHIEF,{AT},how=stop:60",
     "two workers stopped 60 s": f"worker:1+worker:2,{AT},how=stop:60",
     "disk of the backup full": "disk",
-    "backup truncated, then the first task killed": "truncate FIRST,step=230",
+    "backup truncated, then the first task killed": "truncate CHIEF,step=230",
     "worker that never comes up": "absent worker:1",
     "worker cut 30 s": "cut worker:1 30",
     "worker cut for good": "cut worker:1",
@@ -92,28 +101,34 @@ ROWS = {
     "ps cut for good": "cut ps:0",
     "chief cut 30 s": "cut CHIEF 30",
     "chief cut for good": "cut CHIEF",
+    "evaluator cut 30 s": "cut evaluator:0 30",
     "evaluator cut for good": "cut evaluator:0",
 }
 
 
-def cell(row: str, column: str) -> dict[str, object] | None:
-    """Runs one cell; returns what was measured, or None where the fault cannot happen."""
+def can_happen(row: str, column: str) -> bool:
+    """Returns whether a strategy has the task that fails."""
+    return "mirrored" not in column or not row.startswith("ps ")
+
+
+def cell(row: str, column: str) -> dict[str, object]:
+    """Runs one cell; returns what was measured."""
     cluster, *options = COLUMNS[column]
     fault = ROWS[row] or ""
-    if "mirrored" in column and ("ps" in row or "chief" in row):
-        return None
-    fault = fault.replace("CHIEF", "chief:0").replace("FIRST", "worker:0" if "mirrored" in column else "chief:0")
+    fault = fault.replace("CHIEF", "worker:0" if "mirrored" in column else "chief:0")
     on_disk, fault = (fault.split(" ")[0], fault.partition(" ")[2]) if "backup" in row else ("", fault)
     if "evaluator" in row:
         options.append("--evaluator")
-    goes_on = "worker" in row and "mirrored" not in column  # The others train while a task is stopped.
+    by_signal = fault.startswith(("kill ", "stop "))
+    # The others train while a task is stopped.
+    goes_on = fault.startswith(("stop", "evaluator")) or ("worker" in row and "mirrored" not in column)
     total = BATCHES * EPOCHS * ((8 if goes_on else 2) if "60 s" in row else 1)
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "FAULTS_EPOCHS": str(total // BATCHES)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         command = [sys.executable, "-m", "tfdist", "run", "--cluster", cluster, *options, "--max_restarts", "1"]
         command += ["--backup_freq", "50", "--log_dir", str(folder / "logs")]
-        command += ["--fail_at", fault] if fault and "launcher" not in fault else []
+        command += ["--fail_at", fault] if fault and not by_signal else []
         command += ["--backup_dir", str(folder / "backup")] if on_disk else []
         with open(folder / "output", "wb") as output, _small_disk(folder / "backup", on_disk):
             job = subprocess.Popen(
@@ -131,7 +146,7 @@ def cell(row: str, column: str) -> dict[str, object] | None:
         found["said"] = [line for line in text.splitlines() if line.startswith("tfdist: ") and "failed" in line][-1:]
         found["said"] += [line for line in text.splitlines() if on_disk and "backup" in line][1:3]
         found |= _found(folder, row, column, total)
-        if found["exit"] not in (0, "left") and "launcher" not in row:
+        if found["exit"] not in (0, -signal.SIGKILL):
             print(text[-3000:], file=sys.stderr)
         return found
 
@@ -173,7 +188,7 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def cut_cell(row: str, column: str) -> dict[str, object] | None:
+def cut_cell(row: str, column: str) -> dict[str, object]:
     """Runs a cell with a cut link: tasks by hand, on a node each."""
     jobs, options = BY_HAND[column]
     first = next(iter(jobs)) + ":0"
@@ -182,8 +197,6 @@ def cut_cell(row: str, column: str) -> dict[str, object] | None:
     absent = words if "absent" in ROWS[row] else []
     if "evaluator" in row:
         jobs = {**jobs, "evaluator": 1}
-    if "ps" in row and "ps" not in jobs:
-        return None
     total = BATCHES * EPOCHS * (4 if "worker" in row and "30 s" in row and "mirrored" not in column else 2)
     with _folder() as folder, networks.Network(sum(jobs.values())) as network:
         environment = {"FAULTS_EPOCHS": str(total // BATCHES), "TFDIST_EVALUATOR_DIR": str(folder / "evaluation")}
@@ -230,27 +243,30 @@ def _found(folder: Path, row: str, column: str, total: int) -> dict[str, object]
 
 
 def _watched(job: "subprocess.Popen[bytes]", folder: Path, fault: str) -> dict[str, object]:
-    """Waits for the end of a job; kills its launcher if that is the fault."""
+    """Waits for the end of a job; kills or stops its launcher or the parent of its tasks if that is the fault."""
     begin = time.monotonic()
-    if not fault.startswith("launcher"):
-        try:
-            code: int | str = job.wait(LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            code = f"hangs after {LIMIT_SECONDS:.0f} s"
-        return {"exit": code, "seconds": time.monotonic() - begin}
-    while not _steps(folder, 200):
-        time.sleep(0.1)
-    victims = [job.pid]
-    if "parent" in fault:
+    if fault.startswith(("kill ", "stop ")):
+        while not _steps(folder, 200):
+            time.sleep(0.1)
+        victims = [job.pid] if "launcher" in fault else []
         victims += [pid for pid in _session_of(folder) if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes() and
-                    int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == job.pid]  # fmt: skip
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
-    job.wait()
-    while _session_of(folder) and time.monotonic() < killed + 60:
+                    int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == job.pid
+                    ] if "parent" in fault else []  # fmt: skip
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL if fault.startswith("kill") else signal.SIGSTOP)
+        begin = time.monotonic()
+        if fault.startswith("stop"):
+            time.sleep(60)
+            for pid in victims:
+                os.kill(pid, signal.SIGCONT)
+    try:
+        code: int | str = job.wait(LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        code = f"hangs after {LIMIT_SECONDS:.0f} s"
+    ended = time.monotonic()
+    while _session_of(folder) and time.monotonic() < ended + 60:
         time.sleep(0.1)
-    return {"exit": "left" if not _session_of(folder) else "processes stay", "seconds": time.monotonic() - killed}
+    return {"exit": code, "seconds": time.monotonic() - begin, "left": len(_session_of(folder))}
 
 
 def _session_of(folder: Path) -> list[int]:
@@ -268,12 +284,12 @@ def _session_of(folder: Path) -> list[int]:
     return found
 
 
-def words(found: dict[str, object] | None) -> str:
+def words(found: dict[str, object]) -> str:
     """Returns the text of a cell."""
-    if found is None:
-        return "-"
-    if "launcher" in str(found["row"]):
-        return f"{'all ended' if found['exit'] == 'left' else found['exit']} after {found['seconds']:.1f} s"
+    if found.get("left"):
+        return f"{found['exit']}, **{found['left']} processes stay**"
+    if found["exit"] in ("left", -signal.SIGKILL):  # The launcher's.
+        return f"all ended after {found['seconds']:.1f} s"
     if found["exit"] != 0 and "seconds" in found and "named" in found:
         named = f", names {', '.join(found['named'])}" if found["named"] else ""
         end = "**not all end**" if found["seconds"] is None else f"all ended after {found['seconds']:.0f} s"
@@ -286,9 +302,9 @@ def words(found: dict[str, object] | None) -> str:
 
 
 def _text(found: dict[str, object] | None, row: str, column: str) -> str:
-    if found is None and not ("mirrored" in column and ("ps" in row or "chief" in row)):
-        return "not run"
-    return words(found)
+    if not can_happen(row, column):
+        return "-"
+    return "not run" if found is None else words(found)
 
 
 def write_table() -> None:
@@ -304,21 +320,54 @@ def write_table() -> None:
     TABLE.write_text(head + begin + "\n\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2])
 
 
+def run_cell(row: str, column: str) -> None:
+    """Runs a cell, and adds what was measured to the table."""
+    by_hand = str(ROWS[row]).startswith(("cut", "absent"))
+    if (by_hand or row == "disk of the backup full") and (sentence := networks.missing()):
+        print(f"{row} | {column} | skipped: {sentence}", flush=True)
+        return
+    found = cut_cell(row, column) if by_hand else cell(row, column)
+    print(f"{row} | {column} | {words(found)} | {found['said']}", flush=True)
+    with open(RESULTS, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # Another cell may end at the same time.
+        file.write(json.dumps(found) + "\n")
+        file.flush()
+        write_table()
+
+
+def run_cells(cells: list[tuple[str, str]], at_once: int, minutes: float | None) -> None:
+    """Runs each cell in a process of its own, some at the same time."""
+    latest = time.monotonic() + (minutes or float("inf")) * 60
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        while running or (cells and time.monotonic() < latest):
+            while cells and len(running) < at_once and time.monotonic() < latest:
+                row, column = cells.pop(0)
+                running.append(subprocess.Popen([sys.executable, __file__, "--row", row, "--column", column]))
+            time.sleep(0.2)
+            running = [each for each in running if each.poll() is None]
+    finally:
+        for each in running:
+            each.terminate()
+        for each in running:
+            each.wait()
+    if cells:
+        print(f"{len(cells)} cells are left: {'; '.join(map(' | '.join, cells))}", flush=True)
+
+
 def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the job of the cell ends too.
-    for row in FLAGS.row or ROWS:
-        for column in FLAGS.column or COLUMNS:
-            by_hand = str(ROWS[row]).startswith(("cut", "absent"))
-            if (by_hand or row == "disk of the backup full") and (sentence := networks.missing()):
-                print(f"{row} | {column} | skipped: {sentence}", flush=True)
-                continue
-            found = cut_cell(row, column) if by_hand else cell(row, column)
-            if found is None:
-                continue
-            print(f"{row} | {column} | {words(found)} | {found['said']}", flush=True)
-            with open(RESULTS, "a") as file:
-                file.write(json.dumps(found) + "\n")
-            write_table()
+    known = {(each["row"], each["column"]) for each in map(json.loads, RESULTS.read_text().splitlines())}
+    cells = [
+        (row, column)
+        for row in FLAGS.row or ROWS
+        for column in FLAGS.column or COLUMNS
+        if can_happen(row, column) and not (FLAGS.missing and (row, column) in known)
+    ]
+    if len(cells) == 1:
+        run_cell(*cells[0])
+    else:
+        run_cells(cells, FLAGS.at_once, FLAGS.minutes)
 
 
 if __name__ == "__main__":
