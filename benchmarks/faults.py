@@ -9,9 +9,10 @@ of the whole job allowed. The fault comes at step 200 of the training. A cell sa
 longest pause between two steps, how many steps were made twice, and the updates that the model had at the end in per cent of
 those of a training without faults (100 % is exact).
 
-The rows with "cut" start the tasks by hand with TF_CONFIG, each in a network namespace of its own, and cut links. They need
-Linux and root. A cell has the exit code of the first task that trains, and if that is not 0 also the tasks that its last lines
-name, and how long after the cut the last task has ended.
+The rows with "cut", "never comes up", "new address" and "clock" start the tasks by hand with TF_CONFIG, each in a network
+namespace of its own. They need Linux and root; "clock" also a C compiler, for a library that gives a task another clock. A
+cell has the exit code of the first task that trains, and if that is not 0 also the tasks that its last lines name, and how long
+after the fault the last task has ended.
 
 Results go to `faults.jsonl`, and from there into `faults.md`.
 """
@@ -61,7 +62,7 @@ BY_HAND = {
         {**HOGWILD_BY_HAND, "synchronization": {"outer": "nesterov", "delay": 0}},
     ),
 }
-"""The jobs of the rows with "cut": number of tasks, and what TF_CONFIG has under the key `tfdist`."""
+"""The jobs of the rows that `BY_HAND_WORDS` begins: number of tasks, and what TF_CONFIG has under the key `tfdist`."""
 
 COLUMNS = {
     "multi_worker_mirrored": ['{"worker": 3}'],
@@ -93,6 +94,8 @@ ROWS = {
     "disk of the backup full": "disk",
     "backup truncated, then the first task killed": "truncate CHIEF,step=230",
     "worker that never comes up": "absent worker:1",
+    "worker killed, back under a new address": "elsewhere worker:1",
+    "clock of a worker an hour ahead, of another an hour behind": "clocks worker:1=3600 worker:2=-3600",
     "worker cut 30 s": "cut worker:1 30",
     "worker cut for good": "cut worker:1",
     "two workers cut 30 s": "cut worker:1 worker:2 30",
@@ -104,6 +107,9 @@ ROWS = {
     "evaluator cut 30 s": "cut evaluator:0 30",
     "evaluator cut for good": "cut evaluator:0",
 }
+
+BY_HAND_WORDS = ("cut", "absent", "elsewhere", "clocks")
+"""How the faults begin whose tasks are started by hand."""
 
 
 def can_happen(row: str, column: str) -> bool:
@@ -188,24 +194,31 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def cut_cell(row: str, column: str) -> dict[str, object]:
-    """Runs a cell with a cut link: tasks by hand, on a node each."""
+def by_hand_cell(row: str, column: str) -> dict[str, object]:
+    """Runs a cell whose tasks are started by hand, on a node each."""
     jobs, options = BY_HAND[column]
     first = next(iter(jobs)) + ":0"
-    words = ROWS[row].replace("CHIEF", first).split()[1:]
+    what, *words = ROWS[row].replace("CHIEF", first).split()
     seconds = float(words.pop()) if words[-1].isdigit() else None
-    absent = words if "absent" in ROWS[row] else []
+    absent = words if what == "absent" else []
+    clocks = {name: int(ahead) for name, ahead in (word.split("=") for word in words)} if what == "clocks" else {}
     if "evaluator" in row:
         jobs = {**jobs, "evaluator": 1}
-    total = BATCHES * EPOCHS * (4 if "worker" in row and "30 s" in row and "mirrored" not in column else 2)
-    with _folder() as folder, networks.Network(sum(jobs.values())) as network:
+    goes_on = ("worker" in row and seconds is not None) or what == "elsewhere" or "evaluator" in row
+    total = BATCHES * EPOCHS * (4 if goes_on and "mirrored" not in column else 2)
+    with _folder() as folder, networks.Network(sum(jobs.values()) + (what == "elsewhere")) as network:
         environment = {"FAULTS_EPOCHS": str(total // BATCHES), "TFDIST_EVALUATOR_DIR": str(folder / "evaluation")}
         command = [PROGRAM, str(folder)]
-        with cut_links.Tasks(network, jobs, options, folder, command, environment, absent) as tasks:
+        with cut_links.Tasks(network, jobs, options, folder, command, environment, absent, clocks) as tasks:
             everything = set(tasks.names) - set(absent)
             if not absent and (not tasks.wait(lambda: _steps(folder, 200) or bool(tasks.exits), LIMIT_SECONDS) or tasks.exits):
                 raise SystemExit(f"the training has not begun: {tasks.exits}\n{tasks.said(first)[-3000:]}")
-            tasks.cut([] if absent else words)
+            if what == "elsewhere":
+                tasks.kill(words[0])
+                tasks.wait(lambda: words[0] in tasks.exits, 10)
+                tasks.start_again(words[0], len(tasks.names))
+            elif what == "cut":
+                tasks.cut(words)
             begin, ends = time.monotonic(), {}
 
             def over() -> bool:
@@ -222,6 +235,8 @@ def cut_cell(row: str, column: str) -> dict[str, object]:
                 print(f"--- {name}\n{said[name]}", file=sys.stderr)
             found = _found(folder, row, column, total)
             last = max(ends.values(), default=None) if tasks.exits.keys() >= everything else None
+            if what == "elsewhere":
+                found["joined"] = f"{words[0]} has joined the training" in tasks.said(first)
             return found | {"exit": code, "named": tasks.named(first), "seconds": last, "said": [],
                             "exits": tasks.exits, "ends": ends}  # fmt: skip
 
@@ -234,11 +249,10 @@ def _found(folder: Path, row: str, column: str, total: int) -> dict[str, object]
     """Returns what the program of a cell has noted."""
     steps = [float(line) for line in (folder / "steps").read_text().split()] if (folder / "steps").exists() else []
     updates = int((folder / "updates").read_text()) if (folder / "updates").exists() else None
-    pauses = [after - before for before, after in itertools.pairwise(steps)]
-    longest = max(pauses, default=None)
-    begins = longest and steps[pauses.index(longest)]  # In seconds after step 200.
-    return {"row": row, "column": column, "pause": longest, "load": os.getloadavg()[0],
-            "begins": begins and len(steps) > 200 and begins - steps[200],
+    # Only what begins with the fault: not the time to compile.
+    pauses = [(after - before, before - steps[min(200, len(steps) - 1)]) for before, after in itertools.pairwise(steps[190:])]
+    longest, begins = max(pauses, default=(None, None))  # `begins` is in seconds after step 200.
+    return {"row": row, "column": column, "pause": longest, "load": os.getloadavg()[0], "begins": begins,
             "repeated": len(steps) - total, "updates": updates and updates / total}  # fmt: skip
 
 
@@ -296,9 +310,10 @@ def words(found: dict[str, object]) -> str:
         return f"{found['exit']}{named}; {end}"
     if found["exit"] != 0:
         return f"**{found['exit']}** after {found['seconds']:.0f} s"
+    joined = {None: "", True: ", it trains again", False: ", **it does not train again**"}[found.get("joined")]
     share = found["updates"]
     updates = "" if share is None else f", {share:.1%} of the updates".replace("100.0%", "100 %")
-    return f"0, pause {found['pause']:.1f} s, {found['repeated']} steps twice{updates}"
+    return f"0, pause {found['pause']:.1f} s, {found['repeated']} steps twice{updates}{joined}"
 
 
 def _text(found: dict[str, object] | None, row: str, column: str) -> str:
@@ -322,11 +337,11 @@ def write_table() -> None:
 
 def run_cell(row: str, column: str) -> None:
     """Runs a cell, and adds what was measured to the table."""
-    by_hand = str(ROWS[row]).startswith(("cut", "absent"))
+    by_hand = str(ROWS[row]).startswith(BY_HAND_WORDS)
     if (by_hand or row == "disk of the backup full") and (sentence := networks.missing()):
         print(f"{row} | {column} | skipped: {sentence}", flush=True)
         return
-    found = cut_cell(row, column) if by_hand else cell(row, column)
+    found = by_hand_cell(row, column) if by_hand else cell(row, column)
     print(f"{row} | {column} | {words(found)} | {found['said']}", flush=True)
     with open(RESULTS, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # Another cell may end at the same time.
