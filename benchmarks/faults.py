@@ -48,6 +48,9 @@ RESULTS, TABLE = HERE / "faults.jsonl", HERE / "faults.md"
 PROGRAM = str(HERE / "faults_program.py")
 EPOCHS = 5
 LIMIT_SECONDS = 240.0
+APART_SECONDS = 4.0
+"""Between the starts of two cells: all imports at once would stop the trainings of the others for seconds."""
+
 AT = "step=200"
 
 HOGWILD = ['{"chief": 1, "worker": 3, "ps": 1}', "--strategy", "hogwild", "--sync_period", "4"]
@@ -128,7 +131,7 @@ def cell(row: str, column: str) -> dict[str, object]:
     by_signal = fault.startswith(("kill ", "stop "))
     # The others train while a task is stopped.
     goes_on = fault.startswith(("stop", "evaluator")) or ("worker" in row and "mirrored" not in column)
-    total = BATCHES * EPOCHS * ((8 if goes_on else 2) if "60 s" in row else 1)
+    total = BATCHES * EPOCHS * ((8 if goes_on and "mirrored" not in column else 4 if goes_on else 2) if "60 s" in row else 1)
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "FAULTS_EPOCHS": str(total // BATCHES)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -312,7 +315,7 @@ def words(found: dict[str, object]) -> str:
         return f"**{found['exit']}** after {found['seconds']:.0f} s"
     joined = {None: "", True: ", it trains again", False: ", **it does not train again**"}[found.get("joined")]
     share = found["updates"]
-    updates = "" if share is None else f", {share:.1%} of the updates".replace("100.0%", "100 %")
+    updates = "" if share is None else f", {'100 %' if share == 1 else f'{share:.2%}'} of the updates"
     return f"0, pause {found['pause']:.1f} s, {found['repeated']} steps twice{updates}{joined}"
 
 
@@ -356,9 +359,10 @@ def run_cells(cells: list[tuple[str, str]], at_once: int, minutes: float | None)
     running: list[subprocess.Popen[bytes]] = []
     try:
         while running or (cells and time.monotonic() < latest):
-            while cells and len(running) < at_once and time.monotonic() < latest:
+            if cells and len(running) < at_once and time.monotonic() < latest:
                 row, column = cells.pop(0)
                 running.append(subprocess.Popen([sys.executable, __file__, "--row", row, "--column", column]))
+                time.sleep(APART_SECONDS)
             time.sleep(0.2)
             running = [each for each in running if each.poll() is None]
     finally:
