@@ -55,9 +55,9 @@ def pause(side: str) -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "program.py").write_text(PROGRAM)
-        command = [sys.executable, "-c", SIDES[side], "run", "-n", "2", "--max_restarts", "1", "--backup_freq", "10"]
+        command = [sys.executable, "-c", SIDES[side], "-n", "2", "--max_restarts", "1", "--backup_freq", "10"]
         command += ["--fail_at", "worker:1,step=30", "program.py"]
-        job = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+        job = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
         said = job.stdout + job.stderr
         if job.returncode or said.count("all tasks are started again") != 1:
             raise SystemExit(f"exit code {job.returncode}\n{said[-3000:]}")
