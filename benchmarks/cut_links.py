@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -35,6 +36,7 @@ class Tasks:
         command: the program and its arguments.
         environment: variables for all tasks.
         absent: tasks that are not started.
+        clocks: for tasks whose clock is wrong, by how many seconds it is ahead. They import TensorFlow themselves.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Tasks:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         absent: Sequence[str] = (),
+        clocks: Mapping[str, int] | None = None,
     ) -> None:
         for module in PRELOAD:  # Once, for all forks.
             importlib.import_module(module)
@@ -53,15 +56,21 @@ class Tasks:
         self.exits: dict[str, int] = {}
         self._network = network
         self._folder = folder
+        self._command = list(command)
         self._pids: dict[str, int] = {}
-        node = iter(range(len(self.names)))
-        cluster = {job: [f"{network.address(next(node))}:{PORT}" for _ in range(count)] for job, count in jobs.items()}
+        self._nodes = {name: node for node, name in enumerate(self.names)}
+        self._variables: dict[str, dict[str, str]] = {}
+        network.name({_host(name): node for name, node in self._nodes.items()})
+        cluster = {job: [f"{_host(f'{job}:{index}')}:{PORT}" for index in range(count)] for job, count in jobs.items()}
         for name in self.names:
             job, index = name.split(":")
             config = {"cluster": cluster, "task": {"type": job, "index": int(index)}, "tfdist": dict(options)}
-            variables = {"TF_CONFIG": json.dumps(config), **(environment or {})}
+            self._variables[name] = {"TF_CONFIG": json.dumps(config), **(environment or {})}
+            if seconds := (clocks or {}).get(name):
+                library = str(_wrong_clock(folder))
+                self._variables[name] |= {"LD_PRELOAD": library, "CLOCK_AHEAD": str(seconds)}
             if name not in absent:
-                self._pids[name] = os.fork() or self._run(name, list(command), variables)
+                self._start(name)
 
     def __enter__(self) -> "Tasks":
         return self
@@ -73,6 +82,16 @@ class Tasks:
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
+    def start_again(self, name: str, node: int) -> None:
+        """Starts a task that has ended on another node. Its name has the address of that node from now on."""
+        self._nodes[name] = node
+        self._network.name({_host(each): place for each, place in self._nodes.items()})
+        del self.exits[name]
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        self._pids[name] = os.fork() or self._run(name, self._command, self._variables[name])
+
     def _run(self, name: str, command: list[str], environment: dict[str, str]) -> NoReturn:
         """Becomes a task: does not return."""
         try:
@@ -80,11 +99,13 @@ class Tasks:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)
             os.environ.update(environment)
-            self._network.enter(self.names.index(name))
+            self._network.enter(self._nodes[name])
             os.chdir(self._folder)
             descriptor = os.open(self.log(name), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
+            if "LD_PRELOAD" in environment:
+                os.execv(sys.executable, [sys.executable, *command])
             from tfdist.launch.backends.local.run_program import run
             from tfdist.launch.job import Program
 
@@ -101,12 +122,12 @@ class Tasks:
     def cut(self, names: Sequence[str]) -> None:
         """Cuts the links of tasks."""
         for name in names:
-            self._network.cut(self.names.index(name))
+            self._network.cut(self._nodes[name])
 
     def heal(self, names: Sequence[str]) -> None:
         """Connects tasks again."""
         for name in names:
-            self._network.heal(self.names.index(name))
+            self._network.heal(self._nodes[name])
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a task."""
@@ -134,6 +155,51 @@ class Tasks:
         lines = [line for line in self.said(name).splitlines() if "Error" in line or "tfdist" in line or "no answer" in line]
         found = re.findall(r"(?:/job:)?(chief|worker|ps)(?:/replica:\d+)?(?:/task)?:(\d+)", " ".join(lines[-3:]))
         return list(dict.fromkeys(f"{job}:{index}" for job, index in found))
+
+
+def _host(name: str) -> str:
+    """Returns the host name of a task: `worker-1`."""
+    return name.replace(":", "-")
+
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+static time_t ahead(void) { const char *text = getenv("CLOCK_AHEAD"); return text ? atol(text) : 0; }
+int clock_gettime(clockid_t id, struct timespec *to) {
+  static int (*next)(clockid_t, struct timespec *);
+  if (!next) next = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+  int result = next(id, to);
+  if (!result && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) to->tv_sec += ahead();
+  return result;
+}
+int gettimeofday(struct timeval *to, void *zone) {
+  struct timespec now;
+  int result = clock_gettime(CLOCK_REALTIME, &now);
+  to->tv_sec = now.tv_sec;
+  to->tv_usec = now.tv_nsec / 1000;
+  return result;
+}
+time_t time(time_t *to) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (to) *to = now.tv_sec;
+  return now.tv_sec;
+}
+"""
+"""A library that stands before the system's, and answers with a clock that is wrong."""
+
+
+def _wrong_clock(folder: Path) -> Path:
+    """Returns that library, compiled."""
+    library = folder / "clock.so"
+    if not library.exists():
+        command = ["cc", "-shared", "-fPIC", "-o", str(library), "-x", "c", "-", "-ldl"]
+        subprocess.run(command, input=CLOCK.encode(), check=True)
+    return library
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Makes tasks fail under every strategy, and writes what happens into a table.
 
-    python benchmarks/faults.py                                        # everything: about 40 minutes
+    python benchmarks/faults.py --at_once 3                            # everything
+    python benchmarks/faults.py --at_once 3 --missing                  # what the table does not have yet
     python benchmarks/faults.py --row "worker killed" --column hogwild
 
 Each cell is a job of its own on this machine: a small model, a step of at least 20 ms, a backup every 50 batches, one restart
@@ -8,14 +9,16 @@ of the whole job allowed. The fault comes at step 200 of the training. A cell sa
 longest pause between two steps, how many steps were made twice, and the updates that the model had at the end in per cent of
 those of a training without faults (100 % is exact).
 
-The rows with "cut" start the tasks by hand with TF_CONFIG, each in a network namespace of its own, and cut links. They need
-Linux and root. A cell has the exit code of the first task that trains, and if that is not 0 also the tasks that its last lines
-name, and how long after the cut the last task has ended.
+The rows with "cut", "never comes up", "new address" and "clock" start the tasks by hand with TF_CONFIG, each in a network
+namespace of its own. They need Linux and root; "clock" also a C compiler, for a library that gives a task another clock. A
+cell has the exit code of the first task that trains, and if that is not 0 also the tasks that its last lines name, and how long
+after the fault the last task has ended.
 
 Results go to `faults.jsonl`, and from there into `faults.md`.
 """
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
@@ -36,12 +39,18 @@ from faults_program import BATCHES
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("row", [], "Faults; default: all.")
 flags.DEFINE_multi_string("column", [], "Strategies; default: all.")
+flags.DEFINE_integer("at_once", 1, "How many cells to run at the same time. The jobs mostly wait.", lower_bound=1)
+flags.DEFINE_boolean("missing", False, "Only cells without a result.")
+flags.DEFINE_float("minutes", None, "Begin no further cell after so many minutes; default: no limit.")
 
 HERE = Path(__file__).resolve().parent
 RESULTS, TABLE = HERE / "faults.jsonl", HERE / "faults.md"
 PROGRAM = str(HERE / "faults_program.py")
 EPOCHS = 5
 LIMIT_SECONDS = 240.0
+APART_SECONDS = 4.0
+"""Between the starts of two cells: all imports at once would stop the trainings of the others for seconds."""
+
 AT = "step=200"
 
 HOGWILD = ['{"chief": 1, "worker": 3, "ps": 1}', "--strategy", "hogwild", "--sync_period", "4"]
@@ -56,7 +65,7 @@ BY_HAND = {
         {**HOGWILD_BY_HAND, "synchronization": {"outer": "nesterov", "delay": 0}},
     ),
 }
-"""The jobs of the rows with "cut": number of tasks, and what TF_CONFIG has under the key `tfdist`."""
+"""The jobs of the rows that `BY_HAND_WORDS` begins: number of tasks, and what TF_CONFIG has under the key `tfdist`."""
 
 COLUMNS = {
     "multi_worker_mirrored": ['{"worker": 3}'],
@@ -75,15 +84,21 @@ ROWS = {
     "ps killed": f"ps:0,{AT}",
     "chief killed": f"CHIEF,{AT}",
     "evaluator killed": f"evaluator:0,{AT}",
-    "launcher killed": "launcher",
-    "launcher and parent of the tasks killed": "launcher and parent",
+    "evaluator stopped 60 s": f"evaluator:0,{AT},how=stop:60",
+    "launcher killed": "kill launcher",
+    "parent of the tasks killed": "kill parent",
+    "launcher and parent of the tasks killed": "kill launcher parent",
+    "launcher stopped 60 s": "stop launcher",
+    "parent of the tasks stopped 60 s": "stop parent",
     "worker stopped 60 s": f"worker:1,{AT},how=stop:60",
     "ps stopped 60 s": f"ps:0,{AT},how=stop:60",
     "chief stopped 60 s": f"CHIEF,{AT},how=stop:60",
     "two workers stopped 60 s": f"worker:1+worker:2,{AT},how=stop:60",
     "disk of the backup full": "disk",
-    "backup truncated, then the first task killed": "truncate FIRST,step=230",
+    "backup truncated, then the first task killed": "truncate CHIEF,step=230",
     "worker that never comes up": "absent worker:1",
+    "worker killed, back under a new address": "elsewhere worker:1",
+    "clock of a worker an hour ahead, of another an hour behind": "clocks worker:1=3600 worker:2=-3600",
     "worker cut 30 s": "cut worker:1 30",
     "worker cut for good": "cut worker:1",
     "two workers cut 30 s": "cut worker:1 worker:2 30",
@@ -92,28 +107,37 @@ ROWS = {
     "ps cut for good": "cut ps:0",
     "chief cut 30 s": "cut CHIEF 30",
     "chief cut for good": "cut CHIEF",
+    "evaluator cut 30 s": "cut evaluator:0 30",
     "evaluator cut for good": "cut evaluator:0",
 }
 
+BY_HAND_WORDS = ("cut", "absent", "elsewhere", "clocks")
+"""How the faults begin whose tasks are started by hand."""
 
-def cell(row: str, column: str) -> dict[str, object] | None:
-    """Runs one cell; returns what was measured, or None where the fault cannot happen."""
+
+def can_happen(row: str, column: str) -> bool:
+    """Returns whether a strategy has the task that fails."""
+    return "mirrored" not in column or not row.startswith("ps ")
+
+
+def cell(row: str, column: str) -> dict[str, object]:
+    """Runs one cell; returns what was measured."""
     cluster, *options = COLUMNS[column]
     fault = ROWS[row] or ""
-    if "mirrored" in column and ("ps" in row or "chief" in row):
-        return None
-    fault = fault.replace("CHIEF", "chief:0").replace("FIRST", "worker:0" if "mirrored" in column else "chief:0")
+    fault = fault.replace("CHIEF", "worker:0" if "mirrored" in column else "chief:0")
     on_disk, fault = (fault.split(" ")[0], fault.partition(" ")[2]) if "backup" in row else ("", fault)
     if "evaluator" in row:
         options.append("--evaluator")
-    goes_on = "worker" in row and "mirrored" not in column  # The others train while a task is stopped.
-    total = BATCHES * EPOCHS * ((8 if goes_on else 2) if "60 s" in row else 1)
+    by_signal = fault.startswith(("kill ", "stop "))
+    # The others train while a task is stopped.
+    goes_on = fault.startswith(("stop", "evaluator")) or ("worker" in row and "mirrored" not in column)
+    total = BATCHES * EPOCHS * ((8 if goes_on and "mirrored" not in column else 4 if goes_on else 2) if "60 s" in row else 1)
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "FAULTS_EPOCHS": str(total // BATCHES)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         command = [sys.executable, "-m", "tfdist", "run", "--cluster", cluster, *options, "--max_restarts", "1"]
         command += ["--backup_freq", "50", "--log_dir", str(folder / "logs")]
-        command += ["--fail_at", fault] if fault and "launcher" not in fault else []
+        command += ["--fail_at", fault] if fault and not by_signal else []
         command += ["--backup_dir", str(folder / "backup")] if on_disk else []
         with open(folder / "output", "wb") as output, _small_disk(folder / "backup", on_disk):
             job = subprocess.Popen(
@@ -131,7 +155,7 @@ def cell(row: str, column: str) -> dict[str, object] | None:
         found["said"] = [line for line in text.splitlines() if line.startswith("tfdist: ") and "failed" in line][-1:]
         found["said"] += [line for line in text.splitlines() if on_disk and "backup" in line][1:3]
         found |= _found(folder, row, column, total)
-        if found["exit"] not in (0, "left") and "launcher" not in row:
+        if found["exit"] not in (0, -signal.SIGKILL):
             print(text[-3000:], file=sys.stderr)
         return found
 
@@ -173,26 +197,31 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def cut_cell(row: str, column: str) -> dict[str, object] | None:
-    """Runs a cell with a cut link: tasks by hand, on a node each."""
+def by_hand_cell(row: str, column: str) -> dict[str, object]:
+    """Runs a cell whose tasks are started by hand, on a node each."""
     jobs, options = BY_HAND[column]
     first = next(iter(jobs)) + ":0"
-    words = ROWS[row].replace("CHIEF", first).split()[1:]
+    what, *words = ROWS[row].replace("CHIEF", first).split()
     seconds = float(words.pop()) if words[-1].isdigit() else None
-    absent = words if "absent" in ROWS[row] else []
+    absent = words if what == "absent" else []
+    clocks = {name: int(ahead) for name, ahead in (word.split("=") for word in words)} if what == "clocks" else {}
     if "evaluator" in row:
         jobs = {**jobs, "evaluator": 1}
-    if "ps" in row and "ps" not in jobs:
-        return None
-    total = BATCHES * EPOCHS * (4 if "worker" in row and "30 s" in row and "mirrored" not in column else 2)
-    with _folder() as folder, networks.Network(sum(jobs.values())) as network:
+    goes_on = ("worker" in row and seconds is not None) or what == "elsewhere" or "evaluator" in row
+    total = BATCHES * EPOCHS * (4 if goes_on and "mirrored" not in column else 2)
+    with _folder() as folder, networks.Network(sum(jobs.values()) + (what == "elsewhere")) as network:
         environment = {"FAULTS_EPOCHS": str(total // BATCHES), "TFDIST_EVALUATOR_DIR": str(folder / "evaluation")}
         command = [PROGRAM, str(folder)]
-        with cut_links.Tasks(network, jobs, options, folder, command, environment, absent) as tasks:
+        with cut_links.Tasks(network, jobs, options, folder, command, environment, absent, clocks) as tasks:
             everything = set(tasks.names) - set(absent)
             if not absent and (not tasks.wait(lambda: _steps(folder, 200) or bool(tasks.exits), LIMIT_SECONDS) or tasks.exits):
                 raise SystemExit(f"the training has not begun: {tasks.exits}\n{tasks.said(first)[-3000:]}")
-            tasks.cut([] if absent else words)
+            if what == "elsewhere":
+                tasks.kill(words[0])
+                tasks.wait(lambda: words[0] in tasks.exits, 10)
+                tasks.start_again(words[0], len(tasks.names))
+            elif what == "cut":
+                tasks.cut(words)
             begin, ends = time.monotonic(), {}
 
             def over() -> bool:
@@ -209,6 +238,8 @@ def cut_cell(row: str, column: str) -> dict[str, object] | None:
                 print(f"--- {name}\n{said[name]}", file=sys.stderr)
             found = _found(folder, row, column, total)
             last = max(ends.values(), default=None) if tasks.exits.keys() >= everything else None
+            if what == "elsewhere":
+                found["joined"] = f"{words[0]} has joined the training" in tasks.said(first)
             return found | {"exit": code, "named": tasks.named(first), "seconds": last, "said": [],
                             "exits": tasks.exits, "ends": ends}  # fmt: skip
 
@@ -221,36 +252,38 @@ def _found(folder: Path, row: str, column: str, total: int) -> dict[str, object]
     """Returns what the program of a cell has noted."""
     steps = [float(line) for line in (folder / "steps").read_text().split()] if (folder / "steps").exists() else []
     updates = int((folder / "updates").read_text()) if (folder / "updates").exists() else None
-    pauses = [after - before for before, after in itertools.pairwise(steps)]
-    longest = max(pauses, default=None)
-    begins = longest and steps[pauses.index(longest)]  # In seconds after step 200.
-    return {"row": row, "column": column, "pause": longest, "load": os.getloadavg()[0],
-            "begins": begins and len(steps) > 200 and begins - steps[200],
+    # Only what begins with the fault: not the time to compile.
+    pauses = [(after - before, before - steps[min(200, len(steps) - 1)]) for before, after in itertools.pairwise(steps[190:])]
+    longest, begins = max(pauses, default=(None, None))  # `begins` is in seconds after step 200.
+    return {"row": row, "column": column, "pause": longest, "load": os.getloadavg()[0], "begins": begins,
             "repeated": len(steps) - total, "updates": updates and updates / total}  # fmt: skip
 
 
 def _watched(job: "subprocess.Popen[bytes]", folder: Path, fault: str) -> dict[str, object]:
-    """Waits for the end of a job; kills its launcher if that is the fault."""
+    """Waits for the end of a job; kills or stops its launcher or the parent of its tasks if that is the fault."""
     begin = time.monotonic()
-    if not fault.startswith("launcher"):
-        try:
-            code: int | str = job.wait(LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            code = f"hangs after {LIMIT_SECONDS:.0f} s"
-        return {"exit": code, "seconds": time.monotonic() - begin}
-    while not _steps(folder, 200):
-        time.sleep(0.1)
-    victims = [job.pid]
-    if "parent" in fault:
+    if fault.startswith(("kill ", "stop ")):
+        while not _steps(folder, 200):
+            time.sleep(0.1)
+        victims = [job.pid] if "launcher" in fault else []
         victims += [pid for pid in _session_of(folder) if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes() and
-                    int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == job.pid]  # fmt: skip
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    killed = time.monotonic()
-    job.wait()
-    while _session_of(folder) and time.monotonic() < killed + 60:
+                    int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == job.pid
+                    ] if "parent" in fault else []  # fmt: skip
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL if fault.startswith("kill") else signal.SIGSTOP)
+        begin = time.monotonic()
+        if fault.startswith("stop"):
+            time.sleep(60)
+            for pid in victims:
+                os.kill(pid, signal.SIGCONT)
+    try:
+        code: int | str = job.wait(LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        code = f"hangs after {LIMIT_SECONDS:.0f} s"
+    ended = time.monotonic()
+    while _session_of(folder) and time.monotonic() < ended + 60:
         time.sleep(0.1)
-    return {"exit": "left" if not _session_of(folder) else "processes stay", "seconds": time.monotonic() - killed}
+    return {"exit": code, "seconds": time.monotonic() - begin, "left": len(_session_of(folder))}
 
 
 def _session_of(folder: Path) -> list[int]:
@@ -268,27 +301,28 @@ def _session_of(folder: Path) -> list[int]:
     return found
 
 
-def words(found: dict[str, object] | None) -> str:
+def words(found: dict[str, object]) -> str:
     """Returns the text of a cell."""
-    if found is None:
-        return "-"
-    if "launcher" in str(found["row"]):
-        return f"{'all ended' if found['exit'] == 'left' else found['exit']} after {found['seconds']:.1f} s"
+    if found.get("left"):
+        return f"{found['exit']}, **{found['left']} processes stay**"
+    if found["exit"] in ("left", -signal.SIGKILL):  # The launcher's.
+        return f"all ended after {found['seconds']:.1f} s"
     if found["exit"] != 0 and "seconds" in found and "named" in found:
         named = f", names {', '.join(found['named'])}" if found["named"] else ""
         end = "**not all end**" if found["seconds"] is None else f"all ended after {found['seconds']:.0f} s"
         return f"{found['exit']}{named}; {end}"
     if found["exit"] != 0:
         return f"**{found['exit']}** after {found['seconds']:.0f} s"
+    joined = {None: "", True: ", it trains again", False: ", **it does not train again**"}[found.get("joined")]
     share = found["updates"]
-    updates = "" if share is None else f", {share:.1%} of the updates".replace("100.0%", "100 %")
-    return f"0, pause {found['pause']:.1f} s, {found['repeated']} steps twice{updates}"
+    updates = "" if share is None else f", {'100 %' if share == 1 else f'{share:.2%}'} of the updates"
+    return f"0, pause {found['pause']:.1f} s, {found['repeated']} steps twice{updates}{joined}"
 
 
 def _text(found: dict[str, object] | None, row: str, column: str) -> str:
-    if found is None and not ("mirrored" in column and ("ps" in row or "chief" in row)):
-        return "not run"
-    return words(found)
+    if not can_happen(row, column):
+        return "-"
+    return "not run" if found is None else words(found)
 
 
 def write_table() -> None:
@@ -304,21 +338,55 @@ def write_table() -> None:
     TABLE.write_text(head + begin + "\n\n" + "\n".join(lines) + "\n\n" + end + rest.partition(end)[2])
 
 
+def run_cell(row: str, column: str) -> None:
+    """Runs a cell, and adds what was measured to the table."""
+    by_hand = str(ROWS[row]).startswith(BY_HAND_WORDS)
+    if (by_hand or row == "disk of the backup full") and (sentence := networks.missing()):
+        print(f"{row} | {column} | skipped: {sentence}", flush=True)
+        return
+    found = by_hand_cell(row, column) if by_hand else cell(row, column)
+    print(f"{row} | {column} | {words(found)} | {found['said']}", flush=True)
+    with open(RESULTS, "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # Another cell may end at the same time.
+        file.write(json.dumps(found) + "\n")
+        file.flush()
+        write_table()
+
+
+def run_cells(cells: list[tuple[str, str]], at_once: int, minutes: float | None) -> None:
+    """Runs each cell in a process of its own, some at the same time."""
+    latest = time.monotonic() + (minutes or float("inf")) * 60
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        while running or (cells and time.monotonic() < latest):
+            if cells and len(running) < at_once and time.monotonic() < latest:
+                row, column = cells.pop(0)
+                running.append(subprocess.Popen([sys.executable, __file__, "--row", row, "--column", column]))
+                time.sleep(APART_SECONDS)
+            time.sleep(0.2)
+            running = [each for each in running if each.poll() is None]
+    finally:
+        for each in running:
+            each.terminate()
+        for each in running:
+            each.wait()
+    if cells:
+        print(f"{len(cells)} cells are left: {'; '.join(map(' | '.join, cells))}", flush=True)
+
+
 def main(arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that the job of the cell ends too.
-    for row in FLAGS.row or ROWS:
-        for column in FLAGS.column or COLUMNS:
-            by_hand = str(ROWS[row]).startswith(("cut", "absent"))
-            if (by_hand or row == "disk of the backup full") and (sentence := networks.missing()):
-                print(f"{row} | {column} | skipped: {sentence}", flush=True)
-                continue
-            found = cut_cell(row, column) if by_hand else cell(row, column)
-            if found is None:
-                continue
-            print(f"{row} | {column} | {words(found)} | {found['said']}", flush=True)
-            with open(RESULTS, "a") as file:
-                file.write(json.dumps(found) + "\n")
-            write_table()
+    known = {(each["row"], each["column"]) for each in map(json.loads, RESULTS.read_text().splitlines())}
+    cells = [
+        (row, column)
+        for row in FLAGS.row or ROWS
+        for column in FLAGS.column or COLUMNS
+        if can_happen(row, column) and not (FLAGS.missing and (row, column) in known)
+    ]
+    if len(cells) == 1:
+        run_cell(*cells[0])
+    else:
+        run_cells(cells, FLAGS.at_once, FLAGS.minutes)
 
 
 if __name__ == "__main__":

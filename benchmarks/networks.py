@@ -28,8 +28,11 @@ RATES = {"no limit": None, "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 CGROUPS = Path("/sys/fs/cgroup")
 PERIOD_MICROSECONDS = 20_000
 
-CLONE_NEWNET = 0x40000000
-"""Linux' number for network namespaces (sched.h)."""
+CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
+"""Linux' numbers for network and mount namespaces (sched.h)."""
+
+MS_BIND, MS_REC, MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
+"""How Linux mounts: the same file at another place; and so that what is mounted here is not mounted elsewhere (sys/mount.h)."""
 
 
 def missing() -> str | None:
@@ -65,10 +68,8 @@ class Network:
             _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
             for node, name in enumerate(self.names):
                 # A program that asks for its own host name gets the address of its node.
-                folder = Path("/etc/netns") / name
-                folder.mkdir(parents=True)
-                hosts = f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()} node{node}\n"
-                (folder / "hosts").write_text(hosts)
+                self._hosts(node).parent.mkdir(parents=True)
+                self._hosts(node).write_text(self._first_lines(node))
                 _run("ip", "netns", "add", name)
                 port = ["link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", name]
                 _run("ip", "-n", self._switch, *port)
@@ -137,11 +138,30 @@ class Network:
         if is_new:
             (group / "cgroup.procs").write_text(str(process.pid))
 
+    def name(self, nodes: dict[str, int]) -> None:
+        """Gives nodes names that all nodes know. May be called again: a name has another address then, as in a name service."""
+        lines = "".join(f"{self.address(node)} {name}\n" for name, node in nodes.items())
+        for own in range(len(self.names)):
+            self._hosts(own).write_text(self._first_lines(own) + lines)  # In place: processes have this file mounted.
+
     def enter(self, node: int) -> None:
-        """Moves this process, a fork that has started nothing yet, to a node. Python has `os.setns` from 3.12 on."""
+        """Moves this process, a fork that has started nothing yet, to a node, as `ip netns exec` does."""
+        system = ctypes.CDLL(None, use_errno=True)  # Python has `os.setns` and `os.unshare` from 3.12 on.
         with open(f"/run/netns/{self.names[node]}") as namespace:
-            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            hosts = bytes(self._hosts(node))
+            if (
+                system.setns(namespace.fileno(), CLONE_NEWNET)
+                or system.unshare(CLONE_NEWNS)
+                or system.mount(b"none", b"/", None, MS_REC | MS_SLAVE, None)
+                or system.mount(hosts, b"/etc/hosts", None, MS_BIND, None)
+            ):
                 raise OSError(ctypes.get_errno(), f"this process cannot enter {namespace.name}")
+
+    def _hosts(self, node: int) -> Path:
+        return Path("/etc/netns") / self.names[node] / "hosts"
+
+    def _first_lines(self, node: int) -> str:
+        return f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()} node{node}\n"
 
     def cut(self, node: int) -> None:
         """Cuts the link of a node, in the switch: packets from and to it vanish, and nobody is told."""

@@ -21,6 +21,10 @@ POLL_SECONDS = 0.25
 SILENT_SECONDS = 2.0
 """How long the worker of such an execution has to answer. One that is only busy answers within milliseconds."""
 
+SHARE = 0.5
+"""Once one execution takes long, the workers of those are asked too that have taken half as long: workers that stop together,
+because their machine does, are lost together, not one `SILENT_SECONDS` after the other."""
+
 IDLE_POLL_SECONDS, IDLE_SILENT_SECONDS = 5.0, 10.0
 """The same for groups that run nothing."""
 
@@ -47,8 +51,9 @@ class Backups:
 
     def back_up(self) -> None:
         """Gives up groups that run something for long and do not answer, and schedules that again."""
-        if len(self._membership.owners) == 1 or not (late := self._executions.late()):
+        if len(self._membership.owners) == 1 or not self._executions.late():
             return  # A single group is waited for: it stays exact.
+        late = self._executions.late(SHARE)
         silent = self._answers.silent_in({group for each in late for group in list(each.running)}, SILENT_SECONDS)
         if any(e.state is State.QUEUED for e in self._executions.in_flight()):
             return  # Other groups do that first. Meanwhile the worker may be back, and then no batch counts twice.

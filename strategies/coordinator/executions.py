@@ -305,10 +305,14 @@ class Executions:
         """Returns the executions in flight."""
         return list(self._in_flight)
 
-    def late(self) -> list[Execution]:
-        """Returns the executions that take so long, on each group that runs them, that these are asked for an answer."""
+    def late(self, share: float = 1.0) -> list[Execution]:
+        """Returns the executions that take so long, on each group that runs them, that these are asked for an answer.
+
+        Args:
+            share: of that time, above 0.
+        """
         median = statistics.median(list(self._durations) or [0.0])
-        latest = self._clock() - max(ASK_SECONDS, ASK_TIMES * median)
+        latest = self._clock() - share * max(ASK_SECONDS, ASK_TIMES * median)
         running = [(execution, list(execution.running.values())) for execution in self.in_flight()]
         return [execution for execution, since in running if since and max(since) < latest]
 

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator.call_gate import HOLD_SECONDS, CallGate
+from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.server_recovery import ServerRecovery
 from tfdist.strategies.private_api import WorkerPreemptionHandler, update_server_def
@@ -162,7 +162,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
             # A worker that is only slow must stay, so those whose calls have not failed get more time.
             answers |= self._answering({task.index for task in self._workers} - waiting, 3 * PROBE_SECONDS)
             try:
-                with self._gate.closed(Deadline.after(HOLD_SECONDS)):
+                with self._gate.closed():
                     update_server_def(_without(self._server_def, {task.index for task in self._workers} - answers))
             except Exception as error:
                 _log.debug("the cluster could not be updated: %s", error)
@@ -187,7 +187,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
         workers = {task.index for task in self._workers}
         gone = workers - self._answering(workers, PROBE_SECONDS)
         try:
-            with self._gate.closed(Deadline.after(HOLD_SECONDS)):
+            with self._gate.closed():
                 update_server_def(_without(self._server_def, gone))
                 servers.restore()
         except Exception as error:

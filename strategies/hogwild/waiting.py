@@ -17,6 +17,8 @@ So it ends at most a third later than it could, and a long wait costs little pro
 def wait_while(condition: Callable[[], Any], seconds: Any, after: Sequence[Any]) -> Any:
     """Waits, on the present device, as long as a condition holds, and not longer than some seconds.
 
+    Somebody may set the clock meanwhile: set back it prolongs no wait, because the pauses count too.
+
     Args:
         condition: returns a bool scalar. It has to read variables with `NamedVariable.read_now`.
         seconds: the most seconds to wait, scalar.
@@ -27,12 +29,15 @@ def wait_while(condition: Callable[[], Any], seconds: Any, after: Sequence[Any])
     """
     latest = now(after) + tf.cast(seconds, tf.float64)
 
-    def body(pause: Any) -> Any:
+    def goes_on(pause: Any, paused: Any) -> Any:
+        return condition() & (tf.timestamp() < latest) & (paused < tf.cast(seconds, tf.float64))
+
+    def body(pause: Any, paused: Any) -> Any:
         with tf.control_dependencies([_sleep(pause)]):
-            return tf.minimum(GROWTH * pause, MOST_SECONDS)
+            return tf.minimum(GROWTH * pause, MOST_SECONDS), paused + pause
 
     begin = tf.where(latest > 0, tf.constant(FIRST_SECONDS, tf.float64), 0.0)  # Depends on `latest`, so on `after`.
-    return tf.while_loop(lambda pause: condition() & (tf.timestamp() < latest), body, [begin], parallel_iterations=1)[0]
+    return tf.while_loop(goes_on, body, [begin, tf.zeros([], tf.float64)], parallel_iterations=1)[0]
 
 
 def now(after: Sequence[Any] = ()) -> Any:

@@ -314,6 +314,15 @@ def test_a_task_that_cannot_be_started_fails_the_job_with_the_reason(quick):
     assert job.left() == {}
 
 
+def test_a_task_that_crashes_ends_its_log_with_its_python_stack(quick, tmp_path):
+    job = quick("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()\n")
+    assert job.wait(30) == 128 + signal.SIGSEGV
+    assert "chief:0 failed first: it was killed by SIGSEGV" in job.output
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    assert "Fatal Python error: Segmentation fault" in log.read_text() and " in crash\n" in log.read_text()
+    assert job.left() == {}
+
+
 def test_the_fork_server_says_why_it_failed(quick):
     job = quick("print('one')", environment={"TFDIST_TEST_FAULT": "1"})
     assert job.wait(30) == 1

@@ -265,6 +265,16 @@ def test_when_the_link_is_cut_the_remote_tasks_end_and_the_host_is_named(far_hos
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+@needs("namespaces")
+def test_a_host_that_is_off_is_named_and_nothing_runs_on_the_others(far_hosts):
+    subprocess.run(["ip", "-n", f"tfd{os.getpid()}1", "link", "set", f"w{os.getpid()}1", "down"], check=True)
+    launcher = far_hosts.start(SERVES + "time.sleep(600)")
+    output = launcher.communicate(timeout=60)[0]
+    (line,) = [line for line in output.splitlines() if "cannot be used" in line]
+    assert launcher.returncode == 1 and "h2 cannot be used: ssh ended with 255: " in line
+    assert far_hosts.left(within=10) == {} and not list(far_hosts.folder.glob("pid-*"))
+
+
 TRAINS = """
 import keras, numpy as np, tfdist
 with tfdist.strategy().scope():

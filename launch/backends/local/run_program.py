@@ -55,6 +55,7 @@ def execute(program: Program) -> None:
             argument of `sys.exit`.
     """
     faulthandler.register(signal.SIGQUIT, file=2)  # The launcher sends it to a task that hangs.
+    faulthandler.enable(file=2)  # A library that crashes says nothing else.
     try:
         if program.script is not None:
             sys.argv = [program.script, *program.args]

@@ -187,6 +187,16 @@ def test_a_group_that_does_not_answer_is_lost_and_another_does_its_execution(coo
     assert execution.group == 1
 
 
+def test_groups_that_stop_at_about_the_same_time_are_lost_together(coordinator, executions):
+    for group, begin in ((0, 0.0), (1, 0.2)):
+        execution = executions.schedule(lambda group: group, "fit")
+        execution.state, execution.running = State.RUNNING, {group: begin}
+    coordinator.answers, coordinator.clock = {PS}, module.ASK_SECONDS + 0.1
+    coordinator.backups.back_up()
+    assert executions._membership.live == set() and coordinator.disconnected == [0, 1]
+    assert [execution.state for execution in executions.in_flight()] == [State.QUEUED] * 2
+
+
 def test_a_group_that_does_not_answer_may_be_back_as_long_as_other_work_is_left(coordinator, executions):
     execution = running(executions)
     other = executions.schedule(lambda group: group, "fit")

@@ -35,7 +35,7 @@ def test_calls_wait_while_the_gate_is_closed_and_closing_waits_for_calls():
     first.start()
     inside.wait(10)
     threading.Timer(0.1, leave.set).start()
-    with gate.closed(Deadline.after(10.0)):
+    with gate.closed():
         events.append("closed")
         second = threading.Thread(target=call, args=("second",))
         second.start()
@@ -46,6 +46,40 @@ def test_calls_wait_while_the_gate_is_closed_and_closing_waits_for_calls():
     assert events == ["first begins", "first ends", "closed", "opens", "second begins", "second ends"]
 
 
+def test_others_pass_while_the_gate_waits_for_the_first_call_of_a_group_which_compiles(monkeypatch):
+    monkeypatch.setattr(call_gate, "HOLD_SECONDS", 30.0)
+    gate, inside, leave, closed = CallGate(), threading.Event(), threading.Event(), threading.Event()
+
+    def compile_first():
+        with gate.call():
+            inside.set()
+            leave.wait(30)
+
+    def close():
+        with gate.closed():
+            closed.set()
+
+    threads = [threading.Thread(target=compile_first), threading.Thread(target=close)]
+    threads[0].start()
+    inside.wait(10)
+    threads[1].start()
+    time.sleep(0.2)  # Until the gate is to be closed.
+    passed = threading.Event()
+
+    def pass_through():
+        with gate.call():
+            passed.set()
+
+    threads.append(threading.Thread(target=pass_through))
+    threads[2].start()
+    has_passed = passed.wait(5)
+    assert not closed.is_set()
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert has_passed and closed.is_set()
+
+
 def test_no_wait_at_the_gate_is_without_a_limit(monkeypatch):
     monkeypatch.setattr(call_gate, "HOLD_SECONDS", 0.05)
     gate, passed = CallGate(), threading.Event()
@@ -54,7 +88,7 @@ def test_no_wait_at_the_gate_is_without_a_limit(monkeypatch):
         with gate.call():
             passed.set()
 
-    with gate.call(), gate.closed(Deadline.after(0.05)):  # A call to a worker that is stopped never ends.
+    with gate.call(), gate.closed(0.05):  # A call to a worker that is stopped never ends.
         thread = threading.Thread(target=call)
         thread.start()
         assert passed.wait(10)  # And so may an update.

@@ -1,4 +1,5 @@
-"""Trains under parameter_server with a task on each node of a network, cuts the link of the ps, and prints how the tasks end.
+"""Trains under parameter_server with a task on each node of a network. Kills a worker, which comes back on another node under
+another address; then cuts the link of the ps, and prints how the tasks end.
 
 `cut_ps.py train` is the program of the tasks.
 """
@@ -47,17 +48,21 @@ def main():
     command, folder = [__file__, "train"], Path("tasks").resolve()  # In the working folder of the test.
     folder.mkdir()
     with (
-        networks.Network(4) as network,
+        networks.Network(5) as network,
         cut_links.Tasks(network, jobs, {}, folder, command, environment) as tasks,
     ):
         if not tasks.wait(lambda: "training runs" in tasks.said("chief:0"), 90) or tasks.exits:
             sys.exit(f"the training has not begun: {tasks.exits} {tasks.said('chief:0')}")
+        tasks.kill("worker:1")
+        tasks.wait(lambda: "worker:1" in tasks.exits and "worker:1 has left" in tasks.said("chief:0"), 30)
+        tasks.start_again("worker:1", 4)
+        has_joined = tasks.wait(lambda: "worker:1 has joined" in tasks.said("chief:0") or bool(tasks.exits), 60)
         tasks.cut(["ps:0"])
         begin = time.monotonic()
         tasks.wait(lambda: "chief:0" in tasks.exits, 60)
         seconds = time.monotonic() - begin
         tasks.wait(lambda: len(tasks.exits) == len(tasks.names), 30)
-        found = {"exits": tasks.exits, "seconds": seconds, "address": network.address(3), "said": tasks.said("chief:0")}
+        found = {"exits": tasks.exits, "seconds": seconds, "said": tasks.said("chief:0"), "joined": has_joined}
         print("FOUND", json.dumps(found), flush=True)
 
 
