@@ -5,12 +5,14 @@ functions, none of which another machine could rebuild), and an epoch is exactly
 """
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import without_optionals
 from tfdist.strategies.inputs.source import BatchIterator, BatchSource, EmptyDatasetError
+from tfdist.strategies.private_api import next_tensors
 
 
 class Batch:
@@ -37,6 +39,7 @@ class InputFeed(BatchIterator):
         super().__init__(owner)
         # Made at once, as Keras does: every iterator of a shuffled dataset has another order.
         self._iterator = iter(dataset.prefetch(tf.data.AUTOTUNE))
+        self._packer = _packer_of(dataset.element_spec) if tf.config.experimental.get_synchronous_execution() else None
         self._ahead: deque[Batch] = deque()
 
     def __next__(self) -> Batch:
@@ -56,13 +59,48 @@ class InputFeed(BatchIterator):
 
     def _read(self) -> Batch:
         try:
-            batch = Batch(next(self._iterator), self)
+            batch = Batch(self._next_values(), self)
         except StopIteration:
             if self.owner.is_empty:
                 raise EmptyDatasetError from None
             raise
         self.owner.is_empty = False
         return batch
+
+    def _next_values(self) -> Any:
+        if self._packer is None:
+            return next(self._iterator)
+        # For a batch of two small tensors, TensorFlow's search for their structure takes twice as long as to get them.
+        return self._packer(iter(next_tensors(self._iterator)))
+
+
+def _packer_of(spec: Any) -> Callable[[Iterator[Any]], Any] | None:
+    """Returns a function from the tensors of an element, in the order of tf.data, to the element.
+
+    Args:
+        spec: the nested `tf.TypeSpec` of an element.
+
+    Returns:
+        None if an element has anything but tensors in plain tuples and dicts.
+    """
+    if type(spec) is tf.TensorSpec:
+        return next
+    if type(spec) not in (tuple, dict):
+        return None
+    names = sorted(spec) if type(spec) is dict else range(len(spec))
+    found = [_packer_of(spec[name]) for name in names]
+    packers = [packer for packer in found if packer is not None]
+    if len(packers) < len(found):
+        return None
+    if type(spec) is tuple:
+        return lambda each: tuple([packer(each) for packer in packers])
+    order = list(spec)
+
+    def pack(each: Iterator[Any]) -> Any:
+        values = {name: packer(each) for name, packer in zip(names, packers, strict=True)}
+        return {name: values[name] for name in order}
+
+    return pack
 
 
 class FedDataset(BatchSource):

@@ -83,6 +83,27 @@ batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_li
 # TensorFlow's seed as the user has set it, or None.
 global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 
+# The iterator of a dataset: inputs/input_feed.py takes the tensors of an element, and knows their structure already.
+_OwnedIterator: Any = need("tensorflow.python.data.ops.iterator_ops", "OwnedIterator")
+need_attributes(_OwnedIterator, "_iterator_resource", "_flat_output_types", "_flat_output_shapes")
+
+
+def next_tensors(iterator: Any) -> list[Any]:
+    """Returns the tensors of the next element of a dataset's iterator.
+
+    Raises:
+        StopIteration: at the end of the dataset.
+    """
+    types, shapes = iterator._flat_output_types, iterator._flat_output_shapes
+    try:
+        tensors: list[Any] = tf.raw_ops.IteratorGetNext(
+            iterator=iterator._iterator_resource, output_types=types, output_shapes=shapes
+        )
+    except tf.errors.OutOfRangeError:
+        raise StopIteration from None
+    return tensors
+
+
 # ParameterServerStrategy: where variables live and which devices are replicas.
 ParameterServerExtended: Any = need(
     "tensorflow.python.distribute.parameter_server_strategy_v2", "ParameterServerStrategyV2Extended"

@@ -1,5 +1,7 @@
 """All sources of batches count an epoch alike, lose no batch to `example`, and split batches evenly."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,3 +87,44 @@ def test_a_task_gets_the_shards_of_its_own_replicas():
 def test_data_without_examples_cannot_be_split():
     with pytest.raises(ValueError, match="no tensor with a first dimension"):
         Layout(2, range(2)).split(tf.constant(1.0))
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+ELEMENTS = {
+    "one tensor": [[1.0, 2.0]],
+    "a tuple": ([[1.0, 2.0]], [3]),
+    "a tuple of one": ([[1.0, 2.0]],),
+    "a dict out of order": {"z": [1.0], "a": [[2, 3]]},
+    "nested": ({"z": ([1.0], [2]), "b": [3], "a": {"y": ["text"]}}, ([[4]], ([5.0],))),
+    "a namedtuple": Pair([1.0], [2]),
+    "an ordered dict": collections.OrderedDict(z=[1.0], a=[2]),
+    "ragged": ([1.0], tf.ragged.constant([[1, 2], [3]])[:1]),
+    "sparse": {"x": tf.sparse.from_dense([[0.0, 1.0]]), "a": [2]},
+    "an optional": ([1.0], tf.experimental.Optional.from_value(2)),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_the_chief_reads_elements_of_every_structure_as_tensorflow_does(name):
+    dataset = tf.data.Dataset.from_tensors(ELEMENTS[name]).repeat(2)
+    feed, expected = iter(FedDataset(dataset)), next(iter(dataset))
+    first, second = feed.take(2)
+    for values in (first, second):
+        assert type(values) is type(expected)
+        assert _plain(values) == _plain(expected)
+    assert feed.take(1) == []
+
+
+def _plain(values):
+    """The element with lists for its tensors, and the order of the names of its dicts."""
+    if isinstance(values, dict):
+        return [(name, _plain(value)) for name, value in values.items()]
+    if isinstance(values, tuple):
+        return [_plain(value) for value in values]
+    if isinstance(values, tf.experimental.Optional):
+        return "optional", values.get_value().numpy().tolist()
+    if isinstance(values, tf.Tensor):
+        return values.dtype.name, values.numpy().tolist()
+    return type(values).__name__, (
+        tf.sparse.to_dense(values) if isinstance(values, tf.SparseTensor) else values
+    ).numpy().tolist()
