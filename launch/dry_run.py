@@ -29,7 +29,9 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
     if options := cluster.synchronization.non_default():
         print(f"options   {', '.join(f'{name} {value}' for name, value in options.items())}")
     if cluster.partition:
-        print(f"partition {cluster.partition}   (over {cluster.partition.devices or 'all'} devices of a task)")
+        devices, slots = cluster.partition.devices, cluster.training_tasks[-1].slots
+        where = f"{devices // slots} tasks" if devices and devices > slots else "a task"
+        print(f"partition {cluster.partition}   (over {devices or 'all'} devices of {where})")
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):
         print(f"warning   {warning}")
     program = plan.job.program

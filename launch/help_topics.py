@@ -18,6 +18,7 @@ TOPICS: dict[str, tuple[str, ...]] = {
         "local",
         "partition",
         "partition_devices",
+        "partition_tasks",
     ),
     "Machine types (CloudML)": (
         "master_machine_type",

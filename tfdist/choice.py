@@ -162,13 +162,22 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
     if choice.strategy in SERVED:
         _check_groups(cluster)
         return
-    for task in cluster.training_tasks:
+    tasks = cluster.training_tasks
+    for task in tasks:
         devices = cluster.partition.devices or task.slots
-        if task.slots % devices or devices < 2:
+        is_within = task.slots % devices == 0
+        is_spanning = devices % task.slots == 0 and len(tasks) % (devices // task.slots) == 0
+        if devices < 2 or not (is_within or is_spanning):
             raise error(
-                f"a replica has {max(devices, 2)} devices, all of one task, and {task.name} has {task.slots} of them; give "
-                "--partition_devices a number that divides the slots of each task, or describe other slots "
-                "(SINGA's nworkers_per_procs)",
+                f"a replica has {max(devices, 2)} devices, and {task.name} has {task.slots} of the devices of {len(tasks)} "
+                "tasks; give --partition_devices a number that divides the slots of each task, give --partition_tasks the "
+                "number of tasks of a replica, or describe other slots (SINGA's nworkers_per_procs)",
+                field="partition",
+            )
+        if not is_within and cluster.job("evaluator"):
+            raise error(
+                "the chief writes the evaluator's checkpoints alone, and a replica here has devices in several tasks; leave "
+                "the evaluator away and use validation_data, or describe tasks with a whole replica each",
                 field="partition",
             )
 

@@ -48,6 +48,8 @@ PARTITION_FLAGS = {
     "rows, none or a number.",
     "partition_devices": "Devices over which --partition shards. Default: all of a task, with ps of a worker group. "
     "A task with one slot gets as many.",
+    "partition_tasks": "Tasks whose devices make up a replica, without ps. Default: 1. With more, --partition_devices is by "
+    "default all of theirs.",
 }
 """Flags of the partition."""
 
@@ -161,12 +163,15 @@ def with_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
 
 
 def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cluster:
-    """Returns the cluster with the partition of the flags. Tasks with one slot get the slots of a replica."""
-    text, devices = flag_values.partition, flag_values.partition_devices
-    if text is None and devices is None:
+    """Returns the cluster with the partition of the flags. Tasks with one slot get their part of the slots of a replica."""
+    text, devices, spanned = flag_values.partition, flag_values.partition_devices, flag_values.partition_tasks
+    if text is None and devices is None and spanned is None:
         return cluster
     if fault := devices_fault(devices):
         raise Source("flags", "--partition_devices").error(fault)
+    spanned = 1 if spanned is None else spanned
+    if fault := _tasks_fault(cluster, spanned, devices):
+        raise Source("flags", "--partition_tasks").error(fault)
     try:
         layouts = cluster.partition.layouts if text is None else parsed_layouts(text)
     except ValueError as error:
@@ -175,16 +180,38 @@ def _with_partition_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Cl
         raise Source("flags", "--partition_devices").error(
             "it goes with --partition, which names the variables that are sharded"
         )
+    if devices is None and spanned > 1:
+        devices = spanned * cluster.training_tasks[0].slots
     devices = devices or cluster.partition.devices
     cluster = dataclasses.replace(cluster, partition=Partition(layouts, devices))
     jobs = ("worker",) if cluster.job("ps") else ("chief", "worker")  # With ps the chief only coordinates.
     tasks = tuple(
-        dataclasses.replace(task, slots=devices) if task.job in jobs and task.slots == 1 and devices else task
+        dataclasses.replace(task, slots=devices // spanned) if task.job in jobs and task.slots == 1 and devices else task
         for task in cluster.tasks
     )
     if tasks == cluster.tasks or dataclasses.replace(cluster, worker_groups=()).worker_groups != cluster.worker_groups:
         return cluster  # `choose` refuses slots that do not suffice.
     return dataclasses.replace(cluster, tasks=tasks, worker_groups=())
+
+
+def _tasks_fault(cluster: Cluster, spanned: int, devices: int | None) -> str | None:
+    """Returns why a number of tasks of a replica is not right, as the end of a sentence; None if it is."""
+    if spanned == 1:
+        return None
+    if cluster.job("ps") or cluster.strategy == "hogwild":
+        return (
+            "with ps and under hogwild the devices of a replica are those of a worker group; describe groups of several tasks"
+        )
+    count = len(cluster.training_tasks)
+    if spanned < 1 or count % spanned:
+        return f"{spanned} is not right; expected a number that divides the {count} tasks that train"
+    slots = {task.slots for task in cluster.training_tasks}
+    if devices is not None and (devices % spanned or slots - {1, devices // spanned}):
+        return (
+            f"a replica of {devices} devices cannot have those of {spanned} tasks, which have {min(slots)} slots each; give "
+            "--partition_devices a multiple, or leave it away"
+        )
+    return None
 
 
 def _says_period(cluster: Cluster) -> bool:

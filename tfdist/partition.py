@@ -24,9 +24,10 @@ _EXPECTED = f"{', '.join(AXES)} or the number of an axis"
 class Partition:
     """How the devices of a task, or with ps of a worker group, share a model.
 
-    A replica of the model has `devices` devices, and a task or group as many replicas as fit into it. Each device of a replica
-    holds its shard of every variable that a pattern matches, and of its optimizer slots. It holds nothing of other variables,
-    except that the first device of each replica holds these whole.
+    A replica of the model has `devices` devices, and a task or group as many replicas as fit into it. Without ps a replica may
+    also have all devices of several tasks: 0 to m-1 are the first replica, and so on. Each device of a replica holds its shard
+    of every variable that a pattern matches, and of its optimizer slots. It holds nothing of other variables, except that the
+    first device of each replica (in several tasks, of each of them) holds these whole.
 
     Attributes:
         layouts: patterns, each with the axis along which the variables are sharded that it matches; None to leave them whole. A

@@ -48,6 +48,9 @@ class Broadcast:
         self._piece_bytes = piece_bytes or PIECE_BYTES
 
         def sum_of(words: tf.Tensor) -> tf.Tensor:
+            if (groups := getattr(strategy.extended, "groups", None)) is not None:
+                return groups.of_chief(words)
+
             def add() -> tf.Tensor:
                 context = tf.distribute.get_replica_context()
                 own = tf.where(tf.equal(context.replica_id_in_sync_group, 0), words, tf.zeros_like(words))

@@ -49,12 +49,13 @@ class Arrangement:
         self._devices = tuple(devices)
         self._initialize = initialize
         self._task, self._tasks = task, tasks
+        self._arranged = 0
         self.current: LocalMesh | None = None
         self._described = DescribedLayouts(partition, devices, tasks) if partition else None
         if self._described is None:
             self.set_hooks(len(self._devices))
         else:
-            self._arrange(local_mesh(self._described, self._devices, tasks))
+            self._arrange(local_mesh(self._described, self._devices, tasks, task))
             strategy.extended.described = self._described
 
     def follow(self) -> None:
@@ -72,7 +73,7 @@ class Arrangement:
                 "the description of the cluster partitions the model (--partition), and the program calls "
                 "keras.distribution.set_distribution; leave one of them away"
             )
-        wanted = local_mesh(distribution, self._devices, self._tasks)
+        wanted = local_mesh(distribution, self._devices, self._tasks, self._task)
         if wanted == self.current:
             return
         if self._strategy.extended.has_variables:
@@ -84,14 +85,17 @@ class Arrangement:
 
     def _arrange(self, mesh: LocalMesh) -> None:
         extended = self._strategy.extended
-        extended._collective_key_base += _KEYS
-        self._initialize([devices[0] for devices in mesh.replicas])
+        self._arranged += 1
+        # Tasks at different positions of their replicas have different shards, and sum them in groups of their own.
+        extended._collective_key_base = _KEYS * (self._arranged * self._tasks + mesh.position)
         self.current = extended.mesh = mesh
+        self._initialize([devices[0] for devices in mesh.replicas])
         self.set_hooks(len(mesh.replicas))
         variables.install()
 
     def set_hooks(self, replicas: int) -> None:
         """Gives the strategy its hooks, for this number of replicas per task."""
-        first = self._task * replicas
-        layout = Layout(self._tasks * replicas, range(first, first + replicas))
+        spanned = 1 if self.current is None else self.current.tasks
+        first = self._task // spanned * replicas
+        layout = Layout(self._tasks // spanned * replicas, range(first, first + replicas))
         self._strategy.tfdist_hooks = DataParallelHooks(self._strategy, layout, is_chief=self._task == 0)

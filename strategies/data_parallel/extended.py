@@ -31,6 +31,13 @@ class DataParallelExtended(MirroredExtended):
     has_variables = False
     _tfdist_tracing = 0
 
+    def of_chief(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the value that a tensor has in the first task, if the replicas span tasks."""
+        return value
+
+    def check_same(self, nested: Any) -> None:
+        """Checks, in a step, that all tasks of a replica have the same nested tensors."""
+
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Surrounds the tracing of one of tfdist's step functions."""

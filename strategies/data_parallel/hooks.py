@@ -40,7 +40,9 @@ class DataParallelHooks(KerasHooks):
         self.is_chief = is_chief
         self._calls: SameCalls | None = getattr(strategy, "calls", None)
         self._first_batch: FirstBatch | None = None
-        if len(layout.local) < layout.replicas:
+        mesh = strategy.extended.mesh
+        self._is_shared = len(layout.local) < layout.replicas or (mesh is not None and mesh.others > 0)
+        if self._is_shared:
             self.save_requests = SaveRequests()
 
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
@@ -56,6 +58,7 @@ class DataParallelHooks(KerasHooks):
 
         def on_replica(shard: Any, rows: Any) -> Any:
             with entered(Replica(self._strategy, self.layout.local_index(), None)):
+                self._strategy.extended.check_same(shard)
                 outputs = step(at_least_one(shard))
             return tf.nest.map_structure(lambda v: v[:rows] if v.shape.rank else v, outputs)
 
@@ -117,7 +120,7 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`: batch shards, or TensorFlow's distributed dataset if the user has set the policy FILE or OFF."""
         policy = dataset.options().experimental_distribute.auto_shard_policy
         set_by_user = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
-        if policy in set_by_user and len(self.layout.local) < self.layout.replicas:
+        if policy in set_by_user and self._is_shared:
             return self._strategy.experimental_distribute_dataset(dataset)
         if self._calls is None:
             return ShardedDataset(dataset, self.layout)
@@ -141,7 +144,19 @@ class DataParallelHooks(KerasHooks):
         return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], next(iter(source)))
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """See `KerasHooks`: on the chief all, elsewhere all but those that only write files."""
+        """See `KerasHooks`: on the chief all, elsewhere all but those that only write files.
+
+        Raises:
+            ValueError: for a callback that reads on the chief alone what the tasks of a replica have together.
+        """
+        mesh = self._strategy.extended.mesh
+        if mesh is not None and mesh.others:
+            for each in callbacks:
+                if isinstance(each, keras.callbacks.TensorBoard) and each.histogram_freq:
+                    raise ValueError(
+                        f"TensorBoard(histogram_freq={each.histogram_freq}) reads all weights on the chief alone, and the "
+                        "model is sharded over tasks; leave histogram_freq at 0"
+                    )
         return callbacks if self.is_chief else [each for each in callbacks if not isinstance(each, WRITERS)]
 
     def metric_values(self, model: Any) -> list[Any]:

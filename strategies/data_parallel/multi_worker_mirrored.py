@@ -8,7 +8,7 @@ import contextlib
 import faulthandler
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,8 +19,16 @@ from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
 from tfdist.strategies.data_parallel.same_calls import SameCalls
+from tfdist.strategies.data_parallel.task_groups import TaskGroups
 from tfdist.strategies.keras_hooks import optimizer, trainer
-from tfdist.strategies.private_api import MultiWorkerMirroredExtended, configure_coordination, publish, published
+from tfdist.strategies.model_parallel.variables import current_column
+from tfdist.strategies.private_api import (
+    MultiWorkerMirroredExtended,
+    configure_coordination,
+    publish,
+    published,
+    use_workers,
+)
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.ring_sums import RingSums
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
@@ -136,6 +144,7 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
     def __init__(self, strategy: MultiWorkerMirrored, resolver: Any, options: Any, devices: list[str]) -> None:
         self._tfdist_devices = devices
         self._ring_sums: RingSums | None = None
+        self.groups: TaskGroups | None = None
         super().__init__(strategy, cluster_resolver=resolver, communication_options=options)
 
     @overrides(MultiWorkerMirroredExtended)
@@ -143,6 +152,15 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         del cluster_resolver
         names = tuple(f"{worker_device}/device:{device}" for device in self._tfdist_devices)
         return names, self._tfdist_devices[0].partition(":")[0]
+
+    @overrides(MultiWorkerMirroredExtended)
+    def _initialize_multi_worker(self, cluster_resolver: Any) -> None:
+        super()._initialize_multi_worker(cluster_resolver)
+        mesh = self.mesh
+        if mesh is None or mesh.tasks == 1:
+            return
+        self.groups = TaskGroups(self.worker_devices[0], self._id_in_cluster, self._num_workers, mesh.tasks)
+        use_workers(self, self.groups.replicas, self.groups.replica)
 
     @overrides(MultiWorkerMirroredExtended)
     def _update_config_proto(self, config_proto: Any) -> Any:
@@ -170,12 +188,14 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
 
         Collectives without an order were tried on CPUs, with one device per task. Elsewhere there is one for all tensors.
         """
+        if self.groups is not None:
+            return self.groups.sums(values)
         is_tried = self._tfdist_devices == ["CPU:0"] and self.mesh is None
         if not is_tried or any(value.shape.num_elements() is None for value in values):
             options = tf.distribute.experimental.CommunicationOptions()
             return list(self._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, values, options))
         if self._ring_sums is None:
-            self._ring_sums = RingSums(self)
+            self._ring_sums = RingSums(self.worker_devices[0], self._num_workers)
         return buckets.sums(values, self._ring_sums.sum)
 
     @overrides(MultiWorkerMirroredExtended)
@@ -185,23 +205,39 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         if replica_id:  # It copies the value of the first replica of its task.
             return create_initial_value(replica_id, device, primary_var, **kwargs)
 
+        def received(piece: tf.Tensor) -> tf.Tensor:
+            if self.groups is None:
+                return create_initial_value(replica_id, device, primary_var, **{**kwargs, "initial_value": piece})()
+            return piece if current_column() is not None else self.groups.of_chief(piece)  # `of_chief` has the whole variable.
+
         def initial_value() -> tf.Tensor:
             with tf.device(device):
                 value = kwargs["initial_value"]
                 value = value() if callable(value) else value
                 value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), kwargs.get("dtype"))
-                pieces = [value]
-                if value.shape.is_fully_defined() and value.shape.num_elements() * value.dtype.size > BROADCAST_BYTES:
-                    length = BROADCAST_BYTES // value.dtype.size
-                    flat = tf.reshape(value, [-1])
-                    pieces = [flat[begin : begin + length] for begin in range(0, flat.shape[0], length)]
-                received = []
-                for piece in pieces:
-                    one = {**kwargs, "initial_value": piece}
-                    received.append(create_initial_value(replica_id, device, primary_var, **one)())
-                return received[0] if len(received) == 1 else tf.reshape(tf.concat(received, 0), value.shape)
+                return _in_pieces(received, value)
 
         return initial_value
+
+    @overrides(DataParallelExtended)
+    def of_chief(self, value: tf.Tensor) -> tf.Tensor:
+        assert self.groups is not None
+        return _in_pieces(self.groups.of_chief, value)
+
+    @overrides(DataParallelExtended)
+    def check_same(self, nested: Any) -> None:
+        if self.groups is not None:
+            self.groups.check_same(nested)
+
+
+def _in_pieces(send: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.Tensor:
+    """Returns what `send` returns for a tensor; a large one travels in pieces."""
+    if not value.shape.is_fully_defined() or value.shape.num_elements() * value.dtype.size <= BROADCAST_BYTES:
+        return send(value)
+    length = BROADCAST_BYTES // value.dtype.size
+    flat = tf.reshape(value, [-1])
+    pieces = [send(flat[begin : begin + length]) for begin in range(0, flat.shape[0], length)]
+    return tf.reshape(tf.concat(pieces, 0), value.shape)
 
 
 @contextlib.contextmanager

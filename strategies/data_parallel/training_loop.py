@@ -173,6 +173,7 @@ class TrainingLoop:
         for nothing: the share is 0, and the replica's metrics get their values back.
         """
         with entered(Replica(self._strategy, self._layout.local_index(), share, rows_of(shard), looping=looping)) as replica:
+            self._strategy.extended.check_same(shard)
             if not small:
                 logs = self._step(shard)
             else:

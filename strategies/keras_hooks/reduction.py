@@ -15,28 +15,54 @@ def all_reduce_sum(gradients: list[Any]) -> list[Any]:
     same shapes.
     """
     context, replica = tf.distribute.get_replica_context(), replica_context.current()
-    is_split = getattr(context.strategy.extended, "mesh", None) is not None
-    if is_split and context.num_replicas_in_sync == 1:
+    extended = context.strategy.extended
+    groups = getattr(extended, "groups", None)
+    if getattr(extended, "mesh", None) is not None and groups is None and context.num_replicas_in_sync == 1:
         return list(gradients)
     if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):
-        sums = all_reduce_sum(tf.nest.flatten([_pieces(gradient) for gradient in gradients]))
-        sums = tf.nest.pack_sequence_as([_pieces(gradient) for gradient in gradients], sums)
-        return [
-            gradient.with_parts(total) if isinstance(gradient, tf.experimental.ExtensionType) else total
-            for gradient, total in zip(gradients, sums, strict=True)
-        ]
-    if replica is not None and replica.looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
+        return _with_split(gradients, groups)
+    is_looping = replica is not None and replica.looping and (groups is None or groups.replicas > 1)
+    if is_looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         # Their length differs from step to step, and a collective in a loop has one shape.
         raise replica_context.NotInLoopError
     sums = list(gradients)
+    for indices in _by_kind(gradients):
+        for index, total in zip(indices, _sums(context, [gradients[i] for i in indices]), strict=True):
+            sums[index] = total
+    return sums
+
+
+def _by_kind(gradients: list[Any]) -> list[list[int]]:
+    """Returns the indices of the tensors of each dtype, and of each IndexedSlices; those of None are left out."""
     kinds: dict[Any, list[int]] = {}
     for index, gradient in enumerate(gradients):
         if gradient is not None:
             kinds.setdefault(("sparse", index) if isinstance(gradient, tf.IndexedSlices) else gradient.dtype, []).append(index)
-    for indices in kinds.values():
-        for index, total in zip(indices, _sums(context, [gradients[i] for i in indices]), strict=True):
-            sums[index] = total
-    return sums
+    return list(kinds.values())
+
+
+def _with_split(gradients: list[Any], groups: Any) -> list[Any]:
+    """Returns what `all_reduce_sum` returns if some of the tensors are in parts.
+
+    If the replicas span tasks, the parts of a task are added up with those that other replicas have in their place.
+    """
+    pieces = [_pieces(gradient) for gradient in gradients]
+    if groups is None:
+        sums = tf.nest.pack_sequence_as(pieces, all_reduce_sum(tf.nest.flatten(pieces)))
+    else:
+        parts = [part for each in pieces if isinstance(each, list) for part in each]
+        for indices in _by_kind(parts):
+            for index, total in zip(indices, groups.sums_of_shards([parts[i] for i in indices]), strict=True):
+                parts[index] = tf.stop_gradient(total)
+        whole = all_reduce_sum([None if isinstance(each, list) else each for each in pieces])
+        found = iter(parts)
+        sums = [
+            [next(found) for _ in each] if isinstance(each, list) else total for each, total in zip(pieces, whole, strict=True)
+        ]
+    return [
+        gradient.with_parts(total) if isinstance(gradient, tf.experimental.ExtensionType) else total
+        for gradient, total in zip(gradients, sums, strict=True)
+    ]
 
 
 def _pieces(gradient: Any) -> Any:
@@ -49,6 +75,10 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
     For its gradient TensorFlow would walk back through the whole step, and it registers the gradient in a table from which
     nothing is ever removed: the function, its graph and the variables of the model would exist until the process ends.
     """
+    groups = getattr(context.strategy.extended, "groups", None)
+    if isinstance(values[0], tf.IndexedSlices) and groups is not None:
+        (slices,) = values
+        return [groups.sums_of_slices(slices, lambda alike: context.all_reduce(tf.distribute.ReduceOp.SUM, alike))]
     if isinstance(values[0], tf.IndexedSlices):
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
     values = [tf.stop_gradient(value) for value in values]
@@ -59,7 +89,7 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
 
     extended = context.strategy.extended
     in_buckets = getattr(extended, "sums_in_buckets", None)
-    if extended._use_merge_call():
+    if extended._use_merge_call() and groups is None:
         sums = context.merge_call(merge, args=values)
     elif in_buckets is not None:
         sums = in_buckets(values)

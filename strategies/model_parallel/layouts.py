@@ -16,25 +16,46 @@ class LocalMesh:
     """The devices of a device mesh that belong to one task.
 
     Attributes:
-        replicas: the devices of each replica.
+        replicas: the devices of each replica that are in this task.
         axis: the name of the mesh axis along which variables are sharded; None if a replica has one device.
+        tasks: the number of tasks of a replica. If there are several, this task has devices of one replica only.
+        position: the number of this task among them.
     """
 
     replicas: tuple[tuple[str, ...], ...]
     axis: str | None
+    tasks: int = 1
+    position: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of devices of a replica, those in other tasks included."""
+        return len(self.replicas[0]) * self.tasks
+
+    @property
+    def others(self) -> int:
+        """The number of devices of a replica that are in other tasks."""
+        return self.count - len(self.replicas[0])
+
+    @property
+    def own(self) -> range:
+        """The numbers of the devices of a replica that are in this task."""
+        first = self.position * len(self.replicas[0])
+        return range(first, first + len(self.replicas[0]))
 
 
-def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1) -> LocalMesh:
+def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1, task: int = 0) -> LocalMesh:
     """Returns the replicas of this task that a distribution describes.
 
     Args:
         distribution: `keras.distribution.DataParallel` or `ModelParallel`.
         devices: the devices of this task. Those of all tasks, in order, are laid out as the mesh, the axis of the batch first.
         tasks: the number of tasks, which have equally many devices.
+        task: the number of this task.
 
     Raises:
         ValueError: if the distribution is of another class, its mesh has more than one axis beside that of the batch, or
-            another number of devices, or a replica would span tasks.
+            another number of devices, or a replica has some devices of a task and those of other tasks.
     """
     if not isinstance(distribution, keras.distribution.DataParallel | keras.distribution.ModelParallel):
         raise ValueError(
@@ -63,10 +84,13 @@ def local_mesh(distribution: Any, devices: Sequence[str], tasks: int = 1) -> Loc
             "mesh of a batch axis and a model axis"
         )
     size = len(devices) * tasks // replicas
+    if size % len(devices) == 0:
+        spanned = size // len(devices)
+        return LocalMesh((tuple(devices),), split[0] if split else None, spanned, task % spanned)
     if len(devices) % size:
         raise ValueError(
             f"the device mesh of keras.distribution has the shape {tuple(mesh.shape)}, so that a replica has {size} devices, "
-            f"and a task has {len(devices)}; all devices of a replica have to be in one task"
+            f"and a task has {len(devices)}; a replica has all devices of one or of several tasks, or a task has whole replicas"
         )
     rows = tuple(tuple(devices[first : first + size]) for first in range(0, len(devices), size))
     return LocalMesh(rows, split[0] if split else None)
@@ -100,7 +124,7 @@ def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh
     if len(found) > 1:
         raise ValueError(f"{where}, which names the axis {mesh.axis!r} twice")
     (axis,) = found
-    count = len(mesh.replicas[0])
+    count = mesh.count
     if shape[axis] % count:
         raise ValueError(
             f"{where}, and its shape {shape} cannot be sharded equally over {count} devices along axis {axis}; choose a "

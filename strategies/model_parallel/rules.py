@@ -12,7 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, pieces, rows_by_part
+from tfdist.strategies.model_parallel import task_span
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, rows_by_part
 from tfdist.strategies.private_api import patches
 
 Operation = Callable[..., Any]
@@ -71,7 +72,7 @@ def _unary(original: Operation, x: Any) -> Any:
 def _sum(original: Operation, x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     x = operand(x)
     if isinstance(x, SplitTensor) and axis is None and not keepdims:
-        return tf.add_n([original(part) for _, part in x.placed()])
+        return x.added([original(part) for _, part in x.placed()])
     return original(whole(x), axis, keepdims)
 
 
@@ -79,12 +80,13 @@ def _matmul(original: Operation, x1: Any, x2: Any) -> Any:
     x1, x2 = operand(x1), operand(x2)
     if isinstance(x2, SplitTensor) and x2.rank == 2:
         if x2.axis == 1:  # By columns: each device computes its columns of the result.
-            rows = whole(x1)
-            return x2.on_parts(lambda number, part: original(rows, part), axis=len(rows.shape) - 1)
-        parts = _parts_along(x1, len(x1.shape) - 1, len(x2.parts))  # By rows: the products are partial sums.
+            rows = x2.shared(whole(x1))
+            return x2.on_parts(lambda number, part: original(rows[number], part), axis=len(x1.shape) - 1)
+        parts = _parts_along(x1, len(x1.shape) - 1, x2)  # By rows: the products are partial sums.
         return _added(x2, lambda number, part: original(parts[number], part))
     if isinstance(x1, SplitTensor) and not isinstance(x2, SplitTensor) and len(x2.shape) == 2 and x1.axis < x1.rank - 1:
-        return x1.on_parts(lambda number, part: original(part, x2))
+        columns = x1.shared(x2)
+        return x1.on_parts(lambda number, part: original(part, columns[number]))
     return original(whole(x1), whole(x2))
 
 
@@ -99,9 +101,9 @@ def _einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any)
     # The letter along which the variable is split, or else the first split operand.
     variables = [i for i, given in enumerate(operands) if values[i] is not given]
     leader = variables[0] if variables else next(i for i, value in enumerate(values) if isinstance(value, SplitTensor))
-    letter, count = letters[leader][values[leader].axis], len(values[leader].parts)
+    letter = letters[leader][values[leader].axis]
     parts = [
-        _parts_along(value, own.index(letter), count) if letter in own else [whole(value)] * count
+        _parts_along(value, own.index(letter), values[leader]) if letter in own else values[leader].shared(whole(value))
         for value, own in zip(values, letters, strict=True)
     ]
     equation = f"{','.join(letters)}->{result}"
@@ -138,10 +140,16 @@ def _take(original: Operation, x: Any, indices: Any, axis: int | None = None) ->
     rows = x.shape[0]
     flat = tf.reshape(tf.where(indices < 0, indices + tf.cast(rows, indices.dtype), indices), [-1])
     places, found = [], []
-    for (_, part), (chosen, local) in zip(x.placed(), rows_by_part(flat, rows, len(x.parts)), strict=True):
+    own = rows_by_part(flat, rows, x.count)[x.first : x.first + len(x.parts)]
+    for (_, part), (chosen, local) in zip(x.placed(), own, strict=True):
         places.append(chosen)
         found.append(tf.gather(part, local))
-    looked_up = tf.reshape(tf.dynamic_stitch(places, found), tf.concat([tf.shape(indices), x.shape[1:]], axis=0))
+    if x.others:  # The other tasks look up the other rows.
+        where, shape = tf.concat(places, axis=0)[:, tf.newaxis], tf.stack([tf.size(flat), x.shape[1]])
+        stitched = task_span.current().add(tf.scatter_nd(where, tf.concat(found, axis=0), shape))
+    else:
+        stitched = tf.dynamic_stitch(places, found)
+    looked_up = tf.reshape(stitched, tf.concat([tf.shape(indices), x.shape[1:]], axis=0))
     return tf.ensure_shape(looked_up, indices.shape.concatenate(x.shape[1:]))
 
 
@@ -174,11 +182,11 @@ def _conv(original: Operation, inputs: Any, kernel: Any, *args: Any, **kwargs: A
     data_format = kwargs.get("data_format") or (args[2] if len(args) > 2 else None) or "channels_last"
     channels = 1 if data_format == "channels_first" else rank - 1
     if kernel.axis == kernel.rank - 1:
-        pixels = whole(inputs)
-        if kernel.shape[-2] == pixels.shape[channels]:  # No groups.
-            return kernel.on_parts(lambda number, part: original(pixels, part, *args, **kwargs), axis=channels)
+        if kernel.shape[-2] == inputs.shape[channels]:  # No groups.
+            pixels = kernel.shared(whole(inputs))
+            return kernel.on_parts(lambda number, part: original(pixels[number], part, *args, **kwargs), axis=channels)
     elif kernel.axis == kernel.rank - 2 and kernel.shape[-2] == inputs.shape[channels]:
-        parts = _parts_along(inputs, channels, len(kernel.parts))
+        parts = _parts_along(inputs, channels, kernel)
         return _added(kernel, lambda number, part: original(parts[number], part, *args, **kwargs))
     raise ValueError(
         f"a convolution with a kernel of shape {kernel.shape}, {inputs.shape[channels]} channels and shards along axis "
@@ -209,11 +217,10 @@ def _attention(
     tensors = (query, key, value)
     if not all(isinstance(each, SplitTensor) and each.axis == heads for each in tensors):
         return original(*(whole(each) for each in tensors), whole(bias), whole(mask), *args, **kwargs)
-    count = len(query.parts)
 
     def own(extra: Any) -> Any:
         extra = whole(extra)
-        return [extra] * count if extra is None or extra.shape[1] == 1 else pieces(extra, count, 1)
+        return query.shared(extra) if extra is None or extra.shape[1] == 1 else query.cut(extra, 1)
 
     biases, masks = own(bias), own(mask)
     return query.on_parts(
@@ -228,18 +235,18 @@ def _dropout(original: Operation, inputs: Any, rate: float, noise_shape: Any = N
     if not isinstance(inputs, SplitTensor):
         return original(inputs, rate, noise_shape, seed)
     part = inputs.parts[0]
-    shape = tf.tensor_scatter_nd_update(tf.shape(part), [[inputs.axis]], [part.shape[inputs.axis] * len(inputs.parts)])
+    shape = tf.tensor_scatter_nd_update(tf.shape(part), [[inputs.axis]], [part.shape[inputs.axis] * inputs.count])
     ones = tf.ensure_shape(tf.ones(shape, part.dtype), inputs.shape)
     return elementwise(tf.multiply, inputs, original(ones, rate, noise_shape, seed))
 
 
-def _parts_along(value: Any, axis: int, count: int) -> Any:
-    """Returns `count` parts of a tensor along an axis; its own parts if it is split there."""
-    if isinstance(value, SplitTensor) and value.axis == axis and len(value.parts) == count:
+def _parts_along(value: Any, axis: int, split: SplitTensor) -> Any:
+    """Returns the parts of a tensor along an axis that meet those of `split`; its own parts if it is split there."""
+    if isinstance(value, SplitTensor) and value.axis == axis and split.meets(value):
         return value.parts
-    return pieces(whole(value), count, axis)
+    return split.cut(tf.convert_to_tensor(whole(value)), axis)
 
 
 def _added(split: SplitTensor, function: Callable[[int, Any], Any]) -> Any:
     """Returns the sum, on the current device, of what a function computes on the device of each part."""
-    return tf.add_n([function(number, part) for number, part in split.placed()])
+    return split.added([function(number, part) for number, part in split.placed()])

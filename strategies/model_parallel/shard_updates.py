@@ -22,8 +22,7 @@ def on_shards(update: Any, variable: SplitVariable, function: Any, args: Any, kw
 
 def for_shards(value: Any, variable: SplitVariable) -> Any:
     """Returns what each shard gets of an argument of an update."""
-    count = len(variable.shards)
-    if isinstance(value, SplitTensor) and value.axis == variable.axis and len(value.parts) == count:
+    if isinstance(value, SplitTensor) and variable.is_split_as(value):
         return value.parts
     if isinstance(value, tf.IndexedSlices):
         return _slices_for_shards(value, variable)
@@ -31,19 +30,18 @@ def for_shards(value: Any, variable: SplitVariable) -> Any:
         value = value.whole()
     is_whole = isinstance(value, tf.Tensor) and value.shape.rank == variable.shape.rank
     if is_whole and value.shape.is_compatible_with(variable.shape):
-        return tf.split(value, count, axis=variable.axis)
-    return [value] * count
+        return variable.own_pieces(value)
+    return [value] * len(variable.shards)
 
 
 def _slices_for_shards(slices: tf.IndexedSlices, variable: SplitVariable) -> list[tf.IndexedSlices]:
     """Returns the slices of each shard of a table."""
-    count = len(variable.shards)
     if variable.axis:
         return [
             tf.IndexedSlices(values, slices.indices, part.shape)
-            for values, part in zip(tf.split(slices.values, count, axis=variable.axis), variable.shards, strict=True)
+            for values, part in zip(variable.own_pieces(slices.values), variable.shards, strict=True)
         ]
-    by_part = rows_by_part(slices.indices, variable.shape[0], count)
+    by_part = rows_by_part(slices.indices, variable.shape[0], variable.count)[variable.own.start : variable.own.stop]
     return [
         tf.IndexedSlices(tf.gather(slices.values, chosen), local, part.shape)
         for (chosen, local), part in zip(by_part, variable.shards, strict=True)

@@ -12,6 +12,7 @@ from typing import Any, Union
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.private_api import KerasVariable, in_stateless_scope
 from tfdist.strategies.private_api.gradient_devices import with_gradients
 
@@ -20,21 +21,30 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
     """A tensor in equal parts along one axis.
 
     Attributes:
-        parts: the parts, in order; all of one shape and dtype.
+        parts: the parts of this task, in order; all of one shape and dtype.
         axis: the axis along which they make up the tensor, from 0.
-        devices: the device of each part.
+        devices: the device of each of these parts.
+        first: the number of the first of them. Default: 0.
+        others: how many further parts are in other tasks (`task_span.py`). Default: 0.
     """
 
     parts: tuple[tf.Tensor, ...]
     axis: int
     devices: tuple[str, ...]
+    first: int = 0
+    others: int = 0
+
+    @property
+    def count(self) -> int:
+        """The number of all parts."""
+        return len(self.parts) + self.others
 
     @property
     def shape(self) -> tf.TensorShape:
         """The shape of the whole tensor."""
         shape = self.parts[0].shape.as_list()
         if shape[self.axis] is not None:
-            shape[self.axis] *= len(self.parts)
+            shape[self.axis] *= self.count
         return tf.TensorShape(shape)
 
     @property
@@ -54,11 +64,32 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
 
     def whole(self) -> Any:
         """Returns the whole tensor on the current device."""
-        return tf.concat(self.parts, axis=self.axis)
+        here = tf.concat(self.parts, axis=self.axis)
+        return task_span.current().gather(here, self.axis) if self.others else here
 
-    def with_parts(self, parts: Sequence[Any]) -> "SplitTensor":
-        """Returns a tensor with other parts in the same places."""
-        return SplitTensor(parts=tuple(parts), axis=self.axis, devices=self.devices)
+    def with_parts(self, parts: Sequence[Any], axis: int | None = None) -> "SplitTensor":
+        """Returns a tensor with other parts in the same places, by default along the same axis."""
+        axis = self.axis if axis is None else axis
+        return SplitTensor(parts=tuple(parts), axis=axis, devices=self.devices, first=self.first, others=self.others)
+
+    def cut(self, value: Any, axis: int) -> list[Any]:
+        """Returns what meets each part of this tensor of a whole tensor that is cut along an axis."""
+        return own_pieces(self.shared(value)[0], self.count, axis, range(self.first, self.first + len(self.parts)))
+
+    def shared(self, value: Any) -> list[Any]:
+        """Returns a whole tensor for operations on each part."""
+        if self.others and isinstance(value, tf.Tensor | tf.Variable | KerasVariable):
+            value = task_span.current().enter(tf.convert_to_tensor(value))
+        return [value] * len(self.parts)
+
+    def added(self, summands: Sequence[Any]) -> Any:
+        """Returns the sum of one summand for each part, of all tasks, on the current device."""
+        total = tf.add_n(summands)
+        return task_span.current().add(total) if self.others else total
+
+    def meets(self, other: "SplitTensor") -> bool:
+        """Returns whether another tensor has as many parts in the same tasks."""
+        return (other.first, other.others, len(other.parts)) == (self.first, self.others, len(self.parts))
 
     def get_shape(self) -> tf.TensorShape:
         """Returns `shape`."""
@@ -90,7 +121,7 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
         parts = []
         for number, part in self.placed():
             parts.append(function(number, part))
-        return SplitTensor(parts=tuple(parts), axis=self.axis if axis is None else axis, devices=self.devices)
+        return self.with_parts(parts, axis)
 
     def placed(self) -> Iterator[tuple[int, Any]]:
         """Yields the number and value of each part, with the part's device as the current one, and that of gradients."""
@@ -132,9 +163,9 @@ def operand(value: Any) -> Any:
     return inner.as_split() if inner is value else value._maybe_autocast(inner.as_split())
 
 
-def pieces(value: Any, count: int, axis: int) -> Any:
-    """Splits a whole tensor into a list of `count` equal parts along an axis."""
-    return tf.split(value, count, axis=axis)
+def own_pieces(value: Any, count: int, axis: int, own: range) -> list[Any]:
+    """Splits a whole tensor into `count` equal parts along an axis, and returns those with these numbers."""
+    return list(tf.split(value, count, axis=axis)[own.start : own.stop])
 
 
 def rows_by_part(rows: Any, count: int, parts: int) -> list[tuple[Any, Any]]:
@@ -190,16 +221,15 @@ def _as_tensor(value: Any, dtype: Any) -> tf.Tensor:
 
 def _parts_for(one: SplitTensor, other: Any, place: int) -> Any:
     """Returns what each part of `one` meets of `other`; None if `other` cannot be cut or broadcast there."""
-    count = len(one.parts)
     if isinstance(other, SplitTensor):
-        same = other.axis - other.rank == place and len(other.parts) == count and other.shape[other.axis] == one.shape[one.axis]
+        same = other.axis - other.rank == place and one.meets(other) and other.shape[other.axis] == one.shape[one.axis]
         if same:
             return other.parts
     other = _whole(other)
     if other.shape.rank < -place or other.shape[place] == 1:
-        return [other] * count
+        return one.shared(other)
     if other.shape[place] is not None and other.shape[place] == one.shape[one.axis]:
-        return pieces(other, count, place)
+        return one.cut(other, place)
     return None
 
 
@@ -242,6 +272,7 @@ def _apply_to_parts(function: Callable[..., Any]) -> None:
         x, args = (args[0], args[1:]) if args else (kwargs.pop(name), ())
         if any(isinstance(value, list | tuple) or len(getattr(value, "shape", ())) for value in (*args, *kwargs.values())):
             return function(x.whole(), *args, **kwargs)  # Bounds, for example, which would have to be split too.
+        args, kwargs = tuple(x.shared(value)[0] for value in args), {key: x.shared(value)[0] for key, value in kwargs.items()}
         return x.on_parts(lambda number, part: function(part, *args, **kwargs))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, pieces
+from tfdist.strategies.model_parallel import task_span
+from tfdist.strategies.model_parallel.split_tensor import Splittable, SplitTensor, own_pieces
 from tfdist.strategies.private_api import CompositeTensorGradient, register_tensor_conversion
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.variable_base import InShards
@@ -25,21 +26,32 @@ class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
         if any(gradient is None for gradient in component_grads):
             return None
         if all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads):
-            return _joined(component_grads, value.axis)
+            return _joined(component_grads, value.axis, value.first, value.others > 0)
         parts = []
         for device, gradient in zip(value.devices, component_grads, strict=True):
             with tf.device(device):
                 parts.append(tf.convert_to_tensor(gradient))
-        return SplitTensor(parts=tuple(parts), axis=value.axis, devices=value.devices)
+        return SplitTensor(parts=tuple(parts), axis=value.axis, devices=value.devices, first=value.first, others=value.others)
 
 
-def _joined(slices: list[Any], axis: int) -> Any:
-    """Returns the gradients of the parts of a table as the IndexedSlices that a table in one place would have."""
+def _joined(slices: list[Any], axis: int, first: int, spans: bool) -> Any:
+    """Returns the gradients of the parts of a table as the IndexedSlices that a table in one place would have.
+
+    Args:
+        slices: the gradients of the parts of this task.
+        axis: the axis along which the table is split.
+        first: the number of the first of these parts.
+        spans: whether other tasks have further parts.
+    """
     if axis == 1:  # Each part looks up the same rows.
-        return tf.IndexedSlices(tf.concat([each.values for each in slices], axis=1), slices[0].indices)
-    begins = [number * tf.cast(each.dense_shape[0], each.indices.dtype) for number, each in enumerate(slices)]
+        values, indices = tf.concat([each.values for each in slices], axis=1), slices[0].indices
+        return tf.IndexedSlices(task_span.current().gather(values, 1) if spans else values, indices)
+    begins = [number * tf.cast(each.dense_shape[0], each.indices.dtype) for number, each in enumerate(slices, first)]
     indices = tf.concat([each.indices + begin for each, begin in zip(slices, begins, strict=True)], axis=0)
-    return tf.IndexedSlices(tf.concat([each.values for each in slices], axis=0), indices)
+    values = tf.concat([each.values for each in slices], axis=0)
+    if spans:
+        values, indices = task_span.current().concatenate([values, indices])
+    return tf.IndexedSlices(values, indices)
 
 
 class _Handles(tf.experimental.ExtensionType):  # type: ignore[misc]
@@ -51,24 +63,29 @@ class _Handles(tf.experimental.ExtensionType):  # type: ignore[misc]
     handles: tuple[tf.Tensor, ...]
     axis: int
     devices: tuple[str, ...]
+    first: int
+    others: int
 
 
 class SplitVariable(InShards):
     """A variable in equal shards along one axis, each on a device of the replica.
 
     Attributes:
-        shards: the variables that hold the shards, in order. Each has a copy per replica.
+        shards: the variables that hold the shards of this task, in order. Each has a copy per replica.
         axis: the axis along which they make up the variable, from 0.
+        count: the number of all shards.
+        own: the numbers of the shards of this task.
     """
 
     where = "devices"
 
-    def __init__(self, shards: list[Any], axis: int, name: str, strategy: Any) -> None:
-        """Takes the shards, their axis, the name of the variable, and the strategy in whose scope it is created."""
+    def __init__(self, shards: list[Any], axis: int, name: str, strategy: Any, own: range, count: int) -> None:
+        """Takes the attributes, the name of the variable, and the strategy in whose scope it is created."""
         shape = shards[0].shape.as_list()
-        shape[axis] *= len(shards)
+        shape[axis] *= count
         super().__init__(shards, shape, name)
-        self.axis = axis
+        self.axis, self.own, self.count = axis, own, count
+        self._number = task_span.current().next_number() if count > len(shards) else None
         self._distribute_strategy = strategy
 
     def local(self, shard: Any) -> Any:
@@ -84,7 +101,10 @@ class SplitVariable(InShards):
         if self._here is not None:
             return self.local(self._here).handle
         handles = tuple(self.local(shard).handle for shard in self.shards)
-        return _Handles(handles=handles, axis=self.axis, devices=self._places())
+        return _Handles(handles=handles, axis=self.axis, devices=self._places(), **self._others())
+
+    def _others(self) -> dict[str, int]:
+        return {"first": self.own.start, "others": self.count - len(self.own)}
 
     def _places(self) -> tuple[str, ...]:
         """Returns the devices that compute with the shards: those of the current replica, else those that hold the shards."""
@@ -112,6 +132,14 @@ class SplitVariable(InShards):
         """Where a variable that is colocated with this one goes."""
         return self.shards[0]._devices
 
+    def is_split_as(self, value: SplitTensor) -> bool:
+        """Returns whether a tensor has a part for each shard."""
+        return value.axis == self.axis and value.count == self.count and len(value.parts) == len(self.shards)
+
+    def own_pieces(self, value: Any) -> list[Any]:
+        """Returns what of a whole tensor belongs to the shards of this task."""
+        return own_pieces(value, self.count, self.axis, self.own)
+
     def as_split(self) -> SplitTensor:
         """Returns the value in its shards, each read on its device."""
         devices = self._places()
@@ -119,7 +147,7 @@ class SplitVariable(InShards):
         for shard, device in zip(self.shards, devices, strict=True):
             with tf.device(device):
                 values.append(self.local(shard).read_value())
-        return SplitTensor(parts=tuple(values), axis=self.axis, devices=devices)
+        return SplitTensor(parts=tuple(values), axis=self.axis, devices=devices, **self._others())
 
     def value(self) -> Any:
         """Returns the whole value as a tensor; in a `shard_scope`, the value of the shard."""
@@ -127,21 +155,23 @@ class SplitVariable(InShards):
             return self.local(self._here).read_value()
         if replica_context.current() is not None:
             raise ValueError(
-                f"{self._name} is sharded over {len(self.shards)} devices, and this step reads it as a whole, for an operation "
+                f"{self._name} is sharded over {self.count} devices, and this step reads it as a whole, for an operation "
                 "that cannot compute on its shards; leave it whole (docs/model_parallel.md lists the operations)"
             )
-        return self.as_split().whole()
+        split = self.as_split()
+        if self._number is None:
+            return split.whole()
+        return task_span.current().read(tf.concat(split.parts, axis=self.axis), self.axis, self._number, self._name)
 
     def _write(self, method: str, value: Any) -> "SplitVariable":
         in_replica = tf.distribute.get_replica_context() is not None
         if self._here is not None:
             getattr(self.local(self._here), method)(value)
             return self
-        if not (isinstance(value, SplitTensor) and value.axis == self.axis and len(value.parts) == len(self.shards)):
-            value = tf.convert_to_tensor(value, self.dtype)
-            parts = pieces(value, len(self.shards), self.axis)
+        if isinstance(value, SplitTensor) and self.is_split_as(value):
+            parts = list(value.parts)
         else:
-            parts = value.parts
+            parts = self.own_pieces(tf.convert_to_tensor(value, self.dtype))
         for variable, part in zip(self.shards, parts, strict=True):
             target = self.local(variable) if in_replica else variable
             getattr(target, method)(part)

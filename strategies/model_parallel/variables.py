@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.model_parallel import optimizer, rules
 from tfdist.strategies.model_parallel.layouts import sharded_axis
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, pieces
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, own_pieces
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.private_api import patches
 
@@ -73,19 +73,21 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
         return
     variable._layout = layout  # Optimizers give it to the slots.
     begin = tf.convert_to_tensor(value() if callable(value) else value, dtype=variable._dtype)
+    if mesh.others:
+        begin = extended.of_chief(begin)
     parts = []
-    for number, piece in enumerate(pieces(begin, len(mesh.replicas[0]), axis)):
+    for number, piece in enumerate(own_pieces(begin, mesh.count, axis, mesh.own)):
         with _creating(Column(number, tuple(devices[number] for devices in mesh.replicas))):
             part = tf.Variable(
                 lambda piece=piece: piece,
                 dtype=variable._dtype,
                 trainable=variable.trainable,
-                name=f"{variable.name}/shard_{number}",
+                name=f"{variable.name}/shard_{mesh.own[number]}",
                 aggregation=variable._map_aggregation(variable.aggregation),
                 synchronization=variable._map_synchronization(variable.synchronization),
             )
         parts.append(part)
-    variable._value = SplitVariable(parts, axis, variable.path, tf.distribute.get_strategy())
+    variable._value = SplitVariable(parts, axis, variable.path, tf.distribute.get_strategy(), mesh.own, mesh.count)
 
 
 def _shape(variable: Any, value: Any) -> tuple[int, ...]:
@@ -116,4 +118,5 @@ def _distribute_tensor(original: Callable[..., Any], tensor: Any, layout: Any) -
         return tensor
     replica = replica_context.current()
     devices = mesh.replicas[0 if replica is None else replica.index]
-    return SplitTensor(parts=tuple(pieces(tensor, len(devices), axis)), axis=axis, devices=devices)
+    empty = SplitTensor(parts=(tensor,) * len(devices), axis=axis, devices=devices, first=mesh.own.start, others=mesh.others)
+    return empty.with_parts(empty.cut(tensor, axis))

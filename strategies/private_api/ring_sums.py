@@ -1,4 +1,4 @@
-"""Sums over the tasks of a MultiWorkerMirroredStrategy on CPUs that do not wait for each other.
+"""Collectives among tasks of a MultiWorkerMirroredStrategy that do not wait for each other.
 
 TensorFlow's own collectives wait for those before them in the function, as NCCL needs it. And each has a new instance key in
 every execution; TensorFlow keeps what belongs to a key, 1.5 KB, as long as the process runs. Here keys are used again.
@@ -11,11 +11,9 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api.checks import need, need_attributes, need_function
 
-_CollectiveAllReduce: Any = need("tensorflow.python.distribute.cross_device_ops", "CollectiveAllReduce")
 _ReplicaLauncher: Any = need("tensorflow.python.distribute.cross_device_utils", "CollectiveReplicaLauncher")
 _next_instance_key: Any = need_function(_ReplicaLauncher, "_next_instance_key", "self", "calls")
-need_attributes(_CollectiveAllReduce, "_launchers")
-need_attributes(_ReplicaLauncher, "_group_key", "_group_size", "_device", "_collective_keys")
+need_attributes(_ReplicaLauncher, "_group_key", "_device", "_collective_keys")
 need_function(_ReplicaLauncher, "_use_unique_instance_key", "self", "calls")
 
 FIRST_KEY = 2**30
@@ -25,34 +23,89 @@ CYCLE = 1024
 """After so many sums of one kind a key is used again: more than one execution has. Tasks are at most one execution apart."""
 
 
+FIRST_GROUP = 2**30
+"""Above all keys of groups that TensorFlow gives."""
+
+GROUPS = 2**12
+"""Most groups of tasks that a program has."""
+
+_KEYS_OF_KIND = 2**28
+
+FIRST_NUMBERED_KEY = FIRST_KEY + 3 * _KEYS_OF_KIND
+
+_SIZES = 131071  # A prime. Sizes that are not known while a function is traced are counted modulo it.
+
+
 class RingSums:
-    """The sums of one strategy.
+    """The collectives of one group of tasks, of which each takes part with one device.
 
     Args:
-        extended: that of the strategy, which has one replica in this task.
+        device: the device of this task.
+        size: the number of tasks.
+        group: the number of the group, below `GROUPS`. No other group of the program has it.
+        kind: the number of its kind of groups, from 0 to 2. A task is in one group of each kind at most.
     """
 
-    def __init__(self, extended: Any) -> None:
-        (self._launcher,) = extended._cross_device_ops._launchers
-        self._firsts = itertools.count(FIRST_KEY, CYCLE)
-        self._keys: dict[tuple[tf.DType, tuple[int, ...]], _Keys] = {}
+    def __init__(self, device: str, size: int, group: int = 0, kind: int = 0) -> None:
+        self._device, self._size, self._group = device, size, FIRST_GROUP + group
+        # Messages between two tasks are told apart by these keys, whatever their groups.
+        self._firsts = itertools.count(FIRST_KEY + kind * _KEYS_OF_KIND, CYCLE)
+        self._keys: dict[Any, _Keys] = {}
 
     def sum(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of a dense tensor, of the same known shape on every task, within a function."""
-        launcher, kind = self._launcher, (value.dtype, tuple(value.shape))
+        """Returns the sum of a dense tensor, of the same shape on every task."""
+        key = self._next_key((value.dtype, tuple(value.shape)))
+        return self._run(tf.raw_ops.CollectiveReduceV2, key, value, merge_op="Add", final_op="Id")
+
+    def gather(self, value: tf.Tensor, timeout: float = 0.0) -> tf.Tensor:
+        """Returns the tensors of all tasks, of the same shape, concatenated along the first axis in the order of the tasks.
+
+        Args:
+            value: the tensor of this task.
+            timeout: seconds after which DeadlineExceededError is raised if other tasks have not called it; 0 to wait for ever.
+        """
+        key = self._next_key(("gather", value.dtype, tuple(value.shape)))
+        return self._run(tf.raw_ops.CollectiveGatherV2, key, value, timeout_seconds=timeout)
+
+    def gather_by_number(self, value: tf.Tensor, number: int, timeout: float) -> tf.Tensor:
+        """Returns what `gather` returns, between the steps, for what has this number on every task.
+
+        Args:
+            value: a tensor, of the same shape on every task.
+            number: a number from 0. Tasks that gather other numbers do not meet.
+            timeout: seconds after which DeadlineExceededError is raised if other tasks have not called it.
+        """
+        return self._run(tf.raw_ops.CollectiveGatherV2, FIRST_NUMBERED_KEY + number, value, timeout_seconds=timeout)
+
+    def _next_key(self, kind: Any) -> tf.Tensor:
         if kind not in self._keys:
             self._keys[kind] = _Keys(self._firsts)
-        with tf.device(launcher._device):
-            return tf.raw_ops.CollectiveReduceV2(
+        return self._keys[kind]._next_instance_key()
+
+    def _run(self, operation: Any, key: Any, value: tf.Tensor, **kwargs: Any) -> tf.Tensor:
+        with tf.device(self._device):
+            return operation(
                 input=value,
-                group_size=launcher._group_size,
-                group_key=launcher._group_key,
-                instance_key=self._keys[kind]._next_instance_key(),
+                group_size=self._size,
+                group_key=self._group_for(value),
+                instance_key=key,
                 ordering_token=[],
-                merge_op="Add",
-                final_op="Id",
                 communication_hint="ring",
+                **kwargs,
             )
+
+    def _group_for(self, value: tf.Tensor) -> Any:
+        """Returns the key of the group: another one for each value of the sizes that are unknown while a function is traced.
+
+        TensorFlow refuses another shape under a pair of keys that it has seen.
+        """
+        unknown = [number for number, size in enumerate(value.shape) if size is None]
+        if not unknown:
+            return self._group
+        shape, count = tf.shape(value), tf.constant(1)
+        for number in unknown:
+            count = tf.math.floormod(count * 1009 + shape[number], _SIZES)
+        return self._group + GROUPS * count
 
 
 class _Keys:

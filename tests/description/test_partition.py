@@ -76,6 +76,21 @@ def test_several_tasks_get_the_devices_of_a_replica_each():
 
 
 @pytest.mark.parametrize(
+    ("cluster", "words", "devices", "slots"),
+    [
+        ('{"worker": 2}', ["--partition_tasks=2"], 2, 1),
+        ('{"worker": 4}', ["--partition_tasks=2", "--partition_devices=4"], 4, 2),
+        ("cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }", ["--partition_tasks=2"], 4, 2),
+        ("cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }", ["--partition_devices=4"], 4, 2),
+    ],
+)
+def test_a_replica_has_the_devices_of_several_tasks(cluster, words, devices, slots):
+    found = flagged("--cluster", cluster, "--partition", "k=rows", *words)
+    assert found.partition.devices == devices and {task.slots for task in found.tasks} == {slots}
+    assert choose(found).strategy == "multi_worker_mirrored"
+
+
+@pytest.mark.parametrize(
     ("words", "devices", "slots", "groups"),
     [
         (["--cluster", '{"ps": 1, "worker": 2}', "--partition_devices=2"], 2, [2, 2], ((0, 1), (2, 3))),
@@ -106,14 +121,29 @@ def test_with_ps_the_workers_of_a_group_make_up_replicas(words, devices, slots, 
         (["--tier=BASIC", "--partition", "k=rows", "--partition_devices=1"], "--partition_devices: '1' is not right"),
         (["--tier=BASIC", "--partition_devices=2"], "--partition_devices: it goes with --partition"),
         (["--partition", "k=rows"], "--partition: no cluster is described"),
-        (["--tier=BASIC", "--partition", "k=rows"], "partition: a replica has 2 devices, all of one task, and chief:0 has 1"),
         (
-            ["--cluster", FOUR, "--partition", "k=rows", "--partition_devices=3"],
-            "has 3 devices, all of one task, and worker:0 has 4",
+            ["--tier=BASIC", "--partition", "k=rows"],
+            "partition: a replica has 2 devices, and chief:0 has 1 of the devices of 1 tasks",
         ),
         (
-            ["--cluster", "cluster { nworkers_per_group: 4 nworkers_per_procs: 2 } neuralnet { partition_dim: 1 }"],
-            "a replica has 4 devices, all of one task, and worker:0 has 2",
+            ["--cluster", FOUR, "--partition", "k=rows", "--partition_devices=3"],
+            "has 3 devices, and worker:0 has 4",
+        ),
+        (
+            ["--cluster", '{"worker": 3}', "--partition", "k=rows", "--partition_tasks=2"],
+            "--partition_tasks: 2 is not right; expected a number that divides the 3 tasks that train",
+        ),
+        (
+            ["--cluster", '{"worker": 2}', "--partition", "k=rows", "--partition_tasks=2", "--partition_devices=3"],
+            "--partition_tasks: a replica of 3 devices cannot have those of 2 tasks, which have 1 slots each",
+        ),
+        (
+            ["--cluster", '{"worker": 2, "ps": 1}', "--partition", "k=rows", "--partition_tasks=2"],
+            "--partition_tasks: with ps and under hogwild the devices of a replica are those of a worker group",
+        ),
+        (
+            ["--cluster", '{"worker": 2}', "--evaluator", "--partition", "k=rows", "--partition_tasks=2"],
+            "partition: the chief writes the evaluator's checkpoints alone",
         ),
         (
             ["--tier=STANDARD_1", "--partition", "k=rows"],

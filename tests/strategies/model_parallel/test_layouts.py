@@ -43,11 +43,17 @@ def test_each_of_two_tasks_gets_its_rows():
     assert local_mesh(model_parallel((4, 2)), FOUR, tasks=2).replicas == (("CPU:0", "CPU:1"), ("CPU:2", "CPU:3"))
 
 
+def test_a_replica_has_the_devices_of_several_tasks():
+    mesh = local_mesh(model_parallel((2, 4)), FOUR[:2], tasks=4, task=3)
+    assert mesh == LocalMesh((("CPU:0", "CPU:1"),), "model", tasks=2, position=1)
+    assert (mesh.count, mesh.others, mesh.own) == (4, 2, range(2, 4))
+
+
 @pytest.mark.parametrize(
     "distribution, tasks, message",
     [
         (model_parallel((1, 2)), 1, "the shape (1, 2), and 1 tasks have 4 devices each"),
-        (model_parallel((1, 8)), 2, "a replica has 8 devices, and a task has 4"),
+        (model_parallel((2, 6)), 3, "a replica has 6 devices, and a task has 4"),
         (model_parallel((1, 2, 2), ("batch", "rows", "columns")), 1, "2 axes (rows, columns)"),
         (model_parallel((2, 2), ("data", "model"), "batch"), 1, "none is the distribution's batch_dim_name 'batch'"),
     ],

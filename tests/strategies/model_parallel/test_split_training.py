@@ -30,7 +30,8 @@ ONE_REPLICA = (
 )
 TWO_REPLICAS = ("a_pair_of_dense_layers", "adamw_with_decay_clipping_and_averages", "an_embedding_by_rows", "a_transformer")
 TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")
-RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS}
+SPANNING = ("a_pair_of_dense_layers", "an_embedding_by_rows")  # A replica is in two tasks.
+RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 
 
 @pytest.fixture(scope="module", params=RUNS)
@@ -38,14 +39,20 @@ def results(request, tmp_path_factory, run_python):
     """(name of the run, what each task has written)"""
     folder = tmp_path_factory.mktemp("split")
     mesh, _, tasks = request.param.partition(", ")
+    count = {"": 1, "two tasks": 2, "four tasks": 4}[tasks]
     command = [PROGRAM, mesh, *RUNS[request.param]]
     if tasks:
-        (folder / "workers.conf").write_text("cluster { nworkers_per_group: 4 nworkers_per_procs: 2 }")
+        (folder / "workers.conf").write_text(f"cluster {{ nworkers_per_group: 4 nworkers_per_procs: {4 // count} }}")
         command = ["-m", "tfdist.launch", "--cluster", "workers.conf", *command]
     run_python(folder, *command, timeout=580)
     files = sorted(folder.glob(f"{mesh}*.json"))
-    assert len(files) == (2 if tasks else 1), (folder / "output.txt").read_text()[-5000:]
-    return request.param, [json.loads(path.read_text()) for path in files]
+    assert len(files) == count, (folder / "output.txt").read_text()[-5000:]
+    found = [json.loads(path.read_text()) for path in files]
+    for task in found:
+        for case in RUNS[request.param]:
+            assert "error" not in task[case], task[case]["error"]
+            task[case]["one"] = found[0][case]["one"]
+    return request.param, found
 
 
 def close(one, split, rel):
@@ -64,7 +71,6 @@ def test_equals_one_device(results, case):
         pytest.skip("runs on another mesh")
     for task in tasks:
         result = task[case]
-        assert "error" not in result, result["error"]
         rounding = 0.02 if case == "mixed_precision" else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
         for what in ("history", "evaluate", "predict", "weights", "slots")[: 3 if case == "mixed_precision" else 5]:
             assert close(result["one"][what], result["split"][what], rounding), what
@@ -78,12 +84,34 @@ def test_each_device_holds_its_part(results):
         (whole,) = task[case]["one"]["bytes"].values()
         held = task[case]["split"]["bytes"]
         parts = 4 if run == "1x4" else 2
-        assert task[case]["split"]["split"] and len(held) == (2 if "tasks" in run else 4)
+        assert task[case]["split"]["split"] and len(held) == {"2x2, two tasks": 2, "2x2, four tasks": 1}.get(run, 4)
+        if len(held) < parts:  # What is not split, every task holds, with its part.
+            (most,) = held.values()
+            assert whole / parts < most < 0.7 * whole
+            continue
         replicas = len(held) // parts
         # Of what is not split, the first device of each replica holds all.
         least, most = min(held.values()), max(held.values())
         assert sum(held.values()) == replicas * (least * parts + (most - least)) and least < whole / parts
         assert least * parts + (most - least) == whole
+
+
+def test_all_tasks_of_a_replica_have_the_same_numbers(results):
+    run, tasks = results
+    for case in RUNS[run]:
+        for task in tasks:
+            for what in ("history", "evaluate", "weights"):
+                assert task[case]["split"][what] == tasks[0][case]["split"][what]
+
+
+def test_what_a_replica_in_several_tasks_cannot_do_is_refused(results):
+    run, tasks = results
+    if run != "2x2, four tasks":
+        pytest.skip("a replica is in one task")
+    assert all(
+        "TensorBoard(histogram_freq=1) reads all weights on the chief" in task["refused"]["histograms"] for task in tasks
+    )
+    assert any("the tasks of one replica have got different examples" in task["refused"]["other_examples"] for task in tasks)
 
 
 def test_what_cannot_be_sharded_is_refused_by_name_and_an_own_loop_trains(tmp_path, run_python):

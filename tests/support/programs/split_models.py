@@ -1,6 +1,7 @@
 """Trains models on one device and split over a mesh of four, and writes what both give to MESH.json.
 
-`python split_models.py MESH [CASE …]`, where MESH is 1x4 or 2x2; `split_models.py refused` writes errors. Under the launcher each task writes MESH-RANK.json.
+`python split_models.py MESH [CASE …]`, where MESH is 1x4 or 2x2; `split_models.py refused` writes errors. Under the launcher each task writes MESH-RANK.json,
+and the chief alone trains on one device.
 """
 
 import contextlib
@@ -310,6 +311,25 @@ def refused():
     return found
 
 
+def refused_over_tasks(strategy):
+    """Returns what is refused if a replica has devices in several tasks. After the last of it there are no collectives."""
+    found = {}
+    keras.distribution.set_distribution(distribution((2, 2), PAIR))
+    with strategy.scope():
+        model = compiled(mlp())
+    other = X + tfdist.rank()
+    attempts = {
+        "histograms": lambda: model.fit(X, Y, verbose=0, callbacks=[keras.callbacks.TensorBoard("logs", histogram_freq=1)]),
+        "other_examples": lambda: model.fit(other, Y, verbose=0),
+    }
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except (ValueError, tf.errors.OpError) as error:  # A task whose peers have ended says that.
+            found[name] = str(error)
+    return found
+
+
 def bytes_by_device(model):
     """Returns the bytes of weights and optimizer slots on each device."""
     found = {}
@@ -360,7 +380,7 @@ def main():
     for name in names or CASES:
         try:
             keras.backend.clear_session()
-            one = train(name, contextlib.nullcontext())
+            one = train(name, contextlib.nullcontext()) if tfdist.is_chief() else None
             keras.backend.clear_session()
             keras.distribution.set_distribution(distribution(MESHES[mesh], CASES[name][1]))
             split = train(name, strategy.scope())
@@ -368,6 +388,8 @@ def main():
             results[name] = {"one": one, "split": split, "loaded": loaded(name, strategy)}
         except Exception:
             results[name] = {"error": traceback.format_exc()}
+    if strategy.extended.mesh.others:
+        results["refused"] = refused_over_tasks(strategy)
     with open(f"{mesh}.json" if alone else f"{mesh}-{tfdist.rank()}.json", "w") as file:
         json.dump(results, file)
 

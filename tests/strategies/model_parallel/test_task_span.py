@@ -1,0 +1,77 @@
+"""What a task sends the others of its replica, with the other tasks stood in for."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.model_parallel import task_span
+from tfdist.strategies.model_parallel.task_span import TaskSpan
+
+
+class Alike:
+    """The collectives of two tasks of which the other one has the same values."""
+
+    def sum(self, value):
+        return value * 2
+
+    def gather(self, value, timeout=0.0):
+        return tf.concat([value, value], axis=0)
+
+    def gather_by_number(self, value, number, timeout):
+        raise tf.errors.DeadlineExceededError(None, None, "Collective has timed out during execution.")
+
+
+@pytest.fixture
+def span():
+    found = TaskSpan(Alike(), position=1, tasks=2)
+    task_span.set_current(found)
+    return found
+
+
+def gradient_of(function, x, factors):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        result = tf.reduce_sum(function(x) * factors)
+    return tape.gradient(result, x)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_are_those_of_a_whole_tensor(span, compiled):
+    wrap = tf.function if compiled else lambda function: function
+    x, column = tf.constant([1.0, 1.0]), tf.constant([[1.0], [1.0]])
+    assert wrap(lambda: gradient_of(span.enter, x, [1.0, 2.0]))().numpy().tolist() == [2.0, 4.0]  # The sum over the tasks.
+    assert wrap(lambda: gradient_of(span.add, x, [1.0, 2.0]))().numpy().tolist() == [1.0, 2.0]
+    for axis, factors in ((0, [[1.0], [2.0], [3.0], [4.0]]), (1, [[1.0, 3.0], [2.0, 4.0]])):  # Those of the own rows.
+        gradient = wrap(lambda axis=axis, factors=factors: gradient_of(lambda x: span.gather(x, axis), column, factors))()
+        assert gradient.numpy().tolist() == [[3.0], [4.0]]
+
+
+def test_loops_have_the_same_gradients(span):
+    @tf.function
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            _, result = tf.while_loop(lambda n, _: n < 2, lambda n, value: (n + 1, span.add(value) * 3.0), (0, x))
+        return tape.gradient(result, x)
+
+    assert float(gradient(tf.constant(1.0))) == 9.0
+
+
+@pytest.mark.parametrize("dtype", [tf.bool, tf.bfloat16, tf.int8, tf.float64])
+def test_tensors_of_any_dtype_are_gathered(span, dtype):
+    value = tf.cast([[0, 1], [1, 1]], dtype)
+    for axis in (0, 1):
+        whole = span.gather(value, axis)
+        assert whole.dtype == dtype and np.all(whole == tf.concat([value, value], axis))
+
+
+def test_rows_of_tasks_are_concatenated(span):
+    values, numbers = span.concatenate([tf.ones((2, 3)), tf.constant([5, 6])])
+    assert values.shape == (4, 3) and numbers.numpy().tolist() == [0, 0, 10, 12]
+
+
+def test_a_read_that_other_tasks_do_not_join_says_so(span):
+    with pytest.raises(
+        RuntimeError, match="net/up/kernel is sharded over 2 tasks, and another task has not read it within 300 s"
+    ):
+        span.read(tf.ones((2, 2)), 1, 0, "net/up/kernel")
