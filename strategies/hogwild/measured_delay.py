@@ -111,7 +111,8 @@ class MeasuredDelay:
         ends, seconds = rows[:, 0], rows[:, 1]
         # After a pull, the time to the next end contains a wait.
         self._steps += np.diff(ends)[seconds[:-1] == 0].tolist()
-        self._synchronizations[group] += seconds[seconds > 0].tolist()
+        if pulled := seconds[seconds > 0].tolist():  # Calls of fewer steps than a period may have none.
+            self._synchronizations[group] += pulled
         if self._steps and sum(map(len, self._synchronizations.values())) >= MEASURED * self._groups:
             self._decide(list(self._synchronizations.values()))
 

@@ -118,3 +118,12 @@ def test_calls_of_one_update_leave_the_delay_as_it_is():
     for _ in range(20):
         delay.note(0, rows(0.5, steps=1))
     assert delay.updates == 1
+
+
+def test_a_group_that_has_pulled_nothing_does_not_count():
+    delay = MeasuredDelay(None, groups=2, between=16, tell=lambda line: None)
+    for _ in range(1 + 2 * MEASURED):
+        assert delay.updates == 1
+        delay.note(1, rows(0.0, steps=3))
+        delay.note(0, rows(0.025))
+    assert delay.updates == 3
