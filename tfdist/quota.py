@@ -20,10 +20,12 @@ class Quota:
     Attributes:
         cores: processor seconds per second.
         folder: the control group that has it.
+        period: seconds after which the group gets processor time anew.
     """
 
     cores: float
     folder: Path
+    period: float
 
 
 @dataclass(frozen=True)
@@ -103,4 +105,4 @@ def _limit(folder: Path) -> Quota | None:
         allowed, period = (float(word) for word in words)
     except (OSError, ValueError):  # `max`, without a limit, is no number.
         return None
-    return Quota(allowed / period, folder) if allowed > 0 and period > 0 else None
+    return Quota(allowed / period, folder, period / 1e6) if allowed > 0 and period > 0 else None

@@ -51,6 +51,11 @@ def test_the_smallest_limit_of_a_process_counts(tmp_path, cgroup, files, folder,
     assert (found and found.cores, found and found.folder) == (expected, folder and tmp_path / folder)
 
 
+def test_the_period_of_a_limit_is_in_seconds(tmp_path):
+    root = made(tmp_path, "0::/a", {f"{V2}/a/cpu.max": "30000 20000"})
+    assert quota_of(7, root).period == pytest.approx(0.02)
+
+
 def test_a_part_of_a_core_counts_as_that_and_as_one_thread(tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
     root = made(tmp_path, "0::/a", {f"{V2}/a/cpu.max": "50000 100000"})

@@ -116,9 +116,10 @@ class UseProbe:
             if (use := use_of(seen.looks, len(seen.cores), together, seen.quota)) is not None:
                 found[name] = use
         for name, use in found.items():
-            if use.quota and use.quota_used is None:  # The group does not tell: these tasks are all that is known of it.
+            if use.quota and use.quota_used is None:  # The group does not tell.
                 members = [each for each in found.values() if each.quota_group == use.quota_group]
-                found[name] = replace(use, quota_used=sum(each.processor for each in members) / use.quota)
+                used = max(sum(each.processor for each in members) / use.quota, _held(self._seen[name]))
+                found[name] = replace(use, quota_used=used)
         return found
 
     def _look(self, seen: _Seen, now: float, elapsed: float, found: list[sockets.Connection] | None, counts: bool) -> None:
@@ -174,6 +175,14 @@ def use_of(looks: "deque[_Look]", cores: int, together: float | None = None, quo
         used = (last.quota.processor - first.quota.processor) / seconds / quota.cores
     held_part = held / periods if periods > 0 else 0.0
     return replace(use, quota=quota.cores, quota_used=used, held=held_part, quota_group=str(quota.folder))
+
+
+def _held(seen: _Seen) -> float:
+    """Returns the part of the time in which the group of a task had used up its quota, maybe by processes that are no tasks."""
+    first, last = seen.looks[0], seen.looks[-1]
+    if seen.quota is None or first.quota is None or last.quota is None:
+        return 0.0
+    return min(1.0, (last.quota.held - first.quota.held) * seen.quota.period / (last.at - first.at))
 
 
 def _count(seen: _Seen, found: list[sockets.Connection], elapsed: float) -> bool:

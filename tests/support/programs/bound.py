@@ -67,4 +67,4 @@ def train(layers, x, path):
 slow_down()
 train([keras.layers.Dense(3000)], tf.zeros([1, 1000]), GO_ON)
 convolved = [keras.layers.Conv2D(16, 3) for _ in range(3)]
-train([*convolved, keras.layers.GlobalAveragePooling2D()], tf.zeros([64, 64, 64, 16]), Path("end"))
+train([*convolved, keras.layers.GlobalAveragePooling2D()], tf.zeros([16, 64, 64, 16]), Path("end"))
