@@ -26,6 +26,9 @@ from tfdist.strategies.data_parallel.first_batch import FirstBatch
 POLL_SECONDS = 1.0
 """How long a task waits for an agreement before it looks whether it waits in vain."""
 
+MOMENT_SECONDS = 0.01
+"""How long a look at a value that may not be there takes."""
+
 EXECUTION_SECONDS = 5.0
 """After so long in one execution a task says in which. Most take less, and say nothing."""
 
@@ -55,7 +58,8 @@ class SameCalls:
         self._executions = 0
         self._sources = 0
         self._begun: float | None = None
-        self._told: int | None = None
+        self._is_told = False
+        self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
         self._is_over = threading.Event()
 
@@ -96,10 +100,13 @@ class SameCalls:
         """Returns a value for which `name` has to come to this agreement."""
         is_warned = False
         while (value := self._board.take(key, POLL_SECONDS)) is None:
-            if self._board.take(f"ended/{name}", 0.01) is not None and self._board.take(key, 0.01) is None:
+            has_ended = self._board.take(f"ended/{name}", MOMENT_SECONDS) is not None
+            execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
+            if (value := self._board.take(key, MOMENT_SECONDS)) is not None:
+                break  # It came first; this process may have been stopped for any time in between.
+            if has_ended:
                 raise DifferentCallsError(f"{name} has ended its program, and {self._me} calls {facts['call']}; {ADVICE}")
-            other = self._board.take(f"executing/{name}", 0.01)
-            if other is not None and int(other) > self._executions:
+            if execution is not None and int(execution) > self._executions:
                 raise DifferentCallsError(
                     f"{self._me} begins to read data for {facts['call']} while {name} is in a step and waits for it; {ADVICE}"
                 )
@@ -122,7 +129,9 @@ class SameCalls:
         try:
             yield
         finally:
-            self._begun = None
+            with self._lock:
+                self._begun = None
+                self._take_back()
 
     def _watch(self) -> None:
         while not self._is_over.wait(EXECUTION_SECONDS / 2):
@@ -130,14 +139,16 @@ class SameCalls:
 
     def look(self) -> None:
         """Tells the others in which execution this task is, if it has been there for some time."""
-        begun, number = self._begun, self._executions
-        if begun is None or number == self._told or self._clock() - begun < EXECUTION_SECONDS:
-            return
-        with contextlib.suppress(tf.errors.OpError):
-            if self._told is not None:
+        with self._lock, contextlib.suppress(tf.errors.OpError):
+            if self._begun is not None and not self._is_told and self._clock() - self._begun >= EXECUTION_SECONDS:
+                self._is_told = True
+                self._board.put(f"executing/{self._me}", str(self._executions))
+
+    def _take_back(self) -> None:
+        if self._is_told:
+            self._is_told = False
+            with contextlib.suppress(tf.errors.OpError):
                 self._board.remove(f"executing/{self._me}")
-            self._told = number
-            self._board.put(f"executing/{self._me}", str(number))
 
     def first_batch(self) -> FirstBatch:
         """Returns what compares the first batches of the data of the next call."""

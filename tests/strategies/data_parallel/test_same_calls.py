@@ -96,6 +96,7 @@ def test_a_task_that_waits_for_one_in_a_later_execution_knows_that_both_wait():
             DifferentCallsError, match="worker:0 begins to read data for fit while worker:1 is in a step and waits"
         ):
             waiting.agree(FIT)
+    assert "executing/worker:1" not in board.values  # Taken back at its end.
 
 
 def test_an_execution_that_this_task_has_begun_too_is_no_reason():
