@@ -5,7 +5,7 @@
 
 For each model the planner's probe measures the program (planner_program.py) on this machine. Then each way to train runs on
 nodes with one core and a link each (networks.py), and its examples per second are compared with the prediction. The exponent of
-the formula was chosen on benchmarks/hogwild.md, with other models, batches and links.
+the formula was chosen on an older run of benchmarks/hogwild.py, with other models, batches and links.
 """
 
 import contextlib

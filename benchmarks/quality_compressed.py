@@ -2,7 +2,7 @@
 
     python benchmarks/quality_compressed.py outer=rounds period=16 rate=0.2 outer_rate=0.7 outer_momentum=0.5 delay=4 seeds=3
 
-hogwild.md has the results.
+exchange.md has the results.
 """
 
 import functools

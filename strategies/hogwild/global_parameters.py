@@ -22,7 +22,7 @@ from tfdist.strategies.runtime import chief_device
 
 SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
 """A ps splits its part of a block into up to 8 shards of at least 2 MiB. Smaller ones cost more than they save:
-benchmarks/hogwild.md.
+benchmarks/exchange.md.
 
 They travel one after the other: while the reply for one comes back, the next is on its way to the ps.
 """

@@ -7,12 +7,13 @@ trained in the meantime stays in the replica and is part of the next push, so no
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.hogwild import topologies
-from tfdist.strategies.hogwild.compression import COMPRESSORS, Compressor
+from tfdist.strategies.hogwild.compression import COMPRESSORS, Compressor, Message
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
@@ -82,11 +83,11 @@ class PushPull:
         self._pushed: list[Any] = []  # As the ps decode it.
         self._rounds: list[Any] = []
         self._arrived: dict[str, list[Any]] = defaultdict(list)  # By ps.
-        for number, part in enumerate(block.split(what)):
-            self._push_shard(number, part)
+        self.replies = self._received([self._push_shard(number, part) for number, part in enumerate(block.split(what))])
         self._change = self._change_of_replica()
 
-    def _push_shard(self, number: int, part: Any) -> None:
+    def _push_shard(self, number: int, part: Any) -> Message:
+        """Returns the reply, as it is on the ps."""
         compressor, length = self._compressor, self._block.sizes[number]
         shard = self._block.shards[self._server_group][number]
         message = compressor.encode(part)
@@ -104,11 +105,34 @@ class PushPull:
             parameters = [shards[number].parameters for shards in self._block.shards]
             topologies.average(self._topology, parameters, self._server_group)
             reply = (shard.parameters.read(),)
-        if not compressor.lossless:
-            reply = tf.nest.map_structure(tf.identity, reply)
-        self.replies.append(reply[0] if compressor.lossless else compressor.decode(reply, length))
         self._pushed.append(compressor.decode(message, length))
         self._rounds.append(round_)
+        return reply
+
+    def _received(self, replies: Sequence[Message]) -> list[Any]:
+        """Returns the decoded replies, which come when the rounds of all ps have ended.
+
+        Else the group that pushes first would get some replies while others still push, and would push again first. The
+        groups get out of step, until the network carries data in one direction at a time (benchmarks/exchange.md).
+        """
+        shards, compressor = self._block.shards[self._server_group], self._compressor
+        ended: dict[str, Any] = {}
+        if self._waits and len(self._arrived) > 1:
+            rounds = tf.reduce_sum(tf.stack([round_[0] for round_ in self._rounds]))
+            for device in self._arrived:
+                with tf.device(device):
+                    ended[device] = tf.identity(rounds)
+        decoded = []
+        for shard, reply in zip(shards, replies, strict=True):
+            if shard.device in ended:
+                with tf.device(shard.device), tf.control_dependencies([ended[shard.device]]):
+                    reply = tf.nest.map_structure(tf.identity, reply)
+            if compressor.lossless:
+                decoded.append(reply[0])
+            else:
+                reply = tf.nest.map_structure(tf.identity, reply)
+                decoded.append(compressor.decode(reply, int(shard.parameters.shape[0])))
+        return decoded
 
     def post_reply(self) -> Any:
         """Lets `pull_posted` find the reply when it arrives. Returns a tensor that has to be computed before the first step."""

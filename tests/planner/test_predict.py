@@ -132,7 +132,7 @@ def test_the_formula_is_the_larger_of_both_unless_they_are_equal():
 
 
 def test_the_published_cells_of_other_measurements():
-    """benchmarks/hogwild.md, two workers on one core each, 7.45 MB: from the speed without limit to that of slow links."""
+    """An older run of benchmarks/hogwild.py, two workers on one core each, 7.45 MB: from the speed without limit to that of slow links."""
     step, size = 2 / 334, 7_450_000
     runs = (
         run("default", 1, 0, step, seconds=100 * step),

@@ -10,7 +10,7 @@ from tfdist.planner.measurement import Measurement, Run
 
 PROCESSOR_PER_BYTE = 2e-9
 """Processor time of a task for each byte that it sends or receives and adds to parameters, where no run tells. An exchange of
-7.45 MB in both directions costs about 30 ms (benchmarks/hogwild.md)."""
+7.45 MB in both directions costs about 30 ms (benchmarks/exchange.md)."""
 
 PROCESSOR_PER_CALL = 1e-3
 """Processor time of a task for each call, where no run tells."""

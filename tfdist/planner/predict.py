@@ -25,7 +25,7 @@ from tfdist.planner.simulated_periods import simulate
 from tfdist.planner.ways import DELAY_PART, LONGEST_DELAY, way_of
 
 G = 5.0
-"""The exponent g. Chosen on the nine float32 cells of benchmarks/hogwild.md, and never on those of benchmarks/planner.md."""
+"""The exponent g. Chosen on nine float32 cells of an older run of benchmarks/hogwild.py, never on those of planner.md."""
 
 MESSAGE_SECONDS = 1e-4
 """How long a message takes beside its bytes."""
