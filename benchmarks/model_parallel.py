@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ARRANGEMENTS = {
     "one device": None,
@@ -31,6 +32,24 @@ LAYOUTS = {
 MODELS = ("dense", "transformer")
 
 
+def build(name: str) -> tuple[Any, Any, Any]:
+    """Returns a model that is not compiled, and the inputs and targets of one batch."""
+    import keras
+    import numpy as np
+    from keras import layers
+
+    if name == "dense":
+        stack = [layers.Dense(2048, "relu", name="up"), layers.Dense(512, name="down")]
+        return keras.Sequential([keras.Input((512,)), *stack]), np.ones((64, 512), "float32"), np.ones((64, 512), "float32")
+    inputs = x = keras.Input((64, 128))
+    for number in range(2):
+        normal = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(4, 32, name=f"attention_{number}")(normal, normal)
+        hidden = layers.Dense(512, "gelu", name=f"{number}_up")(layers.LayerNormalization()(x))
+        x = x + layers.Dense(128, name=f"{number}_down")(hidden)
+    return keras.Model(inputs, x), np.ones((16, 64, 128), "float32"), np.ones((16, 64, 128), "float32")
+
+
 def program(model_name: str, arrangement: str, seconds: float) -> None:
     """Trains for some seconds, and prints steps per second and the bytes on each device."""
     import contextlib
@@ -44,7 +63,6 @@ def program(model_name: str, arrangement: str, seconds: float) -> None:
     strategy = tfdist.strategy(several if count > 1 else "BASIC")
     import keras
     import numpy as np
-    from keras import layers
 
     if shape is not None:
         mesh = keras.distribution.DeviceMesh(shape, ("batch", "model"), keras.distribution.list_devices())
@@ -53,21 +71,8 @@ def program(model_name: str, arrangement: str, seconds: float) -> None:
             layout_map[pattern] = axes
         keras.distribution.set_distribution(keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch"))
 
-    def dense():
-        stack = [layers.Dense(2048, "relu", name="up"), layers.Dense(512, name="down")]
-        return keras.Sequential([keras.Input((512,)), *stack]), np.ones((64, 512), "float32"), np.ones((64, 512), "float32")
-
-    def transformer():
-        inputs = x = keras.Input((64, 128))
-        for number in range(2):
-            normal = layers.LayerNormalization()(x)
-            x = x + layers.MultiHeadAttention(4, 32, name=f"attention_{number}")(normal, normal)
-            hidden = layers.Dense(512, "gelu", name=f"{number}_up")(layers.LayerNormalization()(x))
-            x = x + layers.Dense(128, name=f"{number}_down")(hidden)
-        return keras.Model(inputs, x), np.ones((16, 64, 128), "float32"), np.ones((16, 64, 128), "float32")
-
     with strategy.scope() if count > 1 else contextlib.nullcontext():
-        model, x, y = {"dense": dense, "transformer": transformer}[model_name]()
+        model, x, y = build(model_name)
         model.compile("adam", "mse", steps_per_execution=8)
     x, y = (np.concatenate([value] * 16) for value in (x, y))
     batch = len(x) // 16

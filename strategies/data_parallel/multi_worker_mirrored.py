@@ -159,7 +159,8 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         mesh = self.mesh
         if mesh is None or mesh.tasks == 1:
             return
-        self.groups = TaskGroups(self.worker_devices[0], self._id_in_cluster, self._num_workers, mesh.tasks)
+        calls = self._container_strategy().calls
+        self.groups = TaskGroups(self.worker_devices[0], self._id_in_cluster, self._num_workers, mesh.tasks, calls)
         use_workers(self, self.groups.replicas, self.groups.replica)
 
     @overrides(MultiWorkerMirroredExtended)
@@ -222,7 +223,8 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
     @overrides(DataParallelExtended)
     def of_chief(self, value: tf.Tensor) -> tf.Tensor:
         assert self.groups is not None
-        return _in_pieces(self.groups.of_chief, value)
+        with self._together():
+            return _in_pieces(self.groups.of_chief, value)
 
     @overrides(DataParallelExtended)
     def check_same(self, nested: Any) -> None:

@@ -46,12 +46,16 @@ class SameCalls:
         names: the names of all tasks; the first compares.
         board: where they tell each other.
         clock: returns seconds.
+
+    Attributes:
+        me: as given.
+        names: as given.
     """
 
     def __init__(
         self, me: str, names: Sequence[str], board: Board | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._me, self._names = me, list(names)
+        self.me, self.names = me, list(names)
         self._board = board or Board()
         self._clock = clock
         self._agreements = 0
@@ -74,24 +78,24 @@ class SameCalls:
         """
         self._agreements += 1
         place = f"calls/{self._agreements}"
-        self._board.put(f"{place}/{self._me}", json.dumps(facts))
+        self._board.put(f"{place}/{self.me}", json.dumps(facts))
         deadline = self._clock() + WARNING_SECONDS
-        if self._me == self._names[0]:
-            calls = {self._me: facts}
+        if self.me == self.names[0]:
+            calls = {self.me: facts}
             verdict = ""
             try:
-                for name in self._names[1:]:
+                for name in self.names[1:]:
                     calls[name] = json.loads(self._wait(f"{place}/{name}", name, facts, deadline))
                 verdict = difference(calls)
             except DifferentCallsError as error:
                 verdict = str(error)
             self._board.put(f"{place}/verdict", verdict)
         else:
-            verdict = self._wait(f"{place}/verdict", self._names[0], facts, deadline)
+            verdict = self._wait(f"{place}/verdict", self.names[0], facts, deadline)
         # All tasks have read what was said for the agreement before, for they have come to this one.
         if self._agreements > 1:
-            self._board.remove(f"calls/{self._agreements - 1}/{self._me}")
-            if self._me == self._names[0]:
+            self._board.remove(f"calls/{self._agreements - 1}/{self.me}")
+            if self.me == self.names[0]:
                 self._board.remove(f"calls/{self._agreements - 1}/verdict")
         if verdict:
             raise DifferentCallsError(verdict)
@@ -105,15 +109,25 @@ class SameCalls:
             if (value := self._board.take(key, MOMENT_SECONDS)) is not None:
                 break  # It came first; this process may have been stopped for any time in between.
             if has_ended:
-                raise DifferentCallsError(f"{name} has ended its program, and {self._me} calls {facts['call']}; {ADVICE}")
+                raise DifferentCallsError(f"{name} has ended its program, and {self.me} calls {facts['call']}; {ADVICE}")
             if execution is not None and int(execution) > self._executions:
                 raise DifferentCallsError(
-                    f"{self._me} begins to read data for {facts['call']} while {name} is in a step and waits for it; {ADVICE}"
+                    f"{self.me} begins to read data for {facts['call']} while {name} is in a step and waits for it; {ADVICE}"
                 )
             if not is_warned and self._clock() >= deadline:
                 is_warned = True
-                _log.warning("%s waits for %s, which has not called %s yet; %s", self._me, name, facts["call"], ADVICE)
+                _log.warning("%s waits for %s, which has not called %s yet; %s", self.me, name, facts["call"], ADVICE)
         return value
+
+    def ahead(self, name: str) -> str:
+        """Returns what a task does that this one has not come to, such as "calls fit"; "" if nothing shows that."""
+        if self._board.take(f"ended/{name}", MOMENT_SECONDS) is not None:
+            return "has ended its program"
+        call = self._board.take(f"calls/{self._agreements + 1}/{name}", MOMENT_SECONDS)
+        if call is not None:
+            return f"calls {json.loads(call)['call']}"
+        execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
+        return "is in a step" if execution is not None and int(execution) > self._executions else ""
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
@@ -142,24 +156,24 @@ class SameCalls:
         with self._lock, contextlib.suppress(tf.errors.OpError):
             if self._begun is not None and not self._is_told and self._clock() - self._begun >= EXECUTION_SECONDS:
                 self._is_told = True
-                self._board.put(f"executing/{self._me}", str(self._executions))
+                self._board.put(f"executing/{self.me}", str(self._executions))
 
     def _take_back(self) -> None:
         if self._is_told:
             self._is_told = False
             with contextlib.suppress(tf.errors.OpError):
-                self._board.remove(f"executing/{self._me}")
+                self._board.remove(f"executing/{self.me}")
 
     def first_batch(self) -> FirstBatch:
         """Returns what compares the first batches of the data of the next call."""
         self._sources += 1
-        return FirstBatch(self._me, self._names, f"first_batch/{self._sources}", self._board)
+        return FirstBatch(self.me, self.names, f"first_batch/{self._sources}", self._board)
 
     def end(self) -> None:
         """Tells the others that the program of this task has ended."""
         self._is_over.set()
         with contextlib.suppress(tf.errors.OpError):
-            self._board.put(f"ended/{self._me}", "")
+            self._board.put(f"ended/{self.me}", "")
 
 
 def difference(calls: dict[str, dict[str, Any]]) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel import buckets
+from tfdist.strategies.data_parallel.same_calls import SameCalls
+from tfdist.strategies.data_parallel.same_reads import SameReads
 from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.private_api.ring_sums import GROUPS, RingSums
 
@@ -25,6 +27,7 @@ class TaskGroups:
         task: the number of this task.
         tasks: the number of tasks.
         spanned: the number of tasks of a replica.
+        calls: the calls of this task.
 
     Attributes:
         replicas: the number of replicas.
@@ -32,7 +35,7 @@ class TaskGroups:
         is_first: whether this task is the first of its replica.
     """
 
-    def __init__(self, device: str, task: int, tasks: int, spanned: int) -> None:
+    def __init__(self, device: str, task: int, tasks: int, spanned: int, calls: SameCalls) -> None:
         self.replicas, self.replica, position = tasks // spanned, task // spanned, task % spanned
         self.is_first = position == 0
         self._is_chief = task == 0
@@ -40,7 +43,9 @@ class TaskGroups:
         self._all = RingSums(device, tasks, kind=_ALL)
         of_replica = RingSums(device, spanned, 1 + self.replica, kind=_REPLICA)
         self._position = RingSums(device, self.replicas, 1 + self.replicas + position, kind=_POSITION)
-        self._span = task_span.TaskSpan(of_replica, position, spanned)
+        first = self.replica * spanned
+        reads = SameReads(calls, calls.names[first : first + spanned])
+        self._span = task_span.TaskSpan(of_replica, position, spanned, reads.meet)
         task_span.set_current(self._span)
 
     def sums(self, values: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel import task_span
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand, rows_by_part
+from tfdist.strategies.model_parallel.lookups import table
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand
 from tfdist.strategies.private_api import patches
 
 Operation = Callable[..., Any]
@@ -131,26 +131,14 @@ def _letters(subscripts: str, ranks: list[int]) -> tuple[list[str] | None, str]:
 
 
 def _take(original: Operation, x: Any, indices: Any, axis: int | None = None) -> Any:
-    x = operand(x)
-    if not isinstance(x, SplitTensor) or axis != 0 or x.rank != 2 or isinstance(indices, tf.SparseTensor | tf.RaggedTensor):
-        return original(whole(x), whole(indices), axis)
-    indices = tf.convert_to_tensor(whole(indices))
-    if x.axis == 1:
-        return x.on_parts(lambda number, part: original(part, indices, 0), axis=len(indices.shape))
-    rows = x.shape[0]
-    flat = tf.reshape(tf.where(indices < 0, indices + tf.cast(rows, indices.dtype), indices), [-1])
-    places, found = [], []
-    own = rows_by_part(flat, rows, x.count)[x.first : x.first + len(x.parts)]
-    for (_, part), (chosen, local) in zip(x.placed(), own, strict=True):
-        places.append(chosen)
-        found.append(tf.gather(part, local))
-    if x.others:  # The other tasks look up the other rows.
-        where, shape = tf.concat(places, axis=0)[:, tf.newaxis], tf.stack([tf.size(flat), x.shape[1]])
-        stitched = task_span.current().add(tf.scatter_nd(where, tf.concat(found, axis=0), shape))
-    else:
-        stitched = tf.dynamic_stitch(places, found)
-    looked_up = tf.reshape(stitched, tf.concat([tf.shape(indices), x.shape[1:]], axis=0))
-    return tf.ensure_shape(looked_up, indices.shape.concatenate(x.shape[1:]))
+    rows = table(x) if axis == 0 else None
+    if rows is None:
+        return original(whole(operand(x)), whole(indices), axis)
+    if isinstance(indices, tf.RaggedTensor):
+        return indices.with_flat_values(whole(rows.take(indices.flat_values)))
+    if isinstance(indices, tf.SparseTensor):  # Keras looks up row 0 for what is not there.
+        indices = tf.sparse.to_dense(tf.sparse.reorder(indices))
+    return rows.take(tf.convert_to_tensor(whole(indices)))
 
 
 def _transpose(original: Operation, x: Any, axes: Any = None) -> Any:

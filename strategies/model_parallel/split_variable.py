@@ -101,12 +101,12 @@ class SplitVariable(InShards):
         if self._here is not None:
             return self.local(self._here).handle
         handles = tuple(self.local(shard).handle for shard in self.shards)
-        return _Handles(handles=handles, axis=self.axis, devices=self._places(), **self._others())
+        return _Handles(handles=handles, axis=self.axis, devices=self.places(), **self._others())
 
     def _others(self) -> dict[str, int]:
         return {"first": self.own.start, "others": self.count - len(self.own)}
 
-    def _places(self) -> tuple[str, ...]:
+    def places(self) -> tuple[str, ...]:
         """Returns the devices that compute with the shards: those of the current replica, else those that hold the shards."""
         places = getattr(self._distribute_strategy.extended, "shard_devices", None)
         return (places and places()) or tuple(self.local(shard).device for shard in self.shards)
@@ -142,7 +142,7 @@ class SplitVariable(InShards):
 
     def as_split(self) -> SplitTensor:
         """Returns the value in its shards, each read on its device."""
-        devices = self._places()
+        devices = self.places()
         values = []
         for shard, device in zip(self.shards, devices, strict=True):
             with tf.device(device):

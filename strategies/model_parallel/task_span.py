@@ -12,6 +12,7 @@ to the other the tasks exchange something, in the step or for its gradient (f an
 """
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -32,9 +33,11 @@ class TaskSpan:
         ring: the collectives of these tasks.
         position: the number of this task among them.
         tasks: the number of them.
+        meet: waits until all of these tasks read a variable, given its name and for how many seconds at most.
     """
 
-    def __init__(self, ring: RingSums, position: int, tasks: int) -> None:
+    def __init__(self, ring: RingSums, position: int, tasks: int, meet: Callable[[str, float], None]) -> None:
+        self._meet = meet
         self._ring = ring
         self._position = position
         self._tasks = tasks
@@ -79,11 +82,12 @@ class TaskSpan:
             name: its name, for messages.
 
         Raises:
-            RuntimeError: if another task of the replica does not read it within `READ_SECONDS`.
+            RuntimeError: if another task of the replica makes another call, or does not read it within `READ_SECONDS`.
         """
         packed, dtype = _packed(value[tf.newaxis])
         try:
             if tf.executing_eagerly():
+                self._meet(name, READ_SECONDS)
                 parts = self._ring.gather_by_number(packed, number, READ_SECONDS)
             else:
                 parts = self._ring.gather(packed, READ_SECONDS)

@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
+from tfdist.strategies.parameter_server.whole_tables import TableReads
 from tfdist.strategies.private_api import (
     ControlFlowFuncGraph,
     WhileBodyFuncGraph,
@@ -89,11 +90,13 @@ class StepReads:
 
     Attributes:
         rounded: as given.
+        tables: what the step looks up and reads whole.
     """
 
     def __init__(self, fused: Sequence[_Fused] = (), rounded: bool = False) -> None:
         self._fused = fused
         self.rounded = rounded
+        self.tables = TableReads()
         self._replicas: dict[int, _Reads] = {}  # By thread: TensorFlow traces each replica in a thread.
         self._updated_device: str | None = None
 
@@ -138,6 +141,7 @@ class StepReads:
         if value is None:
             if self._updated_device is not None:
                 return None
+            self.tables.read_whole(variable)
             graph = _outside(graphs, loops, variable)
             tensor = _read_in(graph, reads.place(variable), variable, self.rounded and can_be_rounded(variable))
             value = _Value(tensor, graph, _writes(graph, variable))
@@ -157,8 +161,15 @@ class StepReads:
             record_operation("ReadVariableOp", [value], [variable.handle], lambda change: [change])
             return value
         reads, graphs = self._here()
+        if reads is not None:
+            self.tables.read_whole(variable)
         device = reads.place(variable) if reads else None
         return _recorded(variable, _read_in(graphs[-1], device, variable), graphs[-1], device)
+
+    def look_up(self, variable: Any) -> None:
+        """Notes that the step looks up rows of `variable`."""
+        if self._replicas and not tf.executing_eagerly():
+            self.tables.look_up(variable)
 
     def rounds(self, variable: Any) -> bool:
         """Returns whether rows of `variable` that are looked up here travel rounded."""

@@ -15,7 +15,7 @@ from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE, with_inner
 from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-from tfdist.strategies.private_api import in_stateless_scope, patches
+from tfdist.strategies.private_api import KerasVariable, in_stateless_scope, patches
 from tfdist.strategies.variable_base import shard_scope
 
 
@@ -28,6 +28,7 @@ def install() -> None:
     for name, method in patches.ASSIGN_IN_PLACE.items():
         method.patch(_assign_add if name == "assign_add" else _assign_sub)
     patches.SPARSE_READ.add(_sparse_read)
+    patches.TAKE.patch(_take)
     fused_adam.install()
 
 
@@ -160,6 +161,14 @@ def _sparse_read(variable: Any, indices: Any, name: str | None = None) -> Any:
     if not _is_on_ps(variable):
         raise AttributeError("sparse_read")  # Makes tf.gather treat the variable as any tensor.
     return variable._maybe_autocast(unwrapped(variable._value).sparse_read(indices, name=name))
+
+
+def _take(original: Callable[..., Any], x: Any, indices: Any, axis: int | None = None) -> Any:
+    """Looks up the rows that a sparse tensor names, as those of a dense one: row 0 for what is not there, as Keras does."""
+    is_table = isinstance(x, KerasVariable) and _is_on_ps(x) and len(x.shape) == 2 and axis == 0
+    if is_table and isinstance(indices, tf.SparseTensor):
+        indices = tf.sparse.to_dense(tf.sparse.reorder(indices))
+    return original(x, indices, axis)
 
 
 def _is_on_ps(variable: Any) -> bool:

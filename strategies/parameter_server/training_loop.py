@@ -116,6 +116,7 @@ def fused_reads_of(model: Any, extended: Any, rounded: bool = False) -> StepScop
     def scope() -> Iterator[ReplicaBegin]:
         with fused_reads.reading(_read_by_each_step(model), rounded) as reads:
             yield functools.partial(begin_replica, reads)
+        reads.tables.warn(model)
 
     return scope
 

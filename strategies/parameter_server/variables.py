@@ -54,6 +54,7 @@ class ServerVariable(CachingVariable):
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
         """Looks up rows on the ps, as `tf.Variable.sparse_read`."""
         reads = fused_reads.current()
+        reads.look_up(self)
         if not reads.rounds(self) or reads.is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
             return super().sparse_read(indices, name)
         variable_accessed(self)
@@ -171,6 +172,7 @@ class ShardedVariable(InShards):
         del name
         if self._here is not None:
             return self._here.sparse_read(indices)
+        fused_reads.current().look_up(self)
         if fused_reads.current().is_in_loop():  # A loop's body: gradients cannot follow a lookup out of it.
             return tf.gather(self.value(), indices)
         variable_accessed(self)

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from local_board import LocalBoard
 
 from tfdist.strategies.data_parallel import same_calls
 from tfdist.strategies.data_parallel.board import DifferentCallsError
@@ -10,28 +11,6 @@ from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 
 NAMES = ["worker:0", "worker:1", "worker:2"]
 FIT = {"call": "fit", "epochs": "0 to 2", "batches": 8, "spec": "(None, 4)"}
-
-
-class LocalBoard:
-    """What `Board` does, for threads."""
-
-    def __init__(self):
-        self.values, self.changed = {}, threading.Condition()
-
-    def put(self, name, value):
-        with self.changed:
-            assert name not in self.values, f"{name} exists"
-            self.values[name] = value
-            self.changed.notify_all()
-
-    def take(self, name, seconds):
-        with self.changed:
-            self.changed.wait_for(lambda: name in self.values, min(seconds, 0.05))
-            return self.values.get(name)
-
-    def remove(self, name):
-        with self.changed:
-            del self.values[name]
 
 
 def agree(board, facts, executions=None):

@@ -75,6 +75,19 @@ def test_many_steps_equal_one_process(runs, run, case):
             assert close(expected[what], got[what], rounding), what
 
 
+def test_the_ps_look_up_the_rows_of_sharded_tables(runs):
+    (one,), (got,) = runs["one process"], runs["parameter_server, 1 x 2 in two workers"]
+    expected, got = one["tables"], got["tables"]
+    assert close(expected["predict"], got["predict"], 2e-4) and close(expected["weights"], got["weights"], 2e-4)
+    assert got["gathers"] and not got["whole"]
+
+
+def test_a_sharded_table_that_a_step_reads_whole_is_named(runs):
+    ((before, after),) = (task["tables"]["warnings"] for task in runs["parameter_server, 1 x 2 in two workers"])
+    assert not before
+    assert len(after) == 1 and "words/embeddings is looked up by rows, and a step also reads all of it: its 0.6 MB" in after[0]
+
+
 @pytest.mark.parametrize("run", FLAGS)
 def test_saved_models_load_in_one_process(runs, run):
     by_run = dict(zip(FLAGS, runs["one process"][0]["loaded"].values(), strict=True))

@@ -125,6 +125,19 @@ def test_take_looks_rows_up_where_they_are(axis, indices):
     equal(result, table[np.array(indices)], np.ndim(indices) if axis else None)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_take_of_ragged_and_sparse_numbers_is_that_of_keras(axis, kind):
+    table = values(6, 4)
+    ragged = tf.ragged.constant([[1, 5, 2], [], [-1]])
+    numbers = ragged if kind == "ragged" else ragged.to_sparse()
+    expected, result = ops.take(table, numbers, axis=0), ops.take(split(table, axis), numbers, axis=0)
+    if kind == "ragged":
+        assert result.to_list() == expected.to_list()
+    else:
+        np.testing.assert_array_equal(tf.convert_to_tensor(result), expected)
+
+
 @pytest.mark.parametrize("index", [6, -7, 100])
 def test_take_fails_on_rows_that_do_not_exist(index):
     with pytest.raises(tf.errors.InvalidArgumentError):

@@ -111,6 +111,9 @@ def test_what_a_replica_in_several_tasks_cannot_do_is_refused(results):
     assert all(
         "TensorBoard(histogram_freq=1) reads all weights on the chief" in task["refused"]["histograms"] for task in tasks
     )
+    found = [task["refused"].get("reads", "") for task in tasks]
+    assert "worker:0 reads " in found[0] and "which is sharded over tasks, and worker:1 calls fit; all tasks of a" in found[0]
+    assert not any(found[1:])
     assert any("the tasks of one replica have got different examples" in task["refused"]["other_examples"] for task in tasks)
 
 

@@ -23,7 +23,7 @@ class Alike:
 
 @pytest.fixture
 def span():
-    found = TaskSpan(Alike(), position=1, tasks=2)
+    found = TaskSpan(Alike(), position=1, tasks=2, meet=lambda variable, seconds: None)
     task_span.set_current(found)
     return found
 

@@ -4,8 +4,10 @@ The description of the cluster may partition them. With folders, it also predict
 """
 
 import contextlib
+import gc
 import itertools
 import json
+import logging.handlers
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from keras import layers
 import tfdist
 
 RNG = np.random.default_rng(0)
+RNG_OF_TABLES = np.random.default_rng(1)
 X = RNG.integers(0, 24, size=(72, 6))
 Y = RNG.integers(0, 10, size=(72,))
 OPTIMIZERS = {
@@ -80,6 +83,38 @@ def train(name, strategy):
     return result
 
 
+def tables(strategy):
+    """Trains a model with two large tables, one by rows and one by columns, and finds out how its steps read them."""
+    warnings = logging.handlers.BufferingHandler(100)
+    logging.getLogger("tfdist").addHandler(warnings)
+    rows = RNG_OF_TABLES.integers(-10000, 10000, size=(64, 6))
+
+    def fitted(regularizer=None):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            numbers = keras.Input((6,), dtype="int32")
+            words = layers.Embedding(10000, 16, name="words", embeddings_regularizer=regularizer)(numbers)
+            found = layers.Concatenate()([words, layers.Embedding(10000, 16, name="up")(numbers)])
+            down = layers.Dense(12, "gelu", name="down")(layers.Flatten()(found))
+            built = compiled(keras.Model(numbers, layers.Dense(10)(down)), keras.optimizers.Adam(0.003))
+        built.compile(built.optimizer, built.loss, steps_per_execution=2)
+        built.fit(rows, rows[:, 0] % 10, batch_size=16, epochs=3, shuffle=False, verbose=0)
+        return built
+
+    trained = fitted()
+    result = {"predict": trained.predict(rows, verbose=0).ravel().tolist()}
+    result["weights"] = [np.abs(weight).sum(axis=-1).ravel().tolist() for weight in trained.get_weights()]
+    graphs = [each for each in gc.get_objects() if isinstance(each, tf.Graph)]
+    operations = [each for graph in graphs for each in graph.get_operations() if "/job:worker" in each.device]
+    read = [each.outputs[0].shape for each in operations if each.type == "ReadVariableOp"]
+    result["gathers"] = sum(each.type == "ResourceGather" for each in operations)
+    result["whole"] = [shape.as_list() for shape in read if shape.is_fully_defined() and shape.num_elements() >= 10000 * 8]
+    result["warnings"] = [[record.getMessage() for record in warnings.buffer]]
+    fitted("l2")
+    result["warnings"].append([record.getMessage() for record in warnings.buffer])
+    return result
+
+
 def refused(strategy):
     """Returns what programs say that a partition cannot be applied to."""
     found = {}
@@ -122,6 +157,8 @@ def main():
     partitioned = getattr(strategy.extended, "described", None) is not None
     results = {"refused": refused(strategy)} if partitioned else {}
     results |= {name: train(name, strategy) for name in OPTIMIZERS}
+    if not partitioned or hasattr(strategy, "rounded"):  # One process, and parameter_server.
+        results["tables"] = tables(strategy)
     for folder in sys.argv[1:]:
         for name in OPTIMIZERS:
             loaded = keras.models.load_model(Path(folder, f"{name}.keras"))
