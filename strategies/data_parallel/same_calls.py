@@ -46,14 +46,21 @@ class SameCalls:
         names: the names of all tasks; the first compares.
         board: where they tell each other.
         clock: returns seconds.
+        explain: returns an error that says more than one of TensorFlow in an execution, or None.
     """
 
     def __init__(
-        self, me: str, names: Sequence[str], board: Board | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        me: str,
+        names: Sequence[str],
+        board: Board | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
     ) -> None:
         self._me, self._names = me, list(names)
         self._board = board or Board()
         self._clock = clock
+        self._explain = explain
         self._agreements = 0
         self._executions = 0
         self._sources = 0
@@ -117,7 +124,11 @@ class SameCalls:
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
-        """Surrounds what all tasks execute together. Inside of another one it does nothing."""
+        """Surrounds what all tasks execute together. Inside of another one it does nothing.
+
+        Raises:
+            TaskLostError: instead of TensorFlow's error, if a task is lost (lost_tasks.py).
+        """
         if self._begun is not None:
             yield
             return
@@ -128,6 +139,10 @@ class SameCalls:
         self._begun = self._clock()
         try:
             yield
+        except tf.errors.OpError as error:
+            if (better := self._explain(error)) is not None:
+                raise better from error
+            raise
         finally:
             with self._lock:
                 self._begun = None
