@@ -2,8 +2,13 @@
 
 TensorFlow's error names a task that did not take part in time, and that may be any: the first task names another one where its
 own link is cut, and the others say only that a deadline is over. So each task looks at what it reaches itself.
+
+And it may take `lost_timeout` and more until TensorFlow raises one. In a ring of collectives a task whose turn is to send waits
+until the next one fetches the data. If that one is dead, no call is open that could fail; only the heartbeats are missed. So a
+task that is long in an execution looks whether the next one is still there, and if not ends the execution of all.
 """
 
+import contextlib
 import enum
 import logging
 import re
@@ -14,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.cluster import Task
+from tfdist.strategies.private_api import abort_collectives
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import in_parallel, waiting_for
 from tfdist.strategies.runtime.server_identity import hello
@@ -26,6 +32,9 @@ ANSWER_SECONDS = 2.0
 
 PAUSE_SECONDS = 0.2
 """Between two looks."""
+
+CLOSED_LOOKS = 2
+"""After so many looks in sequence a task without a server counts as dead."""
 
 LOSSES = (
     tf.errors.UnavailableError,
@@ -69,11 +78,31 @@ class LostTasks:
         me: the task of this process.
         tasks: all that train, with addresses.
         look: returns what is found at the address of a task, before a deadline.
+        abort: ends the execution of all tasks, with a message.
     """
 
-    def __init__(self, me: Task, tasks: Sequence[Task], look: "Callable[[Task, Deadline], Reach] | None" = None) -> None:
+    def __init__(
+        self,
+        me: Task,
+        tasks: Sequence[Task],
+        look: "Callable[[Task, Deadline], Reach] | None" = None,
+        abort: Callable[[str], None] = abort_collectives,
+    ) -> None:
         self._me, self._others = me, [task for task in tasks if task is not me]
-        self._look = look or reach
+        self._next = tasks[(tasks.index(me) + 1) % len(tasks)]
+        self._look, self._abort = look or reach, abort
+        self._closed = 0  # Looks in sequence that found no server.
+
+    def look_at_next(self) -> None:
+        """Ends the execution of all tasks if the next one has no server: that one has ended, or has been started again.
+
+        Every dead task is the next one of a task that lives, or of another dead one.
+        """
+        found = self._look(self._next, Deadline.after(ANSWER_SECONDS))
+        self._closed = self._closed + 1 if found is Reach.CLOSED else 0
+        if self._closed == CLOSED_LOOKS:
+            with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
+                self._abort(f"no server at the address of /job:{self._next.job}/task:{self._next.index} ({self._next.address})")
 
     def explain(self, error: tf.errors.OpError) -> TaskLostError | None:
         """Returns an error that names the lost task, after at most `LOOK_SECONDS`; None if all tasks are there."""

@@ -47,6 +47,7 @@ class SameCalls:
         board: where they tell each other.
         clock: returns seconds.
         explain: returns an error that says more than one of TensorFlow in an execution, or None.
+        on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
     """
 
     def __init__(
@@ -56,11 +57,13 @@ class SameCalls:
         board: Board | None = None,
         clock: Callable[[], float] = time.monotonic,
         explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
+        on_long_execution: Callable[[], None] = lambda: None,
     ) -> None:
         self._me, self._names = me, list(names)
         self._board = board or Board()
         self._clock = clock
         self._explain = explain
+        self._on_long_execution = on_long_execution
         self._agreements = 0
         self._executions = 0
         self._sources = 0
@@ -151,6 +154,9 @@ class SameCalls:
     def _watch(self) -> None:
         while not self._is_over.wait(EXECUTION_SECONDS / 2):
             self.look()
+            begun = self._begun
+            if begun is not None and self._clock() - begun >= EXECUTION_SECONDS:
+                self._on_long_execution()
 
     def look(self) -> None:
         """Tells the others in which execution this task is, if it has been there for some time."""

@@ -70,6 +70,24 @@ def test_errors_of_the_program_stay_as_they_are():
     assert gone.explain(tf.errors.InvalidArgumentError(None, None, "a wrong shape")) is None
 
 
+@pytest.mark.parametrize(
+    ("looks", "aborts"),
+    [([CLOSED, CLOSED], 1), ([CLOSED, CLOSED, CLOSED], 1), ([CLOSED, SERVES, CLOSED], 0), ([MUTE, MUTE, SILENT, SILENT], 0)],
+)
+def test_a_long_execution_ends_if_the_next_task_is_dead_and_not_if_it_is_stopped_or_cut_off(looks, aborts):
+    asked, said, left = [], [], iter(looks)
+
+    def look(task, deadline):
+        asked.append(task.name)
+        return next(left)
+
+    tasks = LostTasks(TASKS[3], TASKS, look, said.append)
+    for _ in looks:
+        tasks.look_at_next()
+    assert set(asked) == {"worker:0"}
+    assert said == ["no server at the address of /job:worker/task:0 (w0:1)"] * aborts
+
+
 def test_what_is_found_at_an_address():
     with socket.create_server(("localhost", 0)) as listener:
         task = Task("worker", 1, "localhost", listener.getsockname()[1])
