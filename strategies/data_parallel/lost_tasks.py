@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.private_api import abort_collectives
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.lost_timeout import lost_seconds
 from tfdist.strategies.runtime.peers import in_parallel, waiting_for
 from tfdist.strategies.runtime.server_identity import hello
 
@@ -79,6 +80,7 @@ class LostTasks:
         tasks: all that train, with addresses.
         look: returns what is found at the address of a task, before a deadline.
         abort: ends the execution of all tasks, with a message.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -87,22 +89,34 @@ class LostTasks:
         tasks: Sequence[Task],
         look: "Callable[[Task, Deadline], Reach] | None" = None,
         abort: Callable[[str], None] = abort_collectives,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._me, self._others = me, [task for task in tasks if task is not me]
         self._next = tasks[(tasks.index(me) + 1) % len(tasks)]
         self._look, self._abort = look or reach, abort
+        self._clock = clock
         self._closed = 0  # Looks in sequence that found no server.
+        self._silent_since: float | None = None
+        self._is_aborted = False
 
     def look_at_next(self) -> None:
-        """Ends the execution of all tasks if the next one has no server: that one has ended, or has been started again.
+        """Ends the execution of all tasks if the next one has no server, or has been silent for `lost_seconds`.
 
-        Every dead task is the next one of a task that lives, or of another dead one.
+        One without a server has ended, or has been started again. One that is silent is cut off. One that a signal has stopped
+        is neither: its heartbeats decide. Every lost task is the next one of a task that is not lost, or of another lost one.
         """
         found = self._look(self._next, Deadline.after(ANSWER_SECONDS))
         self._closed = self._closed + 1 if found is Reach.CLOSED else 0
-        if self._closed == CLOSED_LOOKS:
+        if found is not Reach.SILENT:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = self._clock()
+        silent = 0.0 if self._silent_since is None else self._clock() - self._silent_since
+        if not self._is_aborted and (self._closed == CLOSED_LOOKS or silent >= lost_seconds()):
+            self._is_aborted = True
+            why = "no server" if self._closed else f"no answer for {silent:.0f} s"
             with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
-                self._abort(f"no server at the address of /job:{self._next.job}/task:{self._next.index} ({self._next.address})")
+                self._abort(f"{why} at the address of /job:{self._next.job}/task:{self._next.index} ({self._next.address})")
 
     def explain(self, error: tf.errors.OpError) -> TaskLostError | None:
         """Returns an error that names the lost task, after at most `LOOK_SECONDS`; None if all tasks are there."""

@@ -70,7 +70,8 @@ class SameCalls:
         self._begun: float | None = None
         self._is_told = False
         self._lock = threading.Lock()
-        self._watcher: threading.Thread | None = None
+        self._watchers: list[threading.Thread] = []
+        self._is_lost = False
         self._is_over = threading.Event()
 
     def agree(self, facts: dict[str, Any]) -> None:
@@ -135,28 +136,36 @@ class SameCalls:
         if self._begun is not None:
             yield
             return
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="tfdist-same-calls", daemon=True)
-            self._watcher.start()
+        if not self._watchers:  # Each in a thread of its own: what is published for the others may wait for the first task.
+            for function in (self.look, self._look_at_others):
+                watcher = threading.Thread(target=self._repeat, args=(function,), name="tfdist-same-calls", daemon=True)
+                watcher.start()
+                self._watchers.append(watcher)
         self._executions += 1
         self._begun = self._clock()
         try:
             yield
         except tf.errors.OpError as error:
             if (better := self._explain(error)) is not None:
+                self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
                 raise better from error
             raise
         finally:
-            with self._lock:
+            if self._is_lost:
                 self._begun = None
-                self._take_back()
+            else:
+                with self._lock:
+                    self._begun = None
+                    self._take_back()
 
-    def _watch(self) -> None:
-        while not self._is_over.wait(EXECUTION_SECONDS / 2):
-            self.look()
-            begun = self._begun
-            if begun is not None and self._clock() - begun >= EXECUTION_SECONDS:
-                self._on_long_execution()
+    def _repeat(self, function: Callable[[], None]) -> None:
+        while not self._is_over.wait(EXECUTION_SECONDS / 2) and not self._is_lost:
+            function()
+
+    def _look_at_others(self) -> None:
+        begun = self._begun
+        if begun is not None and self._clock() - begun >= EXECUTION_SECONDS:
+            self._on_long_execution()
 
     def look(self) -> None:
         """Tells the others in which execution this task is, if it has been there for some time."""
@@ -179,6 +188,8 @@ class SameCalls:
     def end(self) -> None:
         """Tells the others that the program of this task has ended."""
         self._is_over.set()
+        if self._is_lost:
+            return
         with contextlib.suppress(tf.errors.OpError):
             self._board.put(f"ended/{self._me}", "")
 

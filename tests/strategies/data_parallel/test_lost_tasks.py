@@ -88,6 +88,18 @@ def test_a_long_execution_ends_if_the_next_task_is_dead_and_not_if_it_is_stopped
     assert said == ["no server at the address of /job:worker/task:0 (w0:1)"] * aborts
 
 
+def test_a_long_execution_ends_if_the_next_task_was_cut_off_for_the_lost_timeout_without_a_break(monkeypatch):
+    monkeypatch.setenv("TFDIST_LOST_TIMEOUT", "60")
+    now, said, found = [0.0], [], [SILENT]
+    tasks = LostTasks(TASKS[0], TASKS, lambda *_: found[0], said.append, lambda: now[0])
+    for now[0], found[0] in ((0.0, SILENT), (59.0, SERVES), (60.0, SILENT), (119.0, SILENT)):
+        tasks.look_at_next()
+        assert said == []
+    for now[0] in (120.0, 200.0):
+        tasks.look_at_next()
+        assert said == ["no answer for 60 s at the address of /job:worker/task:1 (w1:1)"]
+
+
 def test_what_is_found_at_an_address():
     with socket.create_server(("localhost", 0)) as listener:
         task = Task("worker", 1, "localhost", listener.getsockname()[1])
