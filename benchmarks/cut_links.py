@@ -82,10 +82,11 @@ class Tasks:
                     os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
-    def start_again(self, name: str, node: int) -> None:
-        """Starts a task that has ended on another node. Its name has the address of that node from now on."""
-        self._nodes[name] = node
-        self._network.name({_host(each): place for each, place in self._nodes.items()})
+    def start_again(self, name: str, node: int | None = None) -> None:
+        """Starts a task that has ended, on another node or where it was. Its name has the address of that node from now on."""
+        if node is not None:
+            self._nodes[name] = node
+            self._network.name({_host(each): place for each, place in self._nodes.items()})
         del self.exits[name]
         self._start(name)
 

@@ -12,7 +12,8 @@ those of a training without faults (100 % is exact).
 The rows with "cut", "never comes up", "new address" and "clock" start the tasks by hand with TF_CONFIG, each in a network
 namespace of its own. They need Linux and root; "clock" also a C compiler, for a library that gives a task another clock. A
 cell has the exit code of the first task that trains, and if that is not 0 also the tasks that its last lines name, and how long
-after the fault the last task has ended.
+after the fault the last task has ended. In the row "new address" all tasks of `multi_worker_mirrored` have a backup every 50
+batches; one that fails because another is lost is started again on its node, once, as the supervisor of a machine does it.
 
 Results go to `faults.jsonl`, and from there into `faults.md`.
 """
@@ -211,6 +212,9 @@ def by_hand_cell(row: str, column: str) -> dict[str, object]:
     total = BATCHES * EPOCHS * (4 if goes_on and "mirrored" not in column else 2)
     with _folder() as folder, networks.Network(sum(jobs.values()) + (what == "elsewhere")) as network:
         environment = {"FAULTS_EPOCHS": str(total // BATCHES), "TFDIST_EVALUATOR_DIR": str(folder / "evaluation")}
+        restarts = what == "elsewhere" and "mirrored" in column  # All tasks train: the others cannot go on without one.
+        if restarts:
+            environment |= {"TFDIST_BACKUP_DIR": str(folder / "backup"), "TFDIST_BACKUP_FREQ": "50"}
         command = [PROGRAM, str(folder)]
         with cut_links.Tasks(network, jobs, options, folder, command, environment, absent, clocks) as tasks:
             everything = set(tasks.names) - set(absent)
@@ -223,8 +227,12 @@ def by_hand_cell(row: str, column: str) -> dict[str, object]:
             elif what == "cut":
                 tasks.cut(words)
             begin, ends = time.monotonic(), {}
+            lost: dict[str, list[str]] = {}
 
             def over() -> bool:
+                for name in [name for name, code in tasks.exits.items() if restarts and code and name not in lost]:
+                    lost[name] = tasks.named(name)
+                    tasks.start_again(name)
                 ends.update({name: time.monotonic() - begin for name in tasks.exits if name not in ends})
                 return tasks.exits.keys() >= everything
 
@@ -238,8 +246,10 @@ def by_hand_cell(row: str, column: str) -> dict[str, object]:
                 print(f"--- {name}\n{said[name]}", file=sys.stderr)
             found = _found(folder, row, column, total)
             last = max(ends.values(), default=None) if tasks.exits.keys() >= everything else None
-            if what == "elsewhere":
+            if what == "elsewhere" and not restarts:
                 found["joined"] = f"{words[0]} has joined the training" in tasks.said(first)
+            if restarts:
+                found["lost"] = lost  # Who has ended with a failure, and whom it named.
             return found | {"exit": code, "named": tasks.named(first), "seconds": last, "said": [],
                             "exits": tasks.exits, "ends": ends}  # fmt: skip
 

@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -134,7 +136,8 @@ def run_python(warm_python: WarmPython) -> Callable[..., int]:
     ) -> int:
         mark = uuid.uuid4().hex
         variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-        variables.update({MARK: mark, "PYTHONUNBUFFERED": "1"}, **(environment or {}))
+        temporary = tempfile.mkdtemp(prefix="test-")
+        variables.update({MARK: mark, "PYTHONUNBUFFERED": "1", "TMPDIR": temporary}, **(environment or {}))
         with open(folder / output, "ab") as file:
             process = warm_python.start(command, str(folder), variables, file.fileno())
         try:
@@ -142,6 +145,7 @@ def run_python(warm_python: WarmPython) -> Callable[..., int]:
         finally:
             end_processes(mark)
             process.wait(10)
+            shutil.rmtree(temporary, ignore_errors=True)
 
     return run
 
@@ -151,14 +155,16 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     """Starts a Python command in a temporary folder, with extra variables; ends all its processes after the test.
 
     `start(*command, environment={}, fresh=False)`: a fresh process imports all that it needs. Others are forks of one that has
-    imported TensorFlow already, unless the variables have an effect on the import.
+    imported TensorFlow already, unless the variables have an effect on the import. Killed as they are after a test, they leave
+    their temporary folders behind: these are in one that is removed. Its path is short, as those of sockets have to be.
     """
     jobs: list[Job] = []
+    temporary = tempfile.mkdtemp(prefix="test-")
 
     def start_job(*command: str, environment: dict[str, str] | None = None, fresh: bool = False) -> Job:
         mark = uuid.uuid4().hex
         variables = {k: v for k, v in os.environ.items() if k != "TF_CONFIG"}
-        variables.update({MARK: mark, "PYTHONUNBUFFERED": "1"}, **(environment or {}))
+        variables.update({MARK: mark, "PYTHONUNBUFFERED": "1", "TMPDIR": temporary}, **(environment or {}))
         path = tmp_path / f"output-{len(jobs)}.txt"
         with open(path, "wb") as output:
             process: Any
@@ -182,6 +188,9 @@ def start(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[.
     for job in jobs:
         end_processes(job.mark)
         job.process.wait(10)
+    for job in jobs:
+        job.left(within=5.0)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 @pytest.fixture

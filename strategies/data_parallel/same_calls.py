@@ -46,6 +46,8 @@ class SameCalls:
         names: the names of all tasks; the first compares.
         board: where they tell each other.
         clock: returns seconds.
+        explain: returns an error that says more than one of TensorFlow in an execution, or None.
+        on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
 
     Attributes:
         me: as given.
@@ -53,18 +55,27 @@ class SameCalls:
     """
 
     def __init__(
-        self, me: str, names: Sequence[str], board: Board | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        me: str,
+        names: Sequence[str],
+        board: Board | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
+        on_long_execution: Callable[[], None] = lambda: None,
     ) -> None:
         self.me, self.names = me, list(names)
         self._board = board or Board()
         self._clock = clock
+        self._explain = explain
+        self._on_long_execution = on_long_execution
         self._agreements = 0
         self._executions = 0
         self._sources = 0
         self._begun: float | None = None
         self._is_told = False
         self._lock = threading.Lock()
-        self._watcher: threading.Thread | None = None
+        self._watchers: list[threading.Thread] = []
+        self._is_lost = False
         self._is_over = threading.Event()
 
     def agree(self, facts: dict[str, Any]) -> None:
@@ -131,25 +142,44 @@ class SameCalls:
 
     @contextlib.contextmanager
     def executing(self) -> Iterator[None]:
-        """Surrounds what all tasks execute together. Inside of another one it does nothing."""
+        """Surrounds what all tasks execute together. Inside of another one it does nothing.
+
+        Raises:
+            TaskLostError: instead of TensorFlow's error, if a task is lost (lost_tasks.py).
+        """
         if self._begun is not None:
             yield
             return
-        if self._watcher is None:
-            self._watcher = threading.Thread(target=self._watch, name="tfdist-same-calls", daemon=True)
-            self._watcher.start()
+        if not self._watchers:  # Each in a thread of its own: what is published for the others may wait for the first task.
+            for function in (self.look, self._look_at_others):
+                watcher = threading.Thread(target=self._repeat, args=(function,), name="tfdist-same-calls", daemon=True)
+                watcher.start()
+                self._watchers.append(watcher)
         self._executions += 1
         self._begun = self._clock()
         try:
             yield
+        except tf.errors.OpError as error:
+            if (better := self._explain(error)) is not None:
+                self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
+                raise better from error
+            raise
         finally:
-            with self._lock:
+            if self._is_lost:
                 self._begun = None
-                self._take_back()
+            else:
+                with self._lock:
+                    self._begun = None
+                    self._take_back()
 
-    def _watch(self) -> None:
-        while not self._is_over.wait(EXECUTION_SECONDS / 2):
-            self.look()
+    def _repeat(self, function: Callable[[], None]) -> None:
+        while not self._is_over.wait(EXECUTION_SECONDS / 2) and not self._is_lost:
+            function()
+
+    def _look_at_others(self) -> None:
+        begun = self._begun
+        if begun is not None and self._clock() - begun >= EXECUTION_SECONDS:
+            self._on_long_execution()
 
     def look(self) -> None:
         """Tells the others in which execution this task is, if it has been there for some time."""
@@ -172,6 +202,8 @@ class SameCalls:
     def end(self) -> None:
         """Tells the others that the program of this task has ended."""
         self._is_over.set()
+        if self._is_lost:
+            return
         with contextlib.suppress(tf.errors.OpError):
             self._board.put(f"ended/{self.me}", "")
 

@@ -302,6 +302,20 @@ def configure_coordination(cluster_spec: "tf.train.ClusterSpec", heartbeat_secon
     )
 
 
+_abort_collectives: Any = need("tensorflow.python.eager.context", "Context", "abort_collective_ops")
+_report_error: Any = need("tensorflow.python.eager.context", "Context", "report_error_to_cluster")
+
+
+def abort_collectives(message: str) -> None:
+    """Makes the collectives of this process fail with UnavailableError, now and from now on; then those of all other tasks.
+
+    Raises:
+        tf.errors.OpError: if the others cannot be told, because the task that serves the service is gone, or they know it.
+    """
+    _abort_collectives(_context(), tf.errors.UNAVAILABLE, message)
+    _report_error(_context(), tf.errors.UNAVAILABLE, message)
+
+
 def use_own_executor() -> Any:
     """Gives this thread an executor of TensorFlow's runtime; keep the returned object as long as the thread uses it.
 

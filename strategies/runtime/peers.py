@@ -3,7 +3,6 @@
 TensorFlow itself waits without a limit and does not name the missing tasks (for example tensorflow#46931).
 """
 
-import contextlib
 import enum
 import os
 import socket
@@ -42,6 +41,10 @@ class Missing(enum.Enum):
     OTHER_TASK = (
         "the TensorFlow server of another task answers at the address of",
         "end the other job, or describe another port",
+    )
+    EARLIER = (
+        "a training that has begun without this task still answers at the address of",
+        "end it there, or wait until it has noticed that it lost a task, and start it again",
     )
 
 
@@ -129,45 +132,32 @@ def wait_for_tasks(
         over.set()
 
 
-def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Callable[[str], None]) -> None:
-    """Waits until every task of `tasks` has called this too, or listens already for another reason.
-
-    Accepts connections at the address of `me` meanwhile.
-
-    Raises:
-        StartTimeoutError: as `wait_for_tasks`, or if `me` cannot listen at its own address.
-    """
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(_listener(me.port))
-        except OSError as cause:
-            raise StartTimeoutError(
-                f"{me.name} cannot listen at {me.address}: {cause.strerror}; free the port, or describe another"
-            ) from cause
-        wait_for_tasks([task for task in tasks if task is not me], timeout, log)
-
-
 def port_error(task: Task) -> str | None:
     """Returns why this process cannot listen at the port of `task`, as the system says it; None if it can."""
     try:
-        _listener(task.port).close()
+        listener(task.port).close()
     except OSError as cause:
         return cause.strerror
     return None
 
 
-def _listener(port: int | None) -> socket.socket:
+def listener(port: int | None) -> socket.socket:
+    """Returns a socket that accepts connections at a port of this machine, on all its addresses.
+
+    Raises:
+        OSError: if the port cannot be had.
+    """
     both = socket.has_dualstack_ipv6()
-    listener = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
+    opened = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
     try:
         if both:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if os.environ.get("TF_GRPC_REUSE_PORT") == "1":  # The launcher holds the port. Without it TensorFlow could not bind it.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(("", port))
-        listener.listen(socket.SOMAXCONN)  # The kernel accepts; no data travels on these connections.
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        opened.bind(("", port))
+        opened.listen(socket.SOMAXCONN)
     except OSError:
-        listener.close()
+        opened.close()
         raise
-    return listener
+    return opened

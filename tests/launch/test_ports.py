@@ -6,7 +6,7 @@ import pytest
 
 from tfdist import Cluster, ClusterError, Task
 from tfdist.launch.backends.local.ports import HeldPorts, is_local
-from tfdist.strategies.runtime import peers
+from tfdist.strategies.runtime.each_other import wait_for_each_other
 from tfdist.strategies.runtime.peers import StartTimeoutError
 
 
@@ -70,9 +70,9 @@ def test_a_task_shares_a_port_with_its_launcher_and_reports_one_that_another_job
     me = Task("worker", 0, "localhost", ports.hold(Cluster((Task("worker", 0),)), {"worker:0"}).tasks[0].port)
     monkeypatch.delenv("TF_GRPC_REUSE_PORT", raising=False)
     with pytest.raises(StartTimeoutError, match=f"worker:0 cannot listen at localhost:{me.port}: Address already in use; free"):
-        peers.wait_for_each_other(me, [me], 1.0, print)
+        wait_for_each_other(me, [me], 1.0, print)
     monkeypatch.setenv("TF_GRPC_REUSE_PORT", "1")
-    peers.wait_for_each_other(me, [me], 1.0, print)
+    wait_for_each_other(me, [me], 1.0, print)
 
 
 @pytest.mark.parametrize(

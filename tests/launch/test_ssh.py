@@ -42,6 +42,8 @@ class Hosts:
         self.python.write_text(f'#!/bin/sh\nPYTHONPATH={CHECKOUT} exec {sys.executable} {PROGRAMS / "quick_agent.py"} "$@"\n')
         self.python.chmod(0o755)
         ssh_here.keys(folder)
+        (folder / "temporary").mkdir()  # Agents that a test kills leave their folder behind.
+        self.variables = {MARK: self.mark, "TMPDIR": str(folder / "temporary")}
 
     def start(
         self, body, *words, arguments=(), cluster="horovodrun -np 4 -H h1:2,h2:2", command=("-m", "tfdist", "run"), **more
@@ -97,7 +99,7 @@ def hosts(tmp_path_factory):
     hosts = Hosts(tmp_path_factory.mktemp("ssh"))
     port = ssh_here.free_port()
     ssh_here.add_host(hosts.folder, "h1 h2", "127.0.0.1", port)
-    with ssh_here.server(hosts.folder, "127.0.0.1", port, variables={MARK: hosts.mark}):
+    with ssh_here.server(hosts.folder, "127.0.0.1", port, variables=hosts.variables):
         yield hosts
 
 
@@ -243,7 +245,7 @@ def far_hosts(tmp_path):
             address = stack.enter_context(ssh_here.namespace(f"tfd{os.getpid()}{number}", os.getpid() % 100 * 2 + 20 + number))
             ssh_here.add_host(tmp_path, name, address, 2222)
             prefix = ("ip", "netns", "exec", f"tfd{os.getpid()}{number}")
-            stack.enter_context(ssh_here.server(tmp_path, address, 2222, prefix=prefix, variables={MARK: hosts.mark}))
+            stack.enter_context(ssh_here.server(tmp_path, address, 2222, prefix=prefix, variables=hosts.variables))
         yield hosts
         for pid in processes_of(hosts.mark):
             try:

@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from by_hand import configs
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
@@ -82,6 +83,51 @@ def test_without_a_launcher_a_missing_task_is_named_and_the_process_ends(start, 
     job = start(script("    import tfdist\n    tfdist.strategy(start_timeout=5)"), environment={"TF_CONFIG": config})
     assert job.wait() == 1
     assert f"gave up after 5 s: no answer from worker:1 ({addresses[1]})" in job.output
+
+
+CONTINUES = """
+    import time, tfdist
+    from tfdist.strategies.runtime import peers
+    peers.LOG_SECONDS = 1.0
+    with tfdist.strategy(start_timeout=60).scope():
+        import keras, numpy as np
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    class Busy(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            print("epoch", epoch, flush=True)
+            while epoch == 3 and me["index"] == 0 and not os.path.exists("go"): time.sleep(0.05)
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=10, verbose=0, callbacks=[Busy()])
+    print("finished after", int(model.optimizer.iterations.numpy()), "steps", flush=True)
+"""
+
+
+def test_by_hand_a_worker_that_is_back_waits_until_the_others_are_started_again(start, script, tmp_path):
+    """It is back before the other one has noticed that it was gone, and must not go into the training that has lost it."""
+    program, environments = script(CONTINUES), configs(worker=2)
+    address = json.loads(environments["worker", 1]["TF_CONFIG"])["cluster"]["worker"][1]
+
+    def begin(index):
+        return start(program, environment=environments["worker", index] | {"TFDIST_BACKUP_DIR": str(tmp_path / "backup")})
+
+    first, lost = begin(0), begin(1)
+    first.wait_for("epoch 3")
+    os.kill(lost.process.pid, signal.SIGKILL)
+    lost.wait(10)
+    back = begin(1)
+    back.wait_for("waiting 1 s for worker:0")
+    assert "a training that has begun without this task still answers at the address of worker:0" in back.output
+    (tmp_path / "go").touch()
+    assert first.wait(30) == 1
+    assert (
+        f"TaskLostError: lost worker:1 ({address}): ended, or started again; the training cannot go on: start the"
+        in first.output
+    )
+    first = begin(0)
+    for job in (first, back):
+        assert job.wait(60) == 0, job.output
+        assert "finished after 20 steps" in job.output
+        assert "epoch 0" not in job.output
 
 
 def test_a_process_that_is_no_task_is_told_to_run_the_program_on_all(start, script):

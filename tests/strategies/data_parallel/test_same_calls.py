@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+import tensorflow as tf
 from local_board import LocalBoard
 
 from tfdist.strategies.data_parallel import same_calls
@@ -154,3 +155,27 @@ def test_programs_that_treat_tasks_differently_are_told_and_end(start, script, t
     assert "worker:0 and worker:1 read different batches" in after
     assert "worker:0 begins to read data for evaluate while worker:1 is in a step and waits for it" in after
     assert job.left() == {}
+
+
+def test_a_task_that_has_lost_another_says_so_and_tells_nobody_anything_more():
+    """The one that is lost may be the first, which keeps what is told: a call to it would not return."""
+    board, gone = LocalBoard(), RuntimeError("lost worker:0")
+    calls = SameCalls("worker:1", NAMES, board, explain=lambda error: gone if "Unavailable" in str(error) else None)
+    with pytest.raises(tf.errors.AbortedError), calls.executing():
+        raise tf.errors.AbortedError(None, None, "another reason")
+    with pytest.raises(RuntimeError, match="lost worker:0"), calls.executing():
+        raise tf.errors.UnavailableError(None, None, "Unavailable")
+    calls.end()
+    assert board.values == {}
+
+
+def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypatch):
+    monkeypatch.setattr(same_calls, "EXECUTION_SECONDS", 0.2)
+    looked = threading.Event()
+    calls = SameCalls("worker:1", NAMES, LocalBoard(), on_long_execution=looked.set)
+    with calls.executing():
+        pass
+    assert not looked.wait(0.5)
+    with calls.executing():
+        assert looked.wait(20)
+    calls.end()

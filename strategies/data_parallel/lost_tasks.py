@@ -1,0 +1,187 @@
+"""Finds out which task the others have lost, when a collective fails.
+
+TensorFlow's error names a task that did not take part in time, and that may be any: the first task names another one where its
+own link is cut, and the others say only that a deadline is over. So each task looks at what it reaches itself.
+
+And it may take `lost_timeout` and more until TensorFlow raises one. In a ring of collectives a task whose turn is to send waits
+until the next one fetches the data. If that one is dead, no call is open that could fail; only the heartbeats are missed. So a
+task that is long in an execution looks whether the next one is still there, and if not ends the execution of all.
+"""
+
+import contextlib
+import enum
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdist.cluster import Task
+from tfdist.strategies.private_api import abort_collectives
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.lost_timeout import lost_seconds
+from tfdist.strategies.runtime.peers import in_parallel, waiting_for
+from tfdist.strategies.runtime.server_identity import hello
+
+LOOK_SECONDS = 4.0
+"""How long a task looks for the one that is lost. Tasks that end because of it are still there at first."""
+
+ANSWER_SECONDS = 2.0
+"""How long one look at a task may take."""
+
+PAUSE_SECONDS = 0.2
+"""Between two looks."""
+
+CLOSED_LOOKS = 2
+"""After so many looks in sequence a task without a server counts as dead."""
+
+LOSSES = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+    tf.errors.FailedPreconditionError,
+)
+"""What TensorFlow may raise where another task is gone. Where none is, the error stays as it is."""
+
+_NAMED = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
+
+_log = logging.getLogger("tfdist")
+
+
+class Reach(enum.Enum):
+    """What a task finds at the address of another."""
+
+    SERVES = enum.auto()
+    """A server answers."""
+    CLOSED = enum.auto()
+    """The machine answers, and no server: the task has ended, or is being started again."""
+    MUTE = enum.auto()
+    """Something accepts connections and says nothing."""
+    SILENT = enum.auto()
+    """Nothing comes back, or the name has no address."""
+
+
+class TaskLostError(tf.errors.UnavailableError):
+    """The tasks that train together have lost one. The message names it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(None, None, message)
+
+
+class LostTasks:
+    """What one task knows of the others when a collective has failed.
+
+    Args:
+        me: the task of this process.
+        tasks: all that train, with addresses.
+        look: returns what is found at the address of a task, before a deadline.
+        abort: ends the execution of all tasks, with a message.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        me: Task,
+        tasks: Sequence[Task],
+        look: "Callable[[Task, Deadline], Reach] | None" = None,
+        abort: Callable[[str], None] = abort_collectives,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._me, self._others = me, [task for task in tasks if task is not me]
+        self._next = tasks[(tasks.index(me) + 1) % len(tasks)]
+        self._look, self._abort = look or reach, abort
+        self._clock = clock
+        self._closed = 0  # Looks in sequence that found no server.
+        self._silent_since: float | None = None
+        self._is_aborted = False
+
+    def look_at_next(self) -> None:
+        """Ends the execution of all tasks if the next one has no server, or has been silent for `lost_seconds`.
+
+        One without a server has ended, or has been started again. One that is silent is cut off. One that a signal has stopped
+        is neither: its heartbeats decide. Every lost task is the next one of a task that is not lost, or of another lost one.
+        """
+        found = self._look(self._next, Deadline.after(ANSWER_SECONDS))
+        self._closed = self._closed + 1 if found is Reach.CLOSED else 0
+        if found is not Reach.SILENT:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = self._clock()
+        silent = 0.0 if self._silent_since is None else self._clock() - self._silent_since
+        if not self._is_aborted and (self._closed == CLOSED_LOOKS or silent >= lost_seconds()):
+            self._is_aborted = True
+            why = "no server" if self._closed else f"no answer for {silent:.0f} s"
+            with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
+                self._abort(f"{why} at the address of /job:{self._next.job}/task:{self._next.index} ({self._next.address})")
+
+    def explain(self, error: tf.errors.OpError) -> TaskLostError | None:
+        """Returns an error that names the lost task, after at most `LOOK_SECONDS`; None if all tasks are there."""
+        if not isinstance(error, LOSSES):
+            return None
+        deadline = Deadline.after(LOOK_SECONDS)
+        while (sentence := lost(self._me, self._found(), error.message)) is None:
+            if deadline.expired():
+                return None
+            time.sleep(PAUSE_SECONDS)
+        _log.warning("TensorFlow reports: %s", error.message)
+        return TaskLostError(f"{sentence}; the training cannot go on: start the program again on every task")
+
+    def _found(self) -> dict[Task, Reach]:
+        found = dict.fromkeys(self._others, Reach.SILENT)  # Whose name cannot be looked up in time stays so.
+        deadline = Deadline.after(ANSWER_SECONDS)
+
+        def look(task: Task) -> None:
+            found[task] = self._look(task, deadline)
+
+        in_parallel(look, self._others, Deadline.after(ANSWER_SECONDS + 1.0))  # A busy machine runs the threads late.
+        return dict(found)
+
+
+def lost(me: Task, found: Mapping[Task, Reach], text: str) -> str | None:
+    """Returns a sentence about the task that is lost; None if all others serve.
+
+    Args:
+        me: the task that has looked.
+        found: what it has found at the addresses of all others.
+        text: what TensorFlow says. It decides only between several that have ended: one of them ended first.
+    """
+    by_reach = {each: [task for task in found if found[task] is each] for each in Reach}
+    silent, mute, closed = by_reach[Reach.SILENT], by_reach[Reach.MUTE], by_reach[Reach.CLOSED]
+    if silent and len(silent) == len(found):
+        here = f"{me.name} ({me.address}), this task"
+        if len(found) > 1:
+            return f"{here}, reaches none of the {len(found)} others: its own link is cut, or all of theirs"
+        return f"no answer from {waiting_for(silent)}: its link is cut, or that of {here}"
+    if silent:
+        return f"no answer from {waiting_for(silent)}: cut off, or switched off"
+    if mute:
+        return f"no answer from {waiting_for(mute)}: stopped by a signal, or too busy to answer"
+    if closed:
+        named = [f"{job}:{index}" for job, index in _NAMED.findall(text)]
+        first = next((task for name in named for task in closed if task.name == name), None)
+        return f"lost {waiting_for(closed if first is None else [first])}: ended, or started again"
+    return None
+
+
+def reach(task: Task, deadline: Deadline) -> Reach:
+    """Returns what this process finds at the address of a task, before a deadline."""
+    assert task.host is not None and task.port is not None
+    try:
+        connection = socket.create_connection((task.host, task.port), max(0.01, deadline.remaining()))
+    except ConnectionRefusedError:
+        return Reach.CLOSED
+    except OSError:
+        return Reach.SILENT
+    try:
+        with connection:
+            connection.sendall(hello())
+            connection.settimeout(max(0.01, deadline.remaining()))
+            return Reach.SERVES if connection.recv(1) else Reach.CLOSED
+    except TimeoutError:
+        return Reach.MUTE
+    except OSError:
+        return Reach.CLOSED

@@ -1,0 +1,141 @@
+"""Lets tasks that all train wait for each other, without TensorFlow.
+
+A task that is started again may find the others in the training that has lost it: their TensorFlow servers still listen. It
+could not join them, and TensorFlow would wait for ever. So a task that waits answers with a greeting, which a TensorFlow server
+does not, and each notes who has greeted it. What listens and has never greeted this task belongs to an earlier training.
+
+The address of a task that waits accepts no other connection. A task of the earlier training that reaches it, as it does where
+the new address has the old name, learns at once that the one it has lost is gone.
+"""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+from tfdist.cluster import Task
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, listener, wait_for_tasks
+
+GREETING = b"tfdist waits as "
+"""What either side sends, and then its name and a line feed."""
+
+CONNECT_SECONDS = 1.0
+
+MOST_BYTES = 256
+"""Of a greeting."""
+
+
+def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Callable[[str], None]) -> None:
+    """Waits until every task of `tasks` has called this too.
+
+    Accepts connections at the address of `me` meanwhile.
+
+    Args:
+        me: the task of this process.
+        tasks: all tasks, with addresses; `me` may be one of them.
+        timeout: seconds until it gives up.
+        log: called every 10 s with a sentence that names the missing tasks.
+
+    Raises:
+        StartTimeoutError: if a task has not called it within `timeout` seconds, or if `me` cannot listen at its own address.
+    """
+    try:
+        door = _Door(me)
+    except OSError as cause:
+        raise StartTimeoutError(
+            f"{me.name} cannot listen at {me.address}: {cause.strerror}; free the port, or describe another"
+        ) from cause
+    with door:
+        wait_for_tasks([task for task in tasks if task is not me], timeout, log, door.why_missing)
+
+
+class _Door:
+    """The address of a task that waits. Use it as a context manager, which closes the address.
+
+    Raises:
+        OSError: if the task cannot listen there.
+    """
+
+    def __init__(self, me: Task) -> None:
+        self._name = me.name
+        self._socket = listener(me.port)
+        self._greeted: set[str] = set()
+
+    def __enter__(self) -> "_Door":
+        threading.Thread(target=self._answer_all, name="tfdist-each-other", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # Wakes `accept`.
+        self._socket.close()
+
+    def why_missing(self, task: Task, deadline: Deadline) -> Missing | None:
+        """Greets a task; returns None if it waits, or has waited and went on since it greeted this one."""
+        found = greet(self._name, task, deadline)
+        return None if found is None or task.name in self._greeted else found
+
+    def _answer_all(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return  # It is closed.
+            threading.Thread(target=self._answer, args=(connection,), name="tfdist-each-other", daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection:
+            name = _greeting(connection, Deadline.after(CONNECT_SECONDS))
+            if name is not None:
+                self._greeted.add(name)  # First: who has the answer may go on, and be gone.
+                connection.sendall(_line(self._name))
+
+
+def greet(name: str, task: Task, deadline: Deadline) -> Missing | None:
+    """Greets a task.
+
+    Args:
+        name: who greets.
+        task: who is greeted, with its address.
+        deadline: when to stop waiting for the answer.
+
+    Returns:
+        None if the task waits, and knows now that `name` does; else what was found.
+    """
+    assert task.host is not None and task.port is not None
+    try:
+        connection = socket.create_connection((task.host, task.port), max(0.01, deadline.within(CONNECT_SECONDS).remaining()))
+    except OSError:
+        return Missing.SILENT
+    try:
+        with connection:
+            connection.sendall(_line(name))
+            answer = _greeting(connection, deadline)
+    except TimeoutError:
+        return Missing.MUTE
+    except OSError:
+        return Missing.EARLIER  # A server that ends the connection, as gRPC's does after such a line.
+    if answer is None:
+        return Missing.EARLIER
+    return None if answer == task.name else Missing.OTHER_TASK
+
+
+def _line(name: str) -> bytes:
+    return GREETING + name.encode() + b"\n"
+
+
+def _greeting(connection: socket.socket, deadline: Deadline) -> str | None:
+    """Returns the name in the greeting that arrives; None if something else arrives, or nothing more.
+
+    Raises:
+        TimeoutError: at the deadline.
+    """
+    received = b""
+    while not received.endswith(b"\n"):
+        connection.settimeout(max(0.01, deadline.remaining()))
+        part = connection.recv(MOST_BYTES - len(received))
+        received += part
+        if not part or not received.startswith(GREETING[: len(received)]) or len(received) == MOST_BYTES:
+            return None
+    return received[len(GREETING) : -1].decode(errors="replace")

@@ -1,0 +1,110 @@
+"""Which task the others have lost: what one task finds at the addresses of the others decides, not TensorFlow's error."""
+
+import contextlib
+import socket
+
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import Task
+from tfdist.strategies.data_parallel import lost_tasks
+from tfdist.strategies.data_parallel.lost_tasks import LostTasks, Reach, TaskLostError, lost, reach
+from tfdist.strategies.runtime.deadline import Deadline
+
+TASKS = [Task("worker", index, f"w{index}", 1) for index in range(4)]
+SERVES, CLOSED, MUTE, SILENT = Reach.SERVES, Reach.CLOSED, Reach.MUTE, Reach.SILENT
+UNHEALTHY = (
+    "Error reported from /job:worker/task:1: The following tasks are unhealthy (stopped sending heartbeats):\n"
+    "/job:worker/replica:0/task:1\n/job:worker/replica:0/task:2\n/job:worker/replica:0/task:3"
+)
+NO_HEARTBEAT = "Collective ops is aborted by: Deadline Exceeded\n\nRPC: /tensorflow.CoordinationService/Heartbeat"
+RESET = (
+    "Collective ops is aborted by: recvmsg:Connection reset by peer\nAdditional GRPC error information from remote target "
+    "/job:worker/replica:0/task:2 while calling /tensorflow.WorkerService/RecvBuf:\nAdditional GRPC error information from "
+    "remote target /job:worker/replica:0/task:3 while calling"
+)
+
+
+def sentence(me, others, text=""):
+    """`others` has what is found at the other tasks, in their order."""
+    return lost(TASKS[me], dict(zip([task for task in TASKS if task is not TASKS[me]], others, strict=True)), text)
+
+
+@pytest.mark.parametrize(
+    ("me", "others", "text", "begins"),
+    [
+        (0, [SILENT] * 3, UNHEALTHY, "worker:0 (w0:1), this task, reaches none of the 3 others: its own link is cut"),
+        (1, [SILENT, SERVES, SERVES], NO_HEARTBEAT, "no answer from worker:0 (w0:1): cut off, or switched off"),
+        (2, [SILENT, CLOSED, CLOSED], NO_HEARTBEAT, "no answer from worker:0 (w0:1): cut off"),
+        (3, [SILENT, SILENT, SERVES], NO_HEARTBEAT, "no answer from worker:0 (w0:1), worker:1 (w1:1): cut off"),
+        (0, [SERVES, MUTE, CLOSED], RESET, "no answer from worker:2 (w2:1): stopped by a signal, or too busy"),
+        (0, [SERVES, CLOSED, CLOSED], RESET, "lost worker:2 (w2:1): ended, or started again"),
+        (0, [SERVES, SERVES, CLOSED], "", "lost worker:3 (w3:1): ended"),
+        (0, [SERVES, CLOSED, CLOSED], "", "lost worker:2 (w2:1), worker:3 (w3:1): ended"),
+    ],
+)
+def test_the_lost_task_is_the_one_that_cannot_be_reached(me, others, text, begins):
+    assert sentence(me, others, text).startswith(begins)
+
+
+def test_of_two_tasks_neither_can_know_whose_link_is_cut():
+    two = "no answer from worker:1 (w1:1): its link is cut, or that of worker:0 (w0:1), this task"
+    assert lost(TASKS[0], {TASKS[1]: SILENT}, "") == two
+
+
+def test_nothing_is_said_while_all_tasks_serve():
+    assert sentence(0, [SERVES] * 3, RESET) is None
+
+
+def test_an_error_is_explained_by_a_task_that_ends_a_little_later(monkeypatch):
+    looks = iter([SERVES, SERVES, CLOSED])
+    found = LostTasks(TASKS[0], TASKS[:2], lambda *_: next(looks)).explain(tf.errors.AbortedError(None, None, "it has gone"))
+    assert isinstance(found, TaskLostError) and isinstance(found, tf.errors.UnavailableError)
+    assert str(found).startswith("lost worker:1 (w1:1): ended, or started again; the training cannot go on: start the")
+    monkeypatch.setattr(lost_tasks, "LOOK_SECONDS", 0.1)
+    assert LostTasks(TASKS[0], TASKS[:2], lambda *_: SERVES).explain(tf.errors.AbortedError(None, None, "no")) is None
+
+
+def test_errors_of_the_program_stay_as_they_are():
+    gone = LostTasks(TASKS[0], TASKS[:2], lambda *_: CLOSED)
+    assert gone.explain(tf.errors.InvalidArgumentError(None, None, "a wrong shape")) is None
+
+
+@pytest.mark.parametrize(
+    ("looks", "aborts"),
+    [([CLOSED, CLOSED], 1), ([CLOSED, CLOSED, CLOSED], 1), ([CLOSED, SERVES, CLOSED], 0), ([MUTE, MUTE, SILENT, SILENT], 0)],
+)
+def test_a_long_execution_ends_if_the_next_task_is_dead_and_not_if_it_is_stopped_or_cut_off(looks, aborts):
+    asked, said, left = [], [], iter(looks)
+
+    def look(task, deadline):
+        asked.append(task.name)
+        return next(left)
+
+    tasks = LostTasks(TASKS[3], TASKS, look, said.append)
+    for _ in looks:
+        tasks.look_at_next()
+    assert set(asked) == {"worker:0"}
+    assert said == ["no server at the address of /job:worker/task:0 (w0:1)"] * aborts
+
+
+def test_a_long_execution_ends_if_the_next_task_was_cut_off_for_the_lost_timeout_without_a_break(monkeypatch):
+    monkeypatch.setenv("TFDIST_LOST_TIMEOUT", "60")
+    now, said, found = [0.0], [], [SILENT]
+    tasks = LostTasks(TASKS[0], TASKS, lambda *_: found[0], said.append, lambda: now[0])
+    for now[0], found[0] in ((0.0, SILENT), (59.0, SERVES), (60.0, SILENT), (119.0, SILENT)):
+        tasks.look_at_next()
+        assert said == []
+    for now[0] in (120.0, 200.0):
+        tasks.look_at_next()
+        assert said == ["no answer for 60 s at the address of /job:worker/task:1 (w1:1)"]
+
+
+def test_what_is_found_at_an_address():
+    with socket.create_server(("localhost", 0)) as listener:
+        task = Task("worker", 1, "localhost", listener.getsockname()[1])
+        assert reach(task, Deadline.after(0.2)) is MUTE
+        with contextlib.closing(listener.accept()[0]):
+            pass
+    assert reach(task, Deadline.after(5.0)) is CLOSED
+    assert reach(Task("worker", 1, "no-such-host.invalid", 1), Deadline.after(5.0)) is SILENT

@@ -1,0 +1,146 @@
+"""Tasks that wait for each other, without TensorFlow: threads of this test stand for them."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from tfdist.cluster import Task
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.each_other import greet, wait_for_each_other
+from tfdist.strategies.runtime.peers import Missing, StartTimeoutError
+
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+"""What a server of gRPC says first."""
+
+
+def free_tasks(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("localhost", 0))) for _ in range(count)]
+        return [Task("worker", index, "localhost", each.getsockname()[1]) for index, each in enumerate(sockets)]
+
+
+class Waits:
+    """A thread in which a task waits for the others."""
+
+    def __init__(self, tasks, index, timeout=20.0):
+        self.logged, self.error, self.seconds = [], None, None
+        self._call = tasks[index], tasks, timeout, self.logged.append
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        begin = time.monotonic()
+        try:
+            wait_for_each_other(*self._call)
+        except StartTimeoutError as error:
+            self.error = str(error)
+        self.seconds = time.monotonic() - begin
+
+    def over(self, within):
+        self._thread.join(within)
+        return not self._thread.is_alive()
+
+
+@contextlib.contextmanager
+def tensorflow_server(task):
+    """Stands for a TensorFlow server: it says what gRPC says first, and ends the connection after what it does not know."""
+    with socket.create_server(("localhost", task.port)) as listener:
+
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    with connection:
+                        connection.sendall(SETTINGS)
+                        connection.recv(4096)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_tasks_go_on_when_all_of_them_wait():
+    tasks = free_tasks(5)
+    waiting = [Waits(tasks, index) for index in range(4)]
+    assert not waiting[0].over(within=0.5)
+    waiting.append(Waits(tasks, 4))
+    assert all(each.over(within=15.0) and each.error is None for each in waiting)
+
+
+def test_a_task_that_has_gone_on_into_tensorflow_counts_as_there():
+    """The one that goes on first has greeted the others; its TensorFlow server answers no greeting."""
+    tasks = free_tasks(2)
+    slow = Waits(tasks, 0)
+    while greet("worker:1", tasks[0], Deadline.after(5.0)) is not None:
+        assert not slow.over(within=0.05)
+    with tensorflow_server(tasks[1]):
+        assert slow.over(within=15.0) and slow.error is None
+
+
+def test_a_training_that_has_begun_without_this_task_is_not_joined_and_is_named():
+    tasks = free_tasks(3)
+    with tensorflow_server(tasks[0]):
+        back = Waits(tasks, 1, timeout=1.0)
+        assert back.over(within=15.0)
+    assert "gave up after 1 s: " in back.error
+    assert (
+        f"a training that has begun without this task still answers at the address of worker:0 ({tasks[0].address}); end"
+        in (back.error)
+    )
+    assert f"no answer from worker:2 ({tasks[2].address})" in back.error
+
+
+def test_a_task_that_is_back_goes_on_when_the_earlier_training_has_ended_and_is_started_again():
+    tasks = free_tasks(2)
+    with tensorflow_server(tasks[0]):
+        back = Waits(tasks, 1)
+        assert not back.over(within=0.5)
+    again = Waits(tasks, 0)
+    assert all(each.over(within=15.0) and each.error is None for each in (back, again))
+
+
+def test_who_does_not_greet_is_sent_away_at_once():
+    """A task of the earlier training that connects to the new address would else wait for a server that is not there."""
+    tasks = free_tasks(2)
+    Waits(tasks, 0, timeout=5.0)
+    begin = time.monotonic()
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection((tasks[0].host, tasks[0].port)) as client:
+            client.settimeout(4.0)
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SETTINGS)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(100) == b""
+            break
+    assert time.monotonic() - begin < 4.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b"tfdist waits as worker:1\n", None),
+        (b"tfdist waits as worker:7\n", Missing.OTHER_TASK),
+        (b"tfdist waits as " + 400 * b"x", Missing.EARLIER),
+        (SETTINGS, Missing.EARLIER),
+        (b"", Missing.EARLIER),
+    ],
+)
+def test_answers_to_a_greeting(answer, found):
+    with socket.create_server(("localhost", 0)) as listener:
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        assert greet("worker:0", Task("worker", 1, "localhost", listener.getsockname()[1]), Deadline.after(5.0)) is found
+
+
+def test_a_task_that_is_stopped_accepts_connections_and_says_nothing():
+    with socket.create_server(("localhost", 0)) as listener:
+        task = Task("worker", 1, "localhost", listener.getsockname()[1])
+        assert greet("worker:0", task, Deadline.after(0.2)) is Missing.MUTE
