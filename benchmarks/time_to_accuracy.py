@@ -144,8 +144,18 @@ def targets(results, nodes):
     return {each["seed"]: each["curve"][-1][2] - MARGIN for each in found}
 
 
-def table(results, nodes):
-    chosen, target = same(results, nodes=nodes), targets(results, nodes)
+def digits(seconds):
+    return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
+
+
+def models(results):
+    """The numbers of nodes and units that were measured."""
+    return sorted({(each["nodes"], each["units"]) for each in results})
+
+
+def table(results, nodes, units):
+    chosen = same(results, nodes=nodes, units=units)
+    target = targets(chosen, nodes)
     if not target:
         return ""
     goal = statistics.mean(target.values())
@@ -165,11 +175,11 @@ def table(results, nodes):
                 cells.append("-")
                 continue
             times = [seconds_to(each["curve"], target[each["seed"]]) for each in runs]
-            reached = f"{statistics.median(times):.3g}" if all(times) else f"{times.count(None)} of {len(times)} never"
+            reached = digits(statistics.median(times)) if all(times) else f"{times.count(None)} of {len(times)} never"
             reached = ("about " if any(each.get("computed") for each in runs) else "") + reached
             accuracy = statistics.mean(each["curve"][-1][2] for each in runs)
             whole = statistics.median(each["curve"][-1][1] for each in runs)
-            cells.append(f"{reached} ({accuracy:.2f}, {whole:.3g}, {len(runs)})")
+            cells.append(f"{reached} ({accuracy:.2f}, {digits(whole)}, {len(runs)})")
         rates = sorted({f"{each['rate']:g}" for each in same(chosen, way=way)})
         lines.append(f"| {way} | {', '.join(rates) or '-'} | " + " | ".join(cells) + " |")
     for each in same(chosen, way="hogwild", seed=min(target)):
@@ -184,20 +194,23 @@ def plot(results, file):
     matplotlib.rcParams["svg.hashsalt"] = "tfdist"
     from matplotlib import pyplot
 
-    shown = [
-        (nodes, link) for nodes in map(int, FLAGS.nodes) for link in networks.RATES if same(results, nodes=nodes, link=link)
-    ]
-    figure, axes = pyplot.subplots(1, len(shown), figsize=(6 * len(shown), 4.4), squeeze=False)
-    for (nodes, link), place in zip(shown, axes[0], strict=True):
-        for number, way in enumerate(list(WAYS)[1:]):
-            for each in same(results, nodes=nodes, link=link, way=way):
-                seconds, values = zip(*((point[1], point[2]) for point in each["curve"]), strict=True)
-                label = way if each["seed"] == same(results, nodes=nodes, link=link, way=way)[0]["seed"] else None
-                place.plot(seconds, values, marker=".", color=f"C{number}", label=label)
-        for target in targets(results, nodes).values():
-            place.axhline(target, linestyle=":", color="gray")
-        place.set(xlabel="seconds of training", ylabel="test accuracy, %", xscale="log", title=f"{nodes} nodes, {link}")
-        place.legend()
+    sizes = models(results)
+    figure, axes = pyplot.subplots(len(sizes), len(networks.RATES), figsize=(15, 4.2 * len(sizes)), squeeze=False)
+    for (nodes, units), row in zip(sizes, axes, strict=True):
+        chosen = same(results, nodes=nodes, units=units)
+        million = chosen[0]["parameters"] / 1e6
+        for link, place in zip(networks.RATES, row, strict=True):
+            for number, way in enumerate(list(WAYS)[1:]):
+                for index, each in enumerate(same(chosen, link=link, way=way)):
+                    seconds, values = zip(*((point[1], point[2]) for point in each["curve"]), strict=True)
+                    style = ":" if each.get("computed") else "-"
+                    place.plot(seconds, values, style, marker=".", color=f"C{number}", label=way if index == 0 else None)
+            for target in targets(chosen, nodes).values():
+                place.axhline(target, linestyle="--", linewidth=0.5, color="gray")
+            title = f"{million:.2f} million parameters, {nodes} nodes, {link}"
+            place.set(xlabel="seconds of training", ylabel="test accuracy, %", xscale="log", title=title)
+            place.xaxis.set_minor_formatter("")
+        row[0].legend()
     figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
 
@@ -231,10 +244,10 @@ def main(_):
                         file.write(json.dumps(result) + "\n")
                     _, seconds, accuracy = result["curve"][-1]
                     print(f"{nodes} nodes, {link}, {way}, seed {seed}: {accuracy:.2f} % after {seconds:.1f} s", flush=True)
-    shown = [each for each in results if (each["units"], each["steps"]) == (FLAGS.units, FLAGS.steps)]
+    shown = same(results, steps=FLAGS.steps)
     machine = f"{len(os.sched_getaffinity(0))} cores, TensorFlow {version('tensorflow')}, Keras {version('keras')}"
     loads = [each["load"] for each in shown]
-    texts = [f"{machine}; load {min(loads)} to {max(loads)}.", *(table(shown, nodes) for nodes in map(int, FLAGS.nodes))]
+    texts = [f"{machine}; load {min(loads)} to {max(loads)}.", *(table(shown, *size) for size in models(shown))]
     figures.put(FLAGS.markdown, "\n\n".join(filter(None, texts)) + "\n")
     if FLAGS.svg:
         plot(shown, FLAGS.svg)
