@@ -95,7 +95,7 @@ def test_the_probe_tells_a_process_that_computes_from_one_that_sleeps(monkeypatc
 
 @pytest.fixture
 def control_group():
-    """A real control group that may use 0.2 of a core; or a sentence about why there is none."""
+    """A real control group that may use 0.1 of a core; or a sentence about why there is none."""
     places = [place for place in (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/cpu")) if (place / "cgroup.procs").exists()]
     if os.geteuid() != 0 or not places:
         yield "limiting processor time needs root and control groups"
@@ -107,8 +107,8 @@ def control_group():
         yield f"no control group can be made here: {error.strerror}"
         return
     try:
-        limits = {"cpu.max": "4000 20000"} if (group / "cpu.max").exists() else {"cpu.cfs_period_us": "20000"}
-        limits |= {} if "cpu.max" in limits else {"cpu.cfs_quota_us": "4000"}
+        limits = {"cpu.max": "10000 100000"} if (group / "cpu.max").exists() else {"cpu.cfs_period_us": "100000"}
+        limits |= {} if "cpu.max" in limits else {"cpu.cfs_quota_us": "10000"}
         if all((group / name).exists() for name in limits):
             for name, value in limits.items():
                 (group / name).write_text(value)
@@ -127,25 +127,25 @@ def test_a_process_that_a_real_quota_holds_is_at_its_quota(monkeypatch, control_
     """Also where another program of its control group uses the time up, and the task hardly runs."""
     if isinstance(control_group, str):
         pytest.skip(control_group)
-    for name, value in {"LOOK_SECONDS": 0.02, "MOST_COST": 1.0, "LEAST_SECONDS": 0.4, "REPORT_SECONDS": 0.5}.items():
+    for name, value in {"LOOK_SECONDS": 0.02, "MOST_COST": 1.0, "LEAST_SECONDS": 0.8, "REPORT_SECONDS": 0.9}.items():
         monkeypatch.setattr(use_probe, name, value)
-    program = "print(flush=True)\nimport sys, time\nwhile True: time.sleep(float(sys.argv[1]))"
-    pauses = ["0"] if is_alone else ["0.05", "0"]
-    processes = [subprocess.Popen([sys.executable, "-c", program, pause], stdout=-1) for pause in pauses]
+    busy, idle = "print(flush=True)\nwhile True: pass", "print(flush=True)\nimport time\nwhile True: time.sleep(0.05)"
+    programs = [busy] if is_alone else [idle, busy]
+    processes = [subprocess.Popen([sys.executable, "-c", program], stdout=-1) for program in programs]
     try:
         for process in processes:
             process.stdout.readline()
             (control_group / "cgroup.procs").write_text(str(process.pid))
         probe, events, deadline = use_probe.UseProbe(), [], time.monotonic() + 30
-        while not events or events[0].use.quota_used is None or events[0].use.held < 0.5:
+        while not events or events[0].use.quota_used is None or events[0].use.held < 0.8:
             assert time.monotonic() < deadline, events
             events = probe.events({"worker:1": processes[0].pid})
             time.sleep(0.01)
         use = events[0].use
-        assert use.quota == pytest.approx(0.2) and use.quota_group == str(control_group)
-        assert 0.5 < use.quota_used < 1.5 and use.capacity == pytest.approx(0.2)
+        assert use.quota == pytest.approx(0.1) and use.quota_group == str(control_group)
+        assert 0.5 < use.quota_used < 1.5 and use.capacity == pytest.approx(0.1)
         found = explain(Running("multi_worker_mirrored", {"worker:0": USE, "worker:1": use}, ["worker:0", "worker:1"]))
-        assert "worker 1 is at " in found.text and "of its processor quota of 0.2 cores" in found.text
+        assert "worker 1 is at " in found.text and "of its processor quota of 0.1 cores" in found.text
     finally:
         for process in processes:
             process.kill()
@@ -250,7 +250,7 @@ def test_status_names_the_ps_and_then_the_worker_that_binds_a_real_job(tmp_path,
             pid = (tmp_path / "worker.pid").read_text()
             (control_group / "cgroup.procs").write_text(pid)
             held = wait_for("processor quota of worker 0")["text"]
-            assert held.startswith("worker 0 is at ") and "of its processor quota of 0.2 cores" in held
+            assert held.startswith("worker 0 is at ") and "of its processor quota of 0.1 cores" in held
             (control_group.parent / "cgroup.procs").write_text(pid)
         (tmp_path / "end").touch()
         assert process.wait(90) == 0
