@@ -108,7 +108,6 @@ class Way:
         if self.program == "horovod":
             variables |= peers.horovod_variables(index, NODES, network.address(0))
         elif self.program != "alone":
-            # Ports of its own: those of the way before may not be free yet.
             cluster = {
                 each: [f"{network.address(node)}:{self.port + place}" for node in range(1 if each == "chief" else NODES)]
                 for place, each in enumerate(self.jobs)
@@ -151,8 +150,6 @@ def ways() -> list[Way]:
         found.append(Way(name, "served", period, NODES, jobs, period, {"tfdist": options | {"strategy": "hogwild"}}, True))
     wanted = FLAGS.ways or (["mirrored", "period 20"] if FLAGS.quick else [""])
     found = [way for way in found if any(part in way.name for part in wanted)]
-    for place, way in enumerate(found):
-        way.port = 3000 + 10 * place
     return [Way(LIMIT, "alone", 20, NODES, period=0), *found]
 
 
@@ -163,12 +160,17 @@ class Comparison:
         self._network = network
         self._folder = folder
         self._units = units
+        self._ports = 3000
         self.failed: dict[str, str] = {}
         self._give_turn(None)
 
-    def start(self, way: Way) -> None:
-        """Starts the tasks of a way, and waits until each worker has trained."""
+    def start(self, way: Way, rate: str | None = None) -> None:
+        """Starts the tasks of a way on links of a rate, and waits until each worker has trained."""
         begin = time.monotonic()
+        self._network.shape(rate)
+        way.port = self._ports = self._ports + 10  # Ports of its own: those of the job before may not be free yet.
+        for path in self._folder.glob(f"{way.file}.*"):
+            path.unlink()
         options = {
             "folder": str(self._folder),
             "name": way.file,
@@ -239,9 +241,8 @@ class Comparison:
         part.rename(self._folder / "turn")
 
     def _rest(self, way: Way) -> None:
-        """Ends the turn, and waits until it computes and sends nothing more. The rest of its traffic has full speed."""
+        """Ends the turn, and waits until it computes and sends nothing more."""
         self._give_turn(None)
-        self._network.shape(None)
         if way.program == "horovod" and not way.ended():
             way.signal(signal.SIGSTOP)
         deadline = time.monotonic() + REPORT_SECONDS
@@ -318,21 +319,23 @@ def compare(network: networks.Network, units: int, slow_worker: bool) -> str:
         try:
             limit, *others = everything
             comparison.start(limit)
-            for way in others:
-                comparison.start(way)
-                for round_, (link, rate, slow) in itertools.product(range(FLAGS.rounds), places):
-                    if way.name in comparison.failed:
-                        break
+            for way, (link, rate, slow) in itertools.product(others, places):
+                if way.name in comparison.failed:
+                    continue
+                # A job for each link: links of users do not change, and hogwild decides its delay once.
+                comparison.start(way, rate)
+                for round_ in range(FLAGS.rounds):
                     # Before and after: on a machine with neighbors the limit changes by the minute.
                     before, measured, after = (comparison.turn(each, rate, slow) for each in (limit, way, limit))
                     if before is None or after is None:
                         raise SystemExit("nothing was measured: there is no limit to compare with")
                     mean = (before + after) / 2
                     found[LIMIT, link].append((mean, 1.0))
-                    if measured is not None:
-                        found[way.name, link].append((measured, measured / mean))
-                        told = f"{measured:.1f} worker-steps/s, {measured / mean:.2f} of the limit, {mean:.1f}"
-                        tell(f"{way.name}, round {round_ + 1}, {link}: {told}")
+                    if measured is None:
+                        break
+                    found[way.name, link].append((measured, measured / mean))
+                    told = f"{measured:.1f} worker-steps/s, {measured / mean:.2f} of the limit, {mean:.1f}"
+                    tell(f"{way.name}, round {round_ + 1}, {link}: {told}")
                 comparison.end(way)
         finally:
             network.end([process for way in everything for process in way.processes.values()])
