@@ -14,23 +14,28 @@ accuracy; a limit of 4 ended 0.5 % (benchmarks/quality.py).
 FIRST_SECONDS = 5.0
 """A group waits at most 5 s before its speed is known. The time to compile makes first periods of very different length."""
 
+MUCH_SLOWER, WITH_SLOWER_PERIODS = 2.0, 1.0
+"""If a group needs twice as long for its updates as the one that waits, or longer, the others wait for 1 of their periods. It
+misses a round then, and no round waits for it as long as it stays as slow (rounds.py). Waiting for 4 periods would hold up all
+groups whenever one is up to 4 times slower, period after period."""
+
 CALLS = 8
-"""The speed of a group is that of the fastest of its last 8 calls, which has the shortest waits in it."""
+"""The speed of a group is that of the fastest of its last 8 calls."""
 
 SLOWER = 4.0
-"""A group counts as at most 4 times slower than the fastest. In every round some group waits for nobody; others may have waited
-for the grace time in each of their calls, and a grace time that followed these calls would grow without a limit."""
+"""A group counts as at most 4 times slower than the fastest. Calls of a single update contain waits: some of them may have
+waited for the grace time in each call, and a grace time that followed these calls would grow without a limit."""
 
 
 class Grace:
     """Knows the speed of each group with each model.
 
     Args:
-        periods: for how many sync periods a group waits; None for `PERIODS`.
+        periods: for how many sync periods a group waits; None for `PERIODS`, or `WITH_SLOWER_PERIODS`.
     """
 
     def __init__(self, periods: float | None = None) -> None:
-        self._periods = PERIODS if periods is None else periods
+        self._periods = periods
         # What groups run -> the seconds per period of the last calls of each group.
         self._calls: weakref.WeakKeyDictionary[Any, dict[int, deque[float]]] = weakref.WeakKeyDictionary()
         self._running: weakref.ref[Any] | None = None
@@ -45,7 +50,7 @@ class Grace:
         Args:
             program: what the group ran.
             group: number of the group.
-            seconds: the seconds for each sync period of the call. The call may have fewer steps than a period.
+            seconds: the seconds for the updates of a sync period, without waits. The call may have had fewer updates.
         """
         groups = self._calls.setdefault(program, {})
         if group in groups:
@@ -60,4 +65,8 @@ class Grace:
         known = {number: min(calls) for number, calls in groups.items() if calls}
         if group not in known:
             return FIRST_SECONDS
-        return self._periods * min(known[group], SLOWER * min(known.values()))
+        periods = self._periods
+        if periods is None:
+            has_slower = max(known.values()) >= MUCH_SLOWER * known[group]
+            periods = WITH_SLOWER_PERIODS if has_slower else PERIODS
+        return periods * min(known[group], SLOWER * min(known.values()))

@@ -69,8 +69,8 @@ class GroupCalls:
 
     Attributes:
         counters: the counters whose changes the results have at their end.
-        delay: updates between the push and the pull of a group, and between two pushes. If the delay is measured, results have
-            its columns after all others.
+        delay: updates between the push and the pull of a group, and between two pushes.
+        measures: whether results have the columns of measured_delay.py after all others.
     """
 
     def __init__(self, strategy: Any, model: Any, step: GroupStep, trains: bool = False, stacks_results: bool = False) -> None:
@@ -90,10 +90,13 @@ class GroupCalls:
         options = strategy.synchronization
         given = options.delay if trains and stacks_results else FIRST
         longest = options.longest_period and options.longest_period // options.fragments
-        self.delay = MeasuredDelay(given, groups, strategy.steps_per_synchronization, longest, options.fragments)
+        self.delay = MeasuredDelay(
+            given, groups, strategy.steps_per_synchronization, longest, options.fragments, compression=options.compression
+        )
         if trains:
             strategy.delay = self.delay
-        self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results, self.delay.measures)
+        self.measures = trains and stacks_results
+        self._steps = InnerSteps(strategy, model, step, self.counters, self._numbers, stacks_results, self.measures)
         self._function = GroupFunction(strategy, self._steps)
         self._functions: dict[Any, _Functions] = {}
         self._blocks: dict[ParameterBlock, None] = {}  # All that the functions use.

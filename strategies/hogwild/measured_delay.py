@@ -62,6 +62,17 @@ def delay_for(synchronization: float, update: float, between: int) -> int:
     return min(max(FIRST, math.ceil(synchronization / max(update, 1e-9))), most)
 
 
+def updates_alone(rows: Any) -> list[float]:
+    """Returns the seconds of the updates of a call that contain no wait for a reply.
+
+    Args:
+        rows: what the group has measured, numpy float64 [steps, COLUMNS].
+    """
+    ends, seconds = rows[:, 0], rows[:, 1]
+    # After a pull, the time to the next end contains a wait.
+    return [float(each) for each in np.diff(ends)[seconds[:-1] == 0]]
+
+
 class MeasuredDelay:
     """The delay of all groups that train one model, and their period.
 
@@ -72,11 +83,11 @@ class MeasuredDelay:
         longest: the most updates between two pushes; None for `between`.
         fragments: number of fragments, which are pushed in turn.
         tell: prints a line.
+        compression: how parameters travel.
 
     Attributes:
         updates: the delay.
         between: updates between two pushes.
-        measures: whether groups measure.
     """
 
     def __init__(
@@ -87,13 +98,14 @@ class MeasuredDelay:
         longest: int | None = None,
         fragments: int = 1,
         tell: Callable[[str], object] | None = None,
+        compression: str | None = None,
     ) -> None:
-        self.measures = given is None
         self.updates = FIRST if given is None else given
         self.between = between
         self._groups, self._longest, self._fragments = groups, longest or between, fragments
         self._tell = tell or _print
-        self._is_decided = not self.measures
+        self._advice = "--compression bf16 halves the bytes, and " if compression in (None, "float32") else ""
+        self._is_decided = given is not None
         self._calls = [0] * groups
         self._synchronizations: dict[int, list[float]] = defaultdict(list)
         self._steps: list[float] = []
@@ -108,9 +120,8 @@ class MeasuredDelay:
         self._calls[group] += 1
         if self._is_decided or self._calls[group] == 1 or len(rows) < 2:
             return
-        ends, seconds = rows[:, 0], rows[:, 1]
-        # After a pull, the time to the next end contains a wait.
-        self._steps += np.diff(ends)[seconds[:-1] == 0].tolist()
+        self._steps += updates_alone(rows)
+        seconds = rows[:, 1]
         if pulled := seconds[seconds > 0].tolist():  # Calls of fewer steps than a period may have none.
             self._synchronizations[group] += pulled
         if self._steps and sum(map(len, self._synchronizations.values())) >= MEASURED * self._groups:
@@ -134,8 +145,7 @@ class MeasuredDelay:
         if waits > update:
             self._tell(
                 f"hogwild: a longer delay would cost accuracy, so groups wait about {1000 * waits:.3g} ms in each "
-                f"{1000 * (self.between * update + waits):.3g} ms; --compression bf16 halves the bytes, and a longer "
-                "--sync_period makes waits rarer"
+                f"{1000 * (self.between * update + waits):.3g} ms; {self._advice}a longer --sync_period makes waits rarer"
             )
 
 

@@ -6,6 +6,7 @@ reads the logs of single steps. The call returns the logs of each step, and Kera
 
 import functools
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
-from tfdist.strategies.hogwild.measured_delay import COLUMNS
+from tfdist.strategies.hogwild.measured_delay import COLUMNS, updates_alone
 from tfdist.strategies.hogwild.schedules import periods_per_call, steps_per_call
 from tfdist.strategies.hogwild.step_counters import steps_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch
@@ -197,13 +198,14 @@ class Steps:
 
     def _noted(self, execution: Execution, rows: Any) -> Any:
         """Notes the measured times, and returns the rows without them."""
-        delay = self._calls.delay
-        if self._trains:
-            period = delay.between * self._strategy.synchronization.fragments
-            self._replicas.grace.note(self._calls, execution.group, execution.seconds * period / len(rows))
-        if not delay.measures:
+        if not self._calls.measures:
             return rows
-        delay.note(execution.group, rows[:, -COLUMNS:])
+        delay, measured = self._calls.delay, rows[:, -COLUMNS:]
+        alone = updates_alone(measured)
+        update = statistics.median(alone) if alone else execution.seconds / len(rows)  # Which contains the waits.
+        period = delay.between * self._strategy.synchronization.fragments
+        self._replicas.grace.note(self._calls, execution.group, update * period)
+        delay.note(execution.group, measured)
         return rows[:, :-COLUMNS]
 
 

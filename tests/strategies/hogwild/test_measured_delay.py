@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tfdist.strategies.hogwild.measured_delay import MEASURED, MeasuredDelay, delay_for, period_for
+from tfdist.strategies.hogwild.measured_delay import MEASURED, MeasuredDelay, delay_for, period_for, updates_alone
 from tfdist.strategies.hogwild.training_loop import Steps
 
 
@@ -54,7 +54,7 @@ def rows(seconds, steps=16, update=0.01, pulls_after=1, wait=0.0):
 def test_the_delay_is_measured_once_and_told():
     told = []
     delay = MeasuredDelay(None, groups=2, between=16, tell=told.append)
-    assert delay.measures and delay.updates == 1
+    assert delay.updates == 1
     for call in range(1 + MEASURED):
         for group in range(2):
             assert delay.updates == 1 and not told
@@ -66,6 +66,11 @@ def test_the_delay_is_measured_once_and_told():
     ]
     delay.note(0, rows(0.095))
     assert delay.updates == 3 and len(told) == 1
+
+
+def test_updates_that_contain_a_wait_do_not_count_for_the_speed_of_a_group():
+    assert updates_alone(rows(0.5, steps=4, wait=3.0)) == pytest.approx([0.01, 0.01])
+    assert updates_alone(rows(0.0, steps=1)) == []
 
 
 def test_a_synchronization_that_takes_too_long_is_told():
@@ -110,7 +115,9 @@ def test_calls_have_the_batches_of_the_period_that_has_grown():
 
 def test_a_delay_that_the_user_has_chosen_stays():
     delay = MeasuredDelay(2, groups=1, between=16)
-    assert not delay.measures and delay.updates == 2
+    for _ in range(1 + MEASURED):
+        delay.note(0, rows(0.5))
+    assert delay.updates == 2
 
 
 def test_calls_of_one_update_leave_the_delay_as_it_is():

@@ -1,6 +1,6 @@
 """At the end of an epoch a round ends without the groups that have nothing more to push."""
 
-from tfdist.strategies.hogwild.grace import CALLS, FIRST_SECONDS, PERIODS, SLOWER, Grace
+from tfdist.strategies.hogwild.grace import CALLS, FIRST_SECONDS, PERIODS, SLOWER, WITH_SLOWER_PERIODS, Grace
 from tfdist.strategies.hogwild.pushes_left import PushesLeft
 
 
@@ -75,7 +75,32 @@ def test_the_grace_time_does_not_grow_with_calls_that_have_waited_for_it():
         grace.note(program, 0, 6.0)
         grace.note(program, 1, 0.1)
     assert grace.seconds(0) == PERIODS * SLOWER * 0.1
-    assert grace.seconds(1) == PERIODS * 0.1
+
+
+def test_a_group_that_is_always_slow_does_not_hold_the_others_up():
+    grace, program = Grace(), Program()
+    grace.begin(program)
+    for _ in range(2):
+        grace.note(program, 0, 0.1)
+        grace.note(program, 1, 0.19)
+        grace.note(program, 2, 0.1)
+    assert grace.seconds(0) == grace.seconds(2) == PERIODS * 0.1
+    for _ in range(CALLS):  # One of them becomes slow.
+        assert grace.seconds(0) == PERIODS * 0.1
+        grace.note(program, 1, 0.2)
+    assert grace.seconds(0) == grace.seconds(2) == WITH_SLOWER_PERIODS * 0.1
+    assert grace.seconds(1) == PERIODS * 0.2
+    grace.note(program, 1, 0.1)  # And quick again.
+    assert grace.seconds(0) == PERIODS * 0.1
+
+
+def test_a_grace_time_that_the_user_gives_does_not_depend_on_slower_groups():
+    grace, program = Grace(3.0), Program()
+    grace.begin(program)
+    for _ in range(2):
+        grace.note(program, 0, 0.1)
+        grace.note(program, 1, 0.5)
+    assert grace.seconds(0) == 3.0 * 0.1
 
 
 def test_the_grace_time_is_that_of_the_model_that_trains():
