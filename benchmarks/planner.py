@@ -101,7 +101,7 @@ def cluster_of(option: Option, network: networks.Network, port: int) -> tuple[Cl
     for number, (name, node) in enumerate(nodes.items()):
         job, _, index = name.partition(":")
         tasks.append(Task(job, int(index), network.address(node), port + number))
-    synchronization = Synchronization() if option.delay is None else Synchronization(delay=option.delay)
+    synchronization = Synchronization(delay=option.delay, compression=option.compression or "float32")
     chosen = {"sync_period": option.period, "synchronization": synchronization} if option.strategy == "hogwild" else {}
     return Cluster(tuple(tasks), strategy=option.strategy, **chosen), nodes
 

@@ -52,6 +52,7 @@ MARGIN = 0.5
 WAYS = {
     SYNCHRONOUS: None,
     "hogwild": {"strategy": "hogwild", "sync_period": 16},
+    "hogwild in float32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "float32"}},
     "hogwild with bf16": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "bf16"}},
     "hogwild with --longest_period 32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
     MULTI_WORKER_MIRRORED: {},
@@ -105,7 +106,9 @@ def measure(network, run, link, results):
         told = [line for line in lines if line.startswith("hogwild: ")]
         progress = file.with_suffix(".progress")
         if file.exists():
-            return json.loads(file.read_text()) | {"link": link, "told": told}
+            found = json.loads(file.read_text())
+            del found["file"]
+            return found | {"link": link, "told": told}
         if progress.exists() and time.monotonic() >= deadline:
             steps, seconds = map(float, progress.read_text().split())
             return computed(run, results, steps / seconds) | {"link": link, "told": told}
@@ -224,14 +227,14 @@ def main(_):
     results = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     rates = {int(nodes): float(rate) for nodes, rate in (each.split(":") for each in FLAGS.rates.split(","))}
     for nodes in map(int, FLAGS.nodes):
-        of_way = {"hogwild": FLAGS.hogwild_rate, "parameter_server": FLAGS.asynchronous_rate}
+        of_strategy = {"hogwild": FLAGS.hogwild_rate, "parameter_server": FLAGS.asynchronous_rate}
         with networks.Network(nodes) as network:
             for seed, way in ((int(seed), way) for seed in FLAGS.seeds for way in WAYS):
                 if (way == HOROVOD and not FLAGS.horovod) or (way != SYNCHRONOUS and FLAGS.ways and way not in FLAGS.ways):
                     continue
                 for link in ["no limit"] if way == SYNCHRONOUS else FLAGS.links:
                     run = {"way": way, "nodes": nodes, "seed": seed, "units": FLAGS.units, "steps": FLAGS.steps}
-                    run["rate"] = of_way.get(way, rates[nodes])
+                    run["rate"] = of_strategy.get(way.split()[0], rates[nodes])
                     if same(results, **run, link=link):
                         continue
                     result = measure(network, run, link, results)

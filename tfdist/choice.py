@@ -117,7 +117,7 @@ def choose(cluster: Cluster) -> Choice:
             raise cluster.source.error(fault, field=name)
     if cluster.partition:
         _check_partition(cluster, choice)
-    if choice.strategy == "parameter_server" and cluster.synchronization.compression:
+    if choice.strategy == "parameter_server" and cluster.synchronization.compresses:
         return Choice(choice.strategy, f"{choice.rule}; parameters and gradients travel as bf16")
     return choice
 
@@ -136,7 +136,7 @@ def refused(choice: Choice, name: str, value: object) -> str | None:
         if value in SERVER_COMPRESSIONS or value not in COMPRESSIONS:
             return None
         return (
-            f"parameter_server sends float32 or {', '.join(SERVER_COMPRESSIONS)}, because nothing makes up for the rounding; "
+            f"parameter_server sends {' or '.join(SERVER_COMPRESSIONS)}, because nothing makes up for the rounding; "
             f"{value} is for hogwild, which sends the rounding error with the next push"
         )
     return (
@@ -157,7 +157,7 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
     error = cluster.source.error
     if cluster.synchronization.fragments > 1:
         raise error("a partitioned model is synchronized as a whole; leave fragments or the partition out", field="fragments")
-    if choice.strategy == "parameter_server" and cluster.synchronization.compression:
+    if choice.strategy == "parameter_server" and cluster.synchronization.compresses:
         raise error("the shards of a partitioned model travel as float32; leave it or the partition out", field="compression")
     if choice.strategy in SERVED:
         _check_groups(cluster)

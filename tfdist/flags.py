@@ -29,7 +29,7 @@ HOGWILD_FLAGS = {
     "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
     "elastic_rate": "Moving rate of outer elastic.",
     "topology": f"Which parameters a group synchronizes with: {', '.join(TOPOLOGIES)}.",
-    "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}; float32 if not given. parameter_server has bf16, too.",
+    "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}. By the network if not given. parameter_server has bf16.",
     "fragments": "Parts of the parameters that are synchronized in turn.",
     "adaptive": "Synchronize slower groups after fewer updates.",
     "synchronization_weights": f"What the weight of a push counts: {', '.join(WEIGHTS)}.",

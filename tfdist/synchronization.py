@@ -22,12 +22,11 @@ training and is 0.4 points behind it, each with its own best learning rate; 64 i
 SINGA's own default for `sync_freq` is 1.
 """
 
-
 TOPOLOGIES = ("global", "ring", "pair")
-COMPRESSIONS = ("bf16", "int8", "int4")
+COMPRESSIONS = ("float32", "bf16", "int8", "int4")
 WEIGHTS = ("groups", "examples")
 
-SERVER_COMPRESSIONS = ("bf16",)
+SERVER_COMPRESSIONS = ("float32", "bf16")
 """The compressions that `parameter_server` has, too."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -95,10 +94,12 @@ class Synchronization:
               (AD-PSGD, arXiv 1710.06952).
 
             "ring" and "pair" need at least two server groups and `outer="average"`.
-        compression: how float32 parameters are sent, in both directions. Default None: as float32. "bf16" sends half the bytes,
+        compression: how float32 parameters are sent, in both directions. "float32" sends all bits, "bf16" half the bytes,
             "int8" about a quarter and "int4" about an eighth; see `tfdist.strategies.hogwild.compression`. The rounding error
-            is added to the next push (error feedback, arXiv 1901.09847). `parameter_server` takes this option, too, with "bf16"
-            alone: parameters and gradients of each step travel rounded, without error feedback.
+            is added to the next push (error feedback, arXiv 1901.09847). Default None: the chief measures the network between
+            hosts, and chooses (`tfdist.default_compression`); on one host "float32". `parameter_server` takes this option, too,
+            with "float32", the default there, and "bf16": parameters and gradients of each step travel rounded, without error
+            feedback.
         fragments: number of parts of the parameters, from 1 to 65536. Default 1: a group synchronizes all parameters at once.
             With more, it synchronizes one fragment every `sync_period / fragments` updates, in turn, so that each fragment is
             synchronized every `sync_period` updates (Streaming DiLoCo, arXiv 2501.18512). Must divide the sync period.
@@ -147,6 +148,11 @@ class Synchronization:
         for entry in dataclasses.fields(self):
             if fault := problem(entry.name, getattr(self, entry.name)):
                 raise Source("python", "Synchronization").error(fault, field=entry.name)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether fewer bytes than those of float32 are asked for."""
+        return self.compression not in (None, "float32")
 
     def non_default(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults, by name."""
@@ -239,11 +245,7 @@ class Synchronization:
             raise source.error(fault, field=name)
 
     def warnings(self, worker_groups: int) -> list[str]:
-        """Returns a sentence for each choice that is allowed but probably a mistake.
-
-        Args:
-            worker_groups: number of worker groups.
-        """
+        """Returns a sentence for each choice that is allowed but probably a mistake, with so many worker groups."""
         found = []
         if self.outer == "sum" and worker_groups > 1:
             found.append(
@@ -300,7 +302,7 @@ def _outer_faults(options: Synchronization) -> list[_Fault]:
         faults.append(("weights", f"{option} weighs all groups alike; leave weights at groups"))
     if options.adaptive and not outer.allows_adaptive:
         faults.append(("adaptive", f"outer {options.outer} is SINGA's as released, with one period for all; use outer average"))
-    if options.compression is not None and outer.pushes_parameters:
+    if options.compresses and outer.pushes_parameters:
         faults.append(
             (
                 "compression",
@@ -335,7 +337,7 @@ def _topology_faults(options: Synchronization, server_groups: int | None) -> lis
                 f"outer {options.outer} needs global parameters, which a {options.topology} does not have; use topology global",
             )
         )
-    if options.compression is not None:
+    if options.compresses:
         faults.append(
             (
                 "compression",

@@ -72,7 +72,7 @@ def _run(given: Arguments) -> int:
     measured = _measurement(given, request, cores, hosts)
     rate = measured.link or rate if values["link"].value in (None, MEASURED) else rate
     hardware = Hardware(rate * link.GOODPUT, cores or machine.capacity(), server_cores)
-    costs = Costs(measured)
+    costs, request = Costs(measured), request.over(hardware.link)
     ranked = predictions(costs, hardware, candidates(request), int(values["rows"].value or 1), _of_predictions(cost))
     for line in [*given.notes, *_notes(given, measured, hardware, ranked)]:
         _say(line)
@@ -185,6 +185,8 @@ def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: 
     if "chief" in ranked[0].binding and measured.batch_bytes:
         found.append("the chief reads and sends all batches; distribute_datasets_from_function lets the workers read theirs")
     if ranked[0].option.strategy == "hogwild":
+        if given.synchronization.compression != ranked[0].option.compression:
+            found.append(f"over such links hogwild sends parameters as {ranked[0].option.compression} (--compression)")
         found.append("hogwild trains local replicas, which can cost accuracy: see docs/hogwild.md before you choose it")
     return found
 

@@ -7,7 +7,7 @@ apart.
 
 | kind | tensors for n values | bytes | bytes per value |
 |---|---|---|---|
-| None | float32 [n] | 4 n | 4 |
+| None, "float32" | float32 [n] | 4 n | 4 |
 | "bf16" | bfloat16 [n] | 2 n | 2 |
 | "int8" | int8 [n], float32 [b] | n + 4 b | 1.015625 |
 | "int4" | uint8 [ceil(n / 2)], float32 [b] | ceil(n / 2) + 4 b | 0.515625 |
@@ -188,8 +188,14 @@ class Int4(Scaled):
         return tf.concat([both - high * 16.0 - 8.0, high - 8.0], axis=0)[:n]
 
 
-COMPRESSORS: dict[str | None, Compressor] = {None: Float32(), "bf16": BFloat16(), "int8": Int8(), "int4": Int4()}
-"""Compressors by kind."""
+COMPRESSORS: dict[str | None, Compressor] = {
+    None: Float32(),
+    "float32": Float32(),
+    "bf16": BFloat16(),
+    "int8": Int8(),
+    "int4": Int4(),
+}
+"""Compressors by kind; None until the network is measured (default_compression.py)."""
 
 
 def _checked(values: Any) -> Any:

@@ -115,7 +115,7 @@ class LocalReplicas:
 
     def _make_block(self, variables: list[LocalVariable]) -> ParameterBlock:
         strategy = self._strategy
-        compressed = strategy.synchronization.compression is not None
+        compressed = strategy.synchronization.compresses
         groups = len(strategy.worker_groups)
         block = ParameterBlock(variables, strategy.server_devices, self.outer_optimizer, groups, compressed)
         block.retried = strategy.server_recovery.retried

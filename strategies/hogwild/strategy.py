@@ -17,7 +17,7 @@ from tfdist.cluster import Cluster
 from tfdist.strategies.coordinator.remote_garbage import RemoteGarbage
 from tfdist.strategies.coordinator.server_recovery import ServerRecovery, device_of
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
-from tfdist.strategies.hogwild import checkpoint_state, lost_shards, step_counters
+from tfdist.strategies.hogwild import checkpoint_state, lost_shards, network, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
@@ -37,6 +37,7 @@ def create(cluster: Cluster, start_timeout: float) -> "Hogwild":
         StartTimeoutError: if tasks are not up after `start_timeout` seconds. The message names them.
     """
     strategy = start(cluster, start_timeout, Hogwild)
+    network.choose_compression(strategy, cluster)
     step_counters.install()
     return strategy
 

@@ -56,7 +56,7 @@ def from_flags(*arguments):
         ({"topology": None}, "topology: None is not one of"),
         ({"topology": "star"}, "'star' is not one of global, ring, pair"),
         ({"compression": "int2"}, "did you mean int8?"),
-        ({"compression": 8}, "compression: 8 is not one of bf16, int8, int4"),
+        ({"compression": 8}, "compression: 8 is not one of float32, bf16, int8, int4"),
         ({"weights": "samples"}, "is not one of groups, examples"),
         ({"outer_learning_rate": 0}, "0 is not right; expected a number above 0"),
         ({"outer_learning_rate": math.nan}, "nan is not right"),
@@ -260,7 +260,7 @@ def test_parameter_server_takes_bf16_and_says_so():
     ("arguments", "message"),
     [
         (["--compression=int8"], "--compression: parameter_server sends float32 or bf16, because nothing makes up for the "),
-        (["--compression=bf8"], "--compression: 'bf8' is not one of bf16, int8, int4"),
+        (["--compression=bf8"], "--compression: 'bf8' is not one of float32, bf16, int8, int4"),
         (["--compression=bf16", "--delay=2"], "--delay: it is an option of hogwild, and this cluster means parameter_server"),
         (["--compression=bf16", "--strategy=multi_worker_mirrored"], "--compression: it is an option of hogwild"),
     ],

@@ -1,7 +1,8 @@
-"""A worker that comes back under another address, and a link that is cut and never healed: the training ends after the
-documented time, and names the task behind it."""
+"""Links between hosts. A worker comes back under another address; a link is cut and never healed, and the training ends after
+the documented time, and names the task behind it; hogwild sends fewer bytes over slow links."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -31,3 +32,13 @@ def test_a_worker_is_back_under_a_new_address_and_a_ps_behind_a_cut_link_ends_th
     assert found["joined"] and "worker:1 has joined the training: 2 of 2 worker groups train" in found["said"]
     assert 4 <= found["seconds"] < 30
     assert "no answer from ps:0 (ps-0:2222) for 4 s; training cannot go on" in found["said"]
+
+
+def test_hogwild_measures_a_slow_network_and_sends_bf16(start):
+    job = start(str(PROGRAMS / "slow_network.py"))
+    assert job.wait(150) == 0, job.output
+    (line,) = [line for line in job.output.splitlines() if "hogwild: the network carries" in line]
+    assert re.search(
+        r"carries [34]\d\.\d Mbit/s from ps:0 to worker:[01], so parameters travel as bf16 \(--compression\)", line
+    )
+    assert "TRAINED as bf16, learns: True" in job.output

@@ -1,8 +1,9 @@
 """Lists the options that a request leaves open."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tfdist.default_compression import compression_for
 from tfdist.planner.option import Option
 from tfdist.synchronization import DEFAULT_SYNC_PERIOD, Synchronization
 
@@ -33,6 +34,16 @@ class Request:
     has_chief: bool = False
     may_colocate: bool = True
     described: Option | None = None
+
+    def over(self, bytes_per_second: float) -> "Request":
+        """Returns the request with the compression that hogwild chooses on links of this speed, if the user gave none."""
+        compression = compression_for(bytes_per_second)
+        if self.synchronization.compression is not None or compression == "float32":
+            return self
+        described = self.described
+        if described is not None and described.strategy == "hogwild":
+            described = replace(described, compression=compression)
+        return replace(self, synchronization=replace(self.synchronization, compression=compression), described=described)
 
 
 def counts(most: int) -> list[int]:

@@ -25,7 +25,7 @@ reduce. Serializing and sending are one copy each."""
 HOP_SECONDS = 3e-4
 """Latency of a step of a ring: a round trip of 0.1 ms and a wake-up on either side."""
 
-COMPRESSED = {None: 1.0, "bf16": 0.5, "int8": 0.2539, "int4": 0.1289}
+COMPRESSED = {None: 1.0, "float32": 1.0, "bf16": 0.5, "int8": 0.2539, "int4": 0.1289}
 """Bytes on the wire in units of those of float32. int8 and int4 also send a scale for each block of 256 values."""
 
 

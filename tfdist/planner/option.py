@@ -16,7 +16,7 @@ class Option:
         period: updates of a worker between two synchronizations (`hogwild`).
         delay: updates of a worker between its push and its pull (`hogwild`); None to let tfdist measure it.
         fragments: parts of the parameters that are synchronized in turn (`hogwild`).
-        compression: how parameters are sent (`hogwild`, `parameter_server`); None for float32.
+        compression: how parameters are sent (`hogwild`, `parameter_server`); None is float32.
         chief_apart: whether the chief has a machine of its own. Otherwise it is on that of worker 0.
     """
 

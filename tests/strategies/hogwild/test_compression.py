@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as of_numpy
 from tfdist import synchronization
 from tfdist.strategies.hogwild.compression import COMPRESSORS
 
-KINDS = synchronization.COMPRESSIONS
+KINDS = [kind for kind in synchronization.COMPRESSIONS if kind != "float32"]
 LIMITS = {"int8": 127, "int4": 7}
 BLOCK = 256
 
@@ -36,7 +36,7 @@ def scale_by_hand(block, limit):
 
 
 def test_every_kind_has_a_compressor():
-    assert set(COMPRESSORS) == {None, *KINDS}
+    assert set(COMPRESSORS) == {None, *synchronization.COMPRESSIONS}
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
