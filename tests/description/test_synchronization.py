@@ -216,6 +216,7 @@ def test_options_that_exclude_each_other_are_refused_with_the_reason(options, me
         {"topology": "pair", "fragments": 4, "delay": 0},
         {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9, "adaptive": True, "weights": "examples"},
         {"average_momentum": True, "compression": "bf16", "fragments": 4},
+        {"outer": "elastic", "compression": "float32"},
         {"outer": "elastic", "elastic_rate": 0.1, "fragments": 8},
     ],
     ids=str,
@@ -254,6 +255,7 @@ def test_parameter_server_takes_bf16_and_says_so():
         choice = choose(again)
         assert choice.strategy == "parameter_server"
         assert choice.rule.endswith("; parameters and gradients travel as bf16")
+    assert choose(from_flags("--tier", "STANDARD_1", "--compression=float32")) == choose(from_flags("--tier", "STANDARD_1"))
 
 
 @pytest.mark.parametrize(

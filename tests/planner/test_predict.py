@@ -13,6 +13,7 @@ from tfdist.planner.placement import evenly, whole_and_split
 from tfdist.planner.predict import combined, predict
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.recommend import ranked, shown
+from tfdist.synchronization import Synchronization
 
 FAST, SLOW = 1e12, 1e6
 
@@ -165,6 +166,18 @@ def test_candidates():
     assert len(set(bounded)) == len(bounded)
     assert counts(3) == [1, 2, 3]
     assert counts(100)[-1] == 100 and len(counts(1000)) < 40
+
+
+def test_over_slow_links_hogwild_is_predicted_with_the_compression_that_it_chooses():
+    described = Option("hogwild", 2, 1, period=16)
+    request = Request(2, None, frozenset(["hogwild", "parameter_server"]), described=described)
+    slow = candidates(request.over(100e6 / 8))
+    assert {each.compression for each in slow if each.strategy == "hogwild"} == {"bf16"}
+    assert {each.compression for each in slow if each.strategy != "hogwild"} == {None}
+    assert candidates(request.over(10e9 / 8)) == candidates(request)
+    for given in ("float32", "int8"):
+        request = Request(2, None, frozenset(["hogwild"]), synchronization=Synchronization(compression=given))
+        assert {each.compression for each in candidates(request.over(1e6)) if each.strategy == "hogwild"} == {given}
 
 
 def test_the_cheapest_of_equally_fast_ones_is_recommended():
