@@ -5,7 +5,7 @@
 The parent of the tasks has imported TensorFlow, and the tasks are forks of it. The launcher keeps it for the next attempt. A
 new one imports TensorFlow again, in a new interpreter. Both sides run the same job in turn, on this machine: two tasks of
 `multi_worker_mirrored`, one of which gets SIGKILL at step 30. The pause is that between the last step before the fault and the
-first one after it, with the delay of 1 s before the restart.
+first one after it.
 """
 
 import itertools

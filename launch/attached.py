@@ -24,7 +24,8 @@ from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
 
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
-"""Delay before the first restart of the whole job; it doubles with each further restart, up to the second number."""
+"""Delay before the first restart of the whole job; it doubles with each further restart, up to the second number. A job
+that has trained for `restarts.STEADY_SECONDS`, or has got farther than before, is started again at once."""
 
 STEADY_SECONDS = 10.0
 """After a training of this length the delay begins anew."""
@@ -97,16 +98,17 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             if outcome.trained_seconds >= settings.restart_window:
                 used = 0
             # A delay is for a job that fails again and again at the same place.
-            if outcome.trained_seconds >= min(STEADY_SECONDS, settings.restart_window) or outcome.reached > reached:
-                quick = 0
+            was_steady = outcome.trained_seconds >= min(STEADY_SECONDS, settings.restart_window)
+            gets_on = was_steady or outcome.reached > reached
             reached = max(reached, outcome.reached)
             if outcome.failure is None or not outcome.failure.may_pass or used == settings.max_restarts:
                 break
-            delay = min(FIRST_DELAY_SECONDS * 2**quick, LONGEST_DELAY_SECONDS)
-            restarts, used, quick = restarts + 1, used + 1, quick + 1
+            quick = 0 if gets_on else quick + 1
+            delay = min(FIRST_DELAY_SECONDS * 2 ** (quick - 1), LONGEST_DELAY_SECONDS) if quick else 0.0
+            restarts, used = restarts + 1, used + 1
+            when = f" in {delay:.0f} s" if quick else ""
             terminal.say(
-                f"{outcome.failure.reason}; all tasks are started again in {delay:.0f} s "
-                f"(restart {used} of {settings.max_restarts})"
+                f"{outcome.failure.reason}; all tasks are started again{when} (restart {used} of {settings.max_restarts})"
             )
             if (number := _signal_within(delay)) is not None:
                 failure = Failure(f"ended by {signal.Signals(number).name}", 128 + number)

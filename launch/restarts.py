@@ -15,7 +15,8 @@ FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
 """Delay before the first restart of a task; it doubles with each further restart, up to the second number."""
 
 STEADY_SECONDS = 10.0
-"""After a task has run for this long, the delay begins anew: it is for tasks that fail again and again at their start."""
+"""A task that has run for this long is restarted at once, and the delay begins anew: it is for tasks that fail again and again
+at their start."""
 
 WINDOW_SECONDS = 600.0
 """A task that has run for this long has all its restarts again."""
@@ -37,7 +38,7 @@ class _Restartable:
     is_awaited: bool = False
     restarts: int = 0
     used: int = 0  # Restarts since it last ran for the window.
-    quick: int = 0  # Restarts since it last ran for `STEADY_SECONDS`.
+    quick: int = 0  # Ends since it last ran for `STEADY_SECONDS`.
     started_at: float = 0.0
     restart_at: float | None = None
     cause: str = ""
@@ -122,8 +123,7 @@ class Restarts:
         seconds = time.monotonic() - each.started_at
         if seconds >= self._window:
             each.used = 0
-        if seconds >= min(STEADY_SECONDS, self._window):
-            each.quick = 0
+        each.quick = 0 if seconds >= min(STEADY_SECONDS, self._window) else each.quick + 1
         if event.code == 0 or self._over or each.used >= each.limit:
             each.ended = True
             if event.code and not self._over:
@@ -134,7 +134,7 @@ class Restarts:
                     else f"{event.task} ended early: {event.cause}; {goes_on} without it"
                 )
             return
-        delay = min(FIRST_DELAY_SECONDS * 2**each.quick, LONGEST_DELAY_SECONDS)
+        delay = min(FIRST_DELAY_SECONDS * 2 ** (each.quick - 1), LONGEST_DELAY_SECONDS) if each.quick else 0.0
         each.restart_at = time.monotonic() + delay
         each.cause = event.cause
 
@@ -169,7 +169,6 @@ class Restarts:
                 each.restart_at = None
                 each.restarts += 1
                 each.used += 1
-                each.quick += 1
                 each.started_at = now
                 # Said only now: a task that ended because the chief's program failed did not end early.
                 meanwhile = "the training waits for it" if each.is_awaited else self._meanwhile

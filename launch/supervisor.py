@@ -149,6 +149,8 @@ class Supervisor:
         try:
             failure = self._loop(self._verdict, limit=None)
             seconds = time.monotonic() - begin
+            if self._tasks.have_printed():  # Just before it ended.
+                self._watchdog.heard()
             trained = seconds - (self._watchdog if self._progress is None else self._step_watchdog).silent
             self._end_tasks(failure)
             report = self._files.read_report()  # The back end removes its folder.

@@ -57,8 +57,8 @@ def test_a_task_that_has_run_well_has_all_its_restarts_again(watched):
         passes(restarts.WINDOW_SECONDS)
     assert len(done.started) == 6 and task.counts == {NAME: 6} and task.running
     task.exited(KILLED)
-    passes(1.5)
-    assert len(done.started) == 7, "the delay begins with a second again"
+    passes(0.1)
+    assert len(done.started) == 7, "after so long it is restarted at once"
 
 
 def test_messages_say_what_a_loss_means_for_the_training(watched, monkeypatch):
@@ -137,8 +137,13 @@ def test_delays_end_at_a_minute_and_begin_anew_after_a_steady_run_and_no_restart
         assert len(done.started) == before + 1
     passes(restarts.STEADY_SECONDS)  # It runs: the next failure is not one of its start.
     task.exited(KILLED)
-    passes(1.5)
-    assert len(done.started) == 9
+    passes(0.1)
+    assert len(done.started) == 9, "at once"
+    task.exited(KILLED)
+    passes(0.7)
+    assert len(done.started) == 9, "the delay begins with a second again"
+    passes(0.6)
+    assert len(done.started) == 10
     task._all[NAME].limit = 0
     task.exited(KILLED)
     assert (

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import time
 
@@ -83,10 +82,10 @@ def test_a_job_that_has_trained_for_the_window_has_all_its_restarts_again(start,
     body = COUNTED + "    time.sleep(1.3)\n    print(attempt, flush=True)\n    sys.exit(3 if attempt < 3 else 0)"
     job = start(QUICK, "--tier", "BASIC", "--max_restarts", "1", "--restart_window", "1", script(body))
     assert job.wait(60) == 0, job.output
-    assert job.output.count("all tasks are started again in 1 s (restart 1 of 1)") == 2
+    assert job.output.count("all tasks are started again (restart 1 of 1)") == 2
 
 
-def test_a_job_that_gets_farther_with_every_attempt_is_started_again_without_a_longer_delay(start, script):
+def test_a_job_that_gets_farther_with_every_attempt_is_started_again_at_once(start, script):
     body = (
         COUNTED
         + """
@@ -98,7 +97,7 @@ def test_a_job_that_gets_farther_with_every_attempt_is_started_again_without_a_l
     )
     job = start(QUICK, "--tier", "BASIC", "--max_restarts", "2", script(body))
     assert job.wait(60) == 3, job.output
-    assert re.findall("again in ([0-9]+) s", job.output) == ["1", "1"]
+    assert job.output.count("all tasks are started again (restart ") == 2
 
 
 ONE_GROUP = """
