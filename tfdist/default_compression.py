@@ -6,8 +6,9 @@ times as soon at 1 Gbit/s, and 1.7 to 2 times as soon at 100 Mbit/s (benchmarks/
 could be measured with 20 seeds: 0.00 +- 0.08 points; int8 did (benchmarks/exchange.md).
 """
 
-BF16_BELOW = 2e9 / 8
-"""Bytes per second below which parameters travel as bf16. What is between 1 Gbit/s and no limit was not measured."""
+BF16_BELOW = 1.2e9 / 8
+"""Bytes per second below which parameters travel as bf16. TensorFlow carries 0.7 to 0.9 Gbit/s over a link of 1 Gbit/s. What is
+between that and no limit was not measured."""
 
 
 def compression_for(bytes_per_second: float) -> str:
