@@ -54,6 +54,7 @@ WAYS = {
     "hogwild": {"strategy": "hogwild", "sync_period": 16},
     "hogwild in float32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "float32"}},
     "hogwild with bf16": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "bf16"}},
+    "hogwild with int8": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"compression": "int8"}},
     "hogwild with --longest_period 32": {"strategy": "hogwild", "sync_period": 16, "synchronization": {"longest_period": 32}},
     MULTI_WORKER_MIRRORED: {},
     HOROVOD: None,
