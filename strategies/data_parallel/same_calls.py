@@ -46,7 +46,7 @@ class SameCalls:
         names: the names of all tasks; the first compares.
         board: where they tell each other.
         clock: returns seconds.
-        explain: returns an error that says more than one of TensorFlow in an execution, or None.
+        explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
         on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
 
     Attributes:
@@ -85,9 +85,13 @@ class SameCalls:
 
         Raises:
             DifferentCallsError: in every task, if they differ.
+            TaskLostError: instead of TensorFlow's error, if a task is lost (lost_tasks.py).
         """
         self._agreements += 1
-        place = f"calls/{self._agreements}"
+        with self._explained():
+            self._agree(f"calls/{self._agreements}", facts)
+
+    def _agree(self, place: str, facts: dict[str, Any]) -> None:
         self._board.put(f"{place}/{self.me}", json.dumps(facts))
         deadline = self._clock() + WARNING_SECONDS
         if self.me == self.names[0]:
@@ -157,14 +161,21 @@ class SameCalls:
         self._executions += 1
         self._execution = self._executions, self._clock()
         try:
+            with self._explained():
+                yield
+        finally:
+            self._execution = None
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises an error that says more than that of TensorFlow, if there is one."""
+        try:
             yield
         except tf.errors.OpError as error:
             if (better := self._explain(error)) is not None:
                 self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
                 raise better from error
             raise
-        finally:
-            self._execution = None
 
     def _repeat(self, function: Callable[[], None]) -> None:
         while not self._is_over.wait(EXECUTION_SECONDS / 2) and not self._is_lost:

@@ -203,6 +203,17 @@ def test_a_task_that_has_lost_another_says_so_and_tells_nobody_anything_more():
     assert board.values == {}
 
 
+def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
+    class Cut(LocalBoard):
+        def put(self, name, value):
+            raise tf.errors.UnavailableError(None, None, "recvmsg:Connection timed out")
+
+    calls = SameCalls("worker:1", NAMES, Cut(), explain=lambda error: RuntimeError("no answer from worker:0"))
+    with pytest.raises(RuntimeError, match="no answer from worker:0"):
+        calls.agree(FIT)
+    calls.end()
+
+
 def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypatch):
     monkeypatch.setattr(same_calls, "EXECUTION_SECONDS", 0.2)
     looked = threading.Event()
