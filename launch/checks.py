@@ -1,8 +1,11 @@
 """What is checked before anything is started: program and files of a command line."""
 
 import importlib.util
+import math
 import os
 import sys
+
+from absl import flags
 
 from tfdist.errors import nearest
 from tfdist.launch import command_line
@@ -32,6 +35,14 @@ def check_program(program: Program) -> None:
         raise UsageError(f"-m {program.module}: there is no module {package} in {os.getcwd()} or among the installed packages")
     if program.module == command_line.EXAMPLE and importlib.util.find_spec("sklearn") is None:
         raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+
+
+def check_numbers(values: flags.FlagValues) -> None:
+    """Raises UsageError for a flag that is "nan": absl takes it for a number within any range."""
+    for name in values:
+        value = values[name].value
+        if isinstance(value, float) and math.isnan(value):
+            raise UsageError(f"flag --{name}={value}: expected a number")
 
 
 def check_summary(path: str | None) -> None:

@@ -137,6 +137,7 @@ def _defaults() -> list[tuple[str, str]]:
 def _run(program: Program) -> int:
     """Runs the command; returns its exit code."""
     from_file = _defaults()
+    checks.check_numbers(FLAGS)
     cluster = _described_cluster(program)
     if FLAGS.max_workers is not None:
         cluster = scaling.with_room(cluster, FLAGS.max_workers)
@@ -163,6 +164,7 @@ def _run(program: Program) -> int:
     if refusal := strategies.refusal(cluster, choice):
         error = cluster.source.error(f"{refusal} (--dry_run shows the translation)")
         plan = dataclasses.replace(plan, refusal=error)
+    settings = run_flags.settings(FLAGS, (task.name for task in cluster.tasks))
     if FLAGS.dry_run:
         dry_run.explain(plan, from_file)
         return 0
@@ -171,7 +173,6 @@ def _run(program: Program) -> int:
     checks.check_program(program)
     if plan.refusal is not None:
         raise plan.refusal
-    settings = run_flags.settings(FLAGS, (task.name for task in cluster.tasks))
     checks.check_summary(FLAGS.summary)
     if not isinstance(backend.runs, Attached):
         if FLAGS.max_workers is not None:

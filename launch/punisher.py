@@ -4,6 +4,7 @@ It counts the steps of the task that reports, which that task writes into a file
 when the whole job is started again.
 """
 
+import math
 import random
 import signal
 import time
@@ -68,6 +69,8 @@ def fault(text: str, tasks: Iterable[str]) -> Fault:
     values = dict(word.partition("=")[::2] for word in words)
     is_random = names == "random"
     try:
+        if len(values) < len(words):  # A word is there twice.
+            raise ValueError
         how, _, seconds = values.pop("how", "kill").partition(":")
         if how not in ("kill", "term", "stop") or (how == "stop") != bool(seconds):
             raise ValueError
@@ -84,12 +87,21 @@ def fault(text: str, tasks: Iterable[str]) -> Fault:
         )
         if values or not chosen or (not is_random and (found.step is None) == (found.after is None)):
             raise ValueError
+        if not (_is_positive(found.every) and _is_positive(found.seconds if how == "stop" else None)):
+            raise ValueError
+        if (found.step or 0) < 0 or not 0.0 <= (found.after or 0.0) < math.inf:
+            raise ValueError
     except (ValueError, KeyError) as error:
         raise UsageError(f"--fail_at {text}: {_FORM}") from error
     for name in chosen:
         if name not in known:
             raise UsageError(f"--fail_at {text}: there is no task {name}{nearest(name, known)}")
     return found
+
+
+def _is_positive(seconds: float | None) -> bool:
+    """Returns whether a number that may be missing is more than 0, and a number at all."""
+    return seconds is None or 0.0 < seconds < math.inf
 
 
 class Punisher:

@@ -5,7 +5,8 @@ own link is cut, and the others say only that a deadline is over. So each task l
 
 And it may take `lost_timeout` and more until TensorFlow raises one. In a ring of collectives a task whose turn is to send waits
 until the next one fetches the data. If that one is dead, no call is open that could fail; only the heartbeats are missed. So a
-task that is long in an execution looks whether the next one is still there, and if not ends the execution of all.
+task that is long in an execution looks whether the next one is still there, and if not ends the execution of all. Who tells
+the others is the first task. All look whether that one is there, for if it is not, nobody tells them.
 """
 
 import contextlib
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.private_api import abort_collectives
+from tfdist.strategies.private_api import abort_collectives, keep_context
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.lost_timeout import lost_seconds
 from tfdist.strategies.runtime.peers import in_parallel, waiting_for
@@ -92,53 +93,73 @@ class LostTasks:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._me, self._others = me, [task for task in tasks if task is not me]
-        self._next = tasks[(tasks.index(me) + 1) % len(tasks)]
+        following = tasks[(tasks.index(me) + 1) % len(tasks)]
+        self._watched = [_Watched(task) for task in dict.fromkeys((following, tasks[0])) if task is not me]
         self._look, self._abort = look or reach, abort
         self._clock = clock
-        self._closed = 0  # Looks in sequence that found no server.
-        self._silent_since: float | None = None
         self._is_aborted = False
 
-    def look_at_next(self) -> None:
-        """Ends the execution of all tasks if the next one has no server, or has been silent for `lost_seconds`.
+    def look_around(self) -> None:
+        """Ends the execution of all tasks if the next or the first one has no server, or was silent for `lost_seconds`.
 
         One without a server has ended, or has been started again. One that is silent is cut off. One that a signal has stopped
         is neither: its heartbeats decide. Every lost task is the next one of a task that is not lost, or of another lost one.
         """
-        found = self._look(self._next, Deadline.after(ANSWER_SECONDS))
-        self._closed = self._closed + 1 if found is Reach.CLOSED else 0
-        if found is not Reach.SILENT:
-            self._silent_since = None
-        elif self._silent_since is None:
-            self._silent_since = self._clock()
-        silent = 0.0 if self._silent_since is None else self._clock() - self._silent_since
-        if not self._is_aborted and (self._closed == CLOSED_LOOKS or silent >= lost_seconds()):
-            self._is_aborted = True
-            why = "no server" if self._closed else f"no answer for {silent:.0f} s"
-            with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
-                self._abort(f"{why} at the address of /job:{self._next.job}/task:{self._next.index} ({self._next.address})")
+        found = self._found([each.task for each in self._watched])
+        for each in self._watched:
+            why = each.lost(found[each.task], self._clock())
+            if why is not None and not self._is_aborted:
+                self._is_aborted = True
+                with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
+                    self._abort(why)
 
     def explain(self, error: tf.errors.OpError) -> TaskLostError | None:
-        """Returns an error that names the lost task, after at most `LOOK_SECONDS`; None if all tasks are there."""
+        """Returns an error that names the lost task, after at most `LOOK_SECONDS`; None if all tasks are there.
+
+        With a lost task TensorFlow's runtime stays as it is when the process ends.
+        """
         if not isinstance(error, LOSSES):
             return None
         deadline = Deadline.after(LOOK_SECONDS)
-        while (sentence := lost(self._me, self._found(), error.message)) is None:
+        while (sentence := lost(self._me, self._found(self._others), error.message)) is None:
             if deadline.expired():
                 return None
             time.sleep(PAUSE_SECONDS)
+        keep_context()
         _log.warning("TensorFlow reports: %s", error.message)
         return TaskLostError(f"{sentence}; the training cannot go on: start the program again on every task")
 
-    def _found(self) -> dict[Task, Reach]:
-        found = dict.fromkeys(self._others, Reach.SILENT)  # Whose name cannot be looked up in time stays so.
+    def _found(self, tasks: Sequence[Task]) -> dict[Task, Reach]:
+        found = dict.fromkeys(tasks, Reach.SILENT)  # Whose name cannot be looked up in time stays so.
         deadline = Deadline.after(ANSWER_SECONDS)
 
         def look(task: Task) -> None:
             found[task] = self._look(task, deadline)
 
-        in_parallel(look, self._others, Deadline.after(ANSWER_SECONDS + 1.0))  # A busy machine runs the threads late.
+        in_parallel(look, tasks, Deadline.after(ANSWER_SECONDS + 1.0))  # A busy machine runs the threads late.
         return dict(found)
+
+
+class _Watched:
+    """A task that another one looks at again and again."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._closed = 0  # Looks in sequence that found no server.
+        self._silent_since: float | None = None
+
+    def lost(self, found: Reach, now: float) -> str | None:
+        """Returns why it counts as lost after one more look, or None."""
+        where = f"at the address of /job:{self.task.job}/task:{self.task.index} ({self.task.address})"
+        self._closed = self._closed + 1 if found is Reach.CLOSED else 0
+        if found is not Reach.SILENT:
+            self._silent_since = None
+        elif self._silent_since is None:
+            self._silent_since = now
+        if self._closed >= CLOSED_LOOKS:
+            return f"no server {where}"
+        silent = 0.0 if self._silent_since is None else now - self._silent_since
+        return f"no answer for {silent:.0f} s {where}" if silent >= lost_seconds() else None
 
 
 def lost(me: Task, found: Mapping[Task, Reach], text: str) -> str | None:

@@ -120,7 +120,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         options = tf.distribute.experimental.CommunicationOptions()
         self.devices = local_devices(me)
         lost = LostTasks(me, tasks)
-        calls = SameCalls(me.name, [task.name for task in tasks], explain=lost.explain, on_long_execution=lost.look_at_next)
+        calls = SameCalls(me.name, [task.name for task in tasks], explain=lost.explain, on_long_execution=lost.look_around)
         self.calls = calls if len(tasks) > 1 else None
         seconds = CONNECTION_TIMES * lost_seconds()  # With once, a task whose link is back would be ended.
         configure_coordination(resolver.cluster_spec(), seconds)

@@ -46,7 +46,7 @@ class SameCalls:
         names: the names of all tasks; the first compares.
         board: where they tell each other.
         clock: returns seconds.
-        explain: returns an error that says more than one of TensorFlow in an execution, or None.
+        explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
         on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
 
     Attributes:
@@ -71,9 +71,8 @@ class SameCalls:
         self._agreements = 0
         self._executions = 0
         self._sources = 0
-        self._begun: float | None = None
-        self._is_told = False
-        self._lock = threading.Lock()
+        self._execution: tuple[int, float] | None = None  # The number of the one that lasts, and when it began.
+        self._told: int | None = None  # The number of the one that the others know of.
         self._watchers: list[threading.Thread] = []
         self._is_lost = False
         self._is_over = threading.Event()
@@ -86,9 +85,13 @@ class SameCalls:
 
         Raises:
             DifferentCallsError: in every task, if they differ.
+            TaskLostError: instead of TensorFlow's error, if a task is lost (lost_tasks.py).
         """
         self._agreements += 1
-        place = f"calls/{self._agreements}"
+        with self._explained():
+            self._agree(f"calls/{self._agreements}", facts)
+
+    def _agree(self, place: str, facts: dict[str, Any]) -> None:
         self._board.put(f"{place}/{self.me}", json.dumps(facts))
         deadline = self._clock() + WARNING_SECONDS
         if self.me == self.names[0]:
@@ -147,16 +150,25 @@ class SameCalls:
         Raises:
             TaskLostError: instead of TensorFlow's error, if a task is lost (lost_tasks.py).
         """
-        if self._begun is not None:
+        if self._execution is not None:
             yield
             return
-        if not self._watchers:  # Each in a thread of its own: what is published for the others may wait for the first task.
+        if not self._watchers:  # Each in a thread of its own, and without a lock: `look` may wait for the first task.
             for function in (self.look, self._look_at_others):
                 watcher = threading.Thread(target=self._repeat, args=(function,), name="tfdist-same-calls", daemon=True)
                 watcher.start()
                 self._watchers.append(watcher)
         self._executions += 1
-        self._begun = self._clock()
+        self._execution = self._executions, self._clock()
+        try:
+            with self._explained():
+                yield
+        finally:
+            self._execution = None
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raises an error that says more than that of TensorFlow, if there is one."""
         try:
             yield
         except tf.errors.OpError as error:
@@ -164,35 +176,33 @@ class SameCalls:
                 self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
                 raise better from error
             raise
-        finally:
-            if self._is_lost:
-                self._begun = None
-            else:
-                with self._lock:
-                    self._begun = None
-                    self._take_back()
 
     def _repeat(self, function: Callable[[], None]) -> None:
         while not self._is_over.wait(EXECUTION_SECONDS / 2) and not self._is_lost:
             function()
 
     def _look_at_others(self) -> None:
-        begun = self._begun
-        if begun is not None and self._clock() - begun >= EXECUTION_SECONDS:
+        if self._long_execution() is not None:
             self._on_long_execution()
 
-    def look(self) -> None:
-        """Tells the others in which execution this task is, if it has been there for some time."""
-        with self._lock, contextlib.suppress(tf.errors.OpError):
-            if self._begun is not None and not self._is_told and self._clock() - self._begun >= EXECUTION_SECONDS:
-                self._is_told = True
-                self._board.put(f"executing/{self.me}", str(self._executions))
+    def _long_execution(self) -> int | None:
+        """Returns the number of the execution that has lasted for `EXECUTION_SECONDS`."""
+        execution = self._execution
+        return execution[0] if execution is not None and self._clock() - execution[1] >= EXECUTION_SECONDS else None
 
-    def _take_back(self) -> None:
-        if self._is_told:
-            self._is_told = False
-            with contextlib.suppress(tf.errors.OpError):
+    def look(self) -> None:
+        """Tells the others in which execution this task is, if it has been there for some time; takes back one that is over.
+
+        Until it is taken back nobody is misled: all who have been in that execution know it by its number.
+        """
+        number = self._long_execution()
+        with contextlib.suppress(tf.errors.OpError):
+            if self._told not in (None, number):
+                self._told = None
                 self._board.remove(f"executing/{self.me}")
+            if number is not None and self._told is None:
+                self._told = number
+                self._board.put(f"executing/{self.me}", str(number))
 
     def first_batch(self) -> FirstBatch:
         """Returns what compares the first batches of the data of the next call."""

@@ -1,5 +1,6 @@
 """Checks that the installed TensorFlow and Keras have the private names that tfdist builds on."""
 
+import ctypes
 import dis
 import importlib
 import inspect
@@ -70,6 +71,26 @@ def need_attributes(owner: Any, *names: str) -> None:
     for name in names:
         if name not in assigned:
             raise _unsupported(owner.__module__, f"has no {owner.__qualname__}.{name}, which tfdist needs")
+
+
+def need_c_function(module: str, name: str, result: Any, *arguments: Any) -> Any:
+    """Returns a function of TensorFlow's C interface (tensorflow/c). A call of it releases Python's lock meanwhile.
+
+    Args:
+        module: the full name of an extension module that is linked with the function.
+        name: the function.
+        result: the type of its result, of `ctypes`; None for void.
+        arguments: the types of its arguments.
+
+    Raises:
+        UnsupportedVersionError: if there is no such function.
+    """
+    try:
+        function = getattr(ctypes.CDLL(need(module, "__file__")), name)
+    except (OSError, AttributeError) as cause:
+        raise _unsupported(module, f"has no C function {name}, which tfdist calls") from cause
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def plain_function(attribute: Any) -> Callable[..., Any] | None:

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster import Task
+from tfdist.strategies.runtime import reachability
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, listener, wait_for_tasks
 
@@ -29,7 +30,7 @@ MOST_BYTES = 256
 def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Callable[[str], None]) -> None:
     """Waits until every task of `tasks` has called this too.
 
-    Accepts connections at the address of `me` meanwhile.
+    Accepts connections at the address of `me` meanwhile; those of this machine only, if all tasks are on it.
 
     Args:
         me: the task of this process.
@@ -46,6 +47,8 @@ def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Ca
         raise StartTimeoutError(
             f"{me.name} cannot listen at {me.address}: {cause.strerror}; free the port, or describe another"
         ) from cause
+    if me.port is not None and reachability.are_here(tasks):
+        reachability.accept_only_this_machine({me.port})
     with door:
         wait_for_tasks([task for task in tasks if task is not me], timeout, log, door.why_missing)
 

@@ -13,9 +13,9 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
 from tfdist.strategies.runtime.own_sockets import own_sockets
 
 PRIVATE_NETWORK = "TFDIST_PRIVATE_NETWORK"
@@ -48,7 +48,7 @@ def limit(cluster: Cluster, warns: bool) -> None:
     ports = {task.port for task in cluster.training_tasks if task.port is not None}
     if not ports:
         return
-    if all(_is_loopback(task.host) for task in cluster.training_tasks):
+    if are_here(cluster.training_tasks):
         if not accept_only_this_machine(ports):
             _log.debug("the ports of this job could not be closed to other machines")
         return
@@ -62,6 +62,11 @@ def limit(cluster: Cluster, warns: bool) -> None:
             others,
             PRIVATE_NETWORK,
         )
+
+
+def are_here(tasks: Iterable[Task]) -> bool:
+    """Returns whether all addresses are loopback ones."""
+    return all(_is_loopback(task.host) for task in tasks)
 
 
 def accept_only_this_machine(ports: Collection[int]) -> bool:

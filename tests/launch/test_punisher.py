@@ -28,7 +28,9 @@ def test_descriptions(text, expected):
 @pytest.mark.parametrize(
     "text",
     ["", "worker:1", "worker:1,step=x", "worker:1,step=1,after=2", "worker:1,step=1,how=stop", "worker:1,step=1,how=kill:3",
-     "worker:1,step=1,how=faint", "worker:1,step=1,else=2", "random", "random,every=3,step=2", "random,every=3,of=tpu"],
+     "worker:1,step=1,how=faint", "worker:1,step=1,else=2", "random", "random,every=3,step=2", "random,every=3,of=tpu",
+     "random,every=0", "random,every=-3", "random,every=nan", "ps:0,after=-1", "ps:0,after=inf", "ps:0,step=-1",
+     "ps:0,step=1,how=stop:-4", "ps:0,step=1,how=stop:nan", "ps:0,step=1,step=2"],
 )  # fmt: skip
 def test_other_texts_are_refused_with_the_form(text):
     with pytest.raises(UsageError, match=r"^--fail_at .*: expected TASK\[\+TASK\.\.\.\],step=N"):

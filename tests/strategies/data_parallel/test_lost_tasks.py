@@ -83,7 +83,7 @@ def test_a_long_execution_ends_if_the_next_task_is_dead_and_not_if_it_is_stopped
 
     tasks = LostTasks(TASKS[3], TASKS, look, said.append)
     for _ in looks:
-        tasks.look_at_next()
+        tasks.look_around()
     assert set(asked) == {"worker:0"}
     assert said == ["no server at the address of /job:worker/task:0 (w0:1)"] * aborts
 
@@ -93,11 +93,21 @@ def test_a_long_execution_ends_if_the_next_task_was_cut_off_for_the_lost_timeout
     now, said, found = [0.0], [], [SILENT]
     tasks = LostTasks(TASKS[0], TASKS, lambda *_: found[0], said.append, lambda: now[0])
     for now[0], found[0] in ((0.0, SILENT), (59.0, SERVES), (60.0, SILENT), (119.0, SILENT)):
-        tasks.look_at_next()
+        tasks.look_around()
         assert said == []
     for now[0] in (120.0, 200.0):
-        tasks.look_at_next()
+        tasks.look_around()
         assert said == ["no answer for 60 s at the address of /job:worker/task:1 (w1:1)"]
+
+
+@pytest.mark.parametrize("me", [1, 2, 3])
+def test_all_look_at_the_first_task_because_without_it_nobody_tells_them(monkeypatch, me):
+    monkeypatch.setenv("TFDIST_LOST_TIMEOUT", "60")
+    now, said = [0.0], []
+    tasks = LostTasks(TASKS[me], TASKS, lambda task, _: SILENT if task is TASKS[0] else SERVES, said.append, lambda: now[0])
+    for now[0] in (0.0, 60.0, 61.0):
+        tasks.look_around()
+    assert said == ["no answer for 60 s at the address of /job:worker/task:0 (w0:1)"]
 
 
 def test_what_is_found_at_an_address():

@@ -76,7 +76,41 @@ def test_a_task_that_waits_for_one_in_a_later_execution_knows_that_both_wait():
             DifferentCallsError, match="worker:0 begins to read data for fit while worker:1 is in a step and waits"
         ):
             waiting.agree(FIT)
-    assert "executing/worker:1" not in board.values  # Taken back at its end.
+    other.look()
+    assert "executing/worker:1" not in board.values  # Taken back after its end.
+    with other.executing():
+        now[0] += same_calls.EXECUTION_SECONDS
+        other.look()
+        other.look()
+    assert board.values["executing/worker:1"] == "2"
+
+
+def test_an_execution_ends_although_what_is_told_of_it_waits_for_the_first_task():
+    """The first task keeps what is told. While it is stopped, or its link is cut, a call of the board does not return."""
+
+    class Stopped(LocalBoard):
+        def __init__(self):
+            super().__init__()
+            self.asked, self.answers = threading.Event(), threading.Event()
+
+        def put(self, name, value):
+            self.asked.set()
+            assert self.answers.wait(20)
+            super().put(name, value)
+
+    board, now = Stopped(), [0.0]
+    calls = SameCalls("worker:1", NAMES, board, clock=lambda: now[0])
+    with calls.executing():
+        now[0] += same_calls.EXECUTION_SECONDS
+        watcher = threading.Thread(target=calls.look)
+        watcher.start()
+        assert board.asked.wait(20)
+    assert watcher.is_alive() and not board.answers.is_set()  # The step has ended first.
+    board.answers.set()
+    watcher.join(20)
+    assert board.values == {"executing/worker:1": "1"}
+    calls.look()
+    assert board.values == {}
 
 
 def test_an_execution_that_this_task_has_begun_too_is_no_reason():
@@ -167,6 +201,17 @@ def test_a_task_that_has_lost_another_says_so_and_tells_nobody_anything_more():
         raise tf.errors.UnavailableError(None, None, "Unavailable")
     calls.end()
     assert board.values == {}
+
+
+def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
+    class Cut(LocalBoard):
+        def put(self, name, value):
+            raise tf.errors.UnavailableError(None, None, "recvmsg:Connection timed out")
+
+    calls = SameCalls("worker:1", NAMES, Cut(), explain=lambda error: RuntimeError("no answer from worker:0"))
+    with pytest.raises(RuntimeError, match="no answer from worker:0"):
+        calls.agree(FIT)
+    calls.end()
 
 
 def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypatch):

@@ -1,10 +1,12 @@
 """Tests who reaches the TensorFlow servers of a job: only its own machine, if all of its tasks are there."""
 
+import contextlib
 import logging
 import os
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 from ssh_here import namespace
@@ -12,6 +14,8 @@ from tools import needs
 
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.runtime import reachability
+from tfdist.strategies.runtime.each_other import wait_for_each_other
+from tfdist.strategies.runtime.peers import StartTimeoutError
 
 NUMBER = 83
 """Of the network between this machine and the other: 10.NUMBER.7.0/24."""
@@ -71,6 +75,29 @@ def test_only_this_machine_reaches_a_port_with_the_filter_under_each_of_its_addr
         assert reachability.accept_only_this_machine({ports[0]})
         assert other_machine(*ports) == [f"{ports[0]} TimeoutError", f"{ports[1]} reached"]
         assert from_here(*ports) == from_here(*ports, address=f"10.{NUMBER}.7.1") == [f"{port} reached" for port in ports]
+
+
+@needs("namespaces")
+def test_other_machines_do_not_reach_tasks_that_wait_for_each_other(other_machine):
+    """As those of multi_worker_mirrored do before TensorFlow listens."""
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as another:
+        ports = [each.getsockname()[1] for each in (one, another)]
+    here = [Task("worker", index, "localhost", port) for index, port in enumerate(ports)]
+    apart = [Task("worker", 0, "localhost", ports[1]), Task("worker", 1, f"10.{NUMBER}.7.9", ports[1])]
+    found = []
+
+    def wait(tasks):
+        with contextlib.suppress(StartTimeoutError):
+            wait_for_each_other(tasks[0], tasks, 8.0, found.append)
+
+    threads = [threading.Thread(target=wait, args=(tasks,)) for tasks in (here, apart)]
+    for thread in threads:
+        thread.start()
+    while not all("reached" in line for line in from_here(*ports)):
+        pass
+    assert other_machine(*ports) == [f"{ports[0]} TimeoutError", f"{ports[1]} reached"]
+    for thread in threads:
+        thread.join(30)
 
 
 @pytest.mark.cluster
