@@ -73,9 +73,9 @@ class TaskGroups:
 
     @staticmethod
     def _in_buckets(values: list[tf.Tensor], sum_of: Any) -> list[tf.Tensor]:
-        if any(value.shape.num_elements() is None for value in values):
-            return [sum_of(value) for value in values]
-        return buckets.sums(values, sum_of)
+        known = [value for value in values if value.shape.is_fully_defined()]
+        found = iter(buckets.sums(known, sum_of))
+        return [next(found) if value.shape.is_fully_defined() else sum_of(value) for value in values]
 
     def check_same(self, nested: Any) -> None:
         """Checks, in a step, that all tasks of this replica have the same examples.
