@@ -76,8 +76,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
         _check_devices(strategy.devices, cluster, me, start_timeout)
         random_state.share(strategy)
         strategy.extended.has_variables = False  # That of the broadcast is gone.
-    if (calls := strategy.calls) is not None:
-        at_program_end(lambda _: calls.end())
+    at_program_end(strategy.end)
     trainer.install()
     optimizer.install()
     return strategy
@@ -134,6 +133,13 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
             self.extended._initialize_strategy(resolver, devices=None)
 
         self._arrangement = Arrangement(self, names, initialize, tasks.index(me), len(tasks), cluster.partition)
+
+    def end(self, failed: bool) -> None:
+        """Ends what this task tells the others, at the end of its program."""
+        if self.calls is not None:
+            self.calls.end()
+        if self.extended.groups is not None and not failed:
+            self.extended.groups.end()
 
     def scope(self) -> Any:
         """See `tf.distribute.Strategy.scope`. Follows `keras.distribution.set_distribution`."""

@@ -4,6 +4,7 @@ The read is collective. A program that reads weights on the chief alone would wa
 their end. So the tasks of a replica meet before the read: each says what it reads, and looks for what the others say.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 
@@ -64,6 +65,19 @@ class SameReads:
                 raise DifferentCallsError(f"{self._me} reads {variable} while {name} reads {found}; {ADVICE}")
         if self._reads > 1:  # The others have come to this read, and so through the one before.
             self._board.remove(f"reads/{self._reads - 1}/{self._me}")
+
+    def outlast(self, names: Sequence[str], seconds: float) -> None:
+        """Waits until the programs of other tasks have ended. The first task keeps what readers tell each other.
+
+        Args:
+            names: their names.
+            seconds: for how long at most.
+        """
+        deadline = self._clock() + seconds
+        with contextlib.suppress(DifferentCallsError):  # A task is gone: nobody reads any more.
+            for name in names:
+                while self._clock() < deadline and self._board.take(f"ended/{name}", POLL_SECONDS) is None:
+                    pass
 
     def _wait(self, key: str, name: str, variable: str, seconds: float) -> str:
         deadline = self._clock() + seconds

@@ -16,6 +16,9 @@ from tfdist.strategies.data_parallel.same_reads import SameReads
 from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.private_api.ring_sums import GROUPS, RingSums
 
+END_SECONDS = 60.0
+"""How long the first task waits at its end for the tasks of other replicas."""
+
 _ALL, _REPLICA, _POSITION = range(3)
 
 
@@ -44,9 +47,14 @@ class TaskGroups:
         of_replica = RingSums(device, spanned, 1 + self.replica, kind=_REPLICA)
         self._position = RingSums(device, self.replicas, 1 + self.replicas + position, kind=_POSITION)
         first = self.replica * spanned
-        reads = SameReads(calls, calls.names[first : first + spanned])
-        self._span = task_span.TaskSpan(of_replica, position, spanned, reads.meet)
+        self._reads = SameReads(calls, calls.names[first : first + spanned])
+        self._others = calls.names[spanned:] if self._is_chief else []
+        self._span = task_span.TaskSpan(of_replica, position, spanned, self._reads.meet)
         task_span.set_current(self._span)
+
+    def end(self) -> None:
+        """Waits, in the first task, until the other replicas have read their weights and ended, for `END_SECONDS` at most."""
+        self._reads.outlast(self._others, END_SECONDS)
 
     def sums(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sum of each tensor over the replicas, the same in all tasks."""
@@ -73,9 +81,9 @@ class TaskGroups:
 
     @staticmethod
     def _in_buckets(values: list[tf.Tensor], sum_of: Any) -> list[tf.Tensor]:
-        if any(value.shape.num_elements() is None for value in values):
-            return [sum_of(value) for value in values]
-        return buckets.sums(values, sum_of)
+        known = [value for value in values if value.shape.is_fully_defined()]
+        found = iter(buckets.sums(known, sum_of))
+        return [next(found) if value.shape.is_fully_defined() else sum_of(value) for value in values]
 
     def check_same(self, nested: Any) -> None:
         """Checks, in a step, that all tasks of this replica have the same examples.

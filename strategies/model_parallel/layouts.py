@@ -102,7 +102,7 @@ def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh
     Every replica has the whole model, so that a layout that also names the axis of the batch is followed by a warning only.
 
     Args:
-        layout: its `keras.distribution.TensorLayout`.
+        layout: its `keras.distribution.TensorLayout`. Axes that it does not reach are whole, as in JAX.
         path: its path, for messages.
         shape: its shape.
         mesh: the devices.
@@ -112,7 +112,7 @@ def sharded_axis(layout: Any, path: str, shape: tuple[int, ...], mesh: LocalMesh
         ValueError: with the path, if the layout does not fit the variable.
     """
     where = reason or f"the layout map gives {path} the layout {layout.axes}"
-    if len(layout.axes) != len(shape):
+    if len(layout.axes) > len(shape):
         raise ValueError(f"{where} of {len(layout.axes)} axes, and its shape is {shape}")
     sizes = dict(zip(layout.device_mesh.axis_names, layout.device_mesh.shape, strict=True))
     named = [number for number, name in enumerate(layout.axes) if name is not None and sizes[name] > 1]
@@ -140,3 +140,28 @@ def _warn_of_batch_axis(name: str, where: str) -> None:
     if name not in _warned:
         _warned.add(name)
         _log.warning("%s, and %r is the axis of the batch: every replica holds such variables whole along it", where, name)
+
+
+def warn_of_no_shards(model: str, variables: Sequence[Any], distribution: Any, mesh: LocalMesh) -> None:
+    """Warns, once for a model, of a layout map that shards none of its variables. Keras says nothing.
+
+    Args:
+        model: its name.
+        variables: its trainable variables.
+        distribution: the current `keras.distribution.ModelParallel`.
+        mesh: the devices.
+    """
+    if not isinstance(distribution, keras.distribution.ModelParallel) or mesh.axis is None or model in _warned_models:
+        return
+    layouts = [distribution.get_variable_layout(variable) for variable in variables]
+    if not variables or any(layout is not None and mesh.axis in layout.axes for layout in layouts):
+        return
+    _warned_models.add(model)
+    _log.warning(
+        "the layout map shards no variable of %s along %r: a pattern has to match a whole path, such as %s; begin it with .*, "
+        "for example",
+        *(model, mesh.axis, variables[0].path),
+    )
+
+
+_warned_models: set[str] = set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from tfdist.strategies.model_parallel.layouts import LocalMesh
+from tfdist.strategies.model_parallel.layouts import LocalMesh, warn_of_no_shards
 from tfdist.strategies.private_api import patches
 
 _log = logging.getLogger("tfdist")
@@ -69,4 +69,6 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
         )
     if _described:
         _described[0].check_matched(model.name, model.trainable_variables)
+    elif is_set and is_followed:
+        warn_of_no_shards(model.name, model.trainable_variables, keras.distribution.distribution(), extended.mesh)
     return original(model, step_function)

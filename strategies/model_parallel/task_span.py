@@ -17,11 +17,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.private_api.own_gradients import register, with_gradient
+from tfdist.strategies.private_api.own_gradients import have_the_same_tape, register, with_gradient
 from tfdist.strategies.private_api.ring_sums import RingSums
 
 READ_SECONDS = 300.0
 """How long a task waits for the others with a read of a whole variable between two steps."""
+
+_ENTERED = "_tfdist_entered"
+"""The attribute of a tensor of a graph that has what `enter` returns for it."""
 
 _current: "list[TaskSpan]" = []  # At most one: a process has one strategy whose replicas span tasks.
 
@@ -48,8 +51,23 @@ class TaskSpan:
         return next(self._numbers)
 
     def enter(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns a whole tensor for operations on parts."""
-        return with_gradient("TfdistEnter", tf.identity, self.add, value) if _has_gradient(value) else value
+        """Returns a whole tensor for operations on parts.
+
+        For one tensor of a function that is traced it returns the same result again: query, key and value of attention have one
+        input, whose gradients are then added up before the sum over the tasks.
+        """
+        if not _has_gradient(value):
+            return value
+        if getattr(value, "graph", None) is not tf.compat.v1.get_default_graph():  # Eager ones have none.
+            return self._entered(value)
+        earlier = getattr(value, _ENTERED, None)
+        if earlier is None or not have_the_same_tape(value, earlier):
+            earlier = self._entered(value)
+            setattr(value, _ENTERED, earlier)
+        return earlier
+
+    def _entered(self, value: tf.Tensor) -> tf.Tensor:
+        return with_gradient("TfdistEnter", tf.identity, self.add, value)
 
     def add(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of a tensor over the tasks."""

@@ -17,6 +17,9 @@ need_function(
     _record, "record_operation", "op_type, output_tensors, input_tensors, backward_function, forward_function", "calls"
 )
 
+_gradients_util: Any = need("tensorflow.python.ops.gradients_util")
+need_function(_gradients_util, "PossibleTapeGradientTypes", "tensors", "calls")
+
 Function = Callable[[Any], Any]
 
 
@@ -50,3 +53,15 @@ def with_gradient(name: str, function: Function, gradient: Function, value: tf.T
                 result, _ = tf.identity_n([result, value])
     _record.record_operation(name, [result], [value], lambda of_result: [gradient(of_result)])
     return result
+
+
+def have_the_same_tape(value: tf.Tensor, computed: tf.Tensor) -> bool:
+    """Returns whether the same tapes record what is computed from two tensors: none, or one that is not persistent.
+
+    Args:
+        value: a tensor.
+        computed: a tensor that has been computed from it. Tapes that have begun later do not know where it comes from.
+    """
+    several = _gradients_util.POSSIBLE_GRADIENT_TYPES_HIGHER_ORDER
+    kind = _gradients_util.PossibleTapeGradientTypes([value])
+    return bool(kind != several and kind == _gradients_util.PossibleTapeGradientTypes([computed]))

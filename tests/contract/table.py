@@ -99,7 +99,16 @@ PARTITIONED = Column(
     "cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", SYNCHRONOUS, chief="worker-0",
     flags=("--partition", "kernel=rows", "--partition_devices", "2"), rows=FEW,
 )
+SPANNING = Column(
+    "spanning", "multi_worker_mirrored: 1 replica in 2 tasks, every kernel sharded by rows over them",
+    "cluster { nworkers_per_group: 2 nworkers_per_procs: 1 }", SYNCHRONOUS, chief="worker-0", others=("worker-1",),
+    flags=("--partition", "kernel=rows", "--partition_tasks", "2"),
+    rows=("uneven_last_batch", "steps_per_execution", "predict", "embedding", "dropout", "global_clipnorm", "metrics",
+          "model_outside_the_scope", "own_loop", "keras_file", "weights_file", "tensorflow_checkpoint", "exported"),
+)
 # fmt: on
+SHARDED = (PARTITIONED, SPANNING)
+"""Columns whose models are sharded. Their files are not loaded in other columns."""
 
 SERVED = ("parameter_server", "sandblaster", "downpour", "hogwild")
 """Columns in which the workers serve the chief."""
@@ -149,6 +158,10 @@ def _refused(on_servers: str, on_hogwild: str) -> dict[str, str]:
     return {name: on_hogwild if name == "hogwild" else on_servers for name in SERVED}
 
 
+def _sharded(error: str) -> dict[str, str]:
+    return dict.fromkeys(("partitioned", "spanning"), error)
+
+
 # fmt: off
 GROUPS: dict[str, list[Row]] = {
     "Data: every example once per epoch": [
@@ -187,8 +200,8 @@ GROUPS: dict[str, list[Row]] = {
         Row("dropout", "Dropout (each replica draws its own)", near=0.15, replicas=0.15),
         Row("unseeded_random_operations", "`keras.random` without a seed, as in a VAE (each replica draws its own)"),
         Row("recurrent", "recurrent layers", near=0.15),
-        Row("model_without_call", "a model without `call`: a GAN with its own `train_step` and two optimizers", near=0.15, refused={
-            "partitioned": "its shape (1, 4) cannot be sharded equally over 2 devices along axis 0"}),
+        Row("model_without_call", "a model without `call`: a GAN with its own `train_step` and two optimizers", near=0.15, refused=_sharded(
+            "its shape (1, 4) cannot be sharded equally over 2 devices along axis 0")),
         Row("fewer_examples_than_replicas", "a batch with fewer examples than there are replicas", near=0.15),
         Row("constraints", "constraints of weights", near=0.15),
         Row("assignments_in_every_batch", "a callback that assigns a weight in every batch"),
@@ -201,7 +214,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("train_step_from_scratch", "a Keras loss in a custom `train_step`, without `compute_loss`", near=0.15),
     ],
     "compile": [
-        Row("optimizers", "every stock optimizer", near=0.15, refused={"partitioned": "Adafactor may need all of a variable for its update"}),
+        Row("optimizers", "every stock optimizer", near=0.15, refused=_sharded("Adafactor may need all of a variable for its update")),
         Row("learning_rate_schedule", "learning-rate schedules", near=0.15),
         Row("clipnorm", "`clipnorm`", near=0.15),
         Row("clipvalue", "`clipvalue`", near=0.15),
@@ -217,17 +230,17 @@ GROUPS: dict[str, list[Row]] = {
         Row("metrics", "metrics: accuracy, AUC, one with several values", near=0.15),
         Row("compile_outside_the_scope", "`compile` outside the scope, of a model made inside", near=0.15),
         Row("optimizer_outside_the_scope", "an optimizer built outside the scope: an error that says so"),
-        Row("model_outside_the_scope", "a model made outside the scope trains in its process alone, with a warning", near=FLOAT, refused={
-            "partitioned": "which is made outside the scope of the strategy; make it inside `with strategy.scope():`"}),
+        Row("model_outside_the_scope", "a model made outside the scope trains in its process alone, with a warning", near=FLOAT, refused=_sharded(
+            "which is made outside the scope of the strategy; make it inside `with strategy.scope():`")),
     ],
     "Loops of your own": [
         Row(
             "own_loop", "`GradientTape` and `optimizer.apply`, also in `tf.function` (on the chief alone, with a warning)", near=FLOAT,
-            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored", "partitioned"), NO_REPLICAS),
+            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored", "partitioned", "spanning"), NO_REPLICAS),
         ),
         Row(
             "own_loop_in_the_scope", "the same inside the scope", near=FLOAT,
-            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored", "partitioned"), NO_HANDLE),
+            refused=dict.fromkeys(("mirrored", "multi_worker_mirrored", "partitioned", "spanning"), NO_HANDLE),
         ),
         Row(
             "own_loop_with_strategy_run", "`strategy.run` on a distributed dataset, as in TensorFlow's guide", near=FLOAT,
@@ -254,8 +267,8 @@ GROUPS: dict[str, list[Row]] = {
         Row("keras_file", "`.keras`: save, load in the scope, train on", near=0.15),
         Row("weights_file", "`save_weights`, `load_weights`", near=FLOAT),
         Row("tensorflow_checkpoint", "`tf.train.Checkpoint`, `CheckpointManager`", near=FLOAT),
-        Row("exported", "`export` as a SavedModel", near=FLOAT, refused={
-            "partitioned": "and a SavedModel cannot hold that; save the model as .keras, load it in a program without a cluster, and export"}),
+        Row("exported", "`export` as a SavedModel", near=FLOAT, refused=_sharded(
+            "and a SavedModel cannot hold that; save the model as .keras, load it in a program without a cluster, and export")),
     ],
 }
 # fmt: on
@@ -286,7 +299,7 @@ def _listed(titles: list[str]) -> str:
 
 def page() -> str:
     """Returns the text of docs/contract.md."""
-    columns = [column for column in [*COLUMNS, PARTITIONED] if column.kind != REFERENCE]
+    columns = [column for column in [*COLUMNS, *SHARDED] if column.kind != REFERENCE]
     lines = [
         "# What Keras does under each strategy",
         "",
@@ -312,7 +325,7 @@ def page() -> str:
             notes.update({message: None for name, message in row.refused.items() if name in {c.name for c in columns}})
     lines += [
         "",
-        "Every column but the last loads the files of every other column, and so does Keras without tfdist. The predictions are",
+        "Every column but the last two loads the files of every other column, and so does Keras without tfdist. The predictions are",
         f"equal. Of {_listed([c.title for c in columns if c.rows])} CI tests some rows;",
         "`TFDIST_CONTRACT_TESTS=all` tests all.",
     ]

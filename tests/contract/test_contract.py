@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.table import COLUMNS, PAGE, PARTITIONED, REFERENCE, ROWS, SERVED, different, page
+from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, SHARDED, different, page
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.
@@ -78,7 +78,7 @@ def cells():
     """Returns the cells as parameters of tests."""
     return [
         pytest.param(column, row, id=f"{column.name}-{row.name}", marks=cluster)
-        for column in (*COLUMNS, PARTITIONED)
+        for column in (*COLUMNS, *SHARDED)
         for row in ROWS.values()
         if TESTS_ALL or column.rows is None or row.name in column.rows
     ]

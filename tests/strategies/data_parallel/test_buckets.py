@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel import buckets
+from tfdist.strategies.data_parallel.task_groups import TaskGroups
 
 
 @pytest.mark.parametrize(
@@ -62,3 +63,19 @@ def test_the_number_of_collectives_has_a_limit(monkeypatch):
         buckets.sums([tf.zeros([3])] * gradients, lambda value, begun=begun: begun.append(value) or value)
         counts.append(len(begun))
     assert counts == [4, 8]
+
+
+def test_a_gradient_of_unknown_size_leaves_the_others_in_buckets():
+    found = []
+
+    def total(value):
+        found.append(value.shape.as_list())
+        return value * 2.0
+
+    @tf.function(input_signature=[tf.TensorSpec([2]), tf.TensorSpec([None]), tf.TensorSpec([2, 3])])
+    def sums(*values):
+        return TaskGroups._in_buckets(list(values), total)
+
+    doubled = sums(tf.constant([1.0, 2.0]), tf.constant([3.0]), tf.ones([2, 3]))
+    assert [value.numpy().tolist() for value in doubled] == [[2.0, 4.0], [6.0], [[2.0] * 3] * 2]
+    assert found == [[8], [None]]

@@ -99,3 +99,16 @@ def test_without_a_sign_of_the_others_a_read_ends(monkeypatch):
     reads = SameReads(SameCalls("worker:0", NAMES, LocalBoard()), NAMES, LocalBoard())
     with pytest.raises(DifferentCallsError, match="and worker:1 does not make this call within 0 s; all tasks"):
         reads.meet("kernel", 0)
+
+
+def test_the_first_task_outlasts_the_readers_of_other_replicas():
+    board = LocalBoard()
+    first, second = (SameCalls(name, NAMES, board) for name in NAMES)
+    reads = SameReads(first, NAMES[:1], board)
+    ended = []
+    threading.Timer(0.3, lambda: (ended.append(True), second.end())).start()
+    reads.outlast(NAMES[1:], 20)
+    assert ended
+
+    now = iter(range(100))
+    SameReads(first, NAMES[:1], board, clock=lambda: next(now)).outlast(["worker:2"], 3)  # It ends never.

@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.partition import Partition
 from tfdist.strategies.model_parallel.described import DescribedLayouts
-from tfdist.strategies.model_parallel.layouts import LocalMesh, local_mesh, sharded_axis
+from tfdist.strategies.model_parallel.layouts import LocalMesh, local_mesh, sharded_axis, warn_of_no_shards
 
 FOUR = ["CPU:0", "CPU:1", "CPU:2", "CPU:3"]
 
@@ -72,7 +72,14 @@ def axis_of(layout, shape, mesh=(2, 2)):
 
 @pytest.mark.parametrize(
     "layout, shape, axis",
-    [((None, "model"), (3, 4), 1), (("model", None), (4, 3), 0), ((None, None), (3, 3), None), (("model",), (2,), 0)],
+    [
+        ((None, "model"), (3, 4), 1),
+        (("model", None), (4, 3), 0),
+        ((None, None), (3, 3), None),
+        (("model",), (2,), 0),
+        ((None, "model"), (3, 4, 5), 1),  # As JAX, where the last axes need no name.
+        ((), (3,), None),
+    ],
 )
 def test_a_layout_names_the_axis_that_is_split(layout, shape, axis):
     assert axis_of(layout, shape) == axis
@@ -95,6 +102,22 @@ def test_a_layout_that_does_not_fit_is_refused_by_name(layout, shape, message):
 def test_the_axis_of_the_batch_is_left_out_with_a_warning(caplog):
     assert axis_of(("model", "batch"), (4, 3)) == 0
     assert "dense/kernel" in caplog.text and "'batch' is the axis of the batch" in caplog.text
+
+
+def test_a_layout_map_that_shards_nothing_causes_one_warning(caplog):
+    distribution, mesh = model_parallel((1, 4)), local_mesh(model_parallel((1, 4)), FOUR)
+    distribution._layout_map["up/kernel"] = (None, "model")
+    distribution._layout_map[".*gamma"] = (None,)
+    for path in ("net/up/kernel", "net/norm/gamma", "up/kernel"):  # The last one is sharded.
+        for _ in range(2):
+            variable = keras.Variable(np.ones((4, 8)))
+            variable._path = path
+            warn_of_no_shards(path.replace("/", "_"), [variable], distribution, mesh)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "the layout map shards no variable of net_up_kernel along 'model'",
+        "the layout map shards no variable of net_norm_gamma along 'model'",
+    ]
+    assert "has to match a whole path, such as net/up/kernel" in caplog.text
 
 
 def described(*layouts, devices=None, of=FOUR, tasks=1):

@@ -30,7 +30,7 @@ ONE_REPLICA = (
 )
 TWO_REPLICAS = ("a_pair_of_dense_layers", "adamw_with_decay_clipping_and_averages", "an_embedding_by_rows", "a_transformer")
 TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")
-SPANNING = ("a_pair_of_dense_layers", "an_embedding_by_rows")  # A replica is in two tasks.
+SPANNING = ("a_pair_of_dense_layers", "an_embedding_by_rows", "a_transformer")  # A replica is in two tasks.
 RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 
 
@@ -102,6 +102,17 @@ def test_all_tasks_of_a_replica_have_the_same_numbers(results):
         for task in tasks:
             for what in ("history", "evaluate", "weights"):
                 assert task[case]["split"][what] == tasks[0][case]["split"][what]
+
+
+def test_a_block_of_a_transformer_adds_up_activations_twice_and_gradients_twice(results):
+    run, tasks = results
+    if run != "2x2, four tasks":
+        pytest.skip("a replica is in one task")
+    blocks, activations = 2, [None, 6, 16]  # Examples, words, channels.
+    for task in tasks:
+        sums = task["a_transformer"]["split"]["sums"]
+        assert sums.count(activations) == blocks * (2 + 2)
+        assert len(sums) <= blocks * (2 + 2) + 12, sums  # Rows of the table, examples and metrics, and buckets of gradients.
 
 
 def test_what_a_replica_in_several_tasks_cannot_do_is_refused(results):

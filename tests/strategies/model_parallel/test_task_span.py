@@ -11,7 +11,10 @@ from tfdist.strategies.model_parallel.task_span import TaskSpan
 class Alike:
     """The collectives of two tasks of which the other one has the same values."""
 
+    sums = 0
+
     def sum(self, value):
+        self.sums += 1
         return value * 2
 
     def gather(self, value, timeout=0.0):
@@ -22,8 +25,13 @@ class Alike:
 
 
 @pytest.fixture
-def span():
-    found = TaskSpan(Alike(), position=1, tasks=2, meet=lambda variable, seconds: None)
+def ring():
+    return Alike()
+
+
+@pytest.fixture
+def span(ring):
+    found = TaskSpan(ring, position=1, tasks=2, meet=lambda variable, seconds: None)
     task_span.set_current(found)
     return found
 
@@ -44,6 +52,48 @@ def test_gradients_are_those_of_a_whole_tensor(span, compiled):
     for axis, factors in ((0, [[1.0], [2.0], [3.0], [4.0]]), (1, [[1.0, 3.0], [2.0, 4.0]])):  # Those of the own rows.
         gradient = wrap(lambda axis=axis, factors=factors: gradient_of(lambda x: span.gather(x, axis), column, factors))()
         assert gradient.numpy().tolist() == [[3.0], [4.0]]
+
+
+def test_one_tensor_that_enters_several_layers_needs_one_sum_of_its_gradient(span, ring):
+    query, key, value = ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0])
+
+    @tf.function
+    def gradient(x):
+        return gradient_of(lambda x: span.enter(x) * query + span.enter(x) * key + span.enter(x), x, value)
+
+    assert gradient(tf.constant([1.0, 1.0])).numpy().tolist() == [2 * 5 * 5, 2 * 7 * 6]
+    assert ring.sums == 1
+
+
+def test_each_tape_gets_the_gradients_of_what_entered_before_it_began(span):
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            y = span.enter(x) * 1.0  # The inner tape and the later one do not know that it is computed from x.
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                of_inner = inner.gradient(span.enter(x) * 3.0, x)
+            total = y + span.enter(x) * of_inner
+        with tf.GradientTape() as later:
+            later.watch(x)
+            z = span.enter(x) * 5.0
+        return of_inner, outer.gradient(total, x), later.gradient(z, x)
+
+    assert [float(each) for each in gradients(tf.constant(1.0))] == [6.0, 2.0 * (1.0 + 6.0), 10.0]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_what_entered_in_a_branch_is_not_used_outside_of_it(span, taken):
+    @tf.function
+    def gradient(x, taken):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.cond(taken, lambda: span.enter(x) + span.enter(x), lambda: x)
+            result = y + span.enter(x)
+        return tape.gradient(result, x)
+
+    assert float(gradient(tf.constant(1.0), tf.constant(taken))) == (6.0 if taken else 3.0)
 
 
 def test_loops_have_the_same_gradients(span):
