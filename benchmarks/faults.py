@@ -36,6 +36,7 @@ import cut_links
 import networks
 from absl import app, flags
 from faults_program import BATCHES
+from job_processes import Stopped, working_in
 
 FLAGS = flags.FLAGS
 flags.DEFINE_multi_string("row", [], "Faults; default: all.")
@@ -148,14 +149,15 @@ def cell(row: str, column: str) -> dict[str, object]:
             try:
                 if on_disk:
                     _damage(on_disk, job, folder)
-                found = _watched(job, folder, fault)
+                with Stopped(lambda: working_in(folder) if "how=stop" in fault else []) as stop:
+                    found = _watched(job, folder, fault)
             finally:
-                for pid in _session_of(folder):
+                for pid in working_in(folder):
                     os.kill(pid, signal.SIGKILL)
         text = (folder / "output").read_text(errors="replace")
         found["said"] = [line for line in text.splitlines() if line.startswith("tfdist: ") and "failed" in line][-1:]
         found["said"] += [line for line in text.splitlines() if on_disk and "backup" in line][1:3]
-        found |= _found(folder, row, column, total)
+        found |= _found(folder, row, column, total) | ({"stopped": stop.seconds} if stop.seconds else {})
         if found["exit"] not in (0, -signal.SIGKILL):
             print(text[-3000:], file=sys.stderr)
         return found
@@ -276,7 +278,7 @@ def _watched(job: "subprocess.Popen[bytes]", folder: Path, fault: str) -> dict[s
         while not _steps(folder, 200):
             time.sleep(0.1)
         victims = [job.pid] if "launcher" in fault else []
-        victims += [pid for pid in _session_of(folder) if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes() and
+        victims += [pid for pid in working_in(folder) if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes() and
                     int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == job.pid
                     ] if "parent" in fault else []  # fmt: skip
         for pid in victims:
@@ -291,24 +293,9 @@ def _watched(job: "subprocess.Popen[bytes]", folder: Path, fault: str) -> dict[s
     except subprocess.TimeoutExpired:
         code = f"hangs after {LIMIT_SECONDS:.0f} s"
     ended = time.monotonic()
-    while _session_of(folder) and time.monotonic() < ended + 60:
+    while working_in(folder) and time.monotonic() < ended + 60:
         time.sleep(0.1)
-    return {"exit": code, "seconds": time.monotonic() - begin, "left": len(_session_of(folder))}
-
-
-def _session_of(folder: Path) -> list[int]:
-    """Returns the processes that work in `folder`."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                os.readlink(entry / "cwd") == str(folder)
-                and entry.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-            ):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+    return {"exit": code, "seconds": time.monotonic() - begin, "left": len(working_in(folder))}
 
 
 def words(found: dict[str, object]) -> str:
@@ -326,7 +313,8 @@ def words(found: dict[str, object]) -> str:
     joined = {None: "", True: ", it trains again", False: ", **it does not train again**"}[found.get("joined")]
     share = found["updates"]
     updates = "" if share is None else f", {'100 %' if share == 1 else f'{share:.2%}'} of the updates"
-    return f"0, pause {found['pause']:.1f} s, {found['repeated']} steps twice{updates}{joined}"
+    stop = f" (stopped for {found['stopped']:.1f} s)" if "stopped" in found else ""
+    return f"0, pause {found['pause']:.1f} s{stop}, {found['repeated']} steps twice{updates}{joined}"
 
 
 def _text(found: dict[str, object] | None, row: str, column: str) -> str:

@@ -21,13 +21,12 @@ _delete_status = need_c_function(_MODULE, "TF_DeleteStatus", None, ctypes.c_void
 _code_of = need_c_function(_MODULE, "TF_GetCode", ctypes.c_int, ctypes.c_void_p)
 _message_of = need_c_function(_MODULE, "TF_Message", ctypes.c_char_p, ctypes.c_void_p)
 _arguments = (ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
-_count_reference: Any = ctypes.pythonapi.Py_IncRef
-_count_reference.restype, _count_reference.argtypes = None, (ctypes.py_object,)
 _report = need_c_function(_MODULE, "TFE_ReportErrorToCluster", None, *_arguments)
 
 _error_of: Any = need("tensorflow.python.framework.errors_impl", "exception_type_from_error_code")
-_pointer_of: Any = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype, _pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+# Functions of Python's own C interface, as objects of this file: the attributes of those in `ctypes.pythonapi` are everybody's.
+_pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
+_count_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
 
 def report_error(message: str) -> None:
