@@ -2,6 +2,8 @@
 
 import statistics
 
+from tfdist.planner.costs import COMPRESSED
+
 BYTES = 4
 """Bytes of a parameter on the wire, as float32."""
 
@@ -9,15 +11,16 @@ UNITS = {"mnist1d": ("test accuracy, %", 2, 1), "text": ("test loss, nats", 3, -
 """The figure of a task, its decimals, and 1 if more is better, else -1."""
 
 
-def bytes_per_step(period, parameters, groups):
+def bytes_per_step(result, groups):
     """Returns the bytes that a worker sends and receives per step of its own, on average.
 
-    Hogwild: 2 * parameters * 4 bytes per period, the push of its progress and the pull of the global parameters. Synchronous:
-    2 (groups - 1) / groups * parameters * 4 bytes per step, a ring all-reduce.
+    Hogwild: the push of its progress and the pull of the global parameters, once per period. Synchronous: a ring all-reduce,
+    2 (groups - 1) / groups of the parameters' bytes per step.
     """
-    if period:
-        return 2 * parameters * BYTES / period
-    return 2 * (groups - 1) / groups * parameters * BYTES
+    size = result["parameters"] * BYTES
+    if result["period"]:
+        return 2 * size * COMPRESSED[dict(result["options"]).get("compression")] / result["period"]
+    return 2 * (groups - 1) / groups * size
 
 
 def show(results, settings, tasks, plot):
@@ -45,7 +48,7 @@ def _table(name, task, found):
         mean = statistics.mean(values)
         spread = f" ({values[0]:.{decimals}f} to {values[-1]:.{decimals}f})" if len(values) > 1 else " (one seed)"
         gap = f"{mean - base:+.2f}" if name == "mnist1d" else f"{100 * (mean / base - 1):+.1f} %"
-        sent = bytes_per_step(first["period"], first["parameters"], task.groups) / 1000
+        sent = bytes_per_step(first, task.groups) / 1000
         seconds = statistics.median(seed["curve"][-1][1] for seed in seeds)
         print(
             f"| {_label(first)} | {first['rate']} | {mean:.{decimals}f}{spread} | {'' if seeds is best else gap} | {sent:.1f} "
@@ -83,7 +86,7 @@ def _plot(results, settings, tasks, file):
             seeds = [result for result in results if result["name"] == setting.name and result["task"] == name]
             if not seeds:
                 continue
-            each = bytes_per_step(setting.period, seeds[0]["parameters"], tasks[name].groups) * tasks[name].groups / 1e6
+            each = bytes_per_step(seeds[0], tasks[name].groups) * tasks[name].groups / 1e6
             points = list(zip(*(seed["curve"] for seed in seeds), strict=True))
             values = [statistics.mean(point[2] for point in at) for at in points]
             style = {"label": _label(seeds[0]), "linestyle": "-" if setting.period else "--", "marker": ".", "markersize": 3}

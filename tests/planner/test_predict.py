@@ -172,7 +172,7 @@ def test_over_slow_links_hogwild_is_predicted_with_the_compression_that_it_choos
     described = Option("hogwild", 2, 1, period=16)
     request = Request(2, None, frozenset(["hogwild", "parameter_server"]), described=described)
     slow = candidates(request.over(100e6 / 8))
-    assert {each.compression for each in slow if each.strategy == "hogwild"} == {"bf16"}
+    assert {each.compression for each in slow if each.strategy == "hogwild"} == {"int8"}
     assert {each.compression for each in slow if each.strategy != "hogwild"} == {None}
     assert candidates(request.over(10e9 / 8)) == candidates(request)
     for given in ("float32", "int8"):

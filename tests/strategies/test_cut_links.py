@@ -34,11 +34,11 @@ def test_a_worker_is_back_under_a_new_address_and_a_ps_behind_a_cut_link_ends_th
     assert "no answer from ps:0 (ps-0:2222) for 4 s; training cannot go on" in found["said"]
 
 
-def test_hogwild_measures_a_slow_network_and_sends_bf16(start):
+def test_hogwild_measures_a_slow_network_and_sends_int8(start):
     job = start(str(PROGRAMS / "slow_network.py"))
     assert job.wait(150) == 0, job.output
     (line,) = [line for line in job.output.splitlines() if "hogwild: the network carries" in line]
     assert re.search(
-        r"carries [34]\d\.\d Mbit/s from ps:0 to worker:[01], so parameters travel as bf16 \(--compression\)", line
+        r"carries [34]\d\.\d Mbit/s from ps:0 to worker:[01], so parameters travel as int8 \(--compression\)", line
     )
-    assert "TRAINED as bf16, learns: True" in job.output
+    assert "TRAINED as int8, learns: True" in job.output
