@@ -7,6 +7,7 @@ of pushes (push_weights.py), functions that groups run (synchronization_function
 
 import contextlib
 import functools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,6 +34,8 @@ from tfdist.strategies.hogwild.synchronization_functions import SynchronizationF
 from tfdist.strategies.runtime import chief_device
 
 _MORE_THAN_ALL = 2**30
+
+_log = logging.getLogger("tfdist")
 
 
 class LocalReplicas:
@@ -134,9 +137,21 @@ class LocalReplicas:
         return self._membership.live
 
     def _forget(self, owner: int) -> None:
-        """Gives up the progress of a local replica that is lost."""
+        """Gives up the progress of a local replica that is lost. No round waits for it any more, see rounds.py."""
         for block in self.blocks:
             block.dirty.discard(owner)
+        if self.outer_optimizer.in_rounds:
+            # The thread that has noticed the loss must not wait for the ps.
+            threading.Thread(target=self._leave_rounds, args=(owner,), name="tfdist-leave-rounds", daemon=True).start()
+
+    def _leave_rounds(self, owner: int) -> None:
+        for block in (block for block in self.blocks if block.kind is Kind.SYNCHRONIZED):
+            if self._membership.is_live(owner):
+                return  # It is back already.
+            try:
+                self._functions.leave_rounds(block, owner, len(self._membership.live), self._rates_now(block.rates))
+            except tf.errors.OpError as error:  # Without this ps nobody trains; and groups wait for the grace time at most.
+                _log.debug("worker group %d has not left the rounds: %s", owner, error)
 
     def train_alone(self, one: bool) -> None:
         """Lets one group train while the others wait, so that its progress counts in full, or lets all train."""

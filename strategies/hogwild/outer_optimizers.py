@@ -108,6 +108,10 @@ class OuterOptimizer:
         """As `update`, if the chief ends the round. Used only `in_rounds`."""
         raise NotImplementedError
 
+    def leave(self, state: State, control: Control) -> Update:
+        """As `update`, if the group of `control` is lost. Used only `in_rounds`."""
+        raise NotImplementedError
+
     def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
         """Makes the step at the end of a round. Used only `in_rounds`.
 
@@ -225,6 +229,11 @@ class Nesterov(OuterOptimizer):
         """See `OuterOptimizer.settle`."""
         del control
         return self._after(rounds.settle(_open_round(state), ARRAYS))
+
+    def leave(self, state: State, control: Control) -> Update:
+        """See `OuterOptimizer.leave`."""
+        group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
+        return self._after(rounds.leave(_open_round(state), group, control.live, ARRAYS))
 
     def _after(self, after: tuple[Round, Any], pushed: State | None = None) -> Update:
         round_, ends = after

@@ -84,6 +84,23 @@ def expire(round_: Round, wanted: Any, arrays: ModuleType | Any) -> tuple[Round,
     return _after(round_, round_.pushed, absent, ends, arrays)
 
 
+def leave(round_: Round, group: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+    """Makes a group absent because it is lost, and ends the round if it was the last one that was missing.
+
+    When the group is back, no round waits for it before its first push that is in time, or late by one round.
+
+    Args:
+        round_: the open round.
+        group: 1 at the group that is lost and 0 at all others, int32 [groups].
+        live: number of groups that train without it, int32 scalar.
+        arrays: see `arrive`.
+    """
+    absent, in_time = arrays.maximum(round_.absent, group), round_.pushed // IN_TIME
+    expected = arrays.minimum(live, arrays.sum(1 + 0 * group) - arrays.sum(absent * (1 - in_time)))
+    ends = (arrays.sum(in_time) >= expected) & (arrays.sum(in_time) > 0)
+    return _after(round_, round_.pushed, absent, ends, arrays)
+
+
 def settle(round_: Round, arrays: ModuleType | Any) -> tuple[Round, Any]:
     """Ends the open round, if any group has pushed to it, because the chief collects what all groups have. See `expire`."""
     return _after(round_, round_.pushed, round_.absent, arrays.sum(round_.pushed) > 0, arrays)

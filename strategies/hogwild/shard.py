@@ -142,6 +142,12 @@ class Shard:
         with self._locked():
             self._write(self._optimizer.settle(self._read_state(), control), control)
 
+    def leave(self, control: Control) -> None:
+        """Makes the group of `control` absent because it is lost, see rounds.py. Runs on the ps."""
+        assert self._optimizer is not None
+        with self._locked():
+            self._write(self._optimizer.leave(self._read_state(), control), control)
+
     def news(self, parameters: Any, compressor: Compressor, group: Any) -> Message:
         """Encodes what a group does not have of the parameters. The rounding error stays for the next reply. Runs on the ps."""
         assert self.acknowledged is not None

@@ -69,11 +69,17 @@ class ShardFunctions:
 
     def settle(self, shard: Shard, numbers: Any) -> None:
         """Ends the open round of a shard, on the ps, with the numbers of a `Control`. See `Shard.settle`."""
+        self._change("settle", Shard.settle, shard, numbers)
 
+    def leave(self, shard: Shard, numbers: Any) -> None:
+        """Makes a group absent from the rounds of a shard, on the ps, with the numbers of its `Control`. See `Shard.leave`."""
+        self._change("leave", Shard.leave, shard, numbers)
+
+    def _change(self, name: str, change: Callable[[Shard, Control], None], shard: Shard, numbers: Any) -> None:
         def run(resources: Sequence[Any], numbers: Any) -> None:
-            shard.given(resources).settle(Control.of(numbers))
+            change(shard.given(resources), Control.of(numbers))
 
-        self._on_ps(("settle", shard.parameters.dtype), shard, run, Control.SPEC)(numbers)
+        self._on_ps((name, shard.parameters.dtype), shard, run, Control.SPEC)(numbers)
 
     def baseline(self, parameters: Any, before: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """Does the same as `OuterOptimizer.baseline`, on the worker."""

@@ -3,7 +3,7 @@
 import concurrent.futures
 import enum
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,6 +15,7 @@ from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
 from tfdist.strategies.hogwild.push_pull import PushPull, pull_anew
+from tfdist.strategies.hogwild.shard import Shard
 from tfdist.strategies.hogwild.shard_functions import ShardFunctions
 from tfdist.strategies.runtime import chief_device
 
@@ -106,16 +107,26 @@ class SynchronizationFunctions:
         """Ends the current round with these outer rates, although not all groups have pushed. Does nothing if none has."""
         # In a thread of its own, which traces nothing: `export` reads variables while it traces.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(self._complete_round, block, rates).result()
+            pool.submit(self._on_all, "complete round", self._on_shards.settle, block, [_NO_GROUP, 0.0, 1, 0, *rates]).result()
 
-    def _complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
+    def leave_rounds(self, block: ParameterBlock, group: int, live: int, rates: tuple[float, float]) -> None:
+        """Makes a group absent from the rounds of a block. Call it in a thread that traces nothing.
 
+        Args:
+            block: the block.
+            group: number of the group, which is lost.
+            live: number of groups that train without it.
+            rates: outer learning rate and outer momentum, for a round that ends.
+        """
+        self._on_all("leave rounds", self._on_shards.leave, block, [group, 0.0, live, 0, *rates])
+
+    def _on_all(self, name: str, change: Callable[[Shard, Any], None], block: ParameterBlock, numbers: Sequence[float]) -> None:
         def run(numbers: Any) -> None:
             for shard in itertools.chain(*block.shards):
-                self._on_shards.settle(shard, numbers)
+                change(shard, numbers)
 
-        key = ("complete round", block)
+        key = (name, block)
         with tf.device(chief_device.DEVICE):
             if key not in self._functions:
                 self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](chief_device.constant([_NO_GROUP, 0.0, 1, 0, *rates, 0.0, 0], tf.float64))
+            self._functions[key](chief_device.constant([*numbers, 0.0, 0], tf.float64))

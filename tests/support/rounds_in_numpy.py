@@ -35,6 +35,10 @@ class Fragment:
         """Ends the round for a group that has waited for the grace time."""
         self._step(rounds.expire(self.round, wanted, np))
 
+    def leave(self, group, live):
+        """Makes a group absent because it is lost."""
+        self._step(rounds.leave(self.round, np.eye(self.groups, dtype=int)[group], live, np))
+
     def settle(self):
         """Ends the round because all groups have flushed."""
         self._step(rounds.settle(self.round, np))

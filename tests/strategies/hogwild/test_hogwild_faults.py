@@ -48,7 +48,7 @@ TRAINS = """
 
 
 # Groups wait for each other at the end of a round, so the faults have to end these waits.
-TFDIST = {"strategy": "hogwild", "sync_period": 2, "synchronization": {"outer": "nesterov", "fragments": 2}}
+OUTER = {"outer": "nesterov", "fragments": 2}
 
 
 MOST_SECONDS = 8.0
@@ -56,18 +56,20 @@ MOST_SECONDS = 8.0
 
 
 @pytest.fixture
-def cluster(start, script, tmp_path, monkeypatch):
-    """Starts 1 chief, 2 workers and 1 ps under Hogwild, and waits until they train."""
+def cluster(start, script, tmp_path, monkeypatch, request):
+    """Starts 1 chief, 2 workers and 1 ps under Hogwild, and waits until they train. A parameter has more options."""
     monkeypatch.chdir(tmp_path)
+    options = {"strategy": "hogwild", "sync_period": 2, "synchronization": OUTER | getattr(request, "param", {})}
     program, environments = script(TRAINS), configs(chief=1, worker=2, ps=1)
     for environment in environments.values():
-        config = json.loads(environment["TF_CONFIG"]) | {"tfdist": TFDIST}
+        config = json.loads(environment["TF_CONFIG"]) | {"tfdist": options}
         environment["TF_CONFIG"] = json.dumps(config)
     jobs = {task: start(program, environment=env) for task, env in environments.items()}
     jobs["chief", 0].wait_for("change 1: 2 training")
     return jobs, lambda task: start(program, environment=environments[task])
 
 
+@pytest.mark.parametrize("cluster", [{"grace": 1e9}], indirect=True, ids=["that would be waited for without end"])
 def test_training_continues_without_a_killed_worker_and_takes_it_back(cluster, tmp_path):
     jobs, again = cluster
     os.kill(jobs["worker", 1].process.pid, signal.SIGKILL)

@@ -189,9 +189,44 @@ def test_a_round_ends_with_the_last_group_or_with_the_grace_time_and_no_later():
     assert list(fragment.round.absent) == [0, 1, 1, 1]
 
 
+def test_a_lost_group_ends_the_waits_for_it_and_is_waited_for_again_after_a_push_in_time():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    fragment.leave(3, live=GROUPS - 1)
+    assert fragment.round.complete == 1 and fragment.parameters == 0.75
+    for group in (0, 1, 2):  # It is live again, and compiles: nobody waits.
+        fragment.push(group, np.ones(1), 2)
+    assert fragment.round.complete == 2
+    fragment.push(3, np.ones(1), 3)
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 3)
+    assert fragment.round.complete == 3 and list(fragment.round.absent) == [0] * GROUPS
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 4)
+    assert fragment.round.complete == 3
+
+
+def test_a_lost_group_that_had_pushed_counts_in_its_round():
+    fragment = fragment_after((3, 1), (0, 1))
+    fragment.leave(3, live=GROUPS - 1)
+    assert fragment.round.complete == 0
+    for group in (1, 2):
+        fragment.push(group, np.ones(1), 1, live=GROUPS - 1)
+    assert fragment.round.complete == 1
+
+
+def test_of_several_lost_groups_the_last_one_ends_the_round():
+    fragment = fragment_after((0, 1))
+    for group, live in ((1, 3), (2, 2), (3, 1)):
+        assert fragment.round.complete == 0
+        fragment.leave(group, live)
+    assert fragment.round.complete == 1
+
+
 def test_a_round_that_nobody_has_pushed_to_does_not_end():
     fragment = fragment_after()
     fragment.expire(1)
+    fragment.leave(1, live=1)
+    fragment.round = fragment.round._replace(absent=np.zeros(GROUPS, int))
     fragment.settle()
     assert fragment.round.complete == 0 and list(fragment.round.absent) == [0] * GROUPS
 
