@@ -116,7 +116,7 @@ class Synchronization:
         quorum: groups that must have pushed before a round can end without the others ("nesterov"), from 1. If fewer train, all
             of them. Default None: 1. A round that has no quorum ends after a minute.
         grace: how long a group waits for the others of its round ("nesterov"), in sync periods as they last without waits, from
-            0. Default None: 4. Before the speed of a group is known, it waits 5 seconds.
+            0. Default None: 4, or 1 beside a group that is twice as slow. Before its speed is known, a group waits 5 seconds.
         longest_period: the most updates of the sync period, from `sync_period`. If groups would wait for the network longer
             than an eighth of the time of their updates, after the longest delay, the period is doubled until they do not, or
             until it would be longer than this. It is decided once, with the delay, and the chief prints it. Default None: the
