@@ -49,6 +49,7 @@ class ParameterBlock:
         sizes: number of values of each shard.
         shards: for each server group its shards of the vector. Shards of one ps are neighbors.
         optimizer: the outer optimizer.
+        compressed: as given.
         baseline: on the leader of each group, the baseline of the group, [size] (see `outer_optimizers`).
         pulled: on each leader, the global parameters as last pulled, [size]. Differs from `baseline` with compression only.
         last_rounds: on each leader, for each shard the number of complete rounds in the last reply, int64 [number of shards].
@@ -73,7 +74,7 @@ class ParameterBlock:
         # A part of a vector that starts at a whole cache line is cut without a copy, so odd lengths go last.
         variables = sorted(variables, key=lambda variable: variable.shape.num_elements() % ALIGNMENT > 0)
         self.variables = variables
-        self.optimizer = optimizer
+        self.optimizer, self.compressed = optimizer, compressed
         self.kind, self.dtype = variables[0].kind, variables[0].dtype
         lengths = [variable.shape.num_elements() for variable in variables]
         self.size = sum(lengths)

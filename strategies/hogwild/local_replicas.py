@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.backups import SILENT_SECONDS
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.named_resource import NamedVariable
-from tfdist.strategies.hogwild import checkpoint_state
+from tfdist.strategies.hogwild import checkpoint_state, network
 from tfdist.strategies.hogwild.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
@@ -117,9 +117,12 @@ class LocalReplicas:
                 self._strategy.remote_garbage.free(device, functools.partial(_destroy, variables, device))
 
     def _make_block(self, variables: list[LocalVariable]) -> ParameterBlock:
-        strategy = self._strategy
-        compressed = strategy.synchronization.compresses
-        groups = len(strategy.worker_groups)
+        strategy, groups = self._strategy, len(self._strategy.worker_groups)
+        is_float32 = variables[0].kind is Kind.SYNCHRONIZED and variables[0].dtype == tf.float32
+        compressed = strategy.synchronization.compresses and is_float32
+        if compressed and strategy.compression_is_measured:
+            elements = sum(variable.shape.num_elements() for variable in variables)
+            compressed = network.affords(groups * elements * tf.float32.size, len(strategy.server_devices[0]))
         block = ParameterBlock(variables, strategy.server_devices, self.outer_optimizer, groups, compressed)
         block.retried = strategy.server_recovery.retried
         return block

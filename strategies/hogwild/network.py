@@ -32,6 +32,9 @@ TIMES, LONG_SECONDS = 3, 0.1
 LIMIT_SECONDS = 10.0
 """After so long the network counts as having carried nothing more than one transfer."""
 
+MOST_BYTES = 2**30
+"""The memory of a ps that compression may take if the user has not asked for it."""
+
 _log = logging.getLogger("tfdist")
 
 
@@ -48,7 +51,7 @@ def choose_compression(strategy: Any, cluster: Cluster) -> None:
         return
     (sender, receiver), speed = measured
     compression = compression_for(speed)
-    strategy.synchronization = replace(options, compression=compression)
+    strategy.synchronization, strategy.compression_is_measured = replace(options, compression=compression), True
     if compression != "float32":
         print(
             f"hogwild: the network carries {8e-6 * speed:.3g} Mbit/s from {sender.name} to {receiver.name}, so parameters "
@@ -56,6 +59,24 @@ def choose_compression(strategy: Any, cluster: Cluster) -> None:
             file=sys.stderr,
             flush=True,
         )
+
+
+def affords(size: int, servers: int) -> bool:
+    """Returns whether compression that nobody has asked for is worth the memory of the ps. Prints it if not.
+
+    Args:
+        size: bytes that the ps keep for it: what each group has decoded.
+        servers: number of tasks that hold parameters.
+    """
+    if size <= MOST_BYTES * servers:
+        return True
+    print(
+        f"hogwild: the parameters travel as float32, because compression would take {size / servers / 2**30:.3g} GiB more of "
+        "each task that holds them (--compression)",
+        file=sys.stderr,
+        flush=True,
+    )
+    return False
 
 
 def pairs(workers: Sequence[Task], servers: Sequence[Task]) -> list[tuple[Task, Task]]:

@@ -55,9 +55,11 @@ class Hogwild(CoordinatorStrategy):
         remote_garbage: frees on the workers what the program has dropped.
         speeds: how fast the groups are.
         delay: the delay of the groups, as it was given or measured, and their period; None before the first `fit`.
+        compression_is_measured: whether `synchronization.compression` follows from the network, and not from the user.
     """
 
     delay: MeasuredDelay | None = None
+    compression_is_measured = False
 
     def __init__(self, cluster: Cluster) -> None:
         self.synchronization = cluster.synchronization.resolved(len(cluster.worker_groups))

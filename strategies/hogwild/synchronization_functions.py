@@ -49,7 +49,7 @@ class SynchronizationFunctions:
     def push_pull(self, block: ParameterBlock, server_group: int, control: Control) -> PushPull:
         """Returns a synchronization with the options of the strategy, to be traced into a group's function."""
         options = self._strategy.synchronization
-        compressor = COMPRESSORS[options.compression if block.dtype == tf.float32 else None]
+        compressor = COMPRESSORS[options.compression if block.compressed else None]
         return PushPull(block, server_group, control, self._on_shards, compressor, options.topology)
 
     def call(self, task: Task, block: ParameterBlock, group: int, numbers: Any) -> Any:

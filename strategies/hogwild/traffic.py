@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.hogwild.local_variable import Kind
 
@@ -14,6 +12,6 @@ def bytes_per_period(strategy: Any) -> int:
     total = 0
     for block in strategy.local_replicas.blocks:
         if block.kind is Kind.SYNCHRONIZED:
-            sizes = (compressor.size(n) if block.dtype == tf.float32 else n * block.dtype.size for n in block.sizes)
+            sizes = (compressor.size(n) if block.compressed else n * block.dtype.size for n in block.sizes)
             total += 2 * sum(sizes)
     return total

@@ -106,3 +106,11 @@ def test_the_choice_leaves_alone_what_the_user_gave_and_what_cannot_be_compresse
         f"hogwild: the network carries {8 * rate / 1e6:.0f} Mbit/s from ps:0 to worker:0, so parameters travel as {compression}"
     )
     assert capsys.readouterr().err == ("" if options or rate == 1e10 else f"{said} (--compression)\n")
+
+
+def test_compression_that_nobody_asked_for_takes_a_limited_part_of_the_memory(capsys):
+    assert network.affords(2 * 2**30, 2) and capsys.readouterr().err == ""
+    assert not network.affords(3 * 2**30, 2)
+    assert (
+        "the parameters travel as float32, because compression would take 1.5 GiB more of each task" in capsys.readouterr().err
+    )

@@ -13,8 +13,8 @@ from tfdist.strategies.hogwild.traffic import bytes_per_period
 def strategy(compression=None):
     kinds = [each for each in Kind if each is not Kind.SYNCHRONIZED]
     blocks = [
-        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, sizes=[256, 512]),
-        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float64, sizes=[10]),
+        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, sizes=[256, 512], compressed=compression is not None),
+        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float64, sizes=[10], compressed=False),
         SimpleNamespace(kind=kinds[0], dtype=tf.float32, sizes=[10_000]),
     ]
     return SimpleNamespace(
