@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.private_api import abort_collectives, keep_context
+from tfdist.strategies.private_api.error_report import abort_collectives, keep_context
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.lost_timeout import lost_seconds
 from tfdist.strategies.runtime.peers import in_parallel, waiting_for

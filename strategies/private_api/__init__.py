@@ -13,8 +13,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.private_api.checks import need, need_attributes, need_function
-from tfdist.strategies.private_api.error_report import keep_context as keep_context
-from tfdist.strategies.private_api.error_report import report_error as report_error
 
 # Keras' trainer, optimizers, losses, variables.
 
@@ -302,21 +300,6 @@ def configure_coordination(cluster_spec: "tf.train.ClusterSpec", heartbeat_secon
         heartbeat_timeout_in_ms=int(heartbeat_seconds * 1000),
         coordinated_jobs=[_coordination_config.CoordinatedJob(name=job, num_tasks=cluster_spec.num_tasks(job)) for job in jobs],
     )
-
-
-_abort_collectives: Any = need("tensorflow.python.eager.context", "Context", "abort_collective_ops")
-
-
-def abort_collectives(message: str) -> None:
-    """Makes the collectives of this process fail with UnavailableError, now and from now on; then those of all other tasks.
-
-    Those of this process fail at once. The others are told by the first task; where it is cut off that takes minutes.
-
-    Raises:
-        tf.errors.OpError: if the others cannot be told, because the task that serves the service is gone, or they know it.
-    """
-    _abort_collectives(_context(), tf.errors.UNAVAILABLE, message)
-    report_error(message)
 
 
 def use_own_executor() -> Any:

@@ -15,6 +15,7 @@ from tfdist.strategies.private_api.checks import need, need_c_function
 _MODULE = "tensorflow.python._pywrap_tfe"
 
 _context: Any = need("tensorflow.python.eager.context", "context")
+_abort_collectives: Any = need("tensorflow.python.eager.context", "Context", "abort_collective_ops")
 need("tensorflow.python.eager.context", "Context", "_handle")
 _new_status = need_c_function(_MODULE, "TF_NewStatus", ctypes.c_void_p)
 _delete_status = need_c_function(_MODULE, "TF_DeleteStatus", None, ctypes.c_void_p)
@@ -27,6 +28,18 @@ _error_of: Any = need("tensorflow.python.framework.errors_impl", "exception_type
 # Functions of Python's own C interface, as objects of this file: the attributes of those in `ctypes.pythonapi` are everybody's.
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _count_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
+
+
+def abort_collectives(message: str) -> None:
+    """Makes the collectives of this process fail with UnavailableError, now and from now on; then those of all other tasks.
+
+    Those of this process fail at once. The others are told by the first task; where it is cut off that takes minutes.
+
+    Raises:
+        tf.errors.OpError: if the others cannot be told, because the task that serves the service is gone, or they know it.
+    """
+    _abort_collectives(_context(), tf.errors.UNAVAILABLE, message)
+    report_error(message)
 
 
 def report_error(message: str) -> None:
