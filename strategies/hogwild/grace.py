@@ -15,7 +15,7 @@ FIRST_SECONDS = 5.0
 """A group waits at most 5 s before its speed is known. The time to compile makes first periods of very different length."""
 
 MUCH_SLOWER, WITH_SLOWER_PERIODS = 2.0, 1.0
-"""If a group needs twice as long for its updates as the one that waits, or longer, the others wait for 1 of their periods. It
+"""If a group needs twice as long for its periods as the one that waits, or longer, the others wait for 1 of their periods. It
 misses a round then, and no round waits for it as long as it stays as slow (rounds.py). Waiting for 4 periods would hold up all
 groups whenever one is up to 4 times slower, period after period."""
 
@@ -36,33 +36,32 @@ class Grace:
 
     def __init__(self, periods: float | None = None) -> None:
         self._periods = periods
-        # What groups run -> the seconds per period of the last calls of each group.
-        self._calls: weakref.WeakKeyDictionary[Any, dict[int, deque[float]]] = weakref.WeakKeyDictionary()
+        # What groups run -> the last calls of each group: the seconds of a period for its updates, and for all else.
+        self._calls: weakref.WeakKeyDictionary[Any, dict[int, deque[tuple[float, float]]]] = weakref.WeakKeyDictionary()
         self._running: weakref.ref[Any] | None = None
 
     def begin(self, program: Any) -> None:
         """Notes that groups run this program from now on: what trains a model."""
         self._running = weakref.ref(program)
 
-    def note(self, program: Any, group: int, seconds: float) -> None:
+    def note(self, program: Any, group: int, seconds: float, updates: float) -> None:
         """Notes how long a call took. The first call of each group, which compiles, does not count.
 
         Args:
             program: what the group ran.
             group: number of the group.
-            seconds: the seconds for the updates of a sync period, without waits. The call may have had fewer updates.
+            seconds: the seconds for each sync period of the call. The call may have had fewer updates than a period.
+            updates: those of them in which the group made its updates.
         """
         groups = self._calls.setdefault(program, {})
         if group in groups:
-            groups[group].append(seconds)
+            groups[group].append((updates, max(0.0, seconds - updates)))
         else:
             groups[group] = deque(maxlen=CALLS)
 
     def seconds(self, group: int) -> float:
         """Returns the grace time of a group."""
-        program = self._running and self._running()
-        groups = dict(self._calls.get(program, {})) if program is not None else {}
-        known = {number: min(calls) for number, calls in groups.items() if calls}
+        known = self._known()
         if group not in known:
             return FIRST_SECONDS
         periods = self._periods
@@ -70,3 +69,14 @@ class Grace:
             has_slower = max(known.values()) >= MUCH_SLOWER * known[group]
             periods = WITH_SLOWER_PERIODS if has_slower else PERIODS
         return periods * min(known[group], SLOWER * min(known.values()))
+
+    def _known(self) -> dict[int, float]:
+        """Returns the seconds of a period of each group, without waits for others, as far as they are known.
+
+        All else than updates is messages, and waits. In each round one group waits for no other, so the least counts for all.
+        """
+        program = self._running and self._running()
+        groups = dict(self._calls.get(program, {})) if program is not None else {}
+        calls = {group: list(each) for group, each in groups.items() if each}
+        rest = min((other for each in calls.values() for _, other in each), default=0.0)
+        return {group: min(updates for updates, _ in each) + rest for group, each in calls.items()}

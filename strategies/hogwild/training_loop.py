@@ -202,9 +202,10 @@ class Steps:
             return rows
         delay, measured = self._calls.delay, rows[:, -COLUMNS:]
         alone = updates_alone(measured)
-        update = statistics.median(alone) if alone else execution.seconds / len(rows)  # Which contains the waits.
+        step = execution.seconds / len(rows)
+        update = statistics.median(alone) if alone else step
         period = delay.between * self._strategy.synchronization.fragments
-        self._replicas.grace.note(self._calls, execution.group, update * period)
+        self._replicas.grace.note(self._calls, execution.group, step * period, update * period)
         delay.note(execution.group, measured)
         return rows[:, :-COLUMNS]
 

@@ -1,5 +1,7 @@
 """At the end of an epoch a round ends without the groups that have nothing more to push."""
 
+import pytest
+
 from tfdist.strategies.hogwild.grace import CALLS, FIRST_SECONDS, PERIODS, SLOWER, WITH_SLOWER_PERIODS, Grace
 from tfdist.strategies.hogwild.pushes_left import PushesLeft
 
@@ -57,13 +59,13 @@ def test_the_grace_time_follows_the_fastest_of_the_last_calls():
     grace, program = Grace(), Program()
     grace.begin(program)
     assert grace.seconds(0) == FIRST_SECONDS
-    grace.note(program, 0, 30.0)  # Compiles.
+    grace.note(program, 0, 30.0, 30.0)  # Compiles.
     assert grace.seconds(0) == FIRST_SECONDS
-    grace.note(program, 0, 2.0)
-    grace.note(program, 0, 9.0)  # Has waited for others.
+    grace.note(program, 0, 2.0, 2.0)
+    grace.note(program, 0, 9.0, 9.0)  # Has waited for others.
     assert grace.seconds(0) == PERIODS * 2.0
     for _ in range(CALLS):
-        grace.note(program, 0, 3.0)
+        grace.note(program, 0, 3.0, 3.0)
     assert grace.seconds(0) == PERIODS * 3.0
     assert grace.seconds(1) == FIRST_SECONDS
 
@@ -72,8 +74,8 @@ def test_the_grace_time_does_not_grow_with_calls_that_have_waited_for_it():
     grace, program = Grace(), Program()
     grace.begin(program)
     for _ in range(2):
-        grace.note(program, 0, 6.0)
-        grace.note(program, 1, 0.1)
+        grace.note(program, 0, 6.0, 6.0)
+        grace.note(program, 1, 0.1, 0.1)
     assert grace.seconds(0) == PERIODS * SLOWER * 0.1
 
 
@@ -81,25 +83,34 @@ def test_a_group_that_is_always_slow_does_not_hold_the_others_up():
     grace, program = Grace(), Program()
     grace.begin(program)
     for _ in range(2):
-        grace.note(program, 0, 0.1)
-        grace.note(program, 1, 0.19)
-        grace.note(program, 2, 0.1)
+        grace.note(program, 0, 0.1, 0.1)
+        grace.note(program, 1, 0.19, 0.19)
+        grace.note(program, 2, 0.1, 0.1)
     assert grace.seconds(0) == grace.seconds(2) == PERIODS * 0.1
     for _ in range(CALLS):  # One of them becomes slow.
         assert grace.seconds(0) == PERIODS * 0.1
-        grace.note(program, 1, 0.2)
+        grace.note(program, 1, 0.2, 0.2)
     assert grace.seconds(0) == grace.seconds(2) == WITH_SLOWER_PERIODS * 0.1
     assert grace.seconds(1) == PERIODS * 0.2
-    grace.note(program, 1, 0.1)  # And quick again.
+    grace.note(program, 1, 0.1, 0.1)  # And quick again.
     assert grace.seconds(0) == PERIODS * 0.1
+
+
+def test_messages_count_and_waits_for_others_do_not():
+    grace, program = Grace(), Program()
+    grace.begin(program)
+    for _ in range(2):
+        grace.note(program, 0, 0.5, 0.001)  # Has waited for group 1.
+        grace.note(program, 1, 0.1, 0.004)  # So small updates do not make it much slower.
+    assert grace.seconds(0) == pytest.approx(PERIODS * (0.001 + 0.096))
 
 
 def test_a_grace_time_that_the_user_gives_does_not_depend_on_slower_groups():
     grace, program = Grace(3.0), Program()
     grace.begin(program)
     for _ in range(2):
-        grace.note(program, 0, 0.1)
-        grace.note(program, 1, 0.5)
+        grace.note(program, 0, 0.1, 0.1)
+        grace.note(program, 1, 0.5, 0.5)
     assert grace.seconds(0) == 3.0 * 0.1
 
 
@@ -107,7 +118,7 @@ def test_the_grace_time_is_that_of_the_model_that_trains():
     grace, fast, slow = Grace(), Program(), Program()
     for program, seconds in ((fast, 0.01), (slow, 5.0)):
         for _ in range(2):
-            grace.note(program, 0, seconds)
+            grace.note(program, 0, seconds, seconds)
     grace.begin(slow)
     assert grace.seconds(0) == PERIODS * 5.0
     grace.begin(fast)
