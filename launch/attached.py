@@ -16,19 +16,13 @@ from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.live_view import LiveView
 from tfdist.launch.log_folder import LogFolder, LogFolderError
 from tfdist.launch.output import Terminal, last_lines
+from tfdist.launch.restarts import delay_after, is_steady
 from tfdist.launch.settings import Settings
 from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.launch.tensorboard import TensorBoard
 from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-
-FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
-"""Delay before the first restart of the whole job; it doubles with each further restart, up to the second number. A job
-that has trained for `restarts.STEADY_SECONDS`, or has got farther than before, is started again at once."""
-
-STEADY_SECONDS = 10.0
-"""After a training of this length the delay begins anew."""
 
 
 class Watcher:
@@ -80,7 +74,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             terminal.say(warning)
         if not back_end.holds_ports:
             terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
-        restarts = used = quick = 0  # All; since the job last trained for the window; and for `STEADY_SECONDS`, or got farther.
+        restarts = used = quick = 0  # All; since the job last trained for the window; since it was steady or got farther.
         reached = (0, 0)
 
         def publish(status: JobStatus, is_measured: bool) -> None:
@@ -98,13 +92,12 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             if outcome.trained_seconds >= settings.restart_window:
                 used = 0
             # A delay is for a job that fails again and again at the same place.
-            was_steady = outcome.trained_seconds >= min(STEADY_SECONDS, settings.restart_window)
-            gets_on = was_steady or outcome.reached > reached
+            gets_on = is_steady(outcome.trained_seconds, settings.restart_window) or outcome.reached > reached
             reached = max(reached, outcome.reached)
             if outcome.failure is None or not outcome.failure.may_pass or used == settings.max_restarts:
                 break
             quick = 0 if gets_on else quick + 1
-            delay = min(FIRST_DELAY_SECONDS * 2 ** (quick - 1), LONGEST_DELAY_SECONDS) if quick else 0.0
+            delay = delay_after(quick)
             restarts, used = restarts + 1, used + 1
             when = f" in {delay:.0f} s" if quick else ""
             terminal.say(

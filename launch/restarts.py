@@ -12,11 +12,11 @@ from tfdist.launch.events import Exited, Stopped
 
 MAX_RESTARTS = 3
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 1.0, 60.0
-"""Delay before the first restart of a task; it doubles with each further restart, up to the second number."""
+"""Delay after the first quick end of a task or a job; it doubles with each further one, up to the second number."""
 
 STEADY_SECONDS = 10.0
-"""A task that has run for this long is restarted at once, and the delay begins anew: it is for tasks that fail again and again
-at their start."""
+"""A task or job that has run for this long is restarted at once, and the delay begins anew: it is for those that fail again and
+again at their start."""
 
 WINDOW_SECONDS = 600.0
 """A task that has run for this long has all its restarts again."""
@@ -31,6 +31,16 @@ LONGEST_TICK_SECONDS = 1.0
 """Longest time between two ticks that counts. After a longer one, this process was stopped as well."""
 
 
+def is_steady(seconds: float, window: float) -> bool:
+    """Returns whether an end after so many seconds is not a quick one: after `STEADY_SECONDS`, or a shorter window."""
+    return seconds >= min(STEADY_SECONDS, window)
+
+
+def delay_after(quick: int) -> float:
+    """Returns the seconds before a restart after so many quick ends, one after the other."""
+    return min(FIRST_DELAY_SECONDS * 2 ** (quick - 1), LONGEST_DELAY_SECONDS) if quick else 0.0
+
+
 @dataclass
 class _Restartable:
     task: Task
@@ -38,7 +48,7 @@ class _Restartable:
     is_awaited: bool = False
     restarts: int = 0
     used: int = 0  # Restarts since it last ran for the window.
-    quick: int = 0  # Ends since it last ran for `STEADY_SECONDS`.
+    quick: int = 0  # Quick ends, one after the other.
     started_at: float = 0.0
     restart_at: float | None = None
     cause: str = ""
@@ -123,7 +133,7 @@ class Restarts:
         seconds = time.monotonic() - each.started_at
         if seconds >= self._window:
             each.used = 0
-        each.quick = 0 if seconds >= min(STEADY_SECONDS, self._window) else each.quick + 1
+        each.quick = 0 if is_steady(seconds, self._window) else each.quick + 1
         if event.code == 0 or self._over or each.used >= each.limit:
             each.ended = True
             if event.code and not self._over:
@@ -134,8 +144,7 @@ class Restarts:
                     else f"{event.task} ended early: {event.cause}; {goes_on} without it"
                 )
             return
-        delay = min(FIRST_DELAY_SECONDS * 2 ** (each.quick - 1), LONGEST_DELAY_SECONDS) if each.quick else 0.0
-        each.restart_at = time.monotonic() + delay
+        each.restart_at = time.monotonic() + delay_after(each.quick)
         each.cause = event.cause
 
     def set_aside(self, name: str) -> None:

@@ -11,7 +11,7 @@ from tfdist.cluster import Cluster
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import Source
 from tfdist.flags import HOGWILD_FLAGS, cluster_from_flags, define_flags, describes
-from tfdist.launch import command_line
+from tfdist.launch import checks, command_line
 from tfdist.launch.errors import UsageError
 from tfdist.launch.job import Program
 from tfdist.planner.prices import DEFAULT_MACHINE
@@ -122,6 +122,7 @@ def parsed(argv: list[str]) -> Arguments | None:
     words = values(["tfdist plan", *ours])[1:]
     if values["help"].value:
         return None
+    checks.check_numbers(values)
     if values["json"].value and values["to"].value is not None:
         raise UsageError("--json and --to both print to standard output; give one of them")
     if (to := values["to"].value) is not None and to not in outputs():

@@ -118,7 +118,7 @@ class SameCalls:
         """Returns a value for which `name` has to come to this agreement."""
         is_warned = False
         while (value := self._board.take(key, POLL_SECONDS)) is None:
-            has_ended = self._board.take(f"ended/{name}", MOMENT_SECONDS) is not None
+            has_ended = self.has_ended(name)
             execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
             if (value := self._board.take(key, MOMENT_SECONDS)) is not None:
                 break  # It came first; this process may have been stopped for any time in between.
@@ -133,9 +133,13 @@ class SameCalls:
                 _log.warning("%s waits for %s, which has not called %s yet; %s", self.me, name, facts["call"], ADVICE)
         return value
 
+    def has_ended(self, name: str, seconds: float = MOMENT_SECONDS) -> bool:
+        """Returns whether the program of a task has ended. Waits for that for some seconds."""
+        return self._board.take(f"ended/{name}", seconds) is not None
+
     def ahead(self, name: str) -> str:
         """Returns what a task does that this one has not come to, such as "calls fit"; "" if nothing shows that."""
-        if self._board.take(f"ended/{name}", MOMENT_SECONDS) is not None:
+        if self.has_ended(name):
             return "has ended its program"
         call = self._board.take(f"calls/{self._agreements + 1}/{name}", MOMENT_SECONDS)
         if call is not None:

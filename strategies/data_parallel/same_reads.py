@@ -76,7 +76,7 @@ class SameReads:
         deadline = self._clock() + seconds
         with contextlib.suppress(DifferentCallsError):  # A task is gone: nobody reads any more.
             for name in names:
-                while self._clock() < deadline and self._board.take(f"ended/{name}", POLL_SECONDS) is None:
+                while self._clock() < deadline and not self._calls.has_ended(name, POLL_SECONDS):
                     pass
 
     def _wait(self, key: str, name: str, variable: str, seconds: float) -> str:

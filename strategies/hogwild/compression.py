@@ -195,7 +195,7 @@ COMPRESSORS: dict[str | None, Compressor] = {
     "int8": Int8(),
     "int4": Int4(),
 }
-"""Compressors by kind; None until the network is measured (default_compression.py)."""
+"""Compressors by kind; with None, which no one has chosen or measured, parameters travel as float32."""
 
 
 def _checked(values: Any) -> Any:

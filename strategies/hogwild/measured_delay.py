@@ -7,12 +7,13 @@ Each group measures both times in its first periods, and the chief decides once.
 
 import math
 import statistics
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from tfdist.strategies.hogwild import notice
 
 FIRST = 1
 """The delay until it is measured."""
@@ -103,7 +104,7 @@ class MeasuredDelay:
         self.updates = FIRST if given is None else given
         self.between = between
         self._groups, self._longest, self._fragments = groups, longest or between, fragments
-        self._tell = tell or _print
+        self._tell = tell or notice.tell
         self._advice = "--compression bf16 halves the bytes, and " if compression in (None, "float32") else ""
         self._is_decided = given is not None
         self._calls = [0] * groups
@@ -147,7 +148,3 @@ class MeasuredDelay:
                 f"hogwild: a longer delay would cost accuracy, so groups wait about {1000 * waits:.3g} ms in each "
                 f"{1000 * (self.between * update + waits):.3g} ms; {self._advice}a longer --sync_period makes waits rarer"
             )
-
-
-def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

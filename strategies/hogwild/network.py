@@ -4,19 +4,17 @@ What is measured is what TensorFlow's own connection between two tasks carries, 
 """
 
 import logging
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.default_compression import compression_for
-from tfdist.outer_options import OUTER_OPTIMIZERS
+from tfdist.default_compression import is_open, with_default
 from tfdist.strategies.coordinator.server_recovery import device_of
+from tfdist.strategies.hogwild.notice import tell
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 
@@ -41,8 +39,7 @@ _log = logging.getLogger("tfdist")
 def choose_compression(strategy: Any, cluster: Cluster) -> None:
     """Chooses `strategy.synchronization.compression` if the user has not, and prints it if it is not float32."""
     options = strategy.synchronization
-    pushes_progress = options.topology == "global" and not OUTER_OPTIMIZERS[str(options.outer)].pushes_parameters
-    if options.compression is not None or not pushes_progress:
+    if not is_open(options):
         return
     live = {task for group in strategy.membership.live_groups for task in strategy.worker_groups[group].tasks}
     workers = [task for task in cluster.job("worker") if task.index in live]
@@ -50,14 +47,12 @@ def choose_compression(strategy: Any, cluster: Cluster) -> None:
     if measured is None:
         return
     (sender, receiver), speed = measured
-    compression = compression_for(speed)
-    strategy.synchronization, strategy.compression_is_measured = replace(options, compression=compression), True
-    if compression != "float32":
-        print(
+    options = strategy.synchronization = with_default(options, speed)
+    strategy.compression_is_measured = True
+    if options.compresses:
+        tell(
             f"hogwild: the network carries {8e-6 * speed:.3g} Mbit/s from {sender.name} to {receiver.name}, so parameters "
-            f"travel as {compression} (--compression)",
-            file=sys.stderr,
-            flush=True,
+            f"travel as {options.compression} (--compression)"
         )
 
 
@@ -70,11 +65,9 @@ def affords(size: int, servers: int) -> bool:
     """
     if size <= MOST_BYTES * servers:
         return True
-    print(
+    tell(
         f"hogwild: the parameters travel as float32, because compression would take {size / servers / 2**30:.3g} GiB more of "
-        "each task that holds them (--compression)",
-        file=sys.stderr,
-        flush=True,
+        "each task that holds them (--compression)"
     )
     return False
 
@@ -128,7 +121,7 @@ def slowest(
 
 
 def _speed(transfer: Callable[[int], float]) -> float:
-    """Returns bytes per second. The first small transfer traces, and connects the two tasks."""
+    """Returns bytes per second. The first transfer connects the two tasks, and is not counted."""
     transfer(SMALL)
     seconds = _fastest(transfer, LARGE) - _fastest(transfer, SMALL)
     return (LARGE - SMALL) / max(seconds, 1e-9)

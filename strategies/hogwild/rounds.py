@@ -50,9 +50,7 @@ def arrive(round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType
     group = arrays.where(live < 0, 0 * group, group)
     pushed = arrays.maximum(round_.pushed, arrays.where(missed < 1, IN_TIME * group, LATE * group))
     absent = arrays.where(missed < 2, round_.absent * (1 - group), arrays.maximum(round_.absent, group))
-    in_time, groups = pushed // IN_TIME, arrays.sum(1 + 0 * group)
-    expected = arrays.minimum(live, groups - arrays.sum(absent * (1 - in_time)))
-    ends = (arrays.sum(in_time) >= expected) & (live <= groups) & (live >= 0)
+    ends = _has_all(pushed, absent, live, arrays) & (live <= arrays.sum(1 + 0 * group)) & (live >= 0)
     return _after(round_, pushed, absent, ends, arrays)
 
 
@@ -95,15 +93,21 @@ def leave(round_: Round, group: Any, live: Any, arrays: ModuleType | Any) -> tup
         live: number of groups that train without it, int32 scalar.
         arrays: see `arrive`.
     """
-    absent, in_time = arrays.maximum(round_.absent, group), round_.pushed // IN_TIME
-    expected = arrays.minimum(live, arrays.sum(1 + 0 * group) - arrays.sum(absent * (1 - in_time)))
-    ends = (arrays.sum(in_time) >= expected) & (arrays.sum(in_time) > 0)
+    absent = arrays.maximum(round_.absent, group)
+    ends = _has_all(round_.pushed, absent, live, arrays) & (arrays.sum(round_.pushed // IN_TIME) > 0)
     return _after(round_, round_.pushed, absent, ends, arrays)
 
 
 def settle(round_: Round, arrays: ModuleType | Any) -> tuple[Round, Any]:
     """Ends the open round, if any group has pushed to it, because the chief collects what all groups have. See `expire`."""
     return _after(round_, round_.pushed, round_.absent, arrays.sum(round_.pushed) > 0, arrays)
+
+
+def _has_all(pushed: Any, absent: Any, live: Any, arrays: ModuleType | Any) -> Any:
+    """Returns whether every group that the round waits for has pushed to it in time, bool scalar. See `arrive`."""
+    in_time = pushed // IN_TIME
+    awaited = arrays.sum(1 + 0 * pushed) - arrays.sum(absent * (1 - in_time))
+    return arrays.sum(in_time) >= arrays.minimum(live, awaited)
 
 
 def _after(round_: Round, pushed: Any, absent: Any, ends: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:

@@ -23,7 +23,7 @@ from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
 from tfdist.strategies.hogwild.schedules import PERIOD_SCHEDULES, Speeds
-from tfdist.strategies.hogwild.traffic import bytes_per_period
+from tfdist.strategies.hogwild.traffic import bytes_per_period, compression_used
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
 
@@ -103,8 +103,8 @@ class Hogwild(CoordinatorStrategy):
             steps_per_second: updates of all groups; None if not known.
 
         Returns:
-            `period` and `delay` in updates, `compression`, and `bytes_per_second` of pushes and replies (None if not known). If
-            `adaptive`, slower groups have a shorter period, and exchange more.
+            `period` and `delay` in updates, `compression` as it is used, and `bytes_per_second` of pushes and replies (None if
+            not known). If `adaptive`, slower groups have a shorter period, and exchange more.
         """
         options = self.synchronization
         between = self.steps_per_synchronization if self.delay is None else self.delay.between
@@ -113,7 +113,7 @@ class Hogwild(CoordinatorStrategy):
         return {
             "period": period,
             "delay": options.delay if self.delay is None else self.delay.updates,
-            "compression": options.compression,
+            "compression": compression_used(self),
             "bytes_per_second": speed,
         }
 

@@ -15,3 +15,10 @@ def bytes_per_period(strategy: Any) -> int:
             sizes = (compressor.size(n) if block.compressed else n * block.dtype.size for n in block.sizes)
             total += 2 * sum(sizes)
     return total
+
+
+def compression_used(strategy: Any) -> str | None:
+    """Returns the compression of the options; "float32" if the ps lack the memory for it (`network.affords`)."""
+    blocks, options = strategy.local_replicas.blocks, strategy.synchronization
+    is_used = any(block.compressed for block in blocks if block.kind is Kind.SYNCHRONIZED)
+    return "float32" if blocks and options.compresses and not is_used else options.compression

@@ -268,3 +268,17 @@ def test_the_link_between_hosts_is_measured_over_ssh(plan, tmp_path, monkeypatch
     assert "--link measured: 127.0.0.3: ssh: connect to host 127.0.0.1 port 1" in err
     assert len(err.splitlines()) == 1
     assert "(measured between hosts)" in plan("--from", "kept.json", "--machines", "3")[2]
+
+
+def test_over_slow_links_progress_is_compressed_and_parameters_are_not(plan):
+    words = ["--from", "m.json", "--machines", "4", "--link", "100mbit", "--strategy", "hogwild"]
+    assert "sends parameters as int8" in plan(*words)[2]
+    for ending in (["--json"], ["--to", "tfjob"]):
+        code, out, err = plan(*words, "--outer", "elastic", *ending)
+        assert code == 0 and "int8" not in out + err
+
+
+@pytest.mark.parametrize("flag", ["--cores", "--seconds"])
+def test_a_number_that_is_none_is_refused(plan, flag):
+    code, out, err = plan("--from", "m.json", "--machines", "4", f"{flag}=nan")
+    assert (code, out) == (2, "") and f"flag {flag}=nan: expected a number" in err

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from tfdist.default_compression import compression_for
+from tfdist.default_compression import with_default
 from tfdist.planner.option import Option
 from tfdist.synchronization import DEFAULT_SYNC_PERIOD, Synchronization
 
@@ -37,13 +37,12 @@ class Request:
 
     def over(self, bytes_per_second: float) -> "Request":
         """Returns the request with the compression that hogwild chooses on links of this speed, if the user gave none."""
-        compression = compression_for(bytes_per_second)
-        if self.synchronization.compression is not None or compression == "float32":
+        options, described = with_default(self.synchronization, bytes_per_second), self.described
+        if not options.compresses:  # The table shows no "float32" that nobody has asked for.
             return self
-        described = self.described
         if described is not None and described.strategy == "hogwild":
-            described = replace(described, compression=compression)
-        return replace(self, synchronization=replace(self.synchronization, compression=compression), described=described)
+            described = replace(described, compression=options.compression)
+        return replace(self, synchronization=options, described=described)
 
 
 def counts(most: int) -> list[int]:

@@ -8,17 +8,18 @@ import tensorflow as tf
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.strategy import Hogwild
 from tfdist.strategies.hogwild.traffic import bytes_per_period
+from tfdist.synchronization import Synchronization
 
 
-def strategy(compression=None):
+def strategy(compression=None, affords=True):
     kinds = [each for each in Kind if each is not Kind.SYNCHRONIZED]
     blocks = [
-        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, sizes=[256, 512], compressed=compression is not None),
+        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, sizes=[256, 512], compressed=bool(compression and affords)),
         SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float64, sizes=[10], compressed=False),
         SimpleNamespace(kind=kinds[0], dtype=tf.float32, sizes=[10_000]),
     ]
     return SimpleNamespace(
-        synchronization=SimpleNamespace(compression=compression, fragments=2, delay=None),
+        synchronization=Synchronization(compression=compression, fragments=2),
         delay=SimpleNamespace(updates=3, between=8),  # The period has grown.
         local_replicas=SimpleNamespace(blocks=blocks),
         steps_per_synchronization=4,
@@ -34,3 +35,8 @@ def test_the_speed_follows_from_the_steps_of_all_groups():
     shown = Hogwild.exchange(strategy(), 32.0)
     assert shown == {"period": 16, "delay": 3, "compression": None, "bytes_per_second": 2.0 * 2 * (4 * 768 + 80)}
     assert Hogwild.exchange(strategy(), None)["bytes_per_second"] is None
+
+
+def test_compression_that_the_ps_cannot_afford_is_not_shown():
+    assert Hogwild.exchange(strategy("int8"), None)["compression"] == "int8"
+    assert Hogwild.exchange(strategy("int8", affords=False), None)["compression"] == "float32"
