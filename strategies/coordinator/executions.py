@@ -305,6 +305,14 @@ class Executions:
         """Returns the executions in flight."""
         return list(self._in_flight)
 
+    def running(self) -> set[int] | None:
+        """Returns the groups that run an execution; None if one waits for a group."""
+        with self._lock:
+            in_flight = self.in_flight()
+            if any(execution.state is State.QUEUED for execution in in_flight):
+                return None
+            return {group for execution in in_flight for group in execution.running}
+
     def late(self, share: float = 1.0) -> list[Execution]:
         """Returns the executions that take so long, on each group that runs them, that these are asked for an answer.
 

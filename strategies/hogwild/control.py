@@ -24,6 +24,7 @@ class Control:
         momentum: outer momentum, float32 scalar.
         grace: how long the group waits for a round at most, in seconds, float32 scalar.
         delay: updates between push and pull, int32 scalar. Not used if the option is 0.
+        begins: 1 if all groups begin an epoch, see `rounds.arrive`, else 0; int32 scalar.
         numbers: all of these as one tensor, see `SPEC`.
         wanted: number of the round to which the group pushes, int64 scalar. The group adds it (see push_pull.py) for outer
             optimizers that work in rounds.
@@ -37,10 +38,11 @@ class Control:
     momentum: Any
     grace: Any
     delay: Any = 1
+    begins: Any = 0
     numbers: Any = None
     wanted: Any = None
 
-    SPEC = tf.TensorSpec([8], tf.float64)
+    SPEC = tf.TensorSpec([9], tf.float64)
     """How the chief sends the numbers. float64 holds steps up to 2**53 exactly."""
 
     LIVE = 2
@@ -49,13 +51,14 @@ class Control:
     @classmethod
     def of(cls, numbers: Any) -> "Control":
         """Unpacks `numbers`, a tensor like `SPEC`, in a function."""
-        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32, tf.float32, tf.int32)
-        group, weight, live, step, rate, momentum, grace, delay = map(tf.cast, tf.unstack(numbers), dtypes)
-        return cls(group, weight, live, step, rate, momentum, grace, delay, numbers)
+        dtypes = (tf.int32, tf.float32, tf.int32, tf.int64, tf.float32, tf.float32, tf.float32, tf.int32, tf.int32)
+        group, weight, live, step, rate, momentum, grace, delay, begins = map(tf.cast, tf.unstack(numbers), dtypes)
+        return cls(group, weight, live, step, rate, momentum, grace, delay, begins, numbers)
 
     def with_progress(self, has_progress: Any) -> "Control":
         """Returns the control of a later push of the same call, if `has_progress`, bool scalar, is true."""
-        return Control.of(tf.where(has_progress, tf.abs(self.numbers), self.numbers))  # Only `live` can be negative.
+        later = tf.concat([tf.abs(self.numbers[:-1]), [0.0]], axis=0)  # Only `live` can be negative; `begins` is the last.
+        return Control.of(tf.where(has_progress, later, self.numbers))
 
     def with_rates(self, rate: float, momentum: float) -> "Control":
         """Returns the control with another outer learning rate and outer momentum."""

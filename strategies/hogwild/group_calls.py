@@ -193,18 +193,19 @@ class GroupCalls:
         if isinstance(batches[0], WorkerBatch):
             device = self._strategy.worker_groups[group].devices[0]
             batches[0].data.begin(group, self._strategy.membership.incarnation(group), device)
-        function = functions.functions[-1]
+        function, begins = functions.functions[-1], False
         if pushes:
             function = functions.functions[turn]
             self._turns[group] += 1
             replicas.count_push(group)
             replicas.pushes_left.begin(group, scheduled=True)
+            begins = replicas.pushes_left.all_begin(group)
         if self._trains:
             replicas.grace.begin(self)
             replicas.count_examples(group, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
         rates = self._rates_at(step)
-        control = replicas.control_numbers(group, rates, step, delay=self.delay.updates)
+        control = replicas.control_numbers(group, rates, step, delay=self.delay.updates, begins=begins)
         if is_clean and replicas.outer_optimizer.in_rounds:
             control[Control.LIVE] *= -1
         return function(batches, group, self._numbers.pack(control, steps))

@@ -10,7 +10,7 @@ import functools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -23,6 +23,7 @@ from tfdist.strategies.hogwild.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.control import Control
+from tfdist.strategies.hogwild.epoch_end import EpochEnd
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.grace import Grace
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
@@ -52,6 +53,7 @@ class LocalReplicas:
         pushes_left: how many groups can still push to a round.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
+        epoch_end: tells the ps at the end of an epoch who still trains.
     """
 
     def __init__(self, strategy: Any, membership: Membership) -> None:
@@ -68,6 +70,7 @@ class LocalReplicas:
         give_up = functools.partial(strategy.answers.give_up, seconds=SILENT_SECONDS)
         self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, give_up)
         self.grace, self.pushes_left = Grace(options.grace), PushesLeft(len(groups))
+        self.epoch_end = EpochEnd(strategy.executions.running, lambda: membership.live_groups, self._finish_rounds)
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.
@@ -93,6 +96,8 @@ class LocalReplicas:
         """Puts variables that are in no block into blocks, and gives their values to the ps. See `BlockRegistry.register`."""
         for block in self._registry.register(variables, kind, fragments):
             block.initialize()
+            if block.kind is Kind.SYNCHRONIZED and self.outer_optimizer.in_rounds:
+                self._functions.prepare_rounds(block)
             checkpoint_state.restore_outer(block)
 
     def use(self, model: Any, blocks: Iterable[ParameterBlock]) -> None:
@@ -151,10 +156,16 @@ class LocalReplicas:
         for block in (block for block in self.blocks if block.kind is Kind.SYNCHRONIZED):
             if self._membership.is_live(owner):
                 return  # It is back already.
-            try:
+            with _grace_time_instead():
                 self._functions.leave_rounds(block, owner, len(self._membership.live), self._rates_now(block.rates))
-            except tf.errors.OpError as error:  # Without this ps nobody trains; and groups wait for the grace time at most.
-                _log.debug("worker group %d has not left the rounds: %s", owner, error)
+
+    def _finish_rounds(self, groups: Collection[int]) -> None:
+        """Tells the ps at the end of an epoch that only these groups still make a call. See rounds.py."""
+        owners = {self.owners[group] for group in groups}
+        pushing = [int(group in owners) for group in range(len(self.owners))]
+        for block in (block for block in self.blocks if block.kind is Kind.SYNCHRONIZED):
+            with _grace_time_instead():
+                self._functions.finish_rounds(block, pushing, self._rates_now(block.rates))
 
     def train_alone(self, one: bool) -> None:
         """Lets one group train while the others wait, so that its progress counts in full, or lets all train."""
@@ -203,7 +214,13 @@ class LocalReplicas:
         return chief_device.constant(self.control_numbers(group, rates, step, in_round), tf.float64)
 
     def control_numbers(
-        self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None, delay: int = 0
+        self,
+        group: int,
+        rates: tuple[float, float],
+        step: int = 0,
+        in_round: int | None = None,
+        delay: int = 0,
+        begins: bool = False,
     ) -> list[float]:
         """Returns the numbers of a group's `Control`.
 
@@ -213,6 +230,7 @@ class LocalReplicas:
             step: number of the first step, counted over all groups.
             in_round: number of groups that complete a round; None for all that train.
             delay: updates between push and pull.
+            begins: whether all groups begin an epoch.
         """
         owner = self.owners[group]
         servers_of = self._strategy.servers_of
@@ -221,7 +239,7 @@ class LocalReplicas:
         if in_round is None and self.outer_optimizer.in_rounds:
             live = min(live, self.pushes_left.pushing(group))
         numbers = [owner, self.weights.weight(owner, beside), live, step, *self._rates_now(rates)]
-        return [*numbers, self.grace.seconds(owner), delay]
+        return [*numbers, self.grace.seconds(owner), delay, begins]
 
     def _rates_now(self, rates: tuple[float, float]) -> tuple[float, float]:
         """Returns outer rates with which the progress of a group that trains alone counts in full, as in one process."""
@@ -296,6 +314,15 @@ class LocalReplicas:
         if block.changed:
             return []
         return [owner for owner in self.owners if self._pulled.get((owner, block)) == self._current(owner, block)]
+
+
+@contextlib.contextmanager
+def _grace_time_instead() -> Iterator[None]:
+    """Surrounds what tells the ps that nobody needs to wait. If a ps does not hear it, groups wait for the grace time."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        _log.debug("a ps was not told who trains: %s", error)
 
 
 def _destroy(variables: Iterable[NamedVariable], device: str) -> None:

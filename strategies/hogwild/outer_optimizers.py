@@ -112,6 +112,10 @@ class OuterOptimizer:
         """As `update`, if the group of `control` is lost. Used only `in_rounds`."""
         raise NotImplementedError
 
+    def finish(self, state: State, pushing: Any) -> Update:
+        """As `update`, at the end of an epoch in which only the groups `pushing` still make calls. Used only `in_rounds`."""
+        raise NotImplementedError
+
     def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
         """Makes the step at the end of a round. Used only `in_rounds`.
 
@@ -217,7 +221,7 @@ class Nesterov(OuterOptimizer):
         del parameters
         wanted = state["round"] + 1 if control.wanted is None else control.wanted
         group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
-        after = rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS)
+        after = rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS, control.begins > 0)
         return self._after(after, {"sum": Scaled(control.weight, push)})
 
     def expire(self, state: State, wanted: Any, control: Control) -> Update:
@@ -234,6 +238,10 @@ class Nesterov(OuterOptimizer):
         """See `OuterOptimizer.leave`."""
         group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
         return self._after(rounds.leave(_open_round(state), group, control.live, ARRAYS))
+
+    def finish(self, state: State, pushing: Any) -> Update:
+        """See `OuterOptimizer.finish`."""
+        return self._after(rounds.finish(_open_round(state), pushing, ARRAYS))
 
     def _after(self, after: tuple[Round, Any], pushed: State | None = None) -> Update:
         round_, ends = after

@@ -32,8 +32,13 @@ class Round(NamedTuple):
     complete: Any
 
 
-def arrive(round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+def arrive(
+    round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType | Any, begins: Any = False
+) -> tuple[Round, Any]:
     """Notes a push.
+
+    When all groups begin an epoch, a push is in time for the open round, also if its group does not know all that have ended.
+    Otherwise a group that was late in one epoch would be late in all that follow, and the others would wait for it.
 
     Args:
         round_: the open round.
@@ -42,13 +47,14 @@ def arrive(round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType
         live: number of groups that train, int32 scalar. If it is above the number of all groups, the push ends no round. If it
             is negative, the push is in no round: the group has made no progress.
         arrays: numpy, or anything else with its `where`, `maximum`, `minimum` and `sum`.
+        begins: whether all groups begin an epoch, bool scalar.
 
     Returns:
         The open round after the push, and whether the push has ended a round, bool scalar.
     """
     missed = round_.complete - wanted + 1
     group = arrays.where(live < 0, 0 * group, group)
-    pushed = arrays.maximum(round_.pushed, arrays.where(missed < 1, IN_TIME * group, LATE * group))
+    pushed = arrays.maximum(round_.pushed, arrays.where((missed < 1) | begins, IN_TIME * group, LATE * group))
     absent = arrays.where(missed < 2, round_.absent * (1 - group), arrays.maximum(round_.absent, group))
     ends = _has_all(pushed, absent, live, arrays) & (live <= arrays.sum(1 + 0 * group)) & (live >= 0)
     return _after(round_, pushed, absent, ends, arrays)
@@ -96,6 +102,22 @@ def leave(round_: Round, group: Any, live: Any, arrays: ModuleType | Any) -> tup
     absent = arrays.maximum(round_.absent, group)
     ends = _has_all(round_.pushed, absent, live, arrays) & (arrays.sum(round_.pushed // IN_TIME) > 0)
     return _after(round_, round_.pushed, absent, ends, arrays)
+
+
+def finish(round_: Round, pushing: Any, arrays: ModuleType | Any) -> tuple[Round, Any]:
+    """Ends the round at the end of an epoch, if every group that still makes a call has pushed to it in time.
+
+    After a late push a group has one push less for the rounds that follow than the others. Without this they would wait, with
+    their last pushes of the epoch, for one more of that group.
+
+    Args:
+        round_: the open round.
+        pushing: 1 at the groups that make their last calls of the epoch and 0 at those that have none left, int32 [groups].
+        arrays: see `arrive`.
+    """
+    in_time = round_.pushed // IN_TIME
+    missing = arrays.sum(pushing * (1 - round_.absent) * (1 - in_time))
+    return _after(round_, round_.pushed, round_.absent, (missing < 1) & (arrays.sum(pushing * in_time) > 0), arrays)
 
 
 def settle(round_: Round, arrays: ModuleType | Any) -> tuple[Round, Any]:

@@ -113,8 +113,10 @@ class Shard:
         """
         optimizer, complete = self._optimizer, self.state["round"]
         assert optimizer is not None
+        before = round_[0] - round_[1]
+        awaited = tf.where(control.begins > 0, before + 1, control.wanted)
         # A push that is in no round does not wait for one either.
-        awaited = tf.where(control.live < 0, tf.constant(0, tf.int64), control.wanted)
+        awaited = tf.where(control.live < 0, tf.constant(0, tf.int64), awaited)
         waited = wait_while(lambda: complete.read_now() < awaited, control.grace, [round_])
         if optimizer.quorum > 1:
             pushed = self.state["pushed"]
@@ -133,7 +135,6 @@ class Shard:
             expired = tf.cond(complete.read() < awaited, expire, lambda: False)
             with tf.control_dependencies([expired]):
                 reply, now = self.parameters.read(), complete.read()
-        before = round_[0] - round_[1]
         return reply, tf.stack([now, tf.cast(now > before, tf.int64)])
 
     def settle(self, control: Control) -> None:
@@ -147,6 +148,12 @@ class Shard:
         assert self._optimizer is not None
         with self._locked():
             self._write(self._optimizer.leave(self._read_state(), control), control)
+
+    def finish(self, control: Control, pushing: Any) -> None:
+        """Ends the open round at the end of an epoch if nobody can still push to it, see rounds.py. Runs on the ps."""
+        assert self._optimizer is not None
+        with self._locked():
+            self._write(self._optimizer.finish(self._read_state(), pushing), control)
 
     def news(self, parameters: Any, compressor: Compressor, group: Any) -> Message:
         """Encodes what a group does not have of the parameters. The rounding error stays for the next reply. Runs on the ps."""

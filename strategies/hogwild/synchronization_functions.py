@@ -15,7 +15,6 @@ from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.outer_optimizers import OuterOptimizer
 from tfdist.strategies.hogwild.push_pull import PushPull, pull_anew
-from tfdist.strategies.hogwild.shard import Shard
 from tfdist.strategies.hogwild.shard_functions import ShardFunctions
 from tfdist.strategies.runtime import chief_device
 
@@ -103,11 +102,21 @@ class SynchronizationFunctions:
             synchronization.pull()
         return tf.constant(0)
 
+    def prepare_rounds(self, block: ParameterBlock) -> None:
+        """Traces what the chief tells the ps about rounds of a block.
+
+        TensorFlow sends each new function to all tasks, and waits for their answers with Python's lock. So it must not be new
+        when a worker is stopped.
+        """
+        with tf.init_scope():
+            for change in (self._on_shards.settle, self._on_shards.leave, self._on_shards.finish):
+                self._on_all(change, block)
+
     def complete_round(self, block: ParameterBlock, rates: tuple[float, float]) -> None:
         """Ends the current round with these outer rates, although not all groups have pushed. Does nothing if none has."""
         # In a thread of its own, which traces nothing: `export` reads variables while it traces.
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            pool.submit(self._on_all, "complete round", self._on_shards.settle, block, [_NO_GROUP, 0.0, 1, 0, *rates]).result()
+            pool.submit(self._tell, self._on_shards.settle, block, [_NO_GROUP, 0.0, 1, 0, *rates]).result()
 
     def leave_rounds(self, block: ParameterBlock, group: int, live: int, rates: tuple[float, float]) -> None:
         """Makes a group absent from the rounds of a block. Call it in a thread that traces nothing.
@@ -118,15 +127,35 @@ class SynchronizationFunctions:
             live: number of groups that train without it.
             rates: outer learning rate and outer momentum, for a round that ends.
         """
-        self._on_all("leave rounds", self._on_shards.leave, block, [group, 0.0, live, 0, *rates])
+        self._tell(self._on_shards.leave, block, [group, 0.0, live, 0, *rates])
 
-    def _on_all(self, name: str, change: Callable[[Shard, Any], None], block: ParameterBlock, numbers: Sequence[float]) -> None:
-        def run(numbers: Any) -> None:
+    def finish_rounds(self, block: ParameterBlock, pushing: Sequence[int], rates: tuple[float, float]) -> None:
+        """Ends the current round at the end of an epoch if nobody can still push to it. Call it as `leave_rounds`.
+
+        Args:
+            block: the block.
+            pushing: for each group 1 if it still makes a call, else 0.
+            rates: as for `leave_rounds`.
+        """
+        self._tell(self._on_shards.finish, block, [_NO_GROUP, 0.0, 1, 0, *rates], pushing)
+
+    def _tell(
+        self, change: Callable[..., None], block: ParameterBlock, numbers: Sequence[float], pushing: Sequence[int] = ()
+    ) -> None:
+        pushing = pushing or [0] * len(self._strategy.worker_groups)
+        numbers = chief_device.constant([*numbers, 0.0, 0, 0], tf.float64)
+        self._on_all(change, block)(numbers, chief_device.constant(pushing, tf.int32))
+
+    def _on_all(self, change: Callable[..., None], block: ParameterBlock) -> Callable[..., Any]:
+        """Returns a function that changes all shards of a block. It takes the numbers of a `Control`, and who still pushes."""
+
+        def run(numbers: Any, pushing: Any) -> None:
             for shard in itertools.chain(*block.shards):
-                change(shard, numbers)
+                change(shard, numbers, pushing)
 
-        key = (name, block)
-        with tf.device(chief_device.DEVICE):
-            if key not in self._functions:
-                self._functions[key] = tf.function(run, autograph=False, input_signature=[Control.SPEC])
-            self._functions[key](chief_device.constant([*numbers, 0.0, 0], tf.float64))
+        key = (change.__name__, block)
+        if key not in self._functions:
+            pushing = tf.TensorSpec([len(self._strategy.worker_groups)], tf.int32)
+            with tf.device(chief_device.DEVICE):
+                self._functions[key] = tf.function(run, autograph=False).get_concrete_function(Control.SPEC, pushing)
+        return self._functions[key]

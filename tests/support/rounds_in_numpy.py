@@ -24,11 +24,11 @@ class Fragment:
         self.round = Round(np.zeros(groups, int), np.zeros(groups, int), 0)
         self.history = {0: self.parameters}
 
-    def push(self, group, progress, wanted, weight=None, live=None):
+    def push(self, group, progress, wanted, weight=None, live=None, begins=False):
         """Takes a push. Returns the number of rounds that had ended before."""
         before, live = self.round.complete, self.groups if live is None else live
         self.total = self.total + (1 / live if weight is None else weight) * progress
-        self._step(rounds.arrive(self.round, np.eye(self.groups, dtype=int)[group], wanted, live, np))
+        self._step(rounds.arrive(self.round, np.eye(self.groups, dtype=int)[group], wanted, live, np, begins))
         return before
 
     def expire(self, wanted):
@@ -38,6 +38,10 @@ class Fragment:
     def leave(self, group, live):
         """Makes a group absent because it is lost."""
         self._step(rounds.leave(self.round, np.eye(self.groups, dtype=int)[group], live, np))
+
+    def finish(self, *groups):
+        """Ends the round at the end of an epoch in which only these groups make calls."""
+        self._step(rounds.finish(self.round, np.array([int(group in groups) for group in range(self.groups)]), np))
 
     def settle(self):
         """Ends the round because all groups have flushed."""
@@ -73,7 +77,7 @@ class Replica:
         """Pushes the progress."""
         self.at_push = self.values.copy()
         self.pushed = self.at_push - self.baseline
-        self.wanted = self.complete + 1
+        self.wanted = (self.fragment.round.complete if options.get("begins") else self.complete) + 1
         self.before = self.fragment.push(self.group, self.pushed, self.wanted, **options)
 
     def must_wait(self):

@@ -58,6 +58,7 @@ CASES = {
     "averaged_momentum": None,
     "momentum_follows_schedule": None,
     "short_epochs": None,
+    "late_group": None,
     "frozen_weights_that_a_step_assigns": None,
 }
 """The cases for the program, by name. None runs the function of that name."""
@@ -447,6 +448,13 @@ def test_short_epochs_are_divided_among_all_groups(results):
     assert got["examples"] == [8.0] * 6
     assert got["evaluations"] == 3
     np.testing.assert_allclose(got["weights"][:3], [[8.0] * 4] * 3, rtol=1e-6)  # The mean of 24 steps of three groups.
+
+
+@pytest.mark.parametrize("first_push", ["in time", "late"])
+def test_at_the_end_of_an_epoch_nobody_waits_for_a_group_that_was_late(results, first_push):
+    got = results["late_group"][first_push]
+    assert got["absent"] == [0, 0, 0]  # As it would be for others after a grace time.
+    np.testing.assert_allclose(got["weights"][:3], [[5 * 12 / 3] * 4] * 3, rtol=1e-6)
 
 
 def test_train_on_batch_waits_for_the_group_that_trains(results):

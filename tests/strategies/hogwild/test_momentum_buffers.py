@@ -23,9 +23,9 @@ def test_buffers_take_the_turns_of_their_fragments(fragments, parameters, buffer
 
 
 def test_other_outer_rates_leave_the_other_numbers_as_they_are():
-    control = Control.of(tf.constant([2, 0.25, -4, 2.0**40, 0.7, 0.5, 3.5, 2], tf.float64))
+    control = Control.of(tf.constant([2, 0.25, -4, 2.0**40, 0.7, 0.5, 3.5, 2, 1], tf.float64))
     averaging = control.with_rates(*AVERAGE)
-    assert averaging.numbers.numpy().tolist() == [2, 0.25, -4, 2.0**40, 1, 0, 3.5, 2]
+    assert averaging.numbers.numpy().tolist() == [2, 0.25, -4, 2.0**40, 1, 0, 3.5, 2, 1]
     assert (averaging.rate, averaging.momentum, averaging.live, averaging.step) == (1, 0, -4, 2**40)
 
 

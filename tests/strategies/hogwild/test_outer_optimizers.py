@@ -179,7 +179,7 @@ def applied(shard, pushes):
     apply = tf.function(lambda push, numbers: shard.apply(push, Control.of(numbers)), autograph=False)
     replies = []
     for number, push in enumerate(pushes):
-        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA, 0.0, 1], tf.float64)
+        numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA, 0.0, 1, 0], tf.float64)
         replies.append([value.numpy() for value in apply(tf.constant(push, tf.float32), numbers)])
     return replies
 
@@ -244,7 +244,7 @@ class Waiting:
     def push(self, group, wanted):
         """Returns parameters, round, and whether the push is included, and how many seconds it took."""
         begin = time.monotonic()
-        numbers = tf.constant([group, 1 / GROUPS, GROUPS, 0, 1.0, 0.0, self.grace, 1], tf.float64)
+        numbers = tf.constant([group, 1 / GROUPS, GROUPS, 0, 1.0, 0.0, self.grace, 1, 0], tf.float64)
         parameters, round_ = self.function(tf.fill([SIZE], 3.0), tf.constant(wanted, tf.int64), numbers)
         return parameters.numpy()[0], *round_.numpy(), time.monotonic() - begin
 
@@ -259,6 +259,20 @@ def test_a_push_waits_on_the_ps_until_its_round_has_ended():
         ends = first.result(10), second.result(10), last
     assert [end[:3] for end in ends] == [(3.0, 1, 1)] * 3
     assert ends[0][3] >= 0.3
+
+
+def test_at_the_end_of_an_epoch_a_push_waits_only_for_groups_that_still_make_calls():
+    waiting = Waiting(grace=60.0)
+    numbers = tf.constant([0, 0, 1, 0, 1.0, 0.0, 0.0, 0, 0], tf.float64)
+    finish = tf.function(lambda numbers, pushing: waiting.shard.finish(Control.of(numbers), pushing), autograph=False)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(waiting.push, 0, 1)
+        while not waiting.shard.state["pushed"].read_now().numpy().any():
+            time.sleep(0.01)
+        for pushing in ([1, 1, 0], [1, 0, 0]):
+            assert not first.done()
+            finish(numbers, tf.constant(pushing))
+        assert first.result(10)[:3] == (1.0, 1, 1)
 
 
 def test_a_push_ends_its_round_after_the_grace_time_and_a_late_one_does_not_wait():

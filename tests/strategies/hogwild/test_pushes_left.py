@@ -29,6 +29,18 @@ def test_the_last_calls_of_an_epoch_wait_for_those_that_can_still_push():
     assert left.pushing(0) == 3
 
 
+def test_all_groups_begin_an_epoch_until_one_makes_its_second_push():
+    left = PushesLeft(3)
+    for _ in range(2):
+        left.begin_epoch()
+        for group in (1, 0):
+            left.begin(group, scheduled=True)
+            assert left.all_begin(group)
+        left.begin(1, scheduled=True)
+        left.begin(2, scheduled=True)
+        assert not any(map(left.all_begin, range(3)))
+
+
 def test_the_first_push_of_an_epoch_with_few_calls_does_not_wait_for_groups_that_get_none():
     left = PushesLeft(3)
     left.schedule(1, later=1)

@@ -222,8 +222,29 @@ def test_of_several_lost_groups_the_last_one_ends_the_round():
     assert fragment.round.complete == 1
 
 
+def test_at_the_end_of_an_epoch_the_last_groups_do_not_wait_for_the_others():
+    fragment = fragment_after((0, 1), (1, 1))
+    fragment.finish(0, 1, 2)
+    assert fragment.round.complete == 0  # Group 2 still pushes.
+    fragment.push(2, np.ones(1), 1)
+    fragment.finish(1, 2)
+    assert fragment.round.complete == 1 and list(fragment.round.absent) == [0] * GROUPS
+    fragment.push(3, np.ones(1), 1)  # Late: it does not wait.
+    fragment.finish(3)
+    assert fragment.round.complete == 1
+
+
+def test_at_the_end_of_an_epoch_nobody_waits_for_an_absent_group_either():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    fragment.expire(1)
+    fragment.push(0, np.ones(1), 2)
+    fragment.finish(0, 3)
+    assert fragment.round.complete == 2 and list(fragment.round.absent) == [0, 0, 0, 1]
+
+
 def test_a_round_that_nobody_has_pushed_to_does_not_end():
     fragment = fragment_after()
+    fragment.finish(0)
     fragment.expire(1)
     fragment.leave(1, live=1)
     fragment.round = fragment.round._replace(absent=np.zeros(GROUPS, int))
@@ -241,6 +262,30 @@ def test_a_late_push_counts_in_the_next_round_which_waits_for_its_group():
     assert fragment.round.complete == 1  # The push of group 3 to this round is still missing.
     fragment.push(3, np.ones(1), 2)
     assert fragment.round.complete == 2 and fragment.parameters == (3 + 5 + 4) / 4
+
+
+def test_the_first_push_of_an_epoch_is_in_time_although_the_group_was_late_before():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    fragment.expire(1)
+    fragment.push(3, np.ones(1), 1, begins=True)  # It does not know that round 1 has ended.
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 2, begins=True)
+    assert fragment.round.complete == 2 and fragment.parameters == 7 / 4
+    assert list(fragment.round.absent) == [0] * GROUPS
+
+
+def test_a_group_that_is_much_slower_stays_absent_with_its_first_push_of_an_epoch():
+    fragment = fragment_after((0, 1), (1, 1), (2, 1))
+    fragment.expire(1)
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 2)
+    fragment.push(3, np.ones(1), 1, begins=True)
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 3)
+    assert fragment.round.complete == 3 and list(fragment.round.absent) == [0, 0, 0, 1]
+    for group in (0, 1, 2):
+        fragment.push(group, np.ones(1), 4)
+    assert fragment.round.complete == 4
 
 
 def test_no_round_waits_for_a_group_that_is_late_by_several_rounds():

@@ -18,7 +18,7 @@ from tfdist.strategies.hogwild.shard_functions import ShardFunctions
 from tfdist.synchronization import Synchronization
 
 GROUPS, HERE = 3, "/job:localhost/replica:0/task:0/device:CPU:0"
-NUMBERS = [0, 1 / GROUPS, GROUPS, 0, 0.7, 0.5, 9.0, 1]
+NUMBERS = [0, 1 / GROUPS, GROUPS, 0, 0.7, 0.5, 9.0, 1, 0]
 
 
 def optimizer_of(outer):
@@ -43,7 +43,7 @@ def operations(functions, optimizer, servers):
         for shard in block.shards[0]:
             functions.push(shard, (tf.zeros(shard.parameters.shape),), numbers, COMPRESSORS[None], waits=optimizer.in_rounds)
 
-    graph = tf.function(push, autograph=False).get_concrete_function(tf.TensorSpec([9], tf.float64)).graph
+    graph = tf.function(push, autograph=False).get_concrete_function(tf.TensorSpec([10], tf.float64)).graph
     return len(graph.get_operations()), len(graph.as_graph_def().library.function)
 
 
@@ -74,8 +74,8 @@ def test_a_function_computes_what_the_shard_does(outer, compression):
 
         @tf.function(autograph=False)
         def apply(message, numbers, by_shard=by_shard, size=size):
-            control = Control.of(numbers[:8])
-            control.wanted = tf.cast(numbers[8], tf.int64) + 1
+            control = Control.of(numbers[:-1])
+            control.wanted = tf.cast(numbers[-1], tf.int64) + 1
             return by_shard.apply(compressor.decode(message, size), control)
 
         known = np.zeros([GROUPS, size], "float32")

@@ -27,6 +27,7 @@ from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.hogwild.control import Control
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.synchronization_functions import Task
 
 
 def job_of_servers(strategy):
@@ -615,6 +616,41 @@ def short_epochs(strategy):
         "evaluations": scheduled.call_count,
         "weights": [weight.tolist() for weight in model.get_weights()],
     }
+
+
+def late_group(strategy):
+    """Three groups that train epochs of 12 steps. Before each, two of them make a round that the third does not know.
+
+    Returns, with its first push of an epoch in time and with a late one, the groups for which nobody waits any more at the end,
+    because others have waited for the grace time, and the weights.
+    """
+    results = {}
+    for name in ("in time", "late"):
+        begin(strategy, 3, period=1, grace=5.0, outer="nesterov", outer_learning_rate=1.0, outer_momentum=0.0)
+        replicas = strategy.local_replicas
+        replicas.in_flight = strategy.executions.__len__
+        if name == "late":
+            replicas.pushes_left.all_begin = lambda group: False
+
+        class Behind(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None, replicas=replicas):
+                for block in self.model.train_function._steps._calls._parameters if epoch else []:
+                    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                        for group in (0, 1):
+                            numbers = replicas.control(group, block.rates, in_round=2)
+                            pool.submit(replicas._functions.call, Task.SYNCHRONIZE, block, group, numbers)
+
+            def on_train_batch_end(self, batch, logs=None):
+                pass  # Calls are short if someone sees each step.
+
+        with strategy.scope():
+            model = upwards()
+        ones = np.ones((24, 1), "float32")
+        model.fit(ones, ones, batch_size=2, epochs=5, verbose=0, callbacks=[Behind()])
+        shards = [s for block in replicas.blocks if block.kind is Kind.SYNCHRONIZED for s in itertools.chain(*block.shards)]
+        absent = np.max([shard.state["absent"].read().numpy() for shard in shards], axis=0)
+        results[name] = {"absent": absent.tolist(), "weights": [weight.tolist() for weight in model.get_weights()]}
+    return results
 
 
 def alone_and_late(strategy):
