@@ -199,7 +199,7 @@ class GroupCalls:
             self._turns[group] += 1
             replicas.count_push(group)
             replicas.pushes_left.begin(group, scheduled=True)
-            begins = replicas.pushes_left.all_begin(group)
+            begins = replicas.pushes_left.all_begin(group, len(functions.turns))
         if self._trains:
             replicas.grace.begin(self)
             replicas.count_examples(group, steps * functions.examples)

@@ -46,10 +46,15 @@ class PushesLeft:
             if scheduled:
                 self._queued = max(0, self._queued - 1)
 
-    def all_begin(self, group: int) -> bool:
-        """Returns whether `group` has begun its first push of the epoch, and no group has begun a second one."""
+    def all_begin(self, group: int, fragments: int) -> bool:
+        """Returns whether `group` has begun its first push of a fragment in the epoch, and no group has begun a later push.
+
+        Args:
+            group: number of the group.
+            fragments: number of fragments, which groups push in turn.
+        """
         with self._lock:
-            return self._begun[group] == max(self._begun) == 1
+            return self._begun[group] == max(self._begun) <= fragments
 
     def pushing(self, group: int) -> int:
         """Returns how many groups push to the round of the call that `group` has begun last, if all are equally fast."""

@@ -35,10 +35,11 @@ def test_all_groups_begin_an_epoch_until_one_makes_its_second_push():
         left.begin_epoch()
         for group in (1, 0):
             left.begin(group, scheduled=True)
-            assert left.all_begin(group)
+            assert left.all_begin(group, fragments=1)
         left.begin(1, scheduled=True)
         left.begin(2, scheduled=True)
-        assert not any(map(left.all_begin, range(3)))
+        assert not any(left.all_begin(group, fragments=1) for group in range(3))
+        assert [left.all_begin(group, fragments=2) for group in range(3)] == [False, True, False]
 
 
 def test_the_first_push_of_an_epoch_with_few_calls_does_not_wait_for_groups_that_get_none():

@@ -630,7 +630,7 @@ def late_group(strategy):
         replicas = strategy.local_replicas
         replicas.in_flight = strategy.executions.__len__
         if name == "late":
-            replicas.pushes_left.all_begin = lambda group: False
+            replicas.pushes_left.all_begin = lambda group, fragments: False
 
         class Behind(keras.callbacks.Callback):
             def on_epoch_begin(self, epoch, logs=None, replicas=replicas):
