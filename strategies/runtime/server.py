@@ -15,7 +15,9 @@ from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_for
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
-CHIEF_POLL_SECONDS = 5.0
+FIRST_POLL_SECONDS, CHIEF_POLL_SECONDS = 0.2, 5.0
+"""How often a server looks for the chief, until it has seen it and afterwards. If it never saw a chief that was killed soon
+after its start, it would wait for `start_timeout`."""
 
 ANSWER_SECONDS = 0.3
 """How long a server runs after the chief has ended it, so that its answer still reaches the chief."""
@@ -101,7 +103,7 @@ def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeo
     last_seen: float | None = None
     limit = lost_seconds()
     while receiver.is_alive():
-        receiver.join(CHIEF_POLL_SECONDS)
+        receiver.join(CHIEF_POLL_SECONDS if last_seen is not None else FIRST_POLL_SECONDS)
         if not watched or not receiver.is_alive():
             continue
         now = time.monotonic()
