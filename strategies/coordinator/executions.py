@@ -305,7 +305,7 @@ class Executions:
         """Returns the executions in flight."""
         return list(self._in_flight)
 
-    def running(self) -> set[int] | None:
+    def running_groups(self) -> set[int] | None:
         """Returns the groups that run an execution; None if one waits for a group."""
         with self._lock:
             in_flight = self.in_flight()

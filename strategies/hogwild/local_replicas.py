@@ -70,7 +70,7 @@ class LocalReplicas:
         give_up = functools.partial(strategy.answers.give_up, seconds=SILENT_SECONDS)
         self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, give_up)
         self.grace, self.pushes_left = Grace(options.grace), PushesLeft(len(groups))
-        self.epoch_end = EpochEnd(strategy.executions.running, lambda: membership.live_groups, self._finish_rounds)
+        self.epoch_end = EpochEnd(strategy.executions.running_groups, lambda: membership.live_groups, self._finish_rounds)
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.

@@ -153,7 +153,7 @@ class SynchronizationFunctions:
             for shard in itertools.chain(*block.shards):
                 change(shard, numbers, pushing)
 
-        key = (change.__name__, block)
+        key = (change, block)
         if key not in self._functions:
             pushing = tf.TensorSpec([len(self._strategy.worker_groups)], tf.int32)
             with tf.device(chief_device.DEVICE):
