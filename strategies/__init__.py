@@ -85,6 +85,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     """
     from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
+    from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.model_parallel import refusal
     from tfdist.strategies.runtime import generated_code, reachability, run_summary
 
@@ -92,6 +93,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     own_devices.take_for_training(cluster, choice.strategy)
     generated_code.install()
     run_summary.install()
+    iterator_release.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
     for warning in versions.newer_than_tested():
         logging.getLogger("tfdist").warning("%s", warning)
@@ -110,9 +112,11 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     from tfdist.strategies import own_devices
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
+    from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.runtime import generated_code
 
     generated_code.install()
+    iterator_release.install()
     quiet_tensorflow()
     assert cluster.task is not None
     own_devices.take_for_evaluation(cluster)

@@ -91,8 +91,11 @@ batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_li
 global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 
 # The iterator of a dataset: inputs/input_feed.py takes the tensors of an element, and knows their structure already.
-_OwnedIterator: Any = need("tensorflow.python.data.ops.iterator_ops", "OwnedIterator")
-need_attributes(_OwnedIterator, "_iterator_resource", "_flat_output_types", "_flat_output_shapes")
+# inputs/iterator_release.py frees it.
+OwnedIterator: Any = need("tensorflow.python.data.ops.iterator_ops", "OwnedIterator")
+need_attributes(OwnedIterator, "_iterator_resource", "_flat_output_types", "_flat_output_shapes")
+OwnedMultiDeviceIterator: Any = need("tensorflow.python.data.ops.multi_device_iterator_ops", "OwnedMultiDeviceIterator")
+need_attributes(OwnedMultiDeviceIterator, "_multi_device_iterator_resource")
 
 
 def next_tensors(iterator: Any) -> list[Any]:

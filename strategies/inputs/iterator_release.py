@@ -1,0 +1,87 @@
+"""Frees the iterators of datasets in threads of their own, because TensorFlow may take up to a minute to free one.
+
+When an iterator is freed, tf.data wakes the thread that tunes its pipeline, and waits for its end. The cancellation counts
+only after that (`CancellationManager::StartCancel` calls its callbacks first). A thread that looks earlier sees none, and goes
+on waiting for its next turn, which comes after 10 ms at first, then after twice as long each time, up to 60 s
+(`Model::OptimizeLoop` in tensorflow/core/framework/model.cc).
+
+Keras drops an iterator at the end of each epoch and each evaluation. So the program pauses there now and then, for up to as
+long as they took (benchmarks/epoch_ends.py).
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.private_api import patches
+
+POLL_SECONDS, POLLS = 0.05, 1200
+"""A thread waits until nobody else refers to the iterator, at most a minute."""
+
+# A finalizer runs at any moment in any thread, also in one that holds a lock. This queue takes none in Python.
+_dropped: "queue.SimpleQueue[list[Any]]" = queue.SimpleQueue()
+_process: int | None = None
+"""The process in which a thread takes from the queue. A fork has none."""
+
+
+def install() -> None:
+    """Frees iterators that are made from now on in threads. Calling it again does nothing."""
+    patches.OWNED_ITERATOR.patch(_init)
+    patches.MULTI_DEVICE_ITERATOR.patch(_init_multi_device)
+
+
+# Replacements. The first parameter is the function that they replace.
+
+
+def _init(original: Callable[..., Any], iterator: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
+    original(iterator, dataset, *args, **kwargs)
+    _watch(iterator, iterator._iterator_resource, dataset)
+
+
+def _init_multi_device(original: Callable[..., Any], iterator: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
+    original(iterator, dataset, *args, **kwargs)
+    _watch(iterator, iterator._multi_device_iterator_resource, dataset)
+
+
+def _watch(iterator: Any, resource: Any, dataset: Any) -> None:
+    if not tf.executing_eagerly():
+        return  # It is a part of a function.
+    _start()
+    # The dataset has the Python functions that the iterator calls until its end.
+    dropped = weakref.finalize(iterator, _dropped.put, [resource, dataset])
+    dropped.atexit = False
+
+
+def _start() -> None:
+    global _process
+    if _process != os.getpid():
+        _process = os.getpid()
+        threading.Thread(target=_distribute, name="tfdist-iterators", daemon=True).start()
+
+
+def _distribute() -> None:
+    while True:
+        threading.Thread(target=_free, args=(_dropped.get(),), name="tfdist-iterators", daemon=True).start()
+
+
+def _free(held: list[Any]) -> None:
+    for _ in range(POLLS):
+        if _references(held) <= _ALONE:
+            break
+        time.sleep(POLL_SECONDS)
+    del held[0]  # The iterator, before its dataset.
+
+
+def _references(held: list[Any]) -> int:
+    return sys.getrefcount(held[0])
+
+
+_ALONE = _references([object()])
+"""References to an object that only a list holds."""
