@@ -139,23 +139,22 @@ class SynchronizationFunctions:
         """
         self._tell(self._on_shards.finish, block, [_NO_GROUP, 0.0, 1, 0, *rates], pushing)
 
-    def _tell(
-        self, change: Callable[..., None], block: ParameterBlock, numbers: Sequence[float], pushing: Sequence[int] = ()
-    ) -> None:
-        pushing = pushing or [0] * len(self._strategy.worker_groups)
+    def _tell(self, change: Callable[..., None], block: ParameterBlock, numbers: Sequence[float], *more: Sequence[int]) -> None:
         numbers = chief_device.constant([*numbers, 0.0, 0, 0], tf.float64)
-        self._on_all(change, block)(numbers, chief_device.constant(pushing, tf.int32))
+        self._on_all(change, block)(numbers, *(chief_device.constant(each, tf.int32) for each in more))
 
     def _on_all(self, change: Callable[..., None], block: ParameterBlock) -> Callable[..., Any]:
-        """Returns a function that changes all shards of a block. It takes the numbers of a `Control`, and who still pushes."""
+        """Returns a function that changes all shards of a block. It takes what `change` takes after the shard."""
 
-        def run(numbers: Any, pushing: Any) -> None:
+        def run(*values: Any) -> None:
             for shard in itertools.chain(*block.shards):
-                change(shard, numbers, pushing)
+                change(shard, *values)
 
         key = (change, block)
         if key not in self._functions:
-            pushing = tf.TensorSpec([len(self._strategy.worker_groups)], tf.int32)
+            specs = [Control.SPEC]
+            if change == self._on_shards.finish:
+                specs.append(tf.TensorSpec([len(self._strategy.worker_groups)], tf.int32))
             with tf.device(chief_device.DEVICE):
-                self._functions[key] = tf.function(run, autograph=False).get_concrete_function(Control.SPEC, pushing)
+                self._functions[key] = tf.function(run, autograph=False).get_concrete_function(*specs)
         return self._functions[key]
