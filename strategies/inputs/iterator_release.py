@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdist.strategies.private_api import patches
 
 POLL_SECONDS, POLLS = 0.05, 1200
-"""A thread waits until nobody else refers to the iterator, at most a minute."""
+"""A thread looks 20 times a second, at most a minute, whether anybody else still refers to the iterator."""
 
 # A finalizer runs at any moment in any thread, also in one that holds a lock. This queue takes none in Python.
 _dropped: "queue.SimpleQueue[list[Any]]" = queue.SimpleQueue()
