@@ -69,22 +69,22 @@ class ShardFunctions:
 
     def settle(self, shard: Shard, numbers: Any) -> None:
         """Ends the open round of a shard, on the ps, with the numbers of a `Control`. See `Shard.settle`."""
-        self._change("settle", Shard.settle, shard, numbers)
+        self._change(Shard.settle, shard, numbers)
 
     def leave(self, shard: Shard, numbers: Any) -> None:
         """Makes a group absent from the rounds of a shard, on the ps, with the numbers of its `Control`. See `Shard.leave`."""
-        self._change("leave", Shard.leave, shard, numbers)
+        self._change(Shard.leave, shard, numbers)
 
     def finish(self, shard: Shard, numbers: Any, pushing: Any) -> None:
         """Ends the open round of a shard, on the ps, if no group of `pushing` can still push to it. See `Shard.finish`."""
-        self._change("finish", Shard.finish, shard, numbers, pushing)
+        self._change(Shard.finish, shard, numbers, pushing)
 
-    def _change(self, name: str, change: Callable[..., None], shard: Shard, numbers: Any, *more: Any) -> None:
+    def _change(self, change: Callable[..., None], shard: Shard, numbers: Any, *more: Any) -> None:
         def run(resources: Sequence[Any], numbers: Any, *more: Any) -> None:
             change(shard.given(resources), Control.of(numbers), *more)
 
         specs = [tf.TensorSpec(value.shape, value.dtype) for value in more]
-        self._on_ps((name, shard.parameters.dtype), shard, run, Control.SPEC, *specs)(numbers, *more)
+        self._on_ps((change, shard.parameters.dtype), shard, run, Control.SPEC, *specs)(numbers, *more)
 
     def baseline(self, parameters: Any, before: Any, pushed: Any, round_: Any, last_round: Any) -> Any:
         """Does the same as `OuterOptimizer.baseline`, on the worker."""
