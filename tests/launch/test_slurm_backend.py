@@ -179,9 +179,14 @@ def test_a_batch_job_is_asked_and_ended_from_elsewhere_also_one_that_waits(clust
         assert time.monotonic() < deadline, logs
         time.sleep(0.5)
     assert cluster("logs", handle, "worker:1").stdout == "node n1 geheim 7 ['stay']\n"
-    first, *tasks = cluster("status", handle).stdout.splitlines()
-    assert first == f"{handle}  running: on n[1-2]"
-    assert [line.split()[:2] for line in tasks] == [[f"worker:{index}", "running"] for index in range(3)]
+    running = [[f"worker:{index}", "running"] for index in range(3)]
+    while True:  # The launcher finds out that a task listens some time after the task has printed its line.
+        first, *tasks = (status := cluster("status", handle).stdout).splitlines()
+        assert first == f"{handle}  running: on n[1-2]"
+        if [line.split()[:2] for line in tasks] == running:
+            break
+        assert time.monotonic() < deadline, status
+        time.sleep(0.5)
     assert cluster("status", waiting).stdout.startswith(f"{waiting}  queued: Slurm says PENDING, ")
     assert cluster("cancel", waiting).stdout == f"{waiting}  cancelled\n"
     assert cluster("cancel", handle).stdout == f"{handle}  cancelled\n"
