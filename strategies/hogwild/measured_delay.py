@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist.strategies.hogwild import notice
+from tfdist.strategies.runtime import notice
 
 FIRST = 1
 """The delay until it is measured."""

@@ -14,6 +14,7 @@ from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.parameter_server import optimizer
 from tfdist.strategies.parameter_server.training_loop import StepProgram, Steps, fused_reads_of
+from tfdist.strategies.parameter_server.turns import Turns
 
 _OWN_LOOP = (
     "a training loop of your own runs on the chief alone under parameter_server, and the workers idle; "
@@ -61,7 +62,8 @@ class ParameterServerHooks(CoordinatorHooks):
         reads = fused_reads_of(model, self._strategy.extended, rounded)
         group_step = GroupStep(self._strategy, model, step, metric_logs, reads)
         function = GroupFunction(self._strategy, StepProgram(group_step))
-        return self._training_loop(Steps(model, function, metric_logs, self._executions), metric_logs)
+        turns = Turns() if step == model.train_step and self._strategy.has_order else None
+        return self._training_loop(Steps(model, function, metric_logs, self._executions, turns), metric_logs)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`."""

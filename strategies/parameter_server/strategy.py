@@ -6,6 +6,7 @@ The chief reads the data and hands out the batches; callbacks, files and the pro
 """
 
 from tfdist.cluster import Cluster
+from tfdist.step_order import MOST_WORKERS
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
 from tfdist.strategies.parameter_server import asynchronous_counters, optimizer
@@ -30,11 +31,14 @@ class ParameterServer(CoordinatorStrategy):
 
     Attributes:
         rounded: whether weights and gradients of the steps of `fit` travel as bfloat16. The ps keep and update float32.
+        has_order: whether worker groups begin their steps in an order: where there are several, on several machines.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, ServerExtended)
         self.rounded = cluster.synchronization.compression == "bf16"
+        hosts = {task.host for job in ("worker", "ps") for task in cluster.job(job)}
+        self.has_order = 1 < len(self.worker_groups) <= MOST_WORKERS and len(hosts) > 1
         if cluster.partition:
             rows = (row for group in self.worker_groups for row in group.rows)
             self.extended.worker_mesh = WorkerMesh(cluster.partition, rows)

@@ -17,6 +17,7 @@ from tfdist.strategies.keras_hooks.interface import Logs
 from tfdist.strategies.keras_hooks.optimizer import with_inner
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.parameter_server import fused_reads
+from tfdist.strategies.parameter_server.turns import Turns
 from tfdist.strategies.parameter_server.variables import ServerVariable
 
 
@@ -30,13 +31,22 @@ class Steps:
         function: the function that makes steps and returns the vectors of `metric_logs`.
         metric_logs: the logs of the steps.
         executions: the executions of the strategy.
+        turns: the order in which groups begin; None for none.
     """
 
-    def __init__(self, model: Any, function: GroupFunction, metric_logs: MetricLogs, executions: Executions) -> None:
+    def __init__(
+        self,
+        model: Any,
+        function: GroupFunction,
+        metric_logs: MetricLogs,
+        executions: Executions,
+        turns: Turns | None = None,
+    ) -> None:
         self._model = model
         self._function = function
         self._metric_logs = metric_logs
         self._executions = executions
+        self._turns = turns
 
     def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
@@ -69,7 +79,12 @@ class Steps:
     def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None) -> Execution:
         calls = [self._function.prepare(run, element_spec) for run in runs_of_equal_shapes(batches)]
         self._metric_logs.begin_steps()
-        return self._executions.schedule(lambda group: [call(group) for call in calls][-1], owner)
+
+        def run(group: int) -> Any:
+            with self._turns.call(group, len(batches)) if self._turns else contextlib.nullcontext():
+                return [call(group) for call in calls][-1]
+
+        return self._executions.schedule(run, owner)
 
 
 class StepProgram(GroupProgram):

@@ -1,4 +1,4 @@
-"""What hogwild tells the user of its choices."""
+"""What a strategy tells the user of its choices."""
 
 import sys
 
