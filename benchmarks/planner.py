@@ -45,6 +45,9 @@ flags.DEFINE_bool("show", False, "Run nothing: print the tables of --results, wi
 PROGRAM = str(Path(__file__).with_name("planner_program.py"))
 START_SECONDS, LEAST_REPORTS = 120.0, 6
 SETTLE_SECONDS = 2.0
+TRIED_STEPS = 30
+"""`parameter_server` tries orders during the first 27 steps of each worker, which do not count."""
+
 LONGEST_EPOCHS = 1.8
 """Epochs are counted as a whole if that does not take more than so many times the seconds."""
 
@@ -127,10 +130,10 @@ def prefer(pid: int) -> None:
         Path(f"/proc/{pid}/autogroup").write_text(str(PRIORITY))
 
 
-def speed(folder: Path, since: float, seconds: float) -> float | None:
+def speed(folder: Path, since: float, seconds: float, steps: int = 0) -> float | None:
     """Returns examples per second of the reports since a moment, as soon as there are enough; None until then."""
     fit = window.read(folder / "report.json")
-    if fit is None or fit.batch is None:
+    if fit is None or fit.batch is None or not fit.steps or fit.steps[-1][1] < steps:
         return None
     reports = [report for report in fit.steps if report[0] >= since]
     if len(reports) <= LEAST_REPORTS or reports[-1][0] - reports[0][0] < seconds:
@@ -144,9 +147,9 @@ def speed(folder: Path, since: float, seconds: float) -> float | None:
     return fit.batch * (last[1] - begin[1]) / (last[0] - begin[0])
 
 
-def wait_for(folder: Path, processes, since: float, seconds: float) -> float:
+def wait_for(folder: Path, processes, since: float, seconds: float, steps: int = 0) -> float:
     deadline = time.monotonic() + START_SECONDS
-    while (found := speed(folder, since, seconds)) is None:
+    while (found := speed(folder, since, seconds, steps)) is None:
         if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
             logs = "\n".join(path.read_text()[-1500:] for path in sorted(folder.glob("*.log")))
             raise RuntimeError(f"a job has failed or is too slow:\n{logs}")
@@ -160,10 +163,12 @@ def measure(network: networks.Network, option: Option, model: str, rates: list[s
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         # From the beginning: whether hogwild's rounds wait for a worker depends on what was before.
+        rates = rates if option.strategy == "hogwild" else rates[::-1]
         network.shape(rates[0])
         processes = started(network, option, model, folder, port)
         try:
-            wait_for(folder, processes, 0.0, SETTLE_SECONDS)  # It trains.
+            tried = TRIED_STEPS * option.workers if option.strategy == "parameter_server" else 0
+            wait_for(folder, processes, 0.0, SETTLE_SECONDS, tried)  # It trains.
             for rate in rates:
                 network.shape(rate)
                 # What was sent ahead at the rate before ends; and hogwild reports whole periods.

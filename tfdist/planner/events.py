@@ -6,6 +6,11 @@ from collections.abc import Callable
 
 Then = Callable[[], None]
 
+QUEUED = 256 * 1024
+"""A small message waits until so many bytes have left its machine, if others are sending: the kernel has taken them before.
+Linux takes some segments of up to 64 KiB of each connection (`tcp_small_queue_check` in net/ipv4/tcp_output.c). Measured: a
+message of the chief, beside a worker that pushes, waits for 12 ms at 200 Mbit/s and for 36 ms at 60 Mbit/s."""
+
 
 class Clock:
     """Runs events in the order of their moments.
@@ -62,6 +67,11 @@ class Shared:
         """Returns for how long all of it was busy, in seconds."""
         self._advance()
         return self._busy / self.count
+
+    def last(self) -> float:
+        """Returns how much the user who needs most still needs, in seconds; 0 if nobody uses it."""
+        self._advance()
+        return max((until for until, *_ in self._jobs), default=self._done) - self._done
 
     def _rate(self) -> float:
         return min(1.0, self.count / len(self._jobs))
@@ -144,6 +154,11 @@ class Links:
         arrived = after_all(2, lambda: self._clock.after(self._delay, then))
         source.up.run(seconds * up, arrived)
         target.down.run(seconds * down, arrived)
+
+    def tell(self, source: Machine, target: Machine, then: Then) -> None:
+        """Sends a message of a few bytes, such as a call or its answer, after those that are queued on its machine."""
+        queued = min(QUEUED / self.rate, source.up.last())
+        self._clock.after(0.0 if source is target else queued + self._delay, then)
 
 
 def after_all(count: int, then: Then) -> Then:

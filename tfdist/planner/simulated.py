@@ -113,7 +113,8 @@ class Simulation:
         self._python = Shared(clock, "chief processor", 1)
         self._prepares: deque[tuple[float, Then]] = deque()
         self.ends: list[list[tuple[float, int]]] = [[] for _ in range(self.count)]
-        self._slow = set(range(self.count))  # Those that have not made `CYCLES`.
+        self.cycles = CYCLES
+        self._slow = set(range(self.count))  # Those that have not made `cycles`.
         self.finished_at: float | None = None
         self.waiting: dict[int, list[Then]] = {}
 
@@ -149,7 +150,8 @@ class Simulation:
 
     def send_batches(self, worker: int, size: float, then: Then) -> None:
         """Sends batches from the chief."""
-        self.links.send(self.chief, self.workers[worker], size, then, up=self.each)
+        machine = self.workers[worker]
+        self.links.tell(self.chief, machine, lambda: self.links.send(self.chief, machine, size, then, up=self.each))
 
     def push(self, worker: int, number: int, size: float, then: Then) -> None:
         """Sends bytes of a worker to a ps."""
@@ -162,7 +164,7 @@ class Simulation:
     def ended(self, worker: int, steps: int) -> None:
         """Notes that a worker has made steps."""
         self.ends[worker].append((self.clock.now, steps))
-        if len(self.ends[worker]) >= CYCLES:
+        if len(self.ends[worker]) >= self.cycles:
             self._slow.discard(worker)
 
     def together(self, number: int, then: Then) -> None:

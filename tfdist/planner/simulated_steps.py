@@ -1,21 +1,28 @@
 """Simulates `parameter_server`: every step of a worker pulls, computes and pushes.
 
-Two workers that begin together pull together, each at half of the rate, and push together, and so both directions of a link are
-idle for half of the time. Who is ahead by a second stays ahead by a second: who is behind has the link for itself at the end.
-So the order in which they began lasts, and the speed with it: between half of what the link allows and all of it. The mean of
-several beginnings is predicted.
+The order in which workers begin their steps decides how fast they are (see `tfdist.step_order`). The strategy tries orders and
+keeps the fastest, and so does the simulation. Of each it takes the mean of several beginnings.
 """
 
 import functools
 import random
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
+from tfdist import step_order
 from tfdist.planner.events import after_all
 from tfdist.planner.simulated import MOST_WORKERS, Network, Simulated, Simulation
 from tfdist.planner.ways import Way
+from tfdist.step_order import RECENT, Running, StepOrder, best, pause
 
 BEGINNINGS = 16
 """So many beginnings are simulated, divided by the workers. Of many workers always some pull and others push."""
+
+ORDERED = 3
+"""An order is reached after some steps: it is simulated for so many times as long."""
+
+NOTHING = 1e-9
+"""Nobody waits for less, seconds."""
 
 
 class ParameterServer(Simulation):
@@ -46,7 +53,10 @@ class ParameterServer(Simulation):
                 self.prepare(way.chief, ready)
             ready()
 
-        done = after_all(len(self.sent), end)
+        def fetch() -> None:
+            self.links.tell(self.chief, machine, lambda: self.links.tell(machine, self.chief, end))
+
+        done = after_all(len(self.sent), lambda: self.links.tell(machine, self.chief, fetch))
 
         def send(number: int, size: float) -> None:
             self.push(worker, number, size, lambda: self.serve(self.servers[number], way.server / 2, done))
@@ -75,8 +85,81 @@ class ParameterServer(Simulation):
             self.step(worker)
 
 
+class Ordered(ParameterServer):
+    """`parameter_server` with workers that wait until they may begin a step.
+
+    Args:
+        order: the order.
+        way: how to train.
+        network: on what.
+        seed: of the random times.
+        most: most workers that are simulated.
+    """
+
+    def __init__(self, order: StepOrder, way: Way, network: Network, seed: int, most: int) -> None:
+        super().__init__(way, network, seed, most)
+        self.cycles *= ORDERED
+        self._order = order
+        self._running: dict[int, float] = {}  # When the step of a worker began.
+        self._lasted: dict[int, deque[float]] = {number: deque(maxlen=RECENT) for number in range(self.count)}
+        self._latest: dict[int, float] = {}  # When the wait of a worker ends.
+
+    def step(self, worker: int) -> None:
+        """Waits, and makes a step."""
+        now = self.clock.now
+        if worker in self._running:
+            self._lasted[worker].append(now - self._running.pop(worker))
+        self._latest[worker] = now + max((each.step for each in self._others()), default=0.0)
+        self._try_all()
+
+    def _others(self) -> list[Running]:
+        """Returns the steps that are being made."""
+        lasted = ((begun, self._lasted[worker]) for worker, begun in self._running.items())
+        return [Running(begun, sum(seconds) / len(seconds)) for begun, seconds in lasted if seconds]
+
+    def _try_all(self) -> None:
+        for worker in list(self._latest):
+            self._try(worker)
+
+    def _try(self, worker: int) -> None:
+        if worker not in self._latest:
+            return
+        now = self.clock.now
+        wait = min(pause(self._order, now, self._others()), self._latest[worker] - now)
+        if wait > NOTHING:
+            self.clock.after(wait, lambda: self._try(worker))
+            return
+        del self._latest[worker]
+        self._running[worker] = now
+        super().step(worker)
+        self._try_all()
+
+
 def simulate_steps(way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> Simulated:
-    """Returns what the simulation finds, in the mean of several beginnings; for the arguments see `simulate`."""
+    """Returns what the simulation finds in the order that the strategy keeps; for the arguments see `simulate`."""
+    free = without_order(way, network, seed, most)
+    if way.is_synchronous or way.is_one_machine or not 1 < way.option.workers <= step_order.MOST_WORKERS:
+        return free
+    orders = {StepOrder.FREE: free}
+    for order in (StepOrder.TOGETHER, StepOrder.TURNS):
+        orders[order] = _mean(way, seed, most, functools.partial(Ordered, order, way, network))
+    return orders[best({order: each.speed for order, each in orders.items()})]
+
+
+def without_order(way: Way, network: Network, seed: int = 0, most: int = MOST_WORKERS) -> Simulated:
+    """Returns what the simulation finds if workers begin their steps as soon as they are free."""
+    return _mean(way, seed, most, functools.partial(ParameterServer, way, network))
+
+
+def _mean(way: Way, seed: int, most: int, training: Callable[[int, int], ParameterServer]) -> Simulated:
+    """Returns the mean of several beginnings.
+
+    Args:
+        way: how to train.
+        seed: of the beginnings and of the random times.
+        most: most workers that are simulated.
+        training: makes the simulation; takes a seed and `most`.
+    """
     count = beginnings(way)
     generator = random.Random(seed)
     # Of each worker, one beginning in each part of a step (a Latin hypercube).
@@ -84,7 +167,7 @@ def simulate_steps(way: Way, network: Network, seed: int = 0, most: int = MOST_W
     found = []
     for number in range(count):
         parts = [0.0 if way.is_synchronous else (each[number] + generator.random()) / count for each in places]
-        found.append(_run(ParameterServer(way, network, seed + number, most), parts))
+        found.append(_run(training(seed + number, most), parts))
     mean = sum(each.speed for each in found) / count
     nearest = min(found, key=lambda each: abs(each.speed - mean))
     return Simulated(mean, nearest.busiest, nearest.busy)
