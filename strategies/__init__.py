@@ -87,9 +87,10 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
     from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import generated_code, reachability, run_summary
+    from tfdist.strategies.runtime import generated_code, interrupts, reachability, run_summary
 
     quiet_tensorflow()
+    interrupts.keep_out_of_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
     generated_code.install()
     run_summary.install()
@@ -113,11 +114,12 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
     from tfdist.strategies.inputs import iterator_release
-    from tfdist.strategies.runtime import generated_code
+    from tfdist.strategies.runtime import generated_code, interrupts
 
+    quiet_tensorflow()
+    interrupts.keep_out_of_tensorflow()
     generated_code.install()
     iterator_release.install()
-    quiet_tensorflow()
     assert cluster.task is not None
     own_devices.take_for_evaluation(cluster)
     strategy = create_evaluator_strategy(cluster, cluster.find(*cluster.task), start_timeout)
