@@ -3,6 +3,7 @@
 The launcher, Slurm and Kubernetes send SIGTERM before they kill a task; Slurm can send SIGUSR1 earlier.
 """
 
+import os
 import signal
 import sys
 import threading
@@ -45,6 +46,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         self._requests: SaveRequests | None = None
         self._received: set[int] = set()
         self._before: dict[int, Any] = {}
+        self._process = os.getpid()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -54,7 +56,14 @@ class SaveOnSignal(keras.callbacks.Callback):
         self._requests = None if hooks is None else hooks.save_requests
         for number in (signal.SIGTERM, signal.SIGUSR1) if self._saves else (signal.SIGUSR1,):
             if signal.getsignal(number) == signal.SIG_DFL:
-                self._before[number] = signal.signal(number, lambda received, frame: self._received.add(received))
+                self._before[number] = signal.signal(number, self._receive)
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if os.getpid() == self._process:
+            self._received.add(number)
+        else:  # A fork of the program, such as one that reads data: the signal does there what it does by default.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""

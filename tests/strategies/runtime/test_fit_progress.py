@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 from types import SimpleNamespace
 
 import keras
@@ -181,6 +182,23 @@ def test_sigterm_stays_as_it_is_without_a_backup_or_with_a_handler_of_the_progra
         assert signal.getsignal(signal.SIGTERM) is own
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_sigterm_ends_a_fork_of_the_program_as_ever(tmp_path):
+    saver = SaveOnSignal(Backup(tmp_path), saves=True)
+    saver.on_train_begin()
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(write_end, b"x")  # Python forgets signals that arrive before.
+        time.sleep(20)
+        os._exit(0)
+    os.read(read_end, 1)
+    os.kill(child, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+    os.close(read_end)
+    os.close(write_end)
+    saver.release()
 
 
 @pytest.mark.cluster
