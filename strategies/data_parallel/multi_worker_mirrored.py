@@ -32,13 +32,17 @@ from tfdist.strategies.private_api import (
 )
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.ring_sums import RingSums
-from tfdist.strategies.runtime.each_other import wait_for_each_other
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.each_other import wait_for_each_other, wait_for_server
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.program_end import at_program_end
 
 REFUSAL_SECONDS = 5.0
 """How long the first task waits for the others to learn that their devices differ."""
+
+LEADER_SECONDS = 10.0
+"""How long the others wait for the server of the first task before they connect to it. Then TensorFlow itself waits."""
 
 BROADCAST_BYTES = 2**29
 """How much of an initial value travels at once: a message of gRPC, and so TensorFlow's broadcast, ends at 2 GiB."""
@@ -71,6 +75,8 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
         )
     me = cluster.find(*cluster.task)
     wait_for_each_other(me, tasks, start_timeout, _log.warning)
+    if me is not tasks[0]:  # The leader of TensorFlow's coordination.
+        wait_for_server(me, tasks[0], Deadline.after(LEADER_SECONDS))
     with _bounded(start_timeout):
         strategy = MultiWorkerMirrored(cluster, me)
         _check_devices(strategy.devices, cluster, me, start_timeout)

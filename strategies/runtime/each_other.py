@@ -11,6 +11,7 @@ the new address has the old name, learns at once that the one it has lost is gon
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from tfdist.cluster import Task
@@ -22,6 +23,9 @@ GREETING = b"tfdist waits as "
 """What either side sends, and then its name and a line feed."""
 
 CONNECT_SECONDS = 1.0
+
+SERVER_POLL_SECONDS = 0.01
+"""It starts within milliseconds after the others have been found."""
 
 MOST_BYTES = 256
 """Of a greeting."""
@@ -51,6 +55,15 @@ def wait_for_each_other(me: Task, tasks: Sequence[Task], timeout: float, log: Ca
         reachability.accept_only_this_machine({me.port})
     with door:
         wait_for_tasks([task for task in tasks if task is not me], timeout, log, door.why_missing)
+
+
+def wait_for_server(me: Task, task: Task, deadline: Deadline) -> None:
+    """Waits until the TensorFlow server of `task` listens, or until the deadline.
+
+    Call it after `wait_for_each_other` and before TensorFlow connects to that task: gRPC tries again only after a second.
+    """
+    while greet(me.name, task, deadline.within(CONNECT_SECONDS)) is not Missing.EARLIER and not deadline.expired():
+        time.sleep(SERVER_POLL_SECONDS)
 
 
 class _Door:

@@ -9,7 +9,7 @@ import pytest
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.each_other import greet, wait_for_each_other
+from tfdist.strategies.runtime.each_other import greet, wait_for_each_other, wait_for_server
 from tfdist.strategies.runtime.peers import Missing, StartTimeoutError
 
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
@@ -144,3 +144,24 @@ def test_a_task_that_is_stopped_accepts_connections_and_says_nothing():
     with socket.create_server(("localhost", 0)) as listener:
         task = Task("worker", 1, "localhost", listener.getsockname()[1])
         assert greet("worker:0", task, Deadline.after(0.2)) is Missing.MUTE
+
+
+def test_a_task_that_still_waits_for_others_is_no_server_yet():
+    tasks = free_tasks(3)
+    waiting, deadline = Waits(tasks, 0), Deadline.after(0.5)
+    wait_for_server(tasks[1], tasks[0], deadline)
+    assert deadline.expired() and not waiting.over(within=0)
+
+
+def test_a_server_is_found_as_soon_as_it_listens():
+    me, leader = free_tasks(2)
+    found, deadline = threading.Event(), Deadline.after(20.0)
+
+    def wait():
+        wait_for_server(me, leader, deadline)
+        found.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+    assert not found.wait(0.3)
+    with tensorflow_server(leader):
+        assert found.wait(10.0) and not deadline.expired()
