@@ -127,10 +127,11 @@ def _picture(handle: str, path: str | None) -> int:
 
 def _task_row(task: TaskStatus) -> list[str]:
     code = "" if task.exit_code is None else f"exit code {task.exit_code}"
-    restarts = f"{task.restarts} restarts" if task.restarts else ""
+    restarts = f"{task.restarts} restart{'s' * (task.restarts > 1)}" if task.restarts else ""
+    pid = f"process {task.pid}" if task.pid is not None else ""
     memory = size(task.memory) if task.memory is not None else ""
     use = "" if task.use is None else task.use.text
-    extra = ", ".join(part for part in (code, restarts, memory, use, task.note) if part)
+    extra = ", ".join(part for part in (code, restarts, pid, memory, use, task.note) if part)
     return [task.name, str(task.state), task.where, printable(extra)]
 
 

@@ -50,6 +50,7 @@ class TaskStatus:
         note: what else is known: what it waits for, the path of its log.
         memory: resident memory of its process in bytes; None if unknown.
         use: what it uses of its processor and link; None if unknown.
+        pid: process id, on its host; None while it does not run, or if unknown.
     """
 
     name: str
@@ -60,6 +61,7 @@ class TaskStatus:
     note: str = ""
     memory: int | None = None
     use: Use | None = None
+    pid: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class JobStatus:
                 each["note"],
                 each.get("memory"),
                 Use.from_json(each["use"]) if each.get("use") else None,
+                each.get("pid"),
             )
             for each in values.get("tasks", ())
         )
@@ -118,6 +121,7 @@ class JobStatus:
                     "exit_code": task.exit_code,
                     "restarts": task.restarts,
                     "note": task.note,
+                    "pid": task.pid,
                     "memory": task.memory,
                     "use": None if task.use is None else asdict(task.use),
                 }

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tfdist.launch.binding_now import BindingNow
-from tfdist.launch.events import Event, Exited, Listening, Memory, Ready, Stopped, Used
+from tfdist.launch.events import Event, Exited, Listening, Memory, Ready, Started, Stopped, Used
 from tfdist.launch.job import Job
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.progress import Progress
@@ -57,12 +57,12 @@ class StatusBoard:
             self._set(event.task, use=event.use)
             self._publish(self.status, True)
             return
+        elif isinstance(event, Started):
+            self._set(event.task, pid=event.pid)
         elif isinstance(event, Listening):
             self._set(event.task, state=State.RUNNING)
         elif isinstance(event, Exited):
-            self._set(
-                event.task, state=State.FAILED if event.code else State.SUCCEEDED, exit_code=event.code, memory=None, use=None
-            )
+            self._set_ended(event.task, event.code)
         elif isinstance(event, Stopped):
             self._set(event.task, note=f"stopped by {event.signal_name}" if event.signal is not None else "")
         else:
@@ -73,7 +73,7 @@ class StatusBoard:
 
     def set_aside(self, name: str) -> None:
         """Takes note of a task that does not run for now because it is not wanted."""
-        self._set(name, state=State.QUEUED, exit_code=None, memory=None, use=None)
+        self._set(name, state=State.QUEUED, exit_code=None, memory=None, use=None, pid=None)
         self._publish(self.status, False)
 
     def restarted(self, name: str, counts: bool = True) -> None:
@@ -91,8 +91,11 @@ class StatusBoard:
             exits: exit code by task name.
         """
         for name, code in exits.items():
-            self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code, memory=None, use=None)
+            self._set_ended(name, code)
         return JobStatus(state, tuple(self._tasks.values()), reason, progress=self._progress)
+
+    def _set_ended(self, name: str, code: int) -> None:
+        self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code, memory=None, use=None, pid=None)
 
     def _set(self, name: str, **changes: object) -> None:
         self._tasks[name] = replace(self._tasks[name], **changes)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, enco
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.events import Memory, Ready, Used
+from tfdist.launch.events import Memory, Ready, Started, Used
 from tfdist.launch.job import Job, JobFiles, Program
 from tfdist.launch.progress import Progress, read
 from tfdist.planner.use import Use
@@ -131,14 +131,14 @@ def test_what_an_agent_warns_of_is_shown_with_its_host(tmp_path):
         tasks.close()
 
 
-def test_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_path):
+def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_path):
     use = Use(8.0, 0.9, 0.1, 0.95, 2, 0.5, None, 3.0, 4.0)
     cluster = Cluster((Task("worker", 0, "h1", 1),))
 
     def command(host):
         hello = {"version": __version__, "address": "", "unknown_hosts": [], "warnings": [], "ports": {"worker:0": 4000}}
         says = START + encode({"hello": hello}) + encode({"ready": True})
-        says += encode({"memory": "worker:0", "size": 61_000_000})
+        says += encode({"started": "worker:0", "pid": 4711}) + encode({"memory": "worker:0", "size": 61_000_000})
         says += encode({"used": "worker:0", "use": dataclasses.asdict(use)})
         says += encode({"progress": "worker:0"}, b'{"phase": "fit", "epoch": 2}')
         # It speaks when it is told to start the task.
@@ -155,7 +155,8 @@ def test_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_path):
         while (progress := read(tmp_path / "report.json")) is None:
             assert time.monotonic() < deadline
             events += tasks.poll(0.1)
-        assert Memory("worker:0", 61_000_000) in events and Used("worker:0", use) in events and progress == Progress("fit", 2)
+        assert {Started("worker:0", 4711), Memory("worker:0", 61_000_000), Used("worker:0", use)} <= set(events)
+        assert progress == Progress("fit", 2)
     finally:
         for link_ in tasks._links.values():
             link_._process.kill()

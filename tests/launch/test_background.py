@@ -87,6 +87,8 @@ def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdi
     wait_for(lambda: "count 20" in tfdist("logs", handle).stdout)
     status = tfdist("status", handle)
     assert (status.returncode, status.stdout.splitlines()[0]) == (0, f"{handle}  running")
+    (of_chief,) = re.findall(r"chief:0  running  localhost  process (\d+)", status.stdout)
+    assert int(of_chief) in processes_of(variables[MARK])
     assert tfdist("status").stdout.startswith(f"{handle}  running")
     chart, drawing = tfdist("status", handle, "--mermaid").stdout, tfdist("status", handle, "--svg", "job.svg")
     assert '["chief:0<br/>running"]:::running' in chart and "classDef running fill:#c9eec0" in chart
@@ -97,6 +99,7 @@ def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdi
     status = tfdist("status", handle, "--json")
     state = json.loads(status.stdout)
     assert (status.returncode, state["state"], state["exit_code"], state["reason"]) == (1, "cancelled", 143, "ended by SIGTERM")
+    assert [task["pid"] for task in state["tasks"]] == [None]
     assert tfdist("cancel", handle).stdout == f"{handle} has ended already: cancelled\n"
 
 

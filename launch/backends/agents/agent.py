@@ -24,7 +24,7 @@ from tfdist.errors import ClusterError, Source
 from tfdist.launch import progress
 from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
-from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Stopped, Used
+from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
 from tfdist.launch.job import Job, JobFiles, Program
 from tfdist.version import __version__
 
@@ -181,6 +181,8 @@ class _Agent:
             say({"exited": event.task, "code": event.code, "time": event.time, "note": event.note})
         elif isinstance(event, Stopped):
             say({"stopped": event.task, "pid": event.pid, "signal": event.signal})
+        elif isinstance(event, Started):
+            say({"started": event.task, "pid": event.pid})
         elif isinstance(event, Memory):
             say({"memory": event.task, "size": event.size})
         elif isinstance(event, Used):

@@ -16,7 +16,20 @@ from tfdist.launch import progress
 from tfdist.launch.backends.agents.frames import SILENCE_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
-from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Stopped, Unreachable, Used
+from tfdist.launch.events import (
+    Event,
+    Exited,
+    Listening,
+    Lost,
+    Memory,
+    NotStarted,
+    Output,
+    Ready,
+    Started,
+    Stopped,
+    Unreachable,
+    Used,
+)
 from tfdist.launch.job import JobFiles
 from tfdist.messages import printable
 from tfdist.planner.use import Use
@@ -186,6 +199,8 @@ class RemoteTasks:
             self._events.append(Listening(message["listening"]))
         elif "stopped" in message:
             self._events.append(Stopped(message["stopped"], message["pid"], message["signal"]))
+        elif "started" in message:
+            self._events.append(Started(message["started"], message["pid"]))
         elif "memory" in message:
             self._events.append(Memory(message["memory"], message["size"]))
         elif "used" in message:
