@@ -56,13 +56,17 @@ class LogFolder:
         except OSError as error:
             os.close(self._lock)
             raise LogFolderError(f"{self.path} cannot be written: {error.strerror}; name another folder") from error
-        self.report_dir = _folder_in_memory() or self.path
+        self._reports: _FolderInMemory | None = None
+        self.new_report_dir()
 
     def new_report_dir(self) -> Path:
         """Returns a new `report_dir`, for another attempt: the one before is removed with the tasks that used it."""
-        if self.report_dir != self.path:
-            shutil.rmtree(self.report_dir, ignore_errors=True)
-        self.report_dir = _folder_in_memory() or self.path
+        self._remove_reports()
+        try:
+            self._reports = _FolderInMemory()
+        except (OSError, KeyError):  # KeyError: a user without a name.
+            pass
+        self.report_dir = self._reports.path if self._reports else self.path
         return self.report_dir
 
     def discard(self) -> None:
@@ -76,9 +80,13 @@ class LogFolder:
 
     def close(self) -> None:
         """Lets other launchers use the folder."""
-        if self.report_dir != self.path:
-            shutil.rmtree(self.report_dir, ignore_errors=True)
+        self._remove_reports()
         os.close(self._lock)
+
+    def _remove_reports(self) -> None:
+        if self._reports is not None:
+            self._reports.remove()
+            self._reports = None
 
     def _lock_it(self) -> None:
         try:
@@ -112,17 +120,27 @@ def _try_to_write(path: Path, say: Callable[[str], None]) -> None:
         say(f"{path}: {error.strerror}; the job runs, and its logs will be incomplete")
 
 
-def _folder_in_memory() -> Path | None:
-    """Returns a new folder, and removes those of launchers that were killed together with their fork server."""
-    try:
+class _FolderInMemory:
+    """A new folder in memory, locked for as long as this process runs.
+
+    Removes those of launchers that were killed together with their fork server.
+
+    Attributes:
+        path: the folder.
+    """
+
+    def __init__(self) -> None:
         for old in MEMORY.glob("tfdist-report-*"):
             if old.owner() == Path("/proc/self").owner() and time.time() - old.stat().st_mtime > STALE_SECONDS:
                 _remove_unless_locked(old)
-        path = Path(tempfile.mkdtemp(prefix="tfdist-report-", dir=MEMORY))
-        fcntl.flock(os.open(path, os.O_RDONLY | os.O_DIRECTORY), fcntl.LOCK_EX)  # Until this process ends.
-        return path
-    except (OSError, KeyError):  # KeyError: a user without a name.
-        return None
+        self.path = Path(tempfile.mkdtemp(prefix="tfdist-report-", dir=MEMORY))
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def remove(self) -> None:
+        """Removes the folder with what is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
 def _remove_unless_locked(path: Path) -> None:

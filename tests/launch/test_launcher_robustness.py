@@ -292,6 +292,18 @@ def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monke
     assert not set(tmp_path.glob("tfdist-report-*"))
 
 
+def test_another_attempt_leaves_no_folder_and_no_descriptor_of_the_one_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(log_folder, "MEMORY", tmp_path)
+    before = os.listdir("/proc/self/fd")
+    folder = log_folder.LogFolder(str(tmp_path / "logs"), print)
+    during = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        assert folder.new_report_dir() == next(tmp_path.glob("tfdist-report-*"))
+        assert os.listdir("/proc/self/fd") == during
+    folder.close()
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_a_new_log_folder_is_for_its_owner_alone_and_a_given_one_keeps_its_mode(tmp_path):
     (tmp_path / "given").mkdir(mode=0o755)
     for name, mode in {"given": 0o755, "new": 0o700}.items():
