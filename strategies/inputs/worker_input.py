@@ -3,7 +3,7 @@
 `strategy.distribute_datasets_from_function` is TensorFlow's interface for it. Its result goes to `fit` with `steps_per_epoch`.
 """
 
-import weakref
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -39,15 +39,14 @@ class WorkerInput(BatchSource):
         self.makers: dict[int, Any] = {}
         self._dataset_fn = dataset_fn
         self._groups = groups
-        self._first = weakref.ref(first)  # The dataset keeps this object, and nothing else may.
+        self._first = first
         self._example: Any = None
         self._begun: dict[int, int] = {}
 
     def example(self) -> Any:
         """See `BatchSource`: the first batch of the first group's dataset, which the chief can read too."""
         if self._example is None:
-            first = self._first()
-            self._example = next(iter(_dataset(self._dataset_fn, self._groups, 0) if first is None else first))
+            self._example = next(iter(self._first))
         return self._example
 
     def __iter__(self) -> "WorkerInputIterator":
@@ -144,9 +143,10 @@ def dataset_of(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int) -> tf.
         )
     if not all(isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(dataset.element_spec)):
         raise ValueError("worker groups read dense tensors only; pass the dataset itself to fit, which the chief then reads")
-    dataset._tfdist_on_workers = WorkerInput(dataset_fn, groups, dataset)
-    dataset.map = _refuse_map  # Keras' class_weight.
-    return dataset
+    marked = copy.copy(dataset)  # Who drops it, drops the `WorkerInput`. An iterator over the other keeps that for a while.
+    marked._tfdist_on_workers = WorkerInput(dataset_fn, groups, dataset)
+    marked.map = _refuse_map  # Keras' class_weight.
+    return marked
 
 
 def _dataset(dataset_fn: Callable[[Any], tf.data.Dataset], groups: int, group: int) -> tf.data.Dataset:

@@ -1,7 +1,7 @@
 """Data that worker groups read: what is freed when the program drops it. The worker is this process."""
 
 import gc
-import threading
+import time
 import weakref
 
 import tensorflow as tf
@@ -10,14 +10,15 @@ from tfdist.strategies.inputs import worker_input
 
 
 def test_a_dropped_dataset_is_gone_at_once_and_its_iterator_frees_what_it_has_read_ahead():
-    ended = threading.Event()
+    running = []
 
     def generator():
+        running.append(None)
         try:
             while True:
                 yield [1.0, 2.0]
         finally:
-            ended.set()
+            running.pop()
 
     def of_group(context):
         dataset = tf.data.Dataset.from_generator(generator, output_signature=tf.TensorSpec([None], tf.float32))
@@ -31,7 +32,7 @@ def test_a_dropped_dataset_is_gone_at_once_and_its_iterator_frees_what_it_has_re
     read = tf.function(lambda handle: worker_input.next_batch(spec, handle), autograph=False)
     read = read.get_concrete_function(tf.TensorSpec([], tf.resource))
     assert read(data.handles[0]).shape == (2, 2)
-    ended.clear()
+    assert running
 
     gone = weakref.ref(data)
     gc.disable()
@@ -40,4 +41,7 @@ def test_a_dropped_dataset_is_gone_at_once_and_its_iterator_frees_what_it_has_re
         assert gone() is None, "it waits for Python's garbage collector"
     finally:
         gc.enable()
-    assert ended.wait(10), "the dataset still runs"
+    deadline = time.monotonic() + 10
+    while running and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running, "the dataset still runs"
