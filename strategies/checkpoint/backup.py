@@ -58,7 +58,7 @@ class Broadcast:
 
             return strategy.experimental_local_results(strategy.run(add))[0]
 
-        self._total = tf.function(sum_of)
+        self._total = tf.function(sum_of, autograph=False)
 
     def send(self, piece: bytes, size: int) -> bytes:
         """Returns the chief's `piece` of `size` bytes on every task. Others may pass anything."""
