@@ -92,6 +92,8 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?", re.ASCI
 _WORDS: dict[str, Any] = {"": None, "~": None, "null": None, ".inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 _WORDS |= dict.fromkeys(("yes", "true", "on"), True) | dict.fromkeys(("no", "false", "off"), False)
 _DEEPEST = 50
+_TOO_DEEP = "the YAML is nested too deeply; a description needs five levels at most"
+_TOO_DEEP_FOR_LIBYAML = "exceeded maximum nesting depth"  # For flow collections, since libyaml 0.2.6.
 
 
 def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, Any]:
@@ -116,7 +118,8 @@ def _load_yaml(text: str, source: Source, lines: dict[Path, int]) -> dict[str, A
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
-        raise source.error(f"this is not YAML: {problem}", line=mark.line + 1 if mark else None) from None
+        message = _TOO_DEEP if _TOO_DEEP_FOR_LIBYAML in problem else f"this is not YAML: {problem}"
+        raise source.error(message, line=mark.line + 1 if mark else None) from None
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         # PyYAML raises some of Python's own errors, for example for escapes beyond Unicode.
         raise source.error(f"this is not YAML: {error}") from None
@@ -191,7 +194,7 @@ class _Builder:
 
     def open(self, value: Any, line: int) -> None:
         if len(self.stack) >= _DEEPEST:
-            raise self.source.error("the YAML is nested too deeply; a description needs five levels at most", line=line)
+            raise self.source.error(_TOO_DEEP, line=line)
         self.put(value)
         self.stack.append(value)
         self.path.append(None if isinstance(value, dict) else "0")
