@@ -29,6 +29,9 @@ from typing import Any, NoReturn
 
 MESSAGE_BYTES = 1 << 16
 PR_SET_PDEATHSIG = 1
+UNUSED_SECONDS = 10.0
+"""The kernel ends a fork server that a killed program has not used. The program's end is reported after that, at the latest so
+many seconds after it."""
 
 libc = ctypes.CDLL(None)
 libc.getenv.restype = ctypes.c_void_p
@@ -137,7 +140,7 @@ def _serve(tests: socket.socket, mark: str) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    running: dict[int, socket.socket] = {}
+    running: dict[int, tuple[socket.socket, int]] = {}
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -145,10 +148,12 @@ def _serve(tests: socket.socket, mark: str) -> None:
         ready = select.select([tests, read_end], [], [])[0]
         if read_end in ready:
             os.read(read_end, 4096)
-            for pid, status in list(running.items()):
+            for pid, (status, unused) in list(running.items()):
                 ended, code = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     del running[pid]
+                    select.select([unused], [], [], UNUSED_SECONDS)
+                    os.close(unused)
                     with status:
                         _report(status, os.waitstatus_to_exitcode(code))
         if tests in ready:
@@ -157,15 +162,17 @@ def _serve(tests: socket.socket, mark: str) -> None:
                 return
             message, (output, descriptor) = received
             status = socket.socket(fileno=descriptor)
+            unused, held = os.pipe()
             pid = os.fork()
             if not pid:
                 ctypes.memmove(address, message["environ"][mark].encode(), 32)
-                _become(message["environ"], output)
+                _become(message["environ"], output, held)
                 os.chdir(message["cwd"])
                 multiprocessing.process.ORIGINAL_DIR = message["cwd"]  # It spawns programs relative to this.
-                _run(message["arguments"])
+                _run(message["arguments"], held)
             os.close(output)
-            running[pid] = status
+            os.close(held)
+            running[pid] = status, unused
             _report(status, pid)
 
 
@@ -196,12 +203,18 @@ def _become(environ: Mapping[str, str], output: int, *kept: int) -> None:
     sys.modules["numpy"].random.seed()
 
 
-def _run(arguments: Sequence[str]) -> NoReturn:
-    """Runs `python ARGUMENTS` in this process and ends it, with what the interpreter does around a program."""
+def _run(arguments: Sequence[str], held: int) -> NoReturn:
+    """Runs `python ARGUMENTS` in this process and ends it, with what the interpreter does around a program.
+
+    Args:
+        arguments: those of Python.
+        held: the end of a pipe that a fork server keeps open while it is not used.
+    """
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     code: Any = 0
     server = _ForkServer()
+    os.close(held)
     sys.modules[PROCESSES].subprocess = types.SimpleNamespace(**vars(subprocess) | {"Popen": server.start})  # type: ignore[attr-defined]
     try:
         if arguments[0] == "-m":

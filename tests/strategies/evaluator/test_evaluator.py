@@ -41,7 +41,8 @@ PROGRAM = """
         "history": history.history, "epochs": history.epoch, "evaluate": model.evaluate(x, y, verbose=0, return_dict=True),
         "trained": sees.trained, "tested": sees.tested, "nice": os.nice(0), "chief": tfdist.is_chief(), "rank": tfdist.rank(),
     }}
-    pathlib.Path(tfdist.role() + ".json").write_text(json.dumps(result))
+    if tfdist.rank() == 0 or tfdist.role() == "evaluator":
+        pathlib.Path(tfdist.role() + ".json").write_text(json.dumps(result))
     model.save("final.keras")
 """
 
