@@ -38,7 +38,7 @@ flags.DEFINE_list("ways", [], "Only these ways.")
 flags.DEFINE_list("seeds", ["1", "2", "3"], "Seeds of the initial weights and of the order of the examples.")
 flags.DEFINE_integer("units", 512, "Units of each of the two hidden layers: 512 are 0.29 million parameters, 1344 are 1.87.")
 flags.DEFINE_integer("steps", 8000, "Steps of all workers together, of 32 examples each.")
-flags.DEFINE_string("rates", "2:0.2,4:0.4", "Learning rates of synchronous ways by number of nodes.")
+flags.DEFINE_string("rates", "2:0.2,4:0.4,8:0.4", "Learning rates of synchronous ways by number of nodes.")
 flags.DEFINE_float("hogwild_rate", 0.2, "Learning rate under hogwild.")
 flags.DEFINE_float("asynchronous_rate", 0.1, "Learning rate under parameter_server.")
 flags.DEFINE_float("longest", 1200.0, "Seconds after the start of a job at which its training is ended.")
@@ -171,7 +171,10 @@ def table(results, nodes, units):
         "| | learning rate | " + " | ".join(networks.RATES) + " |",
         "|---|---|" + "---|" * len(networks.RATES),
     ]
+    measured = {each["way"] for each in chosen}
     for way in list(WAYS)[1:]:
+        if way not in measured:
+            continue
         cells = []
         for link in networks.RATES:
             runs = [each for each in same(chosen, way=way, link=link) if each["seed"] in target]
@@ -185,7 +188,7 @@ def table(results, nodes, units):
             whole = statistics.median(each["curve"][-1][1] for each in runs)
             cells.append(f"{reached} ({accuracy:.2f}, {digits(whole)}, {len(runs)})")
         rates = sorted({f"{each['rate']:g}" for each in same(chosen, way=way)})
-        lines.append(f"| {way} | {', '.join(rates) or '-'} | " + " | ".join(cells) + " |")
+        lines.append(f"| {way} | {', '.join(rates)} | " + " | ".join(cells) + " |")
     for each in same(chosen, way="hogwild", seed=min(target)):
         lines += [f"\n{each['link']}: `{line}`" for line in each["told"]]
     return "\n".join(lines)
