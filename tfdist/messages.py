@@ -109,5 +109,5 @@ def _without_login(match: re.Match[str]) -> str:
     if "@" in rest:
         return f"{match[1]}***@{rest.rpartition('@')[2]}"
     _, colon, port = rest.partition("/")[0].partition(":")
-    # Else it is a password, and the rest of the URL was cut off.
-    return match[0] if not colon or _PORT.match(port) else f"{match[1]}***@"
+    # Else it is a password, and the rest of the URL was cut off. Nothing after the colon: that ends what a sentence names.
+    return match[0] if not colon or not port or _PORT.match(port) else f"{match[1]}***@"

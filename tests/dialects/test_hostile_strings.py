@@ -289,6 +289,7 @@ def test_messages_keep_what_is_no_secret() -> None:
     for text in (
         "expected a line such as `a slots=2`",
         "http://host:8080/x is not tcp://a:1, b",
+        "local://20261124-235230-e9d5ce: 4 workers are not possible",
         "refuses this password; give it as redis_password or in TFDIST_REDIS_PASSWORD",
         "--redis_password: everybody on the machine can read a command line",
         "give TF_CONFIG='{...}' or NAME=... without the quotes",
