@@ -127,6 +127,10 @@ class GroupCalls:
         """Returns whether a group pushes in a call with so many batches; with fewer it may push before the call."""
         return is_due(batches, batches, self.delay.between)
 
+    def align_turns(self) -> None:
+        """Lets all groups push the same fragment next. Two that push different ones would wait for each other."""
+        self._turns[:] = [max(self._turns)] * len(self._turns)
+
     def takes_several_periods(self) -> bool:
         """Returns whether `prepare` takes the batches of several periods, and the group synchronizes in each of them."""
         options = self._strategy.synchronization

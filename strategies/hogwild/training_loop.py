@@ -85,6 +85,7 @@ class Steps:
         if self._trains and not len(self._executions):
             self._replicas.train_alone(False)
             self._replicas.pushes_left.begin_epoch()
+            self._calls.align_turns()
 
     def reset(self) -> None:
         """See `coordinator.training_loop.Steps`. The steps go on from the chief's count."""
