@@ -360,7 +360,7 @@ class Supervisor:
     def _await_exits(self, names: Set[str], limit: float) -> None:
         """Waits until these tasks have ended, for at most `limit` seconds, or until the launcher receives another signal."""
         received = len(self._signals)
-        if self._tasks.any_started:
+        if not self._tasks.running.isdisjoint(names):
             self._loop(lambda: self._tasks.running.isdisjoint(names) or len(self._signals) > received, limit)
 
     def _receive_signals(self) -> Callable[[], None]:
