@@ -6,12 +6,14 @@ import stat
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from conftest import processes_of
 from support_paths import PROGRAMS
 
 from tfdist.launch import log_folder
+from tfdist.launch.supervisor import Supervisor
 
 pytestmark = pytest.mark.cluster
 
@@ -290,6 +292,15 @@ def test_folders_of_killed_launchers_are_removed_by_the_next_one(tmp_path, monke
     other.close()
     assert left == {live.report_dir, other.report_dir}
     assert not set(tmp_path.glob("tfdist-report-*"))
+
+
+def test_the_end_of_a_job_waits_for_no_task_that_has_ended():
+    """Such a wait took up to 0.1 s, three times before all tasks were started again."""
+    waits = []
+    job = SimpleNamespace(_signals=[], _tasks=SimpleNamespace(running={"worker:1"}), _loop=lambda _, limit: waits.append(limit))
+    for names in ({"worker:0"}, {"worker:0", "worker:1"}):
+        Supervisor._await_exits(job, names, 5.0)
+    assert waits == [5.0]
 
 
 def test_another_attempt_leaves_no_folder_and_no_descriptor_of_the_one_before(tmp_path, monkeypatch):
