@@ -77,6 +77,7 @@ class Executions:
 
     Attributes:
         is_exact: whether one execution is in flight at a time, so that callbacks have seen a step before the next one starts.
+        when_draining: is called when nothing more will be scheduled before all that is in flight has finished.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Executions:
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
         self.is_exact = len(membership.owners) == 1
+        self.when_draining: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -274,8 +276,14 @@ class Executions:
             raise RuntimeError("a step was cancelled after the error of another")
         return execution.result
 
+    def drain(self) -> None:
+        """Notes that nothing more will be scheduled before all that is in flight has finished."""
+        if self._in_flight:
+            self.when_draining()
+
     def wait_until_idle(self) -> None:
         """Waits until nothing is in flight. The results stay with their owners. Raises as `wait_for_any` does."""
+        self.drain()
         self._wait_until(lambda: False)
 
     def cancel(self) -> None:

@@ -171,6 +171,7 @@ class TrainingLoop:
         return epoch.iterator.taken
 
     def _add_finished(self, epoch: _Epoch) -> None:
+        self._executions.drain()
         while (execution := self._executions.wait_for_any(epoch.iterator)) is not None:
             epoch.ready += self._steps.add(execution)
 

@@ -23,9 +23,9 @@ from tfdist.strategies.hogwild.block_registry import BlockRegistry
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.epoch_end import EpochEnd
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.grace import Grace
+from tfdist.strategies.hogwild.last_calls import LastCalls
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.push_pull import PushPull
@@ -53,7 +53,6 @@ class LocalReplicas:
         pushes_left: how many groups can still push to a round.
         in_flight: returns the number of executions in flight.
         wait_until_idle: waits until no execution is in flight.
-        epoch_end: tells the ps at the end of an epoch who still trains.
     """
 
     def __init__(self, strategy: Any, membership: Membership) -> None:
@@ -70,7 +69,8 @@ class LocalReplicas:
         give_up = functools.partial(strategy.answers.give_up, seconds=SILENT_SECONDS)
         self._collector = Collector(self._locked_flush, membership.lose, self._complete_round, give_up)
         self.grace, self.pushes_left = Grace(options.grace), PushesLeft(len(groups))
-        self.epoch_end = EpochEnd(strategy.executions.running_groups, lambda: membership.live_groups, self._finish_rounds)
+        self._last_calls = LastCalls(strategy.executions.running_groups, lambda: membership.live_groups, self._finish_rounds)
+        self._calls_train = False  # Those that were scheduled last.
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
         self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.
@@ -160,12 +160,22 @@ class LocalReplicas:
                 self._functions.leave_rounds(block, owner, len(self._membership.live), self._rates_now(block.rates))
 
     def _finish_rounds(self, groups: Collection[int]) -> None:
-        """Tells the ps at the end of an epoch that only these groups still make a call. See rounds.py."""
+        """Tells the ps that only these groups still make a call. See rounds.py."""
         owners = {self.owners[group] for group in groups}
         pushing = [int(group in owners) for group in range(len(self.owners))]
         for block in (block for block in self.blocks if block.kind is Kind.SYNCHRONIZED):
             with _grace_time_instead():
                 self._functions.finish_rounds(block, pushing, self._rates_now(block.rates))
+
+    def begin_calls(self, train: bool) -> None:
+        """Notes that calls are scheduled, and whether they train."""
+        self._last_calls.end()
+        self._calls_train = train
+
+    def drain(self) -> None:
+        """Notes that no more calls are scheduled before those in flight are done: no group waits for a push of another one."""
+        if self._calls_train and self.outer_optimizer.in_rounds:
+            self._last_calls.begin()
 
     def train_alone(self, one: bool) -> None:
         """Lets one group train while the others wait, so that its progress counts in full, or lets all train."""

@@ -71,8 +71,8 @@ class Steps:
                 calls, rest = divmod(max(0, in_epoch - iterator.taken), steps)
                 later = calls + self._calls.pushes_in(rest)
             self._schedule(batches, iterator.owner.element_spec, iterator, later=later)
-        elif self._trains and self._replicas.outer_optimizer.in_rounds and len(self._executions):
-            self._replicas.epoch_end.begin()
+        else:
+            self._executions.drain()
         return bool(batches)
 
     def rest(self) -> list[Logs]:
@@ -127,7 +127,7 @@ class Steps:
         group: int | None = None,
         later: int | None = None,
     ) -> Execution:
-        self._replicas.epoch_end.end()
+        self._replicas.begin_calls(self._trains)
         self._replicas.publish()
         if not self._trains:
             self._replicas.synchronize_groups()

@@ -89,6 +89,18 @@ def test_waiting_until_nothing_is_in_flight_leaves_results_with_their_owners(coo
     assert [executions.wait_for_any(fit) for _ in range(4)] == [*scheduled, None]
 
 
+def test_it_is_told_when_nothing_more_is_scheduled_before_all_in_flight_has_finished(coordinator, executions):
+    told = []
+    executions.when_draining = lambda: told.append(len(executions))
+    executions.drain()
+    executions.wait_until_idle()
+    assert told == []
+    executions.schedule(lambda group: None, "fit")
+    coordinator.call(0)
+    executions.wait_until_idle()
+    assert told == [1]
+
+
 def fails(group):
     raise ValueError("of a step")
 

@@ -30,6 +30,10 @@ class Executions:
 
     def __init__(self):
         self.waiting = []
+        self.drained = 0
+
+    def drain(self):
+        self.drained += 1
 
     def pending(self, owner):
         return sum(each == owner for each, _ in self.waiting)
@@ -93,7 +97,15 @@ def test_an_epoch_ends_with_the_logs_of_its_last_steps(make):
     assert [loop(batches) for _ in range(3)] == [1, 3, 4]
     with pytest.raises(StopIteration):
         loop(batches)
-    assert loop.finish() == 4 and make.epochs.of(loop) is None
+    assert loop.finish() == 4 and make.epochs.of(loop) is None and make.executions.drained
+
+
+def test_an_epoch_that_is_stopped_lets_what_is_in_flight_know_that_nothing_follows(make):
+    loop, batches = make.loop(), Batches(50)
+    loop(batches)
+    assert make.executions.waiting and not make.executions.drained
+    loop.finish()
+    assert make.executions.drained and not make.executions.waiting
 
 
 def test_an_epoch_goes_on_after_one_within_it(make):

@@ -1,18 +1,18 @@
-"""At the end of an epoch the chief tells the ps which groups still make calls, as long as others make none."""
+"""While the chief only waits, it tells the ps which groups still make calls, as long as others make none."""
 
 import threading
 from collections import deque
 
 import pytest
 
-from tfdist.strategies.hogwild import epoch_end
-from tfdist.strategies.hogwild.epoch_end import EpochEnd
+from tfdist.strategies.hogwild import last_calls
+from tfdist.strategies.hogwild.last_calls import LastCalls
 
 
 @pytest.fixture
 def told(monkeypatch):
     """A function that takes what is known of the groups at each look, and returns what the ps hear."""
-    monkeypatch.setattr(epoch_end, "FIRST_SECONDS", 0.001)
+    monkeypatch.setattr(last_calls, "FIRST_SECONDS", 0.001)
 
     def told(*looks, ends=True):
         left, heard, is_seen = deque(looks), [], threading.Event()
@@ -22,16 +22,16 @@ def told(monkeypatch):
                 is_seen.set()
             return left.popleft() if len(left) > 1 else left[0]
 
-        end = EpochEnd(running, lambda: [0, 1, 2], heard.append)
+        end = LastCalls(running, lambda: [0, 1, 2], heard.append)
         end.begin()
         end.begin()
         assert is_seen.wait(10)
         if not ends:
             end.end()
         for thread in threading.enumerate():
-            if thread.name == "tfdist-epoch-end":
+            if thread.name == "tfdist-last-calls":
                 thread.join(10)
-        assert "tfdist-epoch-end" not in [thread.name for thread in threading.enumerate()]
+        assert "tfdist-last-calls" not in [thread.name for thread in threading.enumerate()]
         end.end()
         return heard
 

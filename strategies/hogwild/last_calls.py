@@ -1,7 +1,9 @@
-"""The end of an epoch: groups that make their last calls do not wait for a group that has none left.
+"""The last calls before the chief waits: groups that make them do not wait for a group that has none left.
 
-The chief counts calls, and the ps counts rounds. If a group was late, its last push is in a round before the last of the others
-(see rounds.py). While the last calls run, the chief therefore tells the ps who still makes one.
+The chief waits at the end of an epoch, and within one if a callback stops the training, evaluates or reads weights. Then a
+group may have pushed to a round for which another one has no call any more. At the end of an epoch this happens because the
+chief counts calls and the ps count rounds: if a group was late, its last push is in a round before the last of the others (see
+rounds.py). While the last calls run, the chief therefore tells the ps who still makes one.
 """
 
 import threading
@@ -12,11 +14,11 @@ FIRST_SECONDS, GROWTH, MOST_SECONDS = 0.02, 1.5, 0.5
 begins anew when a group has made its last call."""
 
 JOIN_SECONDS = 1.0
-"""A ps that does not answer holds the next epoch up no longer. It is found by those who need it."""
+"""A ps that does not answer holds the next calls up no longer. It is found by those who need it."""
 
 
-class EpochEnd:
-    """Tells the ps, while the last calls of an epoch run.
+class LastCalls:
+    """Tells the ps, while the last calls run.
 
     Args:
         running: returns the groups that make the calls in flight, none at the end; None while a call waits for a group.
@@ -35,14 +37,14 @@ class EpochEnd:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Notes that no more calls will be scheduled in this epoch. May be called again."""
+        """Notes that no more calls will be scheduled before those in flight are done. May be called again."""
         if self._thread is None:
             self._is_over.clear()
-            self._thread = threading.Thread(target=self._repeat, name="tfdist-epoch-end", daemon=True)
+            self._thread = threading.Thread(target=self._repeat, name="tfdist-last-calls", daemon=True)
             self._thread.start()
 
     def end(self) -> None:
-        """Notes that other calls will be scheduled, for the next epoch or an evaluation."""
+        """Notes that other calls will be scheduled."""
         if self._thread is not None:
             self._is_over.set()
             self._thread.join(JOIN_SECONDS)
