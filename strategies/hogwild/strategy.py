@@ -84,7 +84,7 @@ class Hogwild(CoordinatorStrategy):
         self.local_replicas = LocalReplicas(self, self.membership)
         self.local_replicas.in_flight = self.executions.__len__
         self.local_replicas.wait_until_idle = self.executions.wait_until_idle
-        self.executions.when_draining = self.local_replicas.drain
+        self.executions.when_draining = lambda: self.local_replicas.drain()
         self.speeds = Speeds(len(self.worker_groups), PERIOD_SCHEDULES[self.synchronization.adaptive])
         self.executions.is_exact = False
         self.tfdist_hooks = HogwildHooks(self)

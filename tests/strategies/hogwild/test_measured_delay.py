@@ -101,7 +101,10 @@ def test_a_period_that_may_grow_does_so_once_and_is_told():
 def test_calls_have_the_batches_of_the_period_that_has_grown():
     delay = MeasuredDelay(None, groups=1, between=8, longest=32, tell=lambda line: None)
     strategy = SimpleNamespace(
-        local_replicas=None, membership=SimpleNamespace(live_groups=[0]), executions=None, worker_groups=[0]
+        local_replicas=None,
+        membership=SimpleNamespace(live_groups=[0]),
+        executions=SimpleNamespace(drain=lambda: None),
+        worker_groups=[0],
     )
     calls = SimpleNamespace(delay=delay, takes_several_periods=lambda: False)
     steps, asked = Steps(strategy, None, calls, None, trains=False), []
