@@ -78,6 +78,7 @@ class GroupCalls:
         self._model = model
         self._trains = trains
         self._replicas = strategy.local_replicas
+        self._in_rounds: bool = self._replicas.outer_optimizer.in_rounds
         groups = len(strategy.worker_groups)
         self._since = [0] * groups  # Inner steps of each group since its last synchronization.
         self._turns = [0] * groups  # Synchronizations of each group.
@@ -187,7 +188,7 @@ class GroupCalls:
         pushes = functions.synchronizes and owner == group  # Of the groups that share a replica, its owner synchronizes it.
         replicas.refresh(group, list(self._blocks))
         turn = self._turns[group] % len(functions.turns)
-        is_clean = pushes and not any(owner in self._steps.blocks[number].dirty for number in functions.turns[turn])
+        is_clean = pushes and not self._has_progress(owner, functions.turns[turn])
         if self._trains:
             if not functions.synchronizes and owner == group and is_due(self._since[owner], steps, period):
                 self._synchronize(group)
@@ -200,17 +201,15 @@ class GroupCalls:
         function, begins = functions.functions[-1], False
         if pushes:
             function = functions.functions[turn]
-            self._turns[group] += 1
             replicas.count_push(group)
-            replicas.pushes_left.begin(group, scheduled=True)
-            begins = replicas.pushes_left.all_begin(group, len(functions.turns))
+            begins = self._begin_push(group, len(functions.turns), not is_clean or steps > period, is_scheduled=True)
         if self._trains:
             replicas.grace.begin(self)
             replicas.count_examples(group, steps * functions.examples)
         self._since[owner] = min(steps, period) if pushes else self._since[owner] + steps
         rates = self._rates_at(step)
         control = replicas.control_numbers(group, rates, step, delay=self.delay.updates, begins=begins)
-        if is_clean and replicas.outer_optimizer.in_rounds:
+        if is_clean:
             control[Control.LIVE] *= -1
         return function(batches, group, self._numbers.pack(control, steps))
 
@@ -236,14 +235,29 @@ class GroupCalls:
     def _synchronize(self, group: int) -> None:
         """Makes a group synchronize with a call for this alone."""
         each_turn = self._turns_of_blocks()
-        blocks = [self._steps.blocks[number] for number in each_turn[self._turns[group] % len(each_turn)]]
-        self._turns[group] += 1
+        turn = each_turn[self._turns[group] % len(each_turn)]
         self._since[group] = 0
-        self._replicas.pushes_left.begin(group, scheduled=False)
-        for block in blocks:
+        begins = self._begin_push(group, len(each_turn), self._has_progress(group, turn), is_scheduled=False)
+        for block in (self._steps.blocks[number] for number in turn):
             # A push without progress would make a round, which applies the outer momentum.
-            if group in block.dirty or not self._replicas.outer_optimizer.in_rounds:
-                self._replicas.synchronize_now(block, group)
+            if group in block.dirty or not self._in_rounds:
+                self._replicas.synchronize_now(block, group, begins)
+
+    def _has_progress(self, owner: int, turn: tuple[int, ...]) -> bool:
+        """Returns whether a replica has anything to push of the blocks of a turn. Without rounds it always pushes."""
+        blocks = [self._steps.blocks[number] for number in turn]
+        return any(owner in block.dirty for block in blocks) or not self._in_rounds
+
+    def _begin_push(self, group: int, turns: int, is_in_round: bool, is_scheduled: bool) -> bool:
+        """Notes that a group pushes now, and returns whether all groups begin an epoch.
+
+        A push that is in no round is no turn of its fragment. Otherwise a group that has no progress from an earlier fit would
+        push another fragment next than those that have, and wait for it.
+        """
+        self._turns[group] += is_in_round
+        self._replicas.pushes_left.begin(group, is_in_round, is_scheduled)
+        begins: bool = self._replicas.pushes_left.all_begin(group, turns)
+        return begins
 
     def _register_weights(self) -> None:
         """Puts the model's weights into the global parameters. Frozen weights have blocks that are synchronized only if

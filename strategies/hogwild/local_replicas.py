@@ -219,9 +219,9 @@ class LocalReplicas:
         """Notes that a group pushes its progress with its next call."""
         self.weights.count_push(self.owners[group])
 
-    def control(self, group: int, rates: tuple[float, float], step: int = 0, in_round: int | None = None) -> Any:
+    def control(self, group: int, rates: tuple[float, float], in_round: int | None = None, begins: bool = False) -> Any:
         """Returns `control_numbers` as a tensor on the chief."""
-        return chief_device.constant(self.control_numbers(group, rates, step, in_round), tf.float64)
+        return chief_device.constant(self.control_numbers(group, rates, in_round=in_round, begins=begins), tf.float64)
 
     def control_numbers(
         self,
@@ -263,10 +263,10 @@ class LocalReplicas:
         """See `SynchronizationFunctions.push_pull`."""
         return self._functions.push_pull(block, server_group, control)
 
-    def synchronize_now(self, block: ParameterBlock, group: int) -> None:
-        """Synchronizes a block of a group, in a call of its own, and waits for the round."""
+    def synchronize_now(self, block: ParameterBlock, group: int, begins: bool = False) -> None:
+        """Synchronizes a block of a group, in a call of its own, and waits for the round. `begins`: see `control_numbers`."""
         self.count_push(group)
-        self._functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates))
+        self._functions.call(Task.SYNCHRONIZE, block, group, self.control(group, block.rates, begins=begins))
 
     def flush(self, block: ParameterBlock, group: int) -> Any:
         """Pushes all progress of a group, whose local replica then starts anew. Does not complete a round.

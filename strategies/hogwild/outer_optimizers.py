@@ -9,7 +9,7 @@ In the formulas, C is the global parameters and w the local replica of a group. 
 the group has already pushed or pulled. d = w - L is its progress.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -49,12 +49,14 @@ class Update(NamedTuple):
         reply: what to send to the group, [n]. None sends the global parameters after the increment.
         round: for optimizers that work in rounds, int64 [2]: the number of complete rounds, and 1 if this push completed one,
             else 0. If it did, `OuterOptimizer.end_round` follows.
+        awaited: for these, the number of the round for whose end the group waits, int64 scalar, 0 for none.
     """
 
     increment: Any
     state: State = {}  # noqa: RUF012 (never changed)
     reply: Any = None
     round: Any = None
+    awaited: Any = None
 
 
 class OuterOptimizer:
@@ -221,8 +223,9 @@ class Nesterov(OuterOptimizer):
         del parameters
         wanted = state["round"] + 1 if control.wanted is None else control.wanted
         group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
-        after = rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS, control.begins > 0)
-        return self._after(after, {"sum": Scaled(control.weight, push)})
+        *after, awaited = rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS, control.begins > 0)
+        update = self._after(after)
+        return update._replace(state=update.state | {"sum": Scaled(control.weight, push)}, awaited=awaited)
 
     def expire(self, state: State, wanted: Any, control: Control) -> Update:
         """See `OuterOptimizer.expire`."""
@@ -243,10 +246,10 @@ class Nesterov(OuterOptimizer):
         """See `OuterOptimizer.finish`."""
         return self._after(rounds.finish(_open_round(state), pushing, ARRAYS))
 
-    def _after(self, after: tuple[Round, Any], pushed: State | None = None) -> Update:
+    def _after(self, after: Sequence[Any]) -> Update:
         round_, ends = after
         state = {"pushed": round_.pushed, "absent": round_.absent, "round": round_.complete}
-        return Update(None, state | (pushed or {}), round=tf.stack([round_.complete, tf.cast(ends, tf.int64)]))
+        return Update(None, state, round=tf.stack([round_.complete, tf.cast(ends, tf.int64)]))
 
     def end_round(self, parameters: Any, state: dict[str, Any], control: Control) -> None:
         """See `OuterOptimizer.end_round`. The same as `rounds.nesterov`."""

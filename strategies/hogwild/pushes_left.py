@@ -34,16 +34,17 @@ class PushesLeft:
             self._queued += pushes
             self._later = math.inf if later is None else later
 
-    def begin(self, group: int, scheduled: bool) -> None:
+    def begin(self, group: int, is_in_round: bool, is_scheduled: bool) -> None:
         """Notes that a group begins a call in which it pushes.
 
         Args:
             group: number of the group.
-            scheduled: whether `schedule` has counted it. A group with few batches pushes before a call that does not push.
+            is_in_round: whether the push is in a round. One without progress is not.
+            is_scheduled: whether `schedule` has counted it. A group with few batches pushes before a call that does not push.
         """
         with self._lock:
-            self._begun[group] += 1
-            if scheduled:
+            self._begun[group] += is_in_round
+            if is_scheduled:
                 self._queued = max(0, self._queued - 1)
 
     def all_begin(self, group: int, fragments: int) -> bool:
@@ -54,7 +55,7 @@ class PushesLeft:
             fragments: number of fragments, which groups push in turn.
         """
         with self._lock:
-            return self._begun[group] == max(self._begun) <= fragments
+            return 0 < self._begun[group] == max(self._begun) <= fragments
 
     def pushing(self, group: int) -> int:
         """Returns how many groups push to the round of the call that `group` has begun last, if all are equally fast."""

@@ -3,8 +3,8 @@
 A round of a fragment ends when every group that is expected has pushed, or when a group that has pushed has waited for the
 grace time. A push that comes after the end of its round is late: it counts in the next round, so no update is lost.
 
-A late group does not wait for the round that it has pushed to. If it was late by one round, the next round waits for it again,
-and the rounds of all groups become aligned. If it was late by more, it is absent: no round waits for it until it is in time, or
+A late group does not wait for the round that it has pushed to, and the next round waits for it again. So the rounds of all
+groups become aligned. A group for which others have waited in vain is absent: no round waits for it until it is in time, or
 late by one round. So a group that is much slower than the others, or gone, delays them once.
 
 The functions take and return arrays of numpy or of TensorFlow. The ps runs them in TensorFlow, tests and
@@ -34,11 +34,12 @@ class Round(NamedTuple):
 
 def arrive(
     round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType | Any, begins: Any = False
-) -> tuple[Round, Any]:
+) -> tuple[Round, Any, Any]:
     """Notes a push.
 
-    When all groups begin an epoch, a push is in time for the open round, also if its group does not know all that have ended.
-    Otherwise a group that was late in one epoch would be late in all that follow, and the others would wait for it.
+    When all groups begin an epoch, a push is in time for the open round, also if its group does not know all that have ended:
+    it had nothing to push to them, or was late in the epoch before. Otherwise it would be late in all epochs that follow, and
+    the others would wait for it. A group that is absent because it is much slower stays so.
 
     Args:
         round_: the open round.
@@ -50,14 +51,17 @@ def arrive(
         begins: whether all groups begin an epoch, bool scalar.
 
     Returns:
-        The open round after the push, and whether the push has ended a round, bool scalar.
+        The open round after the push, whether the push has ended a round, bool scalar, and the number of the round for whose
+        end the group waits, int64 scalar, 0 for none.
     """
     missed = round_.complete - wanted + 1
+    in_time = (missed < 1) | (begins & ((missed < 2) | (arrays.sum(round_.absent * group) < 1)))
+    awaited = arrays.where(in_time & (live >= 0), round_.complete + 1, 0 * round_.complete)
     group = arrays.where(live < 0, 0 * group, group)
-    pushed = arrays.maximum(round_.pushed, arrays.where((missed < 1) | begins, IN_TIME * group, LATE * group))
-    absent = arrays.where(missed < 2, round_.absent * (1 - group), arrays.maximum(round_.absent, group))
+    pushed = arrays.maximum(round_.pushed, arrays.where(in_time, IN_TIME * group, LATE * group))
+    absent = arrays.where(in_time | (missed < 2), round_.absent * (1 - group), round_.absent)
     ends = _has_all(pushed, absent, live, arrays) & (live <= arrays.sum(1 + 0 * group)) & (live >= 0)
-    return _after(round_, pushed, absent, ends, arrays)
+    return *_after(round_, pushed, absent, ends, arrays), awaited
 
 
 def lacks_quorum(pushed: Any, quorum: int, live: Any, arrays: ModuleType | Any) -> Any:

@@ -83,12 +83,12 @@ class Shard:
         other.lock = next(each, None)
         return other
 
-    def apply(self, push: Any, control: Control, replies: bool = True) -> tuple[Any, Any]:
+    def apply(self, push: Any, control: Control, replies: bool = True) -> tuple[Any, Any, Any]:
         """Updates the shard with what a group pushed, [n]. Runs on the ps, inside a `tf.function`.
 
         Returns:
-            The reply to the group, [n], or None without `replies`; and `Update.round`, zeros where the outer optimizer returns
-            none.
+            The reply to the group, [n], or None without `replies`; `Update.round`, zeros where the outer optimizer returns
+            none; and `Update.awaited`.
         """
         optimizer, parameters = self._optimizer, self.parameters
         assert optimizer is not None
@@ -97,16 +97,17 @@ class Shard:
             update = optimizer.update(value, self._read_state(), push, control)
             self._write(update, control)
             reply = parameters.read() if replies and update.reply is None else update.reply
-        return reply, tf.zeros([2], tf.int64) if update.round is None else update.round
+        return reply, tf.zeros([2], tf.int64) if update.round is None else update.round, update.awaited
 
-    def await_round(self, round_: Any, control: Control) -> tuple[Any, Any]:
+    def await_round(self, round_: Any, awaited: Any, control: Control) -> tuple[Any, Any]:
         """Waits, after `apply`, until the round of the push has ended, and ends it after the grace time. Runs on the ps.
 
         A late push does not wait, see rounds.py.
 
         Args:
             round_: what `apply` returned.
-            control: has the number of the round, and the grace time.
+            awaited: what `apply` returned.
+            control: has the grace time.
 
         Returns:
             The global parameters, [n]; and int64 [2]: the number of complete rounds, and 1 if they include the push, else 0.
@@ -114,9 +115,6 @@ class Shard:
         optimizer, complete = self._optimizer, self.state["round"]
         assert optimizer is not None
         before = round_[0] - round_[1]
-        awaited = tf.where(control.begins > 0, before + 1, control.wanted)
-        # A push that is in no round does not wait for one either.
-        awaited = tf.where(control.live < 0, tf.constant(0, tf.int64), awaited)
         waited = wait_while(lambda: complete.read_now() < awaited, control.grace, [round_])
         if optimizer.quorum > 1:
             pushed = self.state["pushed"]

@@ -43,7 +43,7 @@ class ShardFunctions:
             replies: whether to reply.
 
         Returns:
-            The encoded reply, empty without `replies`, and what `Shard.apply` or `Shard.await_round` returns beside it.
+            The encoded reply, empty without `replies`; and `Update.round`, with `waits` that of `Shard.await_round`.
         """
         length = None if compressor.lossless else int(shard.parameters.shape[0])
 
@@ -53,9 +53,9 @@ class ShardFunctions:
             if self._optimizer.in_rounds:
                 control.wanted = tf.cast(numbers[-1], tf.int64) + 1
             pushed = compressor.decode(message, length or 0)
-            value, round_ = here.apply(pushed, control, replies=replies and not waits)
+            value, round_, awaited = here.apply(pushed, control, replies=replies and not waits)
             if waits:
-                value, round_ = here.await_round(round_, control)
+                value, round_ = here.await_round(round_, awaited, control)
             if not replies:
                 return (), round_
             return (value,) if compressor.lossless else here.news(value, compressor, control.group), round_

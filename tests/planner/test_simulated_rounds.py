@@ -37,7 +37,7 @@ def test_rounds_end_as_on_a_ps(seed):
             one = np.eye(groups, dtype=np.int32)[group]
             wanted, waits[group] = known[group] + 1, True
             mine.arrive(group, live, 1e9, lambda: None)
-            real, _ = rounds.arrive(real, one, np.int64(wanted), np.int32(live), np)
+            real, *_ = rounds.arrive(real, one, np.int64(wanted), np.int32(live), np)
         for group in range(groups):
             if waits[group] and real.complete >= known[group] + 1:
                 known[group], waits[group] = int(real.complete), False

@@ -25,10 +25,11 @@ class Fragment:
         self.history = {0: self.parameters}
 
     def push(self, group, progress, wanted, weight=None, live=None, begins=False):
-        """Takes a push. Returns the number of rounds that had ended before."""
+        """Takes a push. Returns the number of rounds that had ended before, and keeps in `awaited` for which the group waits."""
         before, live = self.round.complete, self.groups if live is None else live
         self.total = self.total + (1 / live if weight is None else weight) * progress
-        self._step(rounds.arrive(self.round, np.eye(self.groups, dtype=int)[group], wanted, live, np, begins))
+        *after, self.awaited = rounds.arrive(self.round, np.eye(self.groups, dtype=int)[group], wanted, live, np, begins)
+        self._step(after)
         return before
 
     def expire(self, wanted):

@@ -48,7 +48,8 @@ class Rounds:
         was_in_time = self.pushed.get(group, False)
         self.pushed[group] = was_in_time or missed < 1
         self._in_time += self.pushed[group] - was_in_time
-        (self.absent.discard if missed < 2 else self.absent.add)(group)
+        if missed < 2:
+            self.absent.discard(group)
         gone = sum(not self.pushed.get(each, False) for each in self.absent)
         if wanted > self.complete:
             self._waiting.append((group, wanted, self.clock.now, then))

@@ -386,7 +386,8 @@ def test_momentum_buffers_are_averaged_with_the_weights(results, delay, fragment
     for count in range(5 * 4):
         round_, step = divmod(count, 4)
         if count % between == 0:
-            parts = range(2) if fragments == 1 else [step // between]
+            # At the beginning no group has anything to push, so that is no turn of a fragment.
+            parts = range(2) if fragments == 1 else [(count // between + 1) % 2]
             at_push = [[list(mine) for mine in of] for of in (weights, buffers)]
         if count % between == delay:
             for part in parts:

@@ -176,7 +176,7 @@ def test_updates_keep_shapes_and_dtypes(name, dtype):
 
 def applied(shard, pushes):
     """The replies of a shard to pushes of the groups in turn."""
-    apply = tf.function(lambda push, numbers: shard.apply(push, Control.of(numbers)), autograph=False)
+    apply = tf.function(lambda push, numbers: shard.apply(push, Control.of(numbers))[:2], autograph=False)
     replies = []
     for number, push in enumerate(pushes):
         numbers = tf.constant([number % GROUPS, 1 / GROUPS, GROUPS, 0, RATE, BETA, 0.0, 1, 0], tf.float64)
@@ -238,8 +238,8 @@ class Waiting:
 
     def _push(self, push, wanted, numbers):
         control = dataclasses.replace(Control.of(numbers), wanted=wanted)
-        _, round_ = self.shard.apply(push, control)
-        return self.shard.await_round(round_, control)
+        _, *round_ = self.shard.apply(push, control)
+        return self.shard.await_round(*round_, control)
 
     def push(self, group, wanted):
         """Returns parameters, round, and whether the push is included, and how many seconds it took."""

@@ -280,6 +280,7 @@ def test_a_group_that_is_much_slower_stays_absent_with_its_first_push_of_an_epoc
     for group in (0, 1, 2):
         fragment.push(group, np.ones(1), 2)
     fragment.push(3, np.ones(1), 1, begins=True)
+    assert fragment.awaited == 0
     for group in (0, 1, 2):
         fragment.push(group, np.ones(1), 3)
     assert fragment.round.complete == 3 and list(fragment.round.absent) == [0, 0, 0, 1]
@@ -288,7 +289,21 @@ def test_a_group_that_is_much_slower_stays_absent_with_its_first_push_of_an_epoc
     assert fragment.round.complete == 4
 
 
-def test_no_round_waits_for_a_group_that_is_late_by_several_rounds():
+def test_a_group_that_had_nothing_to_push_to_several_rounds_is_not_absent():
+    fragment = Fragment(np.zeros(1), GROUPS)
+    for wanted in (1, 2):
+        fragment.push(0, np.ones(1), wanted, live=1)
+    for group in (2, 1, 3):
+        fragment.push(group, np.ones(1), 1, begins=True)
+        assert fragment.awaited == 3
+    assert fragment.round.complete == 2 and list(fragment.round.absent) == [0] * GROUPS
+    fragment.push(0, np.ones(1), 3, begins=True)
+    assert fragment.round.complete == 3
+    fragment.push(1, np.ones(1), 1)  # It begins nothing, so it is late: it waits for nobody, but the next round for it.
+    assert fragment.awaited == 0 and list(fragment.round.absent) == [0] * GROUPS
+
+
+def test_no_round_waits_for_a_group_that_was_waited_for_and_is_late_by_several_rounds():
     fragment = fragment_after((0, 1), (1, 1), (2, 1))
     fragment.expire(1)
     for wanted in (2, 3):  # Nobody waits for group 3 any more.
@@ -366,16 +381,17 @@ def one_group(x, y, delay, fragments):
     x = np.hstack([x, np.ones((len(x), 1))])
     values, velocity = np.zeros(4), np.zeros(4)
     parts = [slice(0, 4)] if fragments == 1 else [slice(0, 3), slice(3, 4)]  # The kernel, the bias.
+    turns, pushed = itertools.cycle(range(fragments)), None
     shared = [Fragment(np.zeros(4)[part], 1, GIVEN["outer_rate"], GIVEN["outer_momentum"]) for part in parts]
     replicas = [Replica(one, 0, values[part]) for one, part in zip(shared, parts, strict=True)]
     for _ in range(GIVEN["epochs"]):
         for step in range(GIVEN["updates"]):
-            for replica, offset in zip(replicas, rounds.offsets(GIVEN["period"], fragments), strict=True):
-                since = (step - offset) % GIVEN["period"]
-                if since == 0 and step:
-                    replica.push()
-                if since == delay and step > delay:
-                    replica.pull()
+            since = step % (GIVEN["period"] // fragments)
+            if since == 0 and step:
+                pushed = replicas[next(turns)]
+                pushed.push()
+            if since == delay and step > delay:
+                pushed.pull()
             velocity = GIVEN["momentum"] * velocity - GIVEN["rate"] * 2 / len(y) * x.T @ (x @ values - y)
             values += velocity
         for replica in replicas:

@@ -40,6 +40,7 @@ def steps(model, order):
     model.make_train_function()
     done = int(model.optimizer.iterations.numpy())
     function = model.train_function
+    function._steps.begin()
     for number, (group, count) in enumerate(order):
         offsets = [(number * 7 + step * 3) % 80 for step in range(count)]
         batches = [(tf.constant(X[row : row + 16]), tf.constant(Y[row : row + 16])) for row in offsets]
