@@ -35,6 +35,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     patches.SAVE_MODEL.patch(_save_keras)
     patches.SAVE_WEIGHTS.patch(_save_weights)
     patches.SAVE_H5.patch(_save_h5)
+    patches.MAKE_FOLDER.patch(_make_folder)
     patches.CHECKPOINT_SAVE.patch(_save_checkpoint)
     patches.CHECKPOINT_RESTORE.patch(_restore_checkpoint)
     patches.CHECKPOINT_STATE.patch(_on_chief_only)
@@ -66,6 +67,14 @@ def _save_weights(
 
 def _save_h5(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     return _atomically(original, True, model, filepath, *args, **kwargs)
+
+
+def _make_folder(original: Callable[..., Any], path: Any) -> Any:
+    try:
+        return original(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
 
 
 @save_order.after_chief()

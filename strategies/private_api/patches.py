@@ -19,6 +19,7 @@ from tfdist.strategies.private_api import (
     TrackableSaver,
     autograph_loader,
     checkpoint_management,
+    file_utils,
     keras_distribution,
     keras_loss_module,
     keras_nn,
@@ -245,6 +246,9 @@ SAVE_MODEL = PatchPoint(
 )
 SAVE_WEIGHTS = PatchPoint(saving_lib, "save_weights_only", "model, filepath, max_shard_size, objects_to_skip", "As save_model.")
 SAVE_H5 = PatchPoint(legacy_h5_format, "save_model_to_hdf5", "model, filepath, overwrite, include_optimizer", "As save_model.")
+MAKE_FOLDER = PatchPoint(
+    file_utils, "makedirs", "path", "ModelCheckpoint makes its folder on every task if there is none, and fails on all but one."
+)
 SAVE_STATE = PatchPoint(
     saving_lib,
     "_save_state",

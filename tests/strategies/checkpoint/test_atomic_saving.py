@@ -256,3 +256,29 @@ def test_a_save_returns_if_the_chief_ends_while_it_waits_for_the_chiefs(start, s
     for task, job in jobs.items():
         assert job.wait() == 0, (task, job.output)
     assert "the save returned" in jobs["worker", 1].output
+
+
+MAKES_A_FOLDER = """
+import time, tfdist
+with tfdist.strategy().scope():
+    import keras, numpy as np
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+from keras.src.utils import file_utils
+exists = file_utils.exists
+
+def seen_by_all(path):  # Each task looks for the folder before another one has made it.
+    found = exists(path)
+    time.sleep(2 if str(path) == "made" else 0)
+    return found
+
+file_utils.exists = seen_by_all
+best = keras.callbacks.ModelCheckpoint("made/best.keras")
+model.fit(np.ones((16, 4)), np.ones(16), batch_size=8, verbose=0, callbacks=[best])
+"""
+
+
+def test_tasks_that_share_a_folder_make_it_at_the_same_time(start, script, tmp_path):
+    job = start("-m", "tfdist.launch", "--cluster", '{"worker": 2}', script(MAKES_A_FOLDER))
+    assert job.wait() == 0, job.output
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["best.keras"]
