@@ -200,10 +200,12 @@ class Nesterov(OuterOptimizer):
     Attributes:
         groups: number of worker groups.
         quorum: groups that must have pushed before a round can end without the others.
+        fragments: number of fragments.
     """
 
     groups: int
     quorum: int = 1
+    fragments: int = 1
 
     in_rounds = True
     not_saved = ("sum", "pushed", "absent", "round")  # A save ends the open round first.
@@ -223,7 +225,8 @@ class Nesterov(OuterOptimizer):
         del parameters
         wanted = state["round"] + 1 if control.wanted is None else control.wanted
         group = tf.one_hot(control.group, self.groups, dtype=tf.int32)
-        *after, awaited = rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS, control.begins > 0)
+        begins = control.begins > 0
+        *after, awaited = rounds.arrive(_open_round(state), group, wanted, control.live, ARRAYS, begins, self.fragments)
         update = self._after(after)
         return update._replace(state=update.state | {"sum": Scaled(control.weight, push)}, awaited=awaited)
 
@@ -296,7 +299,7 @@ class Elastic(OuterOptimizer):
 
 OUTER_OPTIMIZERS: dict[str, Callable[[Synchronization, int], OuterOptimizer]] = {
     "average": lambda options, groups: Average(),
-    "nesterov": lambda options, groups: Nesterov(groups, options.quorum or 1),
+    "nesterov": lambda options, groups: Nesterov(groups, options.quorum or 1, options.fragments),
     "delayed_nesterov": lambda options, groups: DelayedNesterov(),
     "elastic": lambda options, groups: Elastic(options.elastic_rate_of(groups)),
     "sum": lambda options, groups: Sum(),

@@ -4,8 +4,8 @@ A round of a fragment ends when every group that is expected has pushed, or when
 grace time. A push that comes after the end of its round is late: it counts in the next round, so no update is lost.
 
 A late group does not wait for the round that it has pushed to, and the next round waits for it again. So the rounds of all
-groups become aligned. A group for which others have waited in vain is absent: no round waits for it until it is in time, or
-late by one round. So a group that is much slower than the others, or gone, delays them once.
+groups become aligned. A group for which others have waited in vain is absent: no round waits for it until it is in time, or, if
+there is one fragment, late by one round. So a group that is much slower than the others, or gone, delays them once.
 
 The functions take and return arrays of numpy or of TensorFlow. The ps runs them in TensorFlow, tests and
 benchmarks/quality_simulated.py in numpy.
@@ -33,7 +33,13 @@ class Round(NamedTuple):
 
 
 def arrive(
-    round_: Round, group: Any, wanted: Any, live: Any, arrays: ModuleType | Any, begins: Any = False
+    round_: Round,
+    group: Any,
+    wanted: Any,
+    live: Any,
+    arrays: ModuleType | Any,
+    begins: Any = False,
+    fragments: int = 1,
 ) -> tuple[Round, Any, Any]:
     """Notes a push.
 
@@ -49,6 +55,8 @@ def arrive(
             is negative, the push is in no round: the group has made no progress.
         arrays: numpy, or anything else with its `where`, `maximum`, `minimum` and `sum`.
         begins: whether all groups begin an epoch, bool scalar.
+        fragments: number of fragments. With several, an absent group that is late by one round stays absent: it pushes another
+            fragment next, so the others would wait for it here while it waits for them there.
 
     Returns:
         The open round after the push, whether the push has ended a round, bool scalar, and the number of the round for whose
@@ -59,7 +67,8 @@ def arrive(
     awaited = arrays.where(in_time & (live >= 0), round_.complete + 1, 0 * round_.complete)
     group = arrays.where(live < 0, 0 * group, group)
     pushed = arrays.maximum(round_.pushed, arrays.where(in_time, IN_TIME * group, LATE * group))
-    absent = arrays.where(in_time | (missed < 2), round_.absent * (1 - group), round_.absent)
+    is_awaited_again = in_time | ((missed < 2) & (fragments == 1))
+    absent = arrays.where(is_awaited_again, round_.absent * (1 - group), round_.absent)
     ends = _has_all(pushed, absent, live, arrays) & (live <= arrays.sum(1 + 0 * group)) & (live >= 0)
     return *_after(round_, pushed, absent, ends, arrays), awaited
 

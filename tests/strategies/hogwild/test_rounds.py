@@ -264,6 +264,16 @@ def test_a_late_push_counts_in_the_next_round_which_waits_for_its_group():
     assert fragment.round.complete == 2 and fragment.parameters == (3 + 5 + 4) / 4
 
 
+def test_with_several_fragments_an_absent_group_is_awaited_again_only_when_it_is_in_time():
+    late = rounds.Round(np.array([0, 0, 0]), np.array([0, 0, 1]), 1)
+    group = np.array([0, 0, 1])
+    for fragments, absent in ((1, 0), (2, 1)):
+        after, _, awaited = rounds.arrive(late, group, 1, 3, np, fragments=fragments)
+        assert (after.absent[2], awaited) == (absent, 0)
+        after, *_ = rounds.arrive(after, group, 2, 3, np, fragments=fragments)
+        assert after.absent[2] == 0
+
+
 def test_the_first_push_of_an_epoch_is_in_time_although_the_group_was_late_before():
     fragment = fragment_after((0, 1), (1, 1), (2, 1))
     fragment.expire(1)
