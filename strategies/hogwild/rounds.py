@@ -45,7 +45,7 @@ def arrive(
 
     When all groups begin an epoch, a push is in time for the open round, also if its group does not know all that have ended:
     it had nothing to push to them, or was late in the epoch before. Otherwise it would be late in all epochs that follow, and
-    the others would wait for it. A group that is absent because it is much slower stays so.
+    the others would wait for it. An absent group is late as within an epoch, because the others may have gone on without it.
 
     Args:
         round_: the open round.
@@ -63,12 +63,13 @@ def arrive(
         end the group waits, int64 scalar, 0 for none.
     """
     missed = round_.complete - wanted + 1
-    in_time = (missed < 1) | (begins & ((missed < 2) | (arrays.sum(round_.absent * group) < 1)))
+    is_absent = arrays.sum(round_.absent * group) > 0
+    returns = (missed < 2) & (fragments == 1)
+    in_time = (missed < 1) | (begins & (returns | ~is_absent))
     awaited = arrays.where(in_time & (live >= 0), round_.complete + 1, 0 * round_.complete)
     group = arrays.where(live < 0, 0 * group, group)
     pushed = arrays.maximum(round_.pushed, arrays.where(in_time, IN_TIME * group, LATE * group))
-    is_awaited_again = in_time | ((missed < 2) & (fragments == 1))
-    absent = arrays.where(is_awaited_again, round_.absent * (1 - group), round_.absent)
+    absent = arrays.where(in_time | returns, round_.absent * (1 - group), round_.absent)
     ends = _has_all(pushed, absent, live, arrays) & (live <= arrays.sum(1 + 0 * group)) & (live >= 0)
     return *_after(round_, pushed, absent, ends, arrays), awaited
 
