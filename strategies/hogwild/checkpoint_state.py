@@ -28,7 +28,7 @@ class Period:
 
     Attributes:
         since: for each group, its inner steps since its last synchronization.
-        turns: for each group, the number of its synchronizations.
+        turns: for each group, the number of its pushes that were in a round.
     """
 
     since: list[int]

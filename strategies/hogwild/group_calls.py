@@ -81,7 +81,7 @@ class GroupCalls:
         self._in_rounds: bool = self._replicas.outer_optimizer.in_rounds
         groups = len(strategy.worker_groups)
         self._since = [0] * groups  # Inner steps of each group since its last synchronization.
-        self._turns = [0] * groups  # Synchronizations of each group.
+        self._turns = [0] * groups  # Pushes of each group that are in a round.
         if trains:  # The model keeps them as long as it is trained, also in its checkpoints.
             position = self._replicas.position_of(model)
             self._since, self._turns = position.since, position.turns
@@ -256,8 +256,7 @@ class GroupCalls:
         """
         self._turns[group] += is_in_round
         self._replicas.pushes_left.begin(group, is_in_round, is_scheduled)
-        begins: bool = self._replicas.pushes_left.all_begin(group, turns)
-        return begins
+        return bool(self._replicas.pushes_left.all_begin(group, turns))
 
     def _register_weights(self) -> None:
         """Puts the model's weights into the global parameters. Frozen weights have blocks that are synchronized only if

@@ -40,13 +40,8 @@ PROGRAM = """
 @pytest.mark.parametrize(
     ("does", "workers", "period", "fragments", "delay"),
     [
-        (
-            "nothing more",
-            2,
-            2,
-            2,
-            1,
-        ),  # An odd number of pushes: the groups would begin the next epoch with different fragments.
+        # An odd number of pushes: the groups would begin the next epoch with different fragments.
+        ("nothing more", 2, 2, 2, 1),
         ("stops", 2, 2, 1, 1),  # The push that one group waits for is not scheduled any more.
         ("evaluates", 2, 2, 1, 1),  # It is scheduled after the evaluation, which waits for the group.
         ("fits one batch", 2, 2, 2, 1),  # One group has trained before, so only its first push has progress.
