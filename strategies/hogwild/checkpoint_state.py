@@ -28,7 +28,7 @@ class Period:
 
     Attributes:
         since: for each group, its inner steps since its last synchronization.
-        turns: for each group, the number of its pushes that were in a round.
+        turns: for each group, the number of its pushes, without those that are in no round.
     """
 
     since: list[int]

@@ -81,7 +81,7 @@ class GroupCalls:
         self._in_rounds: bool = self._replicas.outer_optimizer.in_rounds
         groups = len(strategy.worker_groups)
         self._since = [0] * groups  # Inner steps of each group since its last synchronization.
-        self._turns = [0] * groups  # Pushes of each group that are in a round.
+        self._turns = [0] * groups  # Pushes of each group, without those that are in no round.
         if trains:  # The model keeps them as long as it is trained, also in its checkpoints.
             position = self._replicas.position_of(model)
             self._since, self._turns = position.since, position.turns

@@ -45,7 +45,7 @@ def arrive(
 
     When all groups begin an epoch, a push is in time for the open round, also if its group does not know all that have ended:
     it had nothing to push to them, or was late in the epoch before. Otherwise it would be late in all epochs that follow, and
-    the others would wait for it. An absent group is late as within an epoch, because the others may have gone on without it.
+    the others would wait for it. The others do not wait for an absent group, so its push is late as within an epoch.
 
     Args:
         round_: the open round.
