@@ -1,9 +1,12 @@
 """What Keras' loop asks of `parameter_server` and `hogwild` alike: the chief runs the loop, worker groups run the steps."""
 
+import contextlib
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import tensorflow as tf
 
 from tfdist.strategies.coordinator.executions import Executions, WorkersGoneError
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
@@ -13,6 +16,8 @@ from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
+from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
+from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")
 
@@ -95,11 +100,28 @@ class CoordinatorHooks(KerasHooks):
 
     # For subclasses.
 
-    def _training_loop(self, steps: Steps, metric_logs: MetricLogs) -> TrainingLoop:
+    def _training_loop(self, steps: Steps, metric_logs: MetricLogs, check: ShardCheck | None) -> TrainingLoop:
         """Returns Keras' `train_function` or `test_function`."""
-        loop = TrainingLoop(steps, metric_logs, self._executions, self._open_epochs)
+        loop = TrainingLoop(steps, metric_logs, self._executions, self._open_epochs, check)
         self._loops.add(loop)
         return loop
+
+    def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
+        """Returns the check of a `train_step` whose batches several replicas share; None for other steps."""
+        extended = self._strategy.extended
+        replicas = self._strategy.num_replicas_in_sync
+        if step != model.train_step or replicas < 2:
+            return None
+        warn_of_normalization(model, replicas)
+        if extended.worker_mesh is not None:
+            return None
+
+        @contextlib.contextmanager
+        def as_replica() -> Iterator[None]:
+            with tf.device(chief_device.DEVICE), tf.distribute.ReplicaContext(self._strategy, 0):
+                yield
+
+        return ShardCheck(model, step, self._strategy, replicas, as_replica)
 
     def _check_not_partitioned(self, own_loop: str) -> None:
         """Raises ValueError with what a loop of the user's own does, if the model is sharded over devices of the workers."""

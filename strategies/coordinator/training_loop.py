@@ -5,6 +5,7 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.source import BatchIterator
 from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 
 _log = logging.getLogger("tfdist")
 
@@ -101,13 +103,22 @@ class TrainingLoop:
         metric_logs: the logs of the steps.
         executions: the executions of the strategy.
         open_epochs: the epochs of all loops of the strategy.
+        check: looks at the first batch of a `train_step`, if replicas share it.
 
     Attributes:
         are_read: whether somebody may read the logs of each step while an epoch runs: a callback or a progress bar.
         metric_logs: the logs of the steps.
     """
 
-    def __init__(self, steps: Steps, metric_logs: MetricLogs, executions: Executions, open_epochs: OpenEpochs) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        metric_logs: MetricLogs,
+        executions: Executions,
+        open_epochs: OpenEpochs,
+        check: ShardCheck | None = None,
+    ) -> None:
+        self._check = check
         self._steps = steps
         self.metric_logs = metric_logs
         self._executions = executions
@@ -123,13 +134,16 @@ class TrainingLoop:
         if not isinstance(iterator, BatchIterator):  # `train_on_batch` and `test_on_batch` pass a generator of one batch.
             self._executions.wait_until_idle()
             self.reset(None)
-            return self._steps.one_batch(as_tensors(next(iterator)))
+            batch = as_tensors(next(iterator))
+            self._check_step(lambda: batch)
+            return self._steps.one_batch(batch)
         epoch = self._enter(iterator)
         if epoch.error is not None:
             error, epoch.error = epoch.error, None
             raise error
         if not epoch.ready and not self._executions.pending(iterator):
             iterator.begin_epoch_if_over()
+            self._check_step(iterator.like_next)
             self._steps.begin()
         while not epoch.ready:
             while self._executions.pending(iterator) < self._executions.limit and self._steps.schedule(iterator, self.are_read):
@@ -139,6 +153,10 @@ class TrainingLoop:
             if execution is None and not epoch.ready:
                 raise StopIteration
         return epoch.ready.popleft()
+
+    def _check_step(self, batch: Callable[[], Any]) -> None:
+        if self._check is not None and self._check.is_open and (examples := batch()) is not None:
+            self._check.run(examples)
 
     def _enter(self, iterator: BatchIterator) -> _Epoch:
         epoch = self._open_epochs.of(self)

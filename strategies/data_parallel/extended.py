@@ -59,6 +59,8 @@ class DataParallelExtended(MirroredExtended):
     @overrides(MirroredExtended)
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
         replica = current()
+        if replica is not None and replica.recorded is not None:
+            raise NotImplementedError("a step that is only tried out cannot add up over the replicas")
         if replica is not None and replica.postponed is not None:
             raise ValueError(
                 "jit_compile=True does not work if the step itself adds up values over the replicas, as "

@@ -1,6 +1,7 @@
 """`KerasHooks` of the strategies whose replicas step together."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -18,6 +19,7 @@ from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 from tfdist.strategies.private_api import without_optionals
@@ -50,7 +52,22 @@ class DataParallelHooks(KerasHooks):
         check_optimizer(model, self._strategy)
         check_weights(model, self._strategy)
         check_model(model, self._strategy.extended.mesh)
-        return self._together(TrainingLoop(self._strategy, self.layout, model, step))
+        check = self._shard_check(model, step) if step == model.train_step and self.layout.replicas > 1 else None
+        return self._together(TrainingLoop(self._strategy, self.layout, model, step, check))
+
+    def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
+        if self.is_chief:
+            warn_of_normalization(model, self.layout.replicas)
+        if self._strategy.extended.mesh is not None:
+            return None
+
+        @contextlib.contextmanager
+        def as_replica() -> Iterator[None]:
+            device = self._strategy.extended.worker_devices[0]
+            with tf.device(device), tf.distribute.ReplicaContext(self._strategy, self.layout.local.start):
+                yield
+
+        return ShardCheck(model, step, self._strategy, self.layout.replicas, as_replica, self.is_chief)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""

@@ -6,6 +6,7 @@ all-reduce sums them (metrics.py). So the logs that callbacks see are exact and 
 nothing.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +16,12 @@ import tensorflow as tf
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
-from tfdist.strategies.inputs.batches import as_tensors, rows_of
+from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
+from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
-from tfdist.strategies.private_api import without_optionals
+from tfdist.strategies.keras_hooks.shard_check import ShardCheck
+from tfdist.strategies.private_api import without_optionals as converting_optionals
 
 
 class TrainingLoop:
@@ -28,13 +31,16 @@ class TrainingLoop:
     function each. Several steps of an execution run in one function, a loop, if the step returns its metrics and nothing else.
     """
 
-    def __init__(self, strategy: Any, layout: Layout, model: Any, step: Callable[..., Any]) -> None:
+    def __init__(
+        self, strategy: Any, layout: Layout, model: Any, step: Callable[..., Any], check: ShardCheck | None = None
+    ) -> None:
         self._strategy = strategy
         self._layout = layout
         self._model = model
+        self._check = check
         self._metrics = ReplicaMetrics(strategy, layout, model, step)
         self._loops = self._metrics.returns_metrics
-        self._uncompiled_step = without_optionals(model, step)
+        self._uncompiled_step = converting_optionals(model, step)
         self._step = compiled(model, self._uncompiled_step)
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         self._functions: dict[Any, Any] = {}
@@ -48,6 +54,8 @@ class TrainingLoop:
         steps = self._model.steps_per_execution
         if isinstance(iterator, ShardedIterator):
             iterator.begin_epoch_if_over()
+            if self._check is not None and self._check.is_open:
+                self._check_first_of(iterator)
             if steps > 1 and self._loops and not self._model.run_eagerly and not iterator.is_peeked:
                 try:
                     done, logs = self._function("loop", iterator.element_spec)(iterator.elements, steps)
@@ -78,8 +86,19 @@ class TrainingLoop:
         if is_distributed(batch):
             return self._function("distributed", None)(batch)
         element = self._layout.split(as_tensors(batch))  # train_on_batch, test_on_batch
+        if self._check is not None and self._check.is_open:
+            self._check_step(element)
         self._build_optimizers(element)
         return self._function("small", None)(element)
+
+    def _check_first_of(self, iterator: ShardedIterator) -> None:
+        with contextlib.suppress(EmptyDatasetError):
+            self._check_step(iterator.peek())
+
+    def _check_step(self, element: Any) -> None:
+        """Tries the step out on two examples of a shard or more. Every task has them, or none."""
+        if self._check is not None and int(element["examples"]) >= 2 * self._layout.replicas:
+            self._check.run(without_optionals(element["shards"][0]))
 
     def _build_optimizers(self, element: Any) -> None:
         """Builds the optimizers of a model that has its own, such as a GAN's two, before the step is compiled.

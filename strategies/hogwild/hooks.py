@@ -58,7 +58,8 @@ class HogwildHooks(CoordinatorHooks):
         metric_logs = MetricLogs(model)
         group_step = GroupStep(self._strategy, model, step, metric_logs)
         calls = GroupCalls(self._strategy, model, group_step, trains=trains, stacks_results=True)
-        return self._training_loop(Steps(self._strategy, model, calls, metric_logs, trains), metric_logs)
+        check = self._shard_check(model, step)
+        return self._training_loop(Steps(self._strategy, model, calls, metric_logs, trains), metric_logs, check)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`."""

@@ -54,6 +54,10 @@ class InputFeed(BatchIterator):
                 break
         return list(self._ahead)[:count]
 
+    def like_next(self) -> Any:
+        """See `BatchIterator`: the next batch."""
+        return next((without_optionals(batch.values) for batch in self.peek(1)), None)
+
     def _next_batches(self, count: int) -> list[Any]:
         return [batch.values for _, batch in zip(range(count), self, strict=False)]
 

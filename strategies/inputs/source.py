@@ -69,6 +69,10 @@ class BatchIterator(Iterator[Any]):
         if self.owner.steps_per_epoch is not None and self._taken >= self.owner.steps_per_epoch:
             self._taken = 0
 
+    def like_next(self) -> Any:
+        """Returns nested tensors such as the next batch, which stays the next; None if there is none, or nobody here has it."""
+        return None
+
     @abc.abstractmethod
     def _next_batches(self, count: int) -> list[Any]:
         """Returns the next `count` batches in the form that the step functions take; fewer at the end of the data."""

@@ -119,6 +119,10 @@ class WorkerInputIterator(BatchIterator):
             "arrays or a dataset to predict, which the chief then reads"
         )
 
+    def like_next(self) -> Any:
+        """See `BatchIterator`: the first batch of the first group's dataset."""
+        return self.owner.example()
+
     def _next_batches(self, count: int) -> list[Any]:
         assert isinstance(self.owner, WorkerInput)
         return [WorkerBatch(self.owner)] * count

@@ -48,6 +48,9 @@ def install() -> None:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = replica_context.current()
+    if replica is not None and replica.recorded is not None:
+        replica.recorded += [(None, gradient) for gradient in grads if gradient is not None]
+        return None
     if replica is None and (strategy := _strategy_of_own_loop(optimizer, trainable_variables)) is not None:
         hooks = hooks_of(strategy)
         assert hooks is not None

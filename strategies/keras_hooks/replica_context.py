@@ -29,6 +29,8 @@ class Replica:
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
         discovered: updates that the step asks for while it is only traced to find them, as (optimizer, variables); else None.
+        recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
+            variable, tensor); else None.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch.
@@ -43,6 +45,7 @@ class Replica:
     reduced: bool = False
     postponed: list[Any] | None = None
     discovered: list[Any] | None = None
+    recorded: list[tuple[str | None, Any]] | None = None
     looping: bool = False
     same: set[int] = field(default_factory=set)
     has_scalar_loss: bool = False
@@ -55,6 +58,12 @@ _thread = threading.local()
 def current() -> Replica | None:
     """Returns the replica whose step this thread traces; None outside of tfdist's step functions."""
     return getattr(_thread, "replica", None)
+
+
+def is_trial() -> bool:
+    """Returns whether this thread traces a step that is only tried out: it must change nothing."""
+    replica = current()
+    return replica is not None and replica.recorded is not None
 
 
 @contextlib.contextmanager

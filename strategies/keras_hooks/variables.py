@@ -18,6 +18,10 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     replica = replica_context.current()
     if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context():
         return original(variable, value)
+    if replica.recorded is not None:
+        if tf.as_dtype(variable.dtype).is_floating and variable.synchronization != "on_read":
+            replica.recorded.append((variable.path, tf.convert_to_tensor(value)))
+        return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]
         return local.assign(tf.cast(value, local.dtype))

@@ -63,7 +63,8 @@ class ParameterServerHooks(CoordinatorHooks):
         group_step = GroupStep(self._strategy, model, step, metric_logs, reads)
         function = GroupFunction(self._strategy, StepProgram(group_step))
         turns = Turns() if step == model.train_step and self._strategy.has_order else None
-        return self._training_loop(Steps(model, function, metric_logs, self._executions, turns), metric_logs)
+        check = self._shard_check(model, step)
+        return self._training_loop(Steps(model, function, metric_logs, self._executions, turns), metric_logs, check)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
+from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE, with_inner
 from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended
@@ -145,13 +146,13 @@ def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> An
 
 
 def _assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    if not _is_on_ps(variable):
+    if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
     return variable._value.assign_add(tf.cast(value, variable._value.dtype))
 
 
 def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
-    if not _is_on_ps(variable):
+    if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
     return variable._value.assign_sub(tf.cast(value, variable._value.dtype))
 

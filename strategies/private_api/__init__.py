@@ -90,6 +90,16 @@ batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_li
 # TensorFlow's seed as the user has set it, or None.
 global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 
+# What TensorFlow knows of a type of operation: keras_hooks/shard_check.py tries out steps that change nothing.
+_definition_of_operation: Any = need("tensorflow.python.framework.op_def_registry", "get")
+
+
+def is_stateful_operation(kind: str) -> bool:
+    """Returns whether operations of a type have state; False for the name of a traced function."""
+    definition = _definition_of_operation(kind)
+    return definition is not None and bool(definition.is_stateful)
+
+
 # The iterator of a dataset: inputs/input_feed.py takes the tensors of an element, and knows their structure already.
 # inputs/iterator_release.py frees it.
 OwnedIterator: Any = need("tensorflow.python.data.ops.iterator_ops", "OwnedIterator")

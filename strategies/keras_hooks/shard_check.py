@@ -1,0 +1,282 @@
+"""Warns of a training step that replicas, each with its shard of a batch, compute differently from one process.
+
+The replicas' results are means over the examples of a shard, and their weighted sum is that of the whole batch if every example
+adds its own part. It does not if examples are compared with each other, as in contrastive losses, if the step computes with its
+gradients, or if it adds up over the batch. Keras says nothing of a user's own code, so the step is tried out, before the first
+update, on a few examples of the first batch. Nothing is updated or assigned.
+
+With two parts a and b of these examples, and ab for a batch of both, each example adds its own part if
+
+    step(ab) + step(ba) = step(aa) + step(bb),
+
+where all four have the same positions, sizes and random numbers. The step is a mean if step(aa) = step(a).
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.replica_context import Replica, entered
+from tfdist.strategies.private_api import TensorFlowTrainer, is_stateful_operation, without_optionals
+
+MOST_EXAMPLES = 4
+"""Examples in each of the two parts."""
+
+_PROJECTIONS = 4
+_TOLERANCE, _HALF_TOLERANCE = 0.02, 0.1
+"""Differences that are more than rounding, of the norm of what is updated, in float32 and in float16 or bfloat16. Those of
+contrastive losses are several times as large."""
+
+_LEAST_NORM = 1e-3
+"""Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding."""
+
+_READS = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp", "Placeholder", "Assert", "NoOp")
+_LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
+_CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
+_HARMLESS = frozenset((*_READS, *_LOOKUPS, *_CONTAINERS))
+"""Stateful operations that a trial may run: they change nothing, and give the same result again."""
+
+_CLIPS = ("clip_by_global_norm", "clip_by_norm")
+"""Names that TensorFlow gives the operations of functions that clip."""
+
+_Summary = Sequence[Any]
+"""What `_summary` returns, as numpy arrays."""
+
+_log = logging.getLogger("tfdist")
+_warned: set[str] = set()
+
+
+class ShardCheck:
+    """The check of one model. It is made once.
+
+    Args:
+        model: the Keras model.
+        step: its `train_step`.
+        strategy: the strategy.
+        replicas: how many replicas share a batch.
+        as_replica: returns a context in which the step is traced as that of one replica of this process.
+        warns: whether this task logs what is found. All tasks have to try the step out, because a collective may be traced.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        step: Callable[[Any], Any],
+        strategy: Any,
+        replicas: int,
+        as_replica: Callable[[], contextlib.AbstractContextManager[Any]],
+        warns: bool = True,
+    ) -> None:
+        self._model, self._strategy, self._replicas, self._warns = model, strategy, replicas, warns
+        self._step = without_optionals(model, step)
+        self._as_replica = as_replica
+        self.is_open = _has_own_code(model)
+        """Whether the check is still to be made."""
+        self._nodes: Sequence[Any] = ()  # Of the step.
+        self._assigned: Sequence[str | None] = ()  # The variables that it assigns; None for gradients.
+
+    def run(self, examples: Any) -> None:
+        """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
+
+        It says nothing of a step that it cannot try out: one that changes something else than Keras' variables, whose random
+        numbers differ from call to call, or whose batches are not dense tensors of two examples or more.
+
+        Args:
+            examples: examples of the first batch, nested tensors.
+        """
+        self.is_open = False
+        parts = _parts(examples)
+        if parts is None:
+            return
+        first, second = parts
+        try:
+            function = self._function(first)
+            if function is None or not self._warns:
+                return
+            results = [
+                [value.numpy() for value in function(batch)]
+                for batch in (_joined(first, second), _joined(second, first), _joined(first, first), _joined(second, second))
+            ]
+            once = [value.numpy() for value in function(first)]
+        except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
+            _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
+            return
+        self._judge(results, once)
+
+    def _judge(self, results: Sequence[_Summary], once: _Summary) -> None:
+        """Logs what the summaries of the step on ab, ba, aa and bb, and on a, show."""
+        tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
+        is_random = any("Random" in node.op for node in self._nodes)  # Of 4 and of 8 examples the numbers differ.
+        sizes = [] if is_random else _different_sizes(results[2], once, tolerance)
+        assigned = [self._assigned[index] for index in sizes if self._assigned[index] is not None]
+        if _different(results, tolerance):
+            self._warn(
+                "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
+                "gradients. Compare examples in a loss function for compile that returns one number: it gets the whole batch. "
+                "Let the optimizer clip (global_clipnorm)"
+            )
+        elif assigned:
+            self._warn(
+                f"it assigns {assigned[0]} something that is no mean over the examples, such as the examples themselves, their "
+                "sum or their number. Every replica has its own, and the mean of these counts"
+            )
+        elif sizes:
+            self._warn(
+                "an update grows with the number of examples, as that of a sum does. The mean of the replicas' sums counts, "
+                "which is less than the sum in one process. Compute means over the examples"
+            )
+        elif any(name in node.name for node in self._nodes for name in _CLIPS):
+            self._warn("it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)")
+
+    def _warn(self, what: str) -> None:
+        if self._model.name not in _warned:
+            _warned.add(self._model.name)
+            _log.warning(
+                "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
+                *(self._model.name, type(self._model).__name__, self._replicas, what),
+            )
+
+    def _function(self, example: Any) -> Any:
+        """Returns a function of a batch that returns projections and norms of what a step updates; None if it may not run."""
+
+        def trial(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            recorded: list[tuple[str | None, Any]] = []
+            state = Replica(self._strategy, 0, tf.constant(1.0), recorded=recorded)
+            with self._as_replica(), entered(state), _Frozen(self._model):
+                self._step(batch)
+                self._assigned = [name for name, _ in recorded]
+                return _summary([value for _, value in recorded])
+
+        signature = _mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
+        function = tf.function(trial, autograph=False).get_concrete_function(signature)
+        self._nodes = _nodes(function)
+        changes = _changes(self._nodes)
+        if changes:
+            _log.debug("the step of %s is not tried out: it runs %s", self._model.name, ", ".join(sorted(changes)))
+        return None if changes or not function.structured_outputs[0].shape[0] else function
+
+
+class _Frozen:
+    """Lets layers that normalize over the batch use their moving statistics: `warn_of_normalization` names these layers."""
+
+    def __init__(self, model: Any) -> None:
+        self._layers = [layer for layer in _normalizations(model) if layer.trainable]
+
+    def __enter__(self) -> None:
+        for layer in self._layers:
+            layer.trainable = False
+
+    def __exit__(self, *_: Any) -> None:
+        for layer in self._layers:
+            layer.trainable = True
+
+
+def warn_of_normalization(model: Any, replicas: int) -> None:
+    """Logs a warning, once for each model, that names its layers that normalize over the shard of a replica.
+
+    Args:
+        model: the Keras model.
+        replicas: how many replicas share a batch.
+    """
+    layers = [layer.name for layer in _normalizations(model) if layer.trainable and not layer.synchronized]
+    if layers and f"{model.name}/normalization" not in _warned:
+        _warned.add(f"{model.name}/normalization")
+        shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
+        _log.warning(
+            "the training of %s differs from that in one process, because %d replicas share each batch: BatchNormalization "
+            "(%s) normalizes each replica's part. BatchNormalization(synchronized=True) normalizes the whole batch",
+            *(model.name, replicas, shown),
+        )
+
+
+def _normalizations(model: Any) -> list[Any]:
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+def _has_own_code(model: Any) -> bool:
+    """Returns whether a model runs code that is not Keras': what Keras' own layers and losses compute is known."""
+    own = [getattr(type(model), name) is not getattr(TensorFlowTrainer, name) for name in ("train_step", "compute_loss")]
+    operations = getattr(model, "operations", ())
+    losses = tf.nest.flatten(getattr(model, "loss", None))
+    return (
+        any(own)
+        or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
+        or any(not _is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
+        or any(not _is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)
+    )
+
+
+def _is_known(code: Any) -> bool:
+    """Returns whether a class or a function is of Keras or built in, as the name of a loss."""
+    return getattr(code, "__module__", "").partition(".")[0] in ("keras", "builtins")
+
+
+def _parts(batch: Any) -> tuple[Any, Any] | None:
+    """Returns two batches of as many examples each, with weights of 1; None if `batch` cannot be taken apart."""
+    if isinstance(batch, tuple) and len(batch) == 3:
+        # Weights of examples are no property of the step. Those of a batch and of its parts have other sums.
+        batch = (*batch[:2], tf.nest.map_structure(lambda v: None if v is None else tf.ones_like(v), batch[2]))
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
+        return None
+    size = min(int(min(leaf.shape[0] for leaf in leaves)) // 2, MOST_EXAMPLES)
+    if not size:
+        return None
+    first, second = (_mapped(lambda v, b=begin: v[b : b + size], batch) for begin in (0, size))
+    return first, second
+
+
+def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
+    return tf.nest.map_structure(lambda *v: None if v[0] is None else function(*v), *batches)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    return _mapped(lambda a, b: tf.concat([a, b], axis=0), first, second)
+
+
+def _summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns projections of tensors, `[tensors, projections]`, and their norms, `[tensors]`.
+
+    Projections add up as what they are of does. A model's gradients may fill a device, and those of five steps are compared.
+    """
+    flat = [tf.reshape(tf.cast(v.values if isinstance(v, tf.IndexedSlices) else v, tf.float32), [-1]) for v in recorded]
+    if not flat:
+        return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
+    projections = []
+    for vector in flat:
+        places = tf.cast(tf.range(tf.size(vector)) % 8191, tf.float32)
+        projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
+    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
+
+
+def _different(results: Sequence[_Summary], tolerance: float) -> list[int]:
+    ab, ba, aa, bb = results
+    return _large(ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4, tolerance)
+
+
+def _different_sizes(twice: _Summary, once: _Summary, tolerance: float) -> list[int]:
+    return _large(twice[0] - once[0], (twice[1] + once[1]) / 2, tolerance)
+
+
+def _large(differences: np.ndarray, norms: np.ndarray, tolerance: float) -> list[int]:
+    """Returns the numbers of the tensors whose differences are more than rounding; none if a step gives no finite numbers."""
+    if not np.isfinite(differences).all():
+        return []
+    counted = norms > _LEAST_NORM * norms.max(initial=0)
+    return [int(index) for index in np.flatnonzero(counted & (np.abs(differences).max(axis=1) > tolerance * norms))]
+
+
+def _nodes(function: Any) -> list[Any]:
+    """Returns the operations of a traced function and of the functions that it calls, as `NodeDef`s."""
+    definition = function.graph.as_graph_def()
+    return [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+
+
+def _changes(nodes: Sequence[Any]) -> set[str]:
+    """Returns the types of operations that may change something, or give another result when they run again."""
+    return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}

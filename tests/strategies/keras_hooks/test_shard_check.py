@@ -1,0 +1,66 @@
+"""A step that replicas compute differently from one process is warned of, by the name of its model; no other step is."""
+
+import json
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+ONE_BY_ONE = "what an example adds to an update depends on the other examples of its batch"
+WARNED = {
+    "contrastive": ONE_BY_ONE,
+    "normalized_by_hand": ONE_BY_ONE,
+    "a_sum_of_the_examples": "an update grows with the number of examples",
+    "clips_gradients_when_they_are_large": "it clips its gradients, which are those of a shard",
+    "scales_gradients_by_their_norm": "the step computes with its gradients",
+    "sharpness_aware": "the step computes with its gradients",
+    "a_queue_of_examples": "it assigns a_queue_of_examples/rows something that is no mean over the examples",
+    "a_loss_for_each_example_that_compares_them": ONE_BY_ONE,
+    "operations_over_the_batch": ONE_BY_ONE,
+    "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
+}
+EQUAL = (
+    "a_mean_of_the_examples",
+    "random_numbers",
+    "a_moving_average",
+    "two_optimizers",
+    "losses_of_keras",
+    "a_mask",
+    "a_loss_that_compares_examples_and_is_one_number",
+    "synchronized_normalization",
+)
+FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the_examples", "batch_normalization")
+
+GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
+CLUSTERS = {
+    "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", (*WARNED, *EQUAL)),
+    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", (*WARNED, *EQUAL)),
+    "parameter_server": (GROUPS, FEW),
+    "hogwild": (GROUPS, FEW),
+}
+
+
+@pytest.fixture(scope="module", params=CLUSTERS)
+def messages(request, tmp_path_factory, run_python):
+    """What the first task of a cluster logs, by case."""
+    description, cases = CLUSTERS[request.param]
+    folder = tmp_path_factory.mktemp("shared_batches")
+    (folder / "cluster.conf").write_text(description)
+    launch = ("-m", "tfdist.launch", "--cluster", "cluster.conf", "--strategy", request.param)
+    assert run_python(folder, *launch, str(PROGRAMS / "shared_batches.py"), "--", *cases, timeout=250) == 0, (
+        folder / "output.txt"
+    ).read_text()[-5000:]
+    return json.loads((folder / "warnings.json").read_text())
+
+
+def test_steps_that_differ_are_named(messages):
+    for name in WARNED.keys() & messages.keys():
+        (message,) = [each for each in messages[name] if "differs from that in one process" in each]
+        assert message.startswith(f"the training of {name} ") and WARNED[name] in message
+        assert "because 2 replicas share each batch" in message
+
+
+def test_other_steps_are_not(messages):
+    for name in EQUAL:
+        assert not messages.get(name)

@@ -1,0 +1,270 @@
+"""Trains models whose steps replicas compute differently from one process, and models whose steps they do not.
+
+`shared_batches.py CASE ...` writes what tfdist logs of each model to warnings.json, as {case: [message, ...]}.
+"""
+
+import json
+import logging
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers, ops
+
+import tfdist
+
+X = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+CASES = {}
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+def small(*more, name=None):
+    return keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="relu"), *more, layers.Dense(4)], name=name)
+
+
+class OwnStep(keras.Model):
+    """A model with a `train_step` of its own."""
+
+    def __init__(self, loss=lambda model, x, y, z: ops.mean((z - y) ** 2), change=None, before=None, **kwargs):
+        super().__init__(**kwargs)
+        self.net, self.loss_of, self.change, self.before = small(), loss, change, before
+        self.drop = layers.Dropout(0.5)
+        self.rows = self.add_weight(shape=(16, 4), initializer="zeros", trainable=False, name="rows")
+        self.mean = self.add_weight(shape=(4,), initializer="zeros", trainable=False, name="mean")
+        self.build((None, 6))
+
+    def call(self, x, training=False):
+        return self.net(x, training=training)
+
+    def gradients(self, x, y):
+        with tf.GradientTape() as tape:
+            z = self.net(x, training=True)
+            loss = self.loss_of(self, x, y, z)
+        return z, loss, tape.gradient(loss, self.net.trainable_variables)
+
+    def train_step(self, data):
+        x, y = data
+        z, loss, gradients = self.gradients(x, y)
+        if self.change:
+            gradients = self.change(gradients)
+        if self.before:
+            gradients = self.before(self, x, y, z, gradients) or gradients
+        self.optimizer.apply(gradients, self.net.trainable_variables)
+        return {"loss": loss}
+
+
+def similarities(z):
+    return ops.matmul(z, ops.transpose(z))
+
+
+def cross_entropies(logits):
+    return keras.losses.sparse_categorical_crossentropy(ops.arange(ops.shape(logits)[0]), logits, from_logits=True)
+
+
+def own(name, **kwargs):
+    model = OwnStep(name=name, **kwargs)
+    model.compile(keras.optimizers.SGD(0.01))
+    return model
+
+
+# Steps that replicas compute differently.
+
+
+@case
+def contrastive():
+    """Of views of the same examples; it draws random numbers."""
+
+    def loss(model, x, y, z):
+        first, second = model.drop(z, training=True), model.drop(z, training=True)
+        return ops.mean(cross_entropies(ops.matmul(first, ops.transpose(second))))
+
+    return own("contrastive", loss=loss)
+
+
+@case
+def normalized_by_hand():
+    def loss(model, x, y, z):
+        return ops.mean(((z - ops.mean(z, axis=0)) / (ops.std(z, axis=0) + 1e-3) - y) ** 2)
+
+    return own("normalized_by_hand", loss=loss)
+
+
+@case
+def a_sum_of_the_examples():
+    return own("a_sum_of_the_examples", loss=lambda model, x, y, z: ops.sum((z - y) ** 2))
+
+
+@case
+def clips_gradients_when_they_are_large():
+    return own("clips_gradients_when_they_are_large", change=lambda gradients: tf.clip_by_global_norm(gradients, 1e6)[0])
+
+
+@case
+def scales_gradients_by_their_norm():
+    return own("scales_gradients_by_their_norm", change=lambda g: [v / tf.linalg.global_norm(g) for v in g])
+
+
+@case
+def sharpness_aware():
+    def before(model, x, y, z, gradients):
+        norm = tf.linalg.global_norm(gradients)
+        moves = [0.05 * gradient / norm for gradient in gradients]
+        for variable, move in zip(model.net.trainable_variables, moves, strict=True):
+            variable.assign_add(move)
+        gradients = model.gradients(x, y)[2]
+        for variable, move in zip(model.net.trainable_variables, moves, strict=True):
+            variable.assign_sub(move)
+        return gradients
+
+    return own("sharpness_aware", before=before)
+
+
+@case
+def a_queue_of_examples():
+    def before(model, x, y, z, gradients):
+        model.rows.assign(ops.concatenate([model.rows[ops.shape(z)[0] :], z], axis=0))
+
+    return own("a_queue_of_examples", before=before)
+
+
+@case
+def a_loss_for_each_example_that_compares_them():
+    model = small(name="a_loss_for_each_example_that_compares_them")
+    model.compile("sgd", lambda y, z: cross_entropies(similarities(z)))
+    return model
+
+
+@case
+def operations_over_the_batch():
+    inputs = keras.Input((6,))
+    hidden = layers.Dense(4)(inputs)
+    model = keras.Model(inputs, hidden - ops.mean(hidden, axis=0, keepdims=True), name="operations_over_the_batch")
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
+def batch_normalization():
+    model = small(layers.BatchNormalization(name="bn"), name="batch_normalization")
+    model.compile("sgd", "mse")
+    return model
+
+
+# Steps that they compute as one process does.
+
+
+@case
+def a_mean_of_the_examples():
+    return own("a_mean_of_the_examples", loss=lambda model, x, y, z: ops.mean((model.drop(z, training=True) - y) ** 2))
+
+
+@case
+def random_numbers():
+    return own("random_numbers", loss=lambda model, x, y, z: ops.mean((z + keras.random.normal(ops.shape(z)) - y) ** 2))
+
+
+@case
+def a_moving_average():
+    def before(model, x, y, z, gradients):
+        model.mean.assign(0.9 * model.mean + 0.1 * ops.mean(z, axis=0))
+
+    return own("a_moving_average", before=before)
+
+
+@case
+def two_optimizers():
+    class Two(keras.Model):
+        def __init__(self):
+            super().__init__(name="two_optimizers")
+            self.first, self.second = small(), small()
+            self.others = keras.optimizers.Adam(0.01)
+
+        def train_step(self, data):
+            x, y = data
+            for net, optimizer in ((self.first, self.optimizer), (self.second, self.others)):
+                with tf.GradientTape() as tape:
+                    loss = ops.mean((net(x, training=True) - y) ** 2)
+                optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
+            return {"loss": loss}
+
+    model = Two()
+    model.compile("sgd")
+    return model
+
+
+@case
+def losses_of_keras():
+    """With a sum, a regularizer and half precision."""
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__(name="losses_of_keras", dtype="mixed_bfloat16")
+            self.dense = layers.Dense(4, kernel_regularizer="l2", dtype="mixed_bfloat16")
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Own()
+    model.compile("adam", keras.losses.MeanSquaredError(reduction="sum"))
+    return model
+
+
+@case
+def a_mask():
+    class Masked(keras.Model):
+        def __init__(self):
+            super().__init__(name="a_mask")
+            self.mask, self.dense = layers.Masking(), layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(self.mask(ops.reshape(ops.where(x > 0, x, 0), (-1, 6, 1))))
+
+    model = Masked()
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
+def a_loss_that_compares_examples_and_is_one_number():
+    model = small(name="a_loss_that_compares_examples_and_is_one_number")
+    model.compile("sgd", lambda y, z: ops.mean(cross_entropies(similarities(z))))
+    return model
+
+
+@case
+def synchronized_normalization():
+    inputs = keras.Input((6,))
+    hidden = layers.BatchNormalization(synchronized=True)(layers.Dense(4)(inputs))
+    model = keras.Model(inputs, ops.tanh(hidden), name="synchronized_normalization")
+    model.compile("sgd", "mse")
+    return model
+
+
+def main(names):
+    strategy = tfdist.strategy()
+    found = {}
+
+    class Collect(logging.Handler):
+        def emit(self, record):
+            found[name].append(record.getMessage())
+
+    logging.getLogger("tfdist").addHandler(Collect())
+    for name in names or CASES:
+        found[name] = []
+        with strategy.scope():
+            model = CASES[name]()
+        y = np.repeat(Y[:, None], 6, axis=1) if name == "a_mask" else Y
+        model.fit(X, y, batch_size=12, epochs=1, verbose=0)
+    if tfdist.is_chief():
+        with open("warnings.json", "w") as file:
+            json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
