@@ -41,6 +41,9 @@ _CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
 _HARMLESS = frozenset((*_READS, *_LOOKUPS, *_CONTAINERS))
 """Stateful operations that a trial may run: they change nothing, and give the same result again."""
 
+_OUTPUT = "an output"
+"""The name of outputs in `Replica.recorded`. Other names are paths of variables."""
+
 _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
 
@@ -78,7 +81,7 @@ class ShardCheck:
         self.is_open = _has_own_code(model)
         """Whether the check is still to be made."""
         self._nodes: Sequence[Any] = ()  # Of the step.
-        self._assigned: Sequence[str | None] = ()  # The variables that it assigns; None for gradients.
+        self._names: Sequence[str | None] = ()  # Of what it records.
 
     def run(self, examples: Any) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
@@ -113,7 +116,8 @@ class ShardCheck:
         tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
         is_random = any("Random" in node.op for node in self._nodes)  # Of 4 and of 8 examples the numbers differ.
         sizes = [] if is_random else _different_sizes(results[2], once, tolerance)
-        assigned = [self._assigned[index] for index in sizes if self._assigned[index] is not None]
+        named = [self._names[index] for index in sizes if self._names[index] != _OUTPUT]
+        assigned = [name for name in named if name is not None]
         if _different(results, tolerance):
             self._warn(
                 "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
@@ -125,7 +129,7 @@ class ShardCheck:
                 f"it assigns {assigned[0]} something that is no mean over the examples, such as the examples themselves, their "
                 "sum or their number. Every replica has its own, and the mean of these counts"
             )
-        elif sizes:
+        elif named:
             self._warn(
                 "an update grows with the number of examples, as that of a sum does. The mean of the replicas' sums counts, "
                 "which is less than the sum in one process. Compute means over the examples"
@@ -148,8 +152,11 @@ class ShardCheck:
             recorded: list[tuple[str | None, Any]] = []
             state = Replica(self._strategy, 0, tf.constant(1.0), recorded=recorded)
             with self._as_replica(), entered(state), _Frozen(self._model):
-                self._step(batch)
-                self._assigned = [name for name, _ in recorded]
+                if _has_own_step(self._model):
+                    self._step(batch)
+                else:
+                    _compute_loss(self._model, batch, recorded)
+                self._names = [name for name, _ in recorded]
                 return _summary([value for _, value in recorded])
 
         signature = _mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
@@ -159,6 +166,24 @@ class ShardCheck:
         if changes:
             _log.debug("the step of %s is not tried out: it runs %s", self._model.name, ", ".join(sorted(changes)))
         return None if changes or not function.structured_outputs[0].shape[0] else function
+
+
+def _has_own_step(model: Any) -> bool:
+    return type(model).train_step is not TensorFlowTrainer.train_step
+
+
+def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
+    """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them.
+
+    That step needs no more than these to be means. Tracing it whole takes several times as long. Outputs that are linear in the
+    batch, as after a subtraction of its mean, show in their squares only.
+    """
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    outputs = model(x, training=True) if model._call_has_training_arg else model(x)
+    loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+    floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
+    recorded += [(_OUTPUT, each) for value in floats for each in (value, value * value)]
+    recorded.append((None, loss))
 
 
 class _Frozen:
@@ -200,11 +225,11 @@ def _normalizations(model: Any) -> list[Any]:
 
 def _has_own_code(model: Any) -> bool:
     """Returns whether a model runs code that is not Keras': what Keras' own layers and losses compute is known."""
-    own = [getattr(type(model), name) is not getattr(TensorFlowTrainer, name) for name in ("train_step", "compute_loss")]
     operations = getattr(model, "operations", ())
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return (
-        any(own)
+        _has_own_step(model)
+        or type(model).compute_loss is not TensorFlowTrainer.compute_loss
         or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
         or any(not _is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
         or any(not _is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)
