@@ -19,6 +19,7 @@ from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
@@ -118,10 +119,9 @@ class DataParallelHooks(KerasHooks):
             return tf.stack(local) if len(local) > 1 else local[0]
         if len(local) == self.layout.replicas:
             return tf.concat(local, axis=0)
-        if local[0].dtype == tf.bool:  # TensorFlow gathers numbers only.
-            numbers = self._strategy.run(lambda v: tf.cast(v, tf.int32), args=(value,))
-            return tf.cast(self._gathered(numbers), tf.bool)
-        return self._strategy.gather(value, axis=0)
+        dtype = local[0].dtype
+        sent = self._strategy.run(lambda v: tf.cast(v, sent_as(dtype)), args=(value,))
+        return tf.cast(self._strategy.gather(sent, axis=0), dtype)
 
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """See `KerasHooks`. The last execution's logs are those of the epoch; reading the metrics again would be collective."""

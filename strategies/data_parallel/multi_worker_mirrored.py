@@ -22,6 +22,7 @@ from tfdist.strategies.data_parallel.lost_tasks import LostTasks
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.task_groups import TaskGroups
 from tfdist.strategies.keras_hooks import optimizer, trainer
+from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.private_api import (
     MultiWorkerMirroredExtended,
@@ -223,7 +224,8 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
 
         def received(piece: tf.Tensor) -> tf.Tensor:
             if self.groups is None:
-                return create_initial_value(replica_id, device, primary_var, **{**kwargs, "initial_value": piece})()
+                sent = {**kwargs, "initial_value": piece, "dtype": piece.dtype}
+                return create_initial_value(replica_id, device, primary_var, **sent)()
             return piece if current_column() is not None else self.groups.of_chief(piece)  # `of_chief` has the whole variable.
 
         def initial_value() -> tf.Tensor:
@@ -231,7 +233,8 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
                 value = kwargs["initial_value"]
                 value = value() if callable(value) else value
                 value = tf.convert_to_tensor(getattr(value, "wrapped_value", value), kwargs.get("dtype"))
-                return _in_pieces(received, value)
+                sent = tf.cast(value, sent_as(value.dtype))
+                return tf.cast(_in_pieces(received, sent), value.dtype)
 
         return initial_value
 

@@ -5,6 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
 from tfdist.strategies.private_api import batch_reduce_destination
 
 
@@ -69,6 +70,13 @@ def _pieces(gradient: Any) -> Any:
     return list(gradient.parts) if isinstance(gradient, tf.experimental.ExtensionType) else gradient
 
 
+def _sum_of_slices(context: Any, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    dtype = slices.dtype
+    sent = tf.IndexedSlices(tf.cast(slices.values, sent_as(dtype)), slices.indices, slices.dense_shape)
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, sent)
+    return tf.IndexedSlices(tf.cast(total.values, dtype), total.indices, total.dense_shape)
+
+
 def _sums(context: Any, values: list[Any]) -> list[Any]:
     """Does what `context.all_reduce` does, without a gradient: nothing differentiates the sums.
 
@@ -80,7 +88,7 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
         (slices,) = values
         return [groups.sums_of_slices(slices, lambda alike: context.all_reduce(tf.distribute.ReduceOp.SUM, alike))]
     if isinstance(values[0], tf.IndexedSlices):
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, values))
+        return [_sum_of_slices(context, *values)]
     values = [tf.stop_gradient(value) for value in values]
 
     def merge(strategy: Any, *merged: Any) -> Any:

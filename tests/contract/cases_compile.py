@@ -125,6 +125,24 @@ def mixed_precision(strategy):
     return result
 
 
+def of_rows():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Embedding(8, 4), keras.layers.Flatten(), keras.layers.Dense(1)])
+
+
+@case("half_precision")
+def half_precision(strategy):
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model = compiled(strategy, of_rows, lambda: keras.optimizers.SGD(RATE), "mse", [])
+        record = trained(model, fit(model, (np.abs(X * 7) % 8).astype("int32"), Y, epochs=2))
+        assert {keras.backend.standardize_dtype(variable.dtype) for variable in model.weights} == {"bfloat16"}
+        model.quantize("int8")  # Variables of a dtype that collectives refuse.
+        assert np.isfinite(model.predict(np.zeros([3, 4], "int32"), verbose=0).astype("float32")).all()
+        return record
+    finally:
+        keras.config.set_dtype_policy("float32")
+
+
 @case("jit_compile")
 def jit_compile(strategy):
     return with_optimizer(strategy, lambda: keras.optimizers.SGD(RATE), jit_compile=True)[1]

@@ -222,6 +222,7 @@ GROUPS: dict[str, list[Row]] = {
         Row("ema", "`use_ema`, `ema_overwrite_frequency`", near=0.15),
         Row("gradient_accumulation", "`gradient_accumulation_steps`", near=0.15),
         Row("mixed_precision", "mixed precision", near=0.15, replicas=0.02),
+        Row("half_precision", "bfloat16 throughout (the dtype policy `bfloat16`), dense and embeddings", near=0.15, replicas=0.02),
         Row("jit_compile", "`jit_compile=True` (parameter_server and hogwild train without XLA, with a warning)", near=0.15),
         Row(
             "run_eagerly", "`run_eagerly=True`", near=0.15,
