@@ -8,7 +8,8 @@ Inside a step function of tfdist no loss is scaled. Each replica computes the me
 its share of the examples (optimizer.py): the sum over the replicas is the gradient of the mean over the batch. What is no mean
 over the examples of a replica is corrected here:
 
-* a sum over the examples (`reduction="sum"`) is divided by the share;
+* a sum over the examples (`reduction="sum"`) is divided by the share, and so is a loss for each example that `compile` has
+  (`reduction=None`), of which Keras' step takes the gradient of the sum;
 * a mean over weights or unmasked entries counts by the replica's part of these;
 * a loss function that returns one number for a batch may be anything. Every replica computes it on the whole batch.
 """
@@ -34,6 +35,7 @@ def install() -> None:
     patches.UNSCALE_LOSS.patch(_per_example)
     patches.REDUCE_LOSS.patch(_reduce)
     patches.CALL_LOSS.patch(_call)
+    patches.COMPILE_LOSS.patch(_call_compiled)
     patches.UPDATE_MEAN.patch(_update_mean)
 
 
@@ -53,12 +55,12 @@ def _is_own_loop() -> bool:
 
 
 def _per_example(original: Callable[..., Any], value: Any) -> Any:
-    """Returns what Keras adds to the mean that it shows, weighted by the examples of the replica."""
+    """Returns what Keras adds to the mean that it shows."""
     replica = _replica()
     if replica is None:
         return value if _is_own_loop() else original(value)
-    # `reduction=None` leaves a loss per example, already divided by the share.
-    return value * tf.cast(replica.share, value.dtype) if value.shape.rank else value
+    # `_call_compiled` has divided what has a loss for each example; within it nothing is divided yet.
+    return value if replica.in_compile_loss or not value.shape.rank else value * tf.cast(replica.share, value.dtype)
 
 
 def _reduce(
@@ -76,10 +78,12 @@ def _reduce(
     if not tf.convert_to_tensor(values).shape.rank and sample_weight is None and mask is None:
         replica.has_scalar_loss = True
         return loss
+    if reduction in ("none", None):
+        return loss  # A loss for each example: what the step makes of them counts as any other loss.
     if replica.recorded is not None:  # Weights, masks and sums count right below; to the trial they would look like faults.
         weight = _weight_of(values, sample_weight, mask)
         return tf.reduce_mean(values if weight is None else values * tf.cast(weight, values.dtype))
-    if reduction in ("sum", "none", None):
+    if reduction == "sum":
         return tf.math.divide_no_nan(loss, tf.cast(replica.share, loss.dtype))
     weight = mask if reduction != "mean_with_sample_weight" else _weight_of(values, sample_weight, mask)
     return loss if weight is None else loss * _relative_weight(replica, weight, loss.dtype)
@@ -138,6 +142,23 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     # Every replica has the whole loss, and gradients of its own examples only: these count in full.
     scaled = tf.math.divide_no_nan(whole, tf.cast(replica.share, whole.dtype))
     return scaled + tf.stop_gradient(whole - scaled)
+
+
+def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Divides the losses that `compile` has without a reduction by the share: Keras' step takes gradients of their sum."""
+    replica = _replica()
+    if replica is None:
+        return original(loss, y_true, y_pred, sample_weight)
+    replica.in_compile_loss = True
+    try:
+        value = original(loss, y_true, y_pred, sample_weight)
+    finally:
+        replica.in_compile_loss = False
+    if value is None or not tf.convert_to_tensor(value).shape.rank:
+        return value
+    if replica.recorded is not None:
+        return tf.reduce_mean(value)
+    return tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype))
 
 
 def _whole_batch(nested: Any, dtype: Any, replica: Replica) -> Any:

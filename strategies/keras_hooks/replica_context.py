@@ -33,6 +33,7 @@ class Replica:
             variable, tensor); else None.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
+        in_compile_loss: whether the losses of `compile` are computed.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch.
         has_whole_batch: whether the loss function that runs sees the examples of all replicas.
     """
@@ -48,6 +49,7 @@ class Replica:
     recorded: list[tuple[str | None, Any]] | None = None
     looping: bool = False
     same: set[int] = field(default_factory=set)
+    in_compile_loss: bool = False
     has_scalar_loss: bool = False
     has_whole_batch: bool = False
 

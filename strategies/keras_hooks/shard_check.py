@@ -131,8 +131,8 @@ class ShardCheck:
             )
         elif named:
             self._warn(
-                "an update grows with the number of examples, as that of a sum does. The mean of the replicas' sums counts, "
-                "which is less than the sum in one process. Compute means over the examples"
+                "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
+                "Compute means over the examples"
             )
         elif any(name in node.name for node in self._nodes for name in _CLIPS):
             self._warn("it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)")

@@ -8,6 +8,7 @@ other strategies.
 import keras
 
 from tfdist.strategies.private_api import (
+    CompileLoss,
     KerasVariable,
     LossScaleOptimizer,
     MultiOptimizer,
@@ -128,6 +129,9 @@ REDUCE_LOSS = PatchPoint(
 )
 CALL_LOSS = PatchPoint(
     keras.losses.Loss, "__call__", "self, y_true, y_pred, sample_weight", "A loss that is one number needs the whole batch."
+)
+COMPILE_LOSS = PatchPoint(
+    CompileLoss, "__call__", "self, y_true, y_pred, sample_weight", "Losses of compile without a reduction count as sums."
 )
 UPDATE_MEAN = PatchPoint(
     keras.metrics.Mean, "update_state", "self, values, sample_weight", "The replicas together count a number per batch once."

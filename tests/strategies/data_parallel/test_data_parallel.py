@@ -23,6 +23,8 @@ LOSSES = (  # tests/support/programs/losses.py
     "a_loss_class_with_a_sum_inside",
     "a_reduction_by_sum",
     "no_reduction",
+    "no_reduction_of_one_of_two_outputs",
+    "an_own_mean_of_losses_without_a_reduction",
     "a_mean_over_sample_weights",
     "a_mean_over_what_a_mask_leaves",
     "a_keras_loss_in_add_loss",

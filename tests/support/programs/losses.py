@@ -173,6 +173,39 @@ def no_reduction(scope):
 
 
 @case
+def no_reduction_of_one_of_two_outputs(scope):
+    def build():
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, [keras.layers.Dense(1, kernel_initializer="zeros")(inputs) for _ in range(2)])
+
+    losses = [keras.losses.MeanSquaredError(reduction=None), keras.losses.MeanSquaredError()]
+    return trained(scope, build, y=[Y, 2 * Y], loss=losses, rate=0.002)
+
+
+class OwnReduction(keras.Model):
+    """Weights a loss for each example, and takes the mean itself."""
+
+    per_example = keras.losses.MeanSquaredError(reduction=None)
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = ops.mean(self.per_example(y, self(x)) * ops.abs(x[:, 0]))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.tracker.update_state(loss, sample_weight=ops.shape(x)[0])
+        return {"loss": self.tracker.result()}
+
+    def build(self, shape):
+        super().build(shape)
+        self.tracker = keras.metrics.Mean(name="loss")
+
+
+@case
+def an_own_mean_of_losses_without_a_reduction(scope):
+    return trained(scope, lambda: linear(OwnReduction), loss="mse")
+
+
+@case
 def a_mean_over_sample_weights(scope):
     loss = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
     return trained(scope, linear, loss=loss, sample_weight=WEIGHTS)

@@ -101,6 +101,15 @@ def a_sum_of_the_examples():
 
 
 @case
+def a_sum_of_keras_divided_by_hand():
+    summed = keras.losses.MeanSquaredError(reduction="sum")
+    return own(
+        "a_sum_of_keras_divided_by_hand",
+        loss=lambda model, x, y, z: summed(ops.broadcast_to(y, ops.shape(z)), z) / ops.cast(ops.shape(x)[0], "float32"),
+    )
+
+
+@case
 def clips_gradients_when_they_are_large():
     return own("clips_gradients_when_they_are_large", change=lambda gradients: tf.clip_by_global_norm(gradients, 1e6)[0])
 
