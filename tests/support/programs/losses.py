@@ -176,7 +176,7 @@ def no_reduction(scope):
 def no_reduction_of_one_of_two_outputs(scope):
     def build():
         inputs = keras.Input((4,))
-        return keras.Model(inputs, [keras.layers.Dense(1, kernel_initializer="zeros")(inputs) for _ in range(2)])
+        return keras.Model(inputs, [keras.layers.Dense(1, kernel_initializer="zeros", name=name)(inputs) for name in "ab"])
 
     losses = [keras.losses.MeanSquaredError(reduction=None), keras.losses.MeanSquaredError()]
     return trained(scope, build, y=[Y, 2 * Y], loss=losses, rate=0.002)
