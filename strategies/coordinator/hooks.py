@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,9 @@ from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
 from tfdist.strategies.runtime import chief_device
+
+MOST_CHECKED_BYTES = 2**30
+"""How large the variables of a model may be whose step is tried out: the chief has to fetch them."""
 
 _log = logging.getLogger("tfdist")
 
@@ -113,7 +117,8 @@ class CoordinatorHooks(KerasHooks):
         if step != model.train_step or replicas < 2:
             return None
         warn_of_normalization(model, replicas)
-        if extended.worker_mesh is not None:
+        size = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in model.variables)
+        if extended.worker_mesh is not None or size > MOST_CHECKED_BYTES:
             return None
 
         @contextlib.contextmanager

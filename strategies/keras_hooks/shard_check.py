@@ -78,7 +78,8 @@ class ShardCheck:
         self._model, self._strategy, self._replicas, self._warns = model, strategy, replicas, warns
         self._step = without_optionals(model, step)
         self._as_replica = as_replica
-        self.is_open = _has_own_code(model)
+        # Code that runs eagerly counts its own calls, and a trial would be one more.
+        self.is_open = _has_own_code(model) and not model.run_eagerly
         """Whether the check is still to be made."""
         self._nodes: Sequence[Any] = ()  # Of the step.
         self._names: Sequence[str | None] = ()  # Of what it records.

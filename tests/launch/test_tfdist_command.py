@@ -80,6 +80,7 @@ def test_help_and_status_do_not_import_tensorflow(words, tmp_path):
         (["run", "-n", "1", "--env", "=x", "here.py"], "--env: expected NAME=... or NAME"),
         (["status", "--josn"], "Did you mean: json"),
         (["status", "x"], "'x' is not a handle; expected BACKEND://ID"),
+        (["status", "."], "is a folder, not a handle; only jobs in the background"),
         (["logs"], "expected HANDLE or HANDLE TASK"),
         (["cancel"], "expected one HANDLE"),
         (["cancel", "nowhere://1"], "'nowhere' is not a back end"),
