@@ -9,7 +9,8 @@ With two parts a and b of these examples, and ab for a batch of both, each examp
 
     step(ab) + step(ba) = step(aa) + step(bb),
 
-where all four have the same positions, sizes and random numbers. The step is a mean if step(aa) = step(a).
+where all four have the same positions, sizes and random numbers. The step is a mean if step(aa) = step(a); of a step that draws
+random numbers, only the norm is compared.
 """
 
 import contextlib
@@ -31,6 +32,10 @@ _PROJECTIONS = 4
 _TOLERANCE, _HALF_TOLERANCE = 0.02, 0.1
 """Differences that are more than rounding, of the norm of what is updated, in float32 and in float16 or bfloat16. Those of
 contrastive losses are several times as large."""
+
+_SUM_GROWTH, _ORDERS = 1.2, 8
+"""With random numbers, the norm of a mean of twice as many examples is 0.7 (if all of it is random) to 1 times as large, that of a
+sum 1.4 to 2 times. It is measured in so many orders of the examples."""
 
 _LEAST_NORM = 1e-3
 """Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding."""
@@ -83,6 +88,7 @@ class ShardCheck:
         """Whether the check is still to be made."""
         self._nodes: Sequence[Any] = ()  # Of the step.
         self._names: Sequence[str | None] = ()  # Of what it records.
+        self._growth = 1.0
 
     def run(self, examples: Any) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
@@ -102,24 +108,24 @@ class ShardCheck:
             function = self._function(first)
             if function is None or not self._warns:
                 return
-            results = [
-                [value.numpy() for value in function(batch)]
-                for batch in (_joined(first, second), _joined(second, first), _joined(first, first), _joined(second, second))
-            ]
-            once = [value.numpy() for value in function(first)]
+            joined = [_joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
+            results = [[value.numpy() for value in function(batch)] for batch in (*joined, first)]
+            if self._draws():
+                self._growth = self._measured_growth(function, joined[0])
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
             return
-        self._judge(results, once)
+        self._judge(*results)
 
-    def _judge(self, results: Sequence[_Summary], once: _Summary) -> None:
-        """Logs what the summaries of the step on ab, ba, aa and bb, and on a, show."""
+    def _judge(self, ab: _Summary, ba: _Summary, aa: _Summary, bb: _Summary, a: _Summary) -> None:
+        """Logs what the summaries of the step on these batches show."""
         tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
-        is_random = any("Random" in node.op for node in self._nodes)  # Of 4 and of 8 examples the numbers differ.
-        sizes = [] if is_random else _different_sizes(results[2], once, tolerance)
-        named = [self._names[index] for index in sizes if self._names[index] != _OUTPUT]
-        assigned = [name for name in named if name is not None]
-        if _different(results, tolerance):
+        sizes = [self._names[index] for index in _large(aa[0] - a[0], (aa[1] + a[1]) / 2, tolerance)]
+        assigned = [name for name in sizes if name not in (None, _OUTPUT)]
+        is_sum = None in sizes
+        if self._draws():  # The numbers for 4 and for 8 examples differ.
+            assigned, is_sum = [], self._growth > _SUM_GROWTH
+        if _large(ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4, tolerance):
             self._warn(
                 "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
                 "gradients. Compare examples in a loss function for compile that returns one number: it gets the whole batch. "
@@ -130,13 +136,28 @@ class ShardCheck:
                 f"it assigns {assigned[0]} something that is no mean over the examples, such as the examples themselves, their "
                 "sum or their number. Every replica has its own, and the mean of these counts"
             )
-        elif named:
+        elif is_sum:
             self._warn(
                 "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
                 "Compute means over the examples"
             )
         elif any(name in node.name for node in self._nodes for name in _CLIPS):
             self._warn("it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)")
+
+    def _draws(self) -> bool:
+        """Returns whether the step draws random numbers."""
+        return any("Random" in node.op for node in self._nodes)
+
+    def _measured_growth(self, function: Callable[[Any], Any], batch: Any) -> float:
+        """Returns the norm of updates of a whole batch over that of updates of its half: means over orders of its examples."""
+        updates = [index for index, name in enumerate(self._names) if name is None]
+        squares = []
+        for order in range(_ORDERS):
+            whole = _mapped(lambda v, k=order: tf.roll(v, k, axis=0), batch)
+            half = _mapped(lambda v: v[: v.shape[0] // 2], whole)
+            squares.append([np.sum(function(each)[1].numpy()[updates] ** 2) for each in (whole, half)])
+        large, small = np.sqrt(np.mean(squares, axis=0))
+        return float(large / small) if small else 1.0
 
     def _warn(self, what: str) -> None:
         if self._model.name not in _warned:
@@ -278,15 +299,6 @@ def _summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
         places = tf.cast(tf.range(tf.size(vector)) % 8191, tf.float32)
         projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
     return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
-
-
-def _different(results: Sequence[_Summary], tolerance: float) -> list[int]:
-    ab, ba, aa, bb = results
-    return _large(ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4, tolerance)
-
-
-def _different_sizes(twice: _Summary, once: _Summary, tolerance: float) -> list[int]:
-    return _large(twice[0] - once[0], (twice[1] + once[1]) / 2, tolerance)
 
 
 def _large(differences: np.ndarray, norms: np.ndarray, tolerance: float) -> list[int]:

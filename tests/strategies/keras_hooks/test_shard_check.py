@@ -12,6 +12,7 @@ WARNED = {
     "contrastive": ONE_BY_ONE,
     "normalized_by_hand": ONE_BY_ONE,
     "a_sum_of_the_examples": "an update depends on the number of examples",
+    "a_sum_with_random_numbers": "an update depends on the number of examples",
     "a_sum_of_keras_divided_by_hand": "an update depends on the number of examples",
     "clips_gradients_when_they_are_large": "it clips its gradients, which are those of a shard",
     "scales_gradients_by_their_norm": "the step computes with its gradients",

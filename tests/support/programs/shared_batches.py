@@ -101,6 +101,14 @@ def a_sum_of_the_examples():
 
 
 @case
+def a_sum_with_random_numbers():
+    def loss(model, x, y, z):
+        return ops.sum((z + keras.random.normal(ops.shape(z)) - y) ** 2)
+
+    return own("a_sum_with_random_numbers", loss=loss)
+
+
+@case
 def a_sum_of_keras_divided_by_hand():
     summed = keras.losses.MeanSquaredError(reduction="sum")
     return own(
