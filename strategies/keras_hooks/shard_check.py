@@ -34,8 +34,8 @@ _TOLERANCE, _HALF_TOLERANCE = 0.02, 0.1
 contrastive losses are several times as large."""
 
 _SUM_GROWTH, _ORDERS = 1.2, 8
-"""With random numbers, the norm of a mean of twice as many examples is 0.7 (if all of it is random) to 1 times as large, that of a
-sum 1.4 to 2 times. It is measured in so many orders of the examples."""
+"""With random numbers: the norm of a mean of twice as many examples is 0.7 to 1 times as large, and 0.7 if all of it is random.
+That of a sum is 1.4 to 2 times as large. Both are measured in so many orders of the examples."""
 
 _LEAST_NORM = 1e-3
 """Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding."""
