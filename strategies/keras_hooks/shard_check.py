@@ -29,9 +29,9 @@ MOST_EXAMPLES = 4
 """Examples in each of the two parts."""
 
 _PROJECTIONS = 4
-_TOLERANCE, _HALF_TOLERANCE = 0.02, 0.1
-"""Differences that are more than rounding, of the norm of what is updated, in float32 and in float16 or bfloat16. Those of
-contrastive losses are several times as large."""
+_TOLERANCE, _HALF_TOLERANCE = 0.005, 0.05
+"""Differences that are more than rounding, of the norm of what is updated: in float32, also as TF32, and in half precision.
+Measured on a CPU: 1e-6 and less where examples add up, 0.01 to 2 where they are compared."""
 
 _SUM_GROWTH, _ORDERS = 1.2, 8
 """With random numbers: the norm of a mean of twice as many examples is 0.7 to 1 times as large, and 0.7 if all of it is random.
