@@ -9,6 +9,9 @@ from typing import Any
 END_SECONDS = 5.0
 """How long an actor that was killed may take until Ray says so."""
 
+POLL_SECONDS = 1.0
+"""How often a thread that waits for the actor looks whether it shall end."""
+
 _READ_BYTES = 1 << 16
 
 
@@ -40,8 +43,12 @@ class ActorProcess:
         read_out, write_out = os.pipe()
         self.stdin = os.fdopen(write_in, "wb", 0)
         self.stdout = os.fdopen(read_out, "rb", 0)
-        for target, descriptor in ((self._send, read_in), (self._receive, write_out)):
-            threading.Thread(target=target, args=(descriptor,), daemon=True).start()
+        # Ray ends the whole process, with exit code 1, if a thread calls it after `ray.shutdown`.
+        self._is_closing = threading.Event()
+        self._sends = threading.Lock()  # Held while bytes are on their way to the actor.
+        self._receiver = threading.Thread(target=self._receive, args=(write_out,), daemon=True)
+        self._receiver.start()
+        threading.Thread(target=self._send, args=(read_in,), daemon=True).start()
 
     def poll(self) -> int | None:
         """Returns the exit code, or None."""
@@ -51,6 +58,7 @@ class ActorProcess:
         """Returns the exit code when there is one. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         if not self._has_ended.wait(timeout):
             raise subprocess.TimeoutExpired("actor", timeout)
+        self._leave_ray()
         return self.returncode
 
     def kill(self) -> None:
@@ -62,13 +70,34 @@ class ActorProcess:
         if not self._has_ended.wait(END_SECONDS):
             self.returncode = 1
             self._has_ended.set()
+        self._leave_ray()
+
+    def _leave_ray(self) -> None:
+        """Waits until no thread calls Ray any more, or shall do so."""
+        self._is_closing.set()
+        if self._sends.acquire(timeout=2 * POLL_SECONDS):
+            self._sends.release()
+        self._receiver.join(2 * POLL_SECONDS)
+
+    def _get(self, reference: Any) -> Any:
+        """Returns the result of a call to the actor. Raises Ray's GetTimeoutError soon after `_leave_ray`."""
+        while True:
+            try:
+                return self._ray.get(reference, timeout=POLL_SECONDS)
+            except self._ray.exceptions.GetTimeoutError:
+                if self._is_closing.is_set():
+                    raise
 
     def _send(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb", 0) as pipe:
             try:
-                while data := pipe.read(_READ_BYTES):
-                    self._ray.get(self._actor.send.remote(data))
-                self._ray.get(self._actor.send.remote(b""))
+                data = b"at first"
+                while data:  # The last bytes are none, which ends the input of the agent.
+                    data = pipe.read(_READ_BYTES)
+                    with self._sends:
+                        if self._is_closing.is_set():
+                            return
+                        self._get(self._actor.send.remote(data))
             except Exception:  # `_receive` gets the same one, and reports it.
                 pass
 
@@ -77,7 +106,7 @@ class ActorProcess:
             code: int | None = None
             try:
                 while code is None:
-                    output, error_output, code = self._ray.get(self._actor.receive.remote())
+                    output, error_output, code = self._get(self._actor.receive.remote())
                     errors.write(error_output)
                     view = memoryview(output)
                     while view:  # A pipe takes a part, and makes this thread wait for its reader.
@@ -87,7 +116,8 @@ class ActorProcess:
             except Exception as error:  # Whatever Ray raises: the actor does not answer any more.
                 code = 1
                 try:
-                    errors.write(f"{self._why_gone(error)}\n".encode())
+                    if not self._is_closing.is_set():
+                        errors.write(f"{self._why_gone(error)}\n".encode())
                 except OSError:
                     pass  # A full disk.
             self.returncode = code
