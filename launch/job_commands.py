@@ -79,12 +79,12 @@ def main(verb: str, argv: list[str]) -> int:
 def job_of(handle: str) -> tuple[Detached | BackgroundJobs, str]:
     """Returns who answers for a handle, and the id of the job there. Raises BackendError."""
     match = _HANDLE.fullmatch(handle)
-    if match is None and os.path.isdir(handle):
-        raise BackendError(
-            f"{handle!r} is a folder, not a handle; only jobs in the background (tfdist run --detach) have one. A job in a "
-            "terminal writes its state to a file with --state_file, and its logs are in its log folder"
-        )
     if match is None:
+        if os.path.isdir(handle):
+            raise BackendError(
+                f"{handle!r} is a folder, not a handle; only jobs in the background (tfdist run --detach) have one. A job in a "
+                "terminal writes its state to a file with --state_file, and its logs are in its log folder"
+            )
         raise BackendError(f"{handle!r} is not a handle; expected BACKEND://ID, as tfdist run --detach prints it")
     runs = find(match[1]).runs
     return (BackgroundJobs(match[1]) if isinstance(runs, Attached) else runs), match[2]

@@ -119,9 +119,10 @@ class DataParallelHooks(KerasHooks):
             return tf.stack(local) if len(local) > 1 else local[0]
         if len(local) == self.layout.replicas:
             return tf.concat(local, axis=0)
-        dtype = local[0].dtype
-        sent = self._strategy.run(lambda v: tf.cast(v, sent_as(dtype)), args=(value,))
-        return tf.cast(self._strategy.gather(sent, axis=0), dtype)
+        dtype, sent = local[0].dtype, sent_as(local[0].dtype)
+        if sent != dtype:
+            value = self._strategy.run(lambda v: tf.cast(v, sent), args=(value,))
+        return tf.cast(self._strategy.gather(value, axis=0), dtype)
 
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """See `KerasHooks`. The last execution's logs are those of the epoch; reading the metrics again would be collective."""

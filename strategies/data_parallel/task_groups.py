@@ -13,6 +13,7 @@ import tensorflow as tf
 from tfdist.strategies.data_parallel import buckets
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.same_reads import SameReads
+from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
 from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.private_api.ring_sums import GROUPS, RingSums
 
@@ -76,7 +77,7 @@ class TaskGroups:
 
     def of_chief(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the value of the first task, numbers or booleans, in all tasks."""
-        numbers = value if value.dtype in _SUMMED else tf.cast(value, tf.int64)
+        numbers = tf.cast(value, sent_as(value.dtype))
         return tf.cast(self._all.sum(numbers if self._is_chief else tf.zeros_like(numbers)), value.dtype)
 
     @staticmethod
@@ -103,8 +104,6 @@ _OTHER_EXAMPLES = (
     "the tasks of one replica have got different examples, and they compute each step on the same ones; let every task read "
     "the same data in the same order: with seeds for shuffling, without deterministic=False, and not sharded by task"
 )
-
-_SUMMED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 _OPAQUE = (tf.variant, tf.resource)
 

@@ -52,9 +52,6 @@ _OUTPUT = "an output"
 _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
 
-_Summary = Sequence[Any]
-"""What `_summary` returns, as numpy arrays."""
-
 _log = logging.getLogger("tfdist")
 _warned: set[str] = set()
 
@@ -86,9 +83,7 @@ class ShardCheck:
         # Code that runs eagerly counts its own calls, and a trial would be one more.
         self.is_open = _has_own_code(model) and not model.run_eagerly
         """Whether the check is still to be made."""
-        self._nodes: Sequence[Any] = ()  # Of the step.
-        self._names: Sequence[str | None] = ()  # Of what it records.
-        self._growth = 1.0
+        self._names: Sequence[str | None] = ()  # Of what the step records.
 
     def run(self, examples: Any) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
@@ -103,35 +98,35 @@ class ShardCheck:
         parts = _parts(examples)
         if parts is None:
             return
-        first, second = parts
         try:
-            function = self._function(first)
-            if function is None or not self._warns:
-                return
-            joined = [_joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
-            results = [[value.numpy() for value in function(batch)] for batch in (*joined, first)]
-            if self._draws():
-                self._growth = self._measured_growth(function, joined[0])
+            self._try_out(*parts)
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
-            return
-        self._judge(*results)
 
-    def _judge(self, ab: _Summary, ba: _Summary, aa: _Summary, bb: _Summary, a: _Summary) -> None:
-        """Logs what the summaries of the step on these batches show."""
+    def _try_out(self, first: Any, second: Any) -> None:
+        function = self._function(first)
+        if not self._warns or not self._names:
+            return
+        nodes = _nodes(function)
+        if changes := _changes(nodes):
+            _log.debug("the step of %s is not tried out: it runs %s", self._model.name, ", ".join(sorted(changes)))
+            return
+        batches = [_joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
+        ab, ba, aa, bb, a = ([value.numpy() for value in function(batch)] for batch in (*batches, first))
         tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
-        sizes = [self._names[index] for index in _large(aa[0] - a[0], (aa[1] + a[1]) / 2, tolerance)]
-        assigned = [name for name in sizes if name not in (None, _OUTPUT)]
-        is_sum = None in sizes
-        if self._draws():  # The numbers for 4 and for 8 examples differ.
-            assigned, is_sum = [], self._growth > _SUM_GROWTH
         if _large(ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4, tolerance):
             self._warn(
                 "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
                 "gradients. Compare examples in a loss function for compile that returns one number: it gets the whole batch. "
                 "Let the optimizer clip (global_clipnorm)"
             )
-        elif assigned:
+            return
+        if any("Random" in node.op for node in nodes):  # The numbers for 4 and for 8 examples differ.
+            is_sum, assigned = self._measured_growth(function, batches[0]) > _SUM_GROWTH, []
+        else:
+            sizes = [self._names[index] for index in _large(aa[0] - a[0], (aa[1] + a[1]) / 2, tolerance)]
+            is_sum, assigned = None in sizes, [name for name in sizes if name not in (None, _OUTPUT)]
+        if assigned:
             self._warn(
                 f"it assigns {assigned[0]} something that is no mean over the examples, such as the examples themselves, their "
                 "sum or their number. Every replica has its own, and the mean of these counts"
@@ -141,12 +136,8 @@ class ShardCheck:
                 "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
                 "Compute means over the examples"
             )
-        elif any(name in node.name for node in self._nodes for name in _CLIPS):
+        elif any(name in node.name for node in nodes for name in _CLIPS):
             self._warn("it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)")
-
-    def _draws(self) -> bool:
-        """Returns whether the step draws random numbers."""
-        return any("Random" in node.op for node in self._nodes)
 
     def _measured_growth(self, function: Callable[[Any], Any], batch: Any) -> float:
         """Returns the norm of updates of a whole batch over that of updates of its half: means over orders of its examples."""
@@ -168,7 +159,7 @@ class ShardCheck:
             )
 
     def _function(self, example: Any) -> Any:
-        """Returns a function of a batch that returns projections and norms of what a step updates; None if it may not run."""
+        """Returns a function of a batch that returns projections and norms of what a step updates."""
 
         def trial(batch: Any) -> tuple[tf.Tensor, tf.Tensor]:
             recorded: list[tuple[str | None, Any]] = []
@@ -182,12 +173,7 @@ class ShardCheck:
                 return _summary([value for _, value in recorded])
 
         signature = _mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
-        function = tf.function(trial, autograph=False).get_concrete_function(signature)
-        self._nodes = _nodes(function)
-        changes = _changes(self._nodes)
-        if changes:
-            _log.debug("the step of %s is not tried out: it runs %s", self._model.name, ", ".join(sorted(changes)))
-        return None if changes or not function.structured_outputs[0].shape[0] else function
+        return tf.function(trial, autograph=False).get_concrete_function(signature)
 
 
 def _has_own_step(model: Any) -> bool:
@@ -267,7 +253,7 @@ def _parts(batch: Any) -> tuple[Any, Any] | None:
     """Returns two batches of as many examples each, with weights of 1; None if `batch` cannot be taken apart."""
     if isinstance(batch, tuple) and len(batch) == 3:
         # Weights of examples are no property of the step. Those of a batch and of its parts have other sums.
-        batch = (*batch[:2], tf.nest.map_structure(lambda v: None if v is None else tf.ones_like(v), batch[2]))
+        batch = (*batch[:2], _mapped(tf.ones_like, batch[2]))
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
         return None

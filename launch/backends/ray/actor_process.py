@@ -91,13 +91,14 @@ class ActorProcess:
     def _send(self, descriptor: int) -> None:
         with os.fdopen(descriptor, "rb", 0) as pipe:
             try:
-                data = b"at first"
-                while data:  # The last bytes are none, which ends the input of the agent.
+                while True:
                     data = pipe.read(_READ_BYTES)
                     with self._sends:
                         if self._is_closing.is_set():
                             return
                         self._get(self._actor.send.remote(data))
+                    if not data:  # That ended the input of the agent.
+                        return
             except Exception:  # `_receive` gets the same one, and reports it.
                 pass
 
