@@ -70,7 +70,7 @@ class BatchIterator(Iterator[Any]):
             self._taken = 0
 
     def like_next(self) -> Any:
-        """Returns nested tensors such as the next batch, which stays the next; None if there is none, or nobody here has it."""
+        """Returns a batch like the next one, without taking it; None if there is none, or this process does not read it."""
         return None
 
     @abc.abstractmethod

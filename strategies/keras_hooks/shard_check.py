@@ -88,8 +88,8 @@ class ShardCheck:
     def run(self, examples: Any) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
 
-        It says nothing of a step that it cannot try out: one that changes something else than Keras' variables, whose random
-        numbers differ from call to call, or whose batches are not dense tensors of two examples or more.
+        It skips a step that changes anything but Keras variables, or whose random numbers differ from call to call, and batches
+        that are not dense tensors of two examples or more.
 
         Args:
             examples: examples of the first batch, nested tensors.
@@ -275,7 +275,7 @@ def _joined(first: Any, second: Any) -> Any:
 def _summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns projections of tensors, `[tensors, projections]`, and their norms, `[tensors]`.
 
-    Projections add up as what they are of does. A model's gradients may fill a device, and those of five steps are compared.
+    The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
     """
     flat = [tf.reshape(tf.cast(v.values if isinstance(v, tf.IndexedSlices) else v, tf.float32), [-1]) for v in recorded]
     if not flat:

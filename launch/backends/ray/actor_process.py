@@ -73,7 +73,7 @@ class ActorProcess:
         self._leave_ray()
 
     def _leave_ray(self) -> None:
-        """Waits until no thread calls Ray any more, or shall do so."""
+        """Makes the threads stop calling Ray, and waits until they have."""
         self._is_closing.set()
         if self._sends.acquire(timeout=2 * POLL_SECONDS):
             self._sends.release()
