@@ -88,10 +88,10 @@ COLUMNS = [
         ASYNCHRONOUS, late=4, rows=FEW,  # Groups and asynchronous steps: each of the two columns before has one of them.
     ),
     Column(
-        "hogwild", "hogwild: 3 groups of 1 worker, each with a server, sync period of 4 steps",
-        "cluster { nworker_groups: 3 nserver_groups: 3 nworkers_per_group: 1 nservers_per_group: 1 server_worker_separate: false "
+        "hogwild", "hogwild: 2 groups of 1 worker, each with a server, sync period of 4 steps",
+        "cluster { nworker_groups: 2 nserver_groups: 2 nworkers_per_group: 1 nservers_per_group: 1 server_worker_separate: false "
         "sync_freq: 4 }",
-        ASYNCHRONOUS, late=24, lags=True,  # 3 groups with 2 executions in flight, of 4 steps each.
+        ASYNCHRONOUS, late=16, lags=True,  # 2 groups with 2 executions in flight, of 4 steps each.
     ),
 ]
 PARTITIONED = Column(

@@ -45,8 +45,16 @@ FEW = (
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
 )
+LOSSES_OF_UNEVEN_REPLICAS = (  # What each counts depends on the examples of the others.
+    "no_reduction_of_one_of_two_outputs",
+    "an_own_mean_of_losses_without_a_reduction",
+    "a_mean_over_sample_weights",
+    "a_mean_over_what_a_mask_leaves",
+    "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
+    "ragged_batches_of_fewer_examples_than_replicas",
+)
 CLUSTERS = {
-    "mirrored": (1, (*FEW, *LOSSES)),
+    "mirrored": (1, (*FEW, *LOSSES_OF_UNEVEN_REPLICAS)),
     "multi_worker_mirrored": (2, None),
     "multi_worker_mirrored, two replicas each": (2, FEW),
 }

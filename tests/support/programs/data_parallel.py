@@ -57,22 +57,26 @@ def regression(optimizer, **arguments):
     return model
 
 
-def all_of(model, batch_size, **arguments):
-    """Trains three epochs with validation, evaluates and predicts; returns all results."""
-    record = model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0, validation_data=(X[:61], Y[:61]), **arguments).history
+def trained(model, batch_size):
+    """Trains three epochs with validation; returns the results."""
+    record = model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0, validation_data=(X[:61], Y[:61])).history
+    return {**record, "weights": [w.ravel().tolist() for w in model.get_weights()]}
+
+
+def all_of(model, batch_size):
+    """Trains as `trained`, evaluates and predicts; returns all results."""
     return {
-        **record,
+        **trained(model, batch_size),
         "evaluate": model.evaluate(X[:50], Y[:50], verbose=0, batch_size=7),
         "predict": model.predict(X[:50], verbose=0, batch_size=7)[:, 0].tolist(),
-        "weights": [w.ravel().tolist() for w in model.get_weights()],
     }
 
 
-def trains_alike(name, optimizer, batch_size=32, **arguments):
+def trains_alike(name, optimizer, batch_size=32, results=trained, **arguments):
     def function(scope):
         with scope():
             model = regression(optimizer(), **arguments)
-        return all_of(model, batch_size)
+        return results(model, batch_size)
 
     function.__name__ = name
     compared(function)
@@ -165,14 +169,24 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
 for _function in losses.CASES:
     compared(_function)
 
-trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9))
+trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9), results=all_of)
 trains_alike("adam", lambda: optimizers.Adam(0.01))
-trains_alike("steps_per_execution", lambda: optimizers.Adam(0.01), steps_per_execution=5)
-trains_alike("last_batch_smaller_than_the_number_of_replicas", lambda: optimizers.Adam(0.01), batch_size=83)
+trains_alike("steps_per_execution", lambda: optimizers.Adam(0.01), steps_per_execution=5, results=all_of)
+trains_alike("last_batch_smaller_than_the_number_of_replicas", lambda: optimizers.Adam(0.01), batch_size=83, results=all_of)
 trains_alike("the_same_with_steps_per_execution", lambda: optimizers.Adam(0.01), batch_size=83, steps_per_execution=3)
-trains_alike("jit_compile", lambda: optimizers.Adam(0.01), jit_compile=True)
-trains_alike("run_eagerly", lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2), batch_size=100, run_eagerly=True)
-trains_alike("ema_overwrite_frequency", lambda: optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3))
+trains_alike("jit_compile", lambda: optimizers.Adam(0.01), jit_compile=True, results=all_of)
+trains_alike(
+    "run_eagerly",
+    lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    batch_size=100,
+    run_eagerly=True,
+    results=all_of,
+)
+trains_alike(
+    "ema_overwrite_frequency",
+    lambda: optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
+    results=all_of,
+)
 trains_alike("gradient_accumulation_steps", lambda: optimizers.Adam(0.05, gradient_accumulation_steps=3))
 trains_alike(
     "all_of_these",
