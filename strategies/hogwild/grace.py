@@ -20,7 +20,8 @@ misses a round then, and no round waits for it as long as it stays as slow (roun
 groups whenever one is up to 4 times slower, period after period."""
 
 CALLS = 8
-"""The speed of a group is that of the fastest of its last 8 calls."""
+"""The speed of a group is that of the fastest of its last 8 calls. Before it has made 8 it counts as no slower than others: one
+slow call on a busy machine would end rounds without it."""
 
 SLOWER = 4.0
 """A group counts as at most 4 times slower than the fastest. Calls of a single update contain waits: some of them may have
@@ -61,22 +62,28 @@ class Grace:
 
     def seconds(self, group: int) -> float:
         """Returns the grace time of a group."""
-        known = self._known()
-        if group not in known:
+        calls = self._last_calls()
+        if group not in calls:
             return FIRST_SECONDS
+        known = _seconds_of_periods(calls)
         periods = self._periods
         if periods is None:
-            has_slower = max(known.values()) >= MUCH_SLOWER * known[group]
+            steady = [known[other] for other, each in calls.items() if len(each) == CALLS]
+            has_slower = max(steady, default=0.0) >= MUCH_SLOWER * known[group]
             periods = WITH_SLOWER_PERIODS if has_slower else PERIODS
         return periods * min(known[group], SLOWER * min(known.values()))
 
-    def _known(self) -> dict[int, float]:
-        """Returns the seconds of a period of each group, without waits for others, as far as they are known.
-
-        All else than updates is messages, and waits. In each round one group waits for no other, so the least counts for all.
-        """
+    def _last_calls(self) -> dict[int, list[tuple[float, float]]]:
+        """Returns the last calls of each group that has made any besides its first."""
         program = self._running and self._running()
         groups = dict(self._calls.get(program, {})) if program is not None else {}
-        calls = {group: list(each) for group, each in groups.items() if each}
-        rest = min((other for each in calls.values() for _, other in each), default=0.0)
-        return {group: min(updates for updates, _ in each) + rest for group, each in calls.items()}
+        return {group: list(each) for group, each in groups.items() if each}
+
+
+def _seconds_of_periods(calls: dict[int, list[tuple[float, float]]]) -> dict[int, float]:
+    """Returns the seconds of a period of each group, without waits for others.
+
+    All else than updates is messages, and waits. In each round one group waits for no other, so the least counts for all.
+    """
+    rest = min((other for each in calls.values() for _, other in each), default=0.0)
+    return {group: min(updates for updates, _ in each) + rest for group, each in calls.items()}

@@ -118,6 +118,19 @@ def test_a_group_that_is_always_slow_does_not_hold_the_others_up():
     assert grace.seconds(0) == PERIODS * 0.1
 
 
+def test_a_group_is_not_slow_by_its_first_calls():
+    grace, program = Grace(), Program()
+    grace.begin(program)
+    for group in (0, 1):
+        grace.note(program, group, 1.0, 1.0)  # Compiles.
+    grace.note(program, 0, 0.1, 0.1)
+    for _ in range(CALLS - 1):
+        grace.note(program, 1, 0.3, 0.3)
+        assert grace.seconds(0) == PERIODS * 0.1
+    grace.note(program, 1, 0.3, 0.3)
+    assert grace.seconds(0) == WITH_SLOWER_PERIODS * 0.1
+
+
 def test_messages_count_and_waits_for_others_do_not():
     grace, program = Grace(), Program()
     grace.begin(program)

@@ -10,7 +10,8 @@ import tfdist
 from tfdist.cluster import Cluster, Task
 from tfdist.strategies.hogwild import grace
 
-grace.PERIODS, grace.FIRST_SECONDS = 1000.0, 60.0  # No group continues alone because the machine is busy.
+grace.PERIODS = grace.WITH_SLOWER_PERIODS = 1000.0  # No group continues alone because the machine is busy.
+grace.FIRST_SECONDS = 60.0
 options = json.loads(sys.argv[1])
 rates = {"outer_learning_rate": options["outer_rate"], "outer_momentum": options["outer_momentum"]}
 synchronization = tfdist.Synchronization("nesterov", **rates, delay=options["delay"], fragments=options["fragments"])
