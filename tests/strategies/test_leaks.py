@@ -27,7 +27,7 @@ PROGRAM = """
         return tf.data.Dataset.from_tensors(0).repeat().map(lambda _: (x + 1, x + 2)).prefetch(4)
 
     usage = {"new models": [], "new data": []}
-    for case, models, datasets in (("new models", 9, 1), ("new data", 1, 16)):
+    for case, models, datasets in (("new models", 13, 1), ("new data", 1, 16)):
         for _ in range(models):
             with strategy.scope():
                 model = keras.Sequential([keras.Input((1024,)), keras.layers.Dense(1024)])
@@ -46,18 +46,18 @@ PROGRAM = """
 """
 
 
-CALLS = {"new models": 5, "new data": 9}
+CALLS = 9
 """The last calls that are compared: the first ones fill the heaps, the longer on a busy machine."""
 OTHER_THREADS = 3
 """gRPC starts and ends threads of its own now and then: up to two were seen."""
 
 
-def growth(usage, calls):
-    """Returns megabytes per call and threads in all by which each task grew in the last `calls` calls.
+def growth(usage):
+    """Returns megabytes per call and threads in all by which each task grew in the last calls.
 
     The megabytes are a median: a call that meets more messages on the way than any before needs some megabytes once.
     """
-    last = [list(task) for task in zip(*usage[-1 - calls :], strict=True)]
+    last = [list(task) for task in zip(*usage[-1 - CALLS :], strict=True)]
     of_calls = [[after[0] - before[0] for before, after in itertools.pairwise(task)] for task in last]
     return [(statistics.median(memory), task[-1][1] - task[0][1]) for memory, task in zip(of_calls, last, strict=True)]
 
@@ -73,10 +73,10 @@ def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hog
     usage = read_json("usage.json")
     # A model of 4 MiB, as much again for the momentum, and batches that are read ahead, at least 4 times 8 MiB: a call that frees
     # nothing adds more than 40 MB to the worker and 8 MB to the ps.
-    (worker, worker_threads), (ps, ps_threads) = growth(usage["new models"], CALLS["new models"])
+    (worker, worker_threads), (ps, ps_threads) = growth(usage["new models"])
     # TensorFlow never releases the part on a worker of a function that has another part on a ps, with the thread that reads.
-    assert 0 < worker_threads <= CALLS["new models"] + OTHER_THREADS and ps_threads <= OTHER_THREADS, usage
+    assert 0 < worker_threads <= CALLS + OTHER_THREADS and ps_threads <= OTHER_THREADS, usage
     assert worker < 25 and ps < 5, usage  # Each new thread may begin a heap of its own, of which glibc has 8 per core.
-    (worker, worker_threads), (ps, ps_threads) = growth(usage["new data"], CALLS["new data"])
+    (worker, worker_threads), (ps, ps_threads) = growth(usage["new data"])
     assert worker_threads <= OTHER_THREADS and ps_threads <= OTHER_THREADS, usage
     assert worker < 8 and ps < 1, usage
