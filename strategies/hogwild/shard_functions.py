@@ -49,6 +49,9 @@ class ShardFunctions:
 
         def run(resources: Sequence[Any], numbers: Any, message: Message) -> tuple[Message, Any]:
             here = shard.given(resources)
+            # A variable that only a condition uses would else tell the worker in a message of its own that it is there.
+            with tf.control_dependencies(resources):
+                numbers = tf.identity(numbers)
             control = Control.of(numbers[:-1])
             if self._optimizer.in_rounds:
                 control.wanted = tf.cast(numbers[-1], tf.int64) + 1
