@@ -328,7 +328,7 @@ def page() -> str:
         "",
         "Every column but the last two loads the files of every other column, and so does Keras without tfdist. The predictions are",
         f"equal. Of {_listed([c.title for c in columns if c.rows])} CI tests some rows;",
-        "`TFDIST_CONTRACT_TESTS=all` tests all.",
+        "`TFDIST_CONTRACT_TESTS=all` tests all, and the optimizers that work like Adam.",
     ]
     lines += ["", "The errors:", "", *(f"* {message}" for message in notes)]
     lines += [
