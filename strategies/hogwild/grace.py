@@ -20,8 +20,8 @@ misses a round then, and no round waits for it as long as it stays as slow (roun
 groups whenever one is up to 4 times slower, period after period."""
 
 CALLS = 8
-"""The speed of a group is that of the fastest of its last 8 calls. Before it has made 8 it counts as no slower than others: one
-slow call on a busy machine would end rounds without it."""
+"""The speed of a group is that of the fastest of its last 8 calls. Until it has made 8, it does not count as slower than
+others: on a busy machine one slow call would end rounds without it."""
 
 SLOWER = 4.0
 """A group counts as at most 4 times slower than the fastest. Calls of a single update contain waits: some of them may have

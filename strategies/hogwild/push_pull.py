@@ -128,8 +128,8 @@ class PushPull:
                 with tf.device(shard.device), tf.control_dependencies([ended[shard.device]]):
                     reply = tf.nest.map_structure(tf.identity, reply)
             with tf.device(self._block.leader):
-                # A condition on the reply would else be decided on the ps (TensorFlow places a `Switch` where its input is, and
-                # drops an `Identity`), with five more messages and a round trip for each ps.
+                # Otherwise a condition on the reply runs on the ps, because TensorFlow places a `Switch` where its input is
+                # and drops an `Identity`. That takes five more messages and a round trip for each ps.
                 reply = tf.nest.map_structure(lambda part: tf.ensure_shape(part, part.shape), reply)
                 decoded.append(compressor.decode(reply, int(shard.parameters.shape[0])))
         return decoded

@@ -49,7 +49,7 @@ class ShardFunctions:
 
         def run(resources: Sequence[Any], numbers: Any, message: Message) -> tuple[Message, Any]:
             here = shard.given(resources)
-            # A variable that only a condition uses would else tell the worker in a message of its own that it is there.
+            # Otherwise a variable that only a condition uses takes one more message to the worker.
             with tf.control_dependencies(resources):
                 numbers = tf.identity(numbers)
             control = Control.of(numbers[:-1])

@@ -180,11 +180,7 @@ def test_workers_join_and_leave_while_a_job_trains(start, script, tmp_path, read
 
 @pytest.mark.cluster
 def test_by_hand_a_worker_of_the_description_joins_later(start, script, tmp_path):
-    import json
-
-    environments = configs(chief=1, worker=2, ps=1)
-    for environment in environments.values():
-        environment["TF_CONFIG"] = json.dumps(json.loads(environment["TF_CONFIG"]) | {"tfdist": {"min_workers": 1}})
+    environments = configs({"min_workers": 1}, chief=1, worker=2, ps=1)
     program = script(COUNTS_STEPS)
     jobs = {task: start(program, environment=environments[task]) for task in environments if task != ("worker", 0)}
     chief = jobs["chief", 0]

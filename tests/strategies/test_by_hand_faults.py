@@ -1,6 +1,5 @@
 """Tests that no task waits without a limit for another that has died. The programs shorten the waiting times."""
 
-import json
 import os
 import signal
 import time
@@ -42,11 +41,7 @@ TRAINS = """
 def cluster(start, script):
     def start_all(epochs, groups=None, **jobs):
         program = script(TRAINS.format(epochs=epochs))
-        environments = configs(**jobs)
-        if groups:
-            for environment in environments.values():
-                config = json.loads(environment["TF_CONFIG"]) | {"tfdist": {"worker_groups": groups}}
-                environment["TF_CONFIG"] = json.dumps(config)
+        environments = configs({"worker_groups": groups} if groups else None, **jobs)
         started = {task: start(program, environment=env) for task, env in environments.items()}
         start_all.again = lambda task: start(program, environment=environments[task])
         started["chief", 0].wait_for("epoch 2")

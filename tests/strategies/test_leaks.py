@@ -1,7 +1,6 @@
 """What a program drops does not stay in the memory of the other tasks. benchmarks/leaks.md has figures for more calls."""
 
 import itertools
-import json
 import statistics
 
 import pytest
@@ -64,10 +63,7 @@ def growth(usage):
 
 def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hogwild(start, script, read_json):
     program = script(PROGRAM)
-    environments = configs(chief=1, worker=1, ps=1)
-    for environment in environments.values():
-        config = json.loads(environment["TF_CONFIG"]) | {"tfdist": {"strategy": "hogwild", "sync_period": 2}}
-        environment["TF_CONFIG"] = json.dumps(config)
+    environments = configs({"strategy": "hogwild", "sync_period": 2}, chief=1, worker=1, ps=1)
     jobs = {task: start(program, environment=environment) for task, environment in environments.items()}
     assert jobs["chief", 0].wait(200) == 0, jobs["chief", 0].output
     usage = read_json("usage.json")

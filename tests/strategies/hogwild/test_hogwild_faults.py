@@ -60,10 +60,7 @@ def cluster(start, script, tmp_path, monkeypatch, request):
     """Starts 1 chief, 2 workers and 1 ps under Hogwild, and waits until they train. A parameter has more options."""
     monkeypatch.chdir(tmp_path)
     options = {"strategy": "hogwild", "sync_period": 2, "synchronization": OUTER | getattr(request, "param", {})}
-    program, environments = script(TRAINS), configs(chief=1, worker=2, ps=1)
-    for environment in environments.values():
-        config = json.loads(environment["TF_CONFIG"]) | {"tfdist": options}
-        environment["TF_CONFIG"] = json.dumps(config)
+    program, environments = script(TRAINS), configs(options, chief=1, worker=2, ps=1)
     jobs = {task: start(program, environment=env) for task, env in environments.items()}
     jobs["chief", 0].wait_for("change 1: 2 training")
     return jobs, lambda task: start(program, environment=environments[task])
