@@ -9,8 +9,9 @@ from tfdist import strategies
 from tfdist.errors import ClusterError
 from tfdist.launch import backups, scaling, summary
 from tfdist.launch.backends.interface import Attached, Plan, TaskRunner
+from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.errors import UsageError
-from tfdist.launch.failure import Failure
+from tfdist.launch.failure import Failure, ended_by
 from tfdist.launch.job import JobFiles
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.live_view import LiveView
@@ -104,12 +105,14 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
                 f"{outcome.failure.reason}; all tasks are started again{when} (restart {used} of {settings.max_restarts})"
             )
             if (number := _signal_within(delay)) is not None:
-                failure = Failure(f"ended by {signal.Signals(number).name}", 128 + number)
-                status = dataclasses.replace(outcome.status, state=State.CANCELLED, reason=failure.reason)
-                outcome = dataclasses.replace(outcome, failure=failure, status=status)
+                outcome = _ended(outcome, State.CANCELLED, ended_by(number))
                 break
             files = JobFiles(folder.path, folder.new_report_dir())
-            runner = _started(back_end, plan, files, folder, None)
+            try:
+                runner = _started(back_end, plan, files, folder, None)
+            except ClusterError as error:  # Another program may have taken a port meanwhile.
+                outcome = _ended(outcome, State.FAILED, Failure(str(error), 2))
+                break
         code = _report(plan, files, outcome, restarts, settings.summary, terminal)
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code
@@ -138,9 +141,16 @@ def _started(back_end: Attached, plan: Plan, files: JobFiles, folder: LogFolder,
     return runner
 
 
+def _ended(outcome: Outcome, state: State, failure: Failure) -> Outcome:
+    """Returns the outcome of a job that is not started again."""
+    return dataclasses.replace(
+        outcome, failure=failure, status=dataclasses.replace(outcome.status, state=state, reason=failure.reason)
+    )
+
+
 def _signal_within(seconds: float) -> int | None:
     """Waits; returns the number of a signal that ends the launcher, if one comes before the time is over."""
-    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    numbers = ending_signals()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         received = signal.sigtimedwait(numbers, seconds)
@@ -159,12 +169,14 @@ def _with_evaluation_folder(plan: Plan, files: JobFiles) -> Plan:
     job_dir = plan.job.cluster.job_dir
     if job_dir and "://" in job_dir:
         job_dir = None
-    folder = EvaluationFolder(plan.job.environment.get(VARIABLE) or os.environ.get(VARIABLE) or job_dir or files.log_dir)
+    base = plan.job.environment.get(VARIABLE) or os.environ.get(VARIABLE) or job_dir
+    path = plan.job.path(base) if base else str(files.log_dir.absolute())
+    folder = EvaluationFolder(path)
     try:
         folder.forget_training()
     except OSError as error:
         raise UsageError(f"{folder.base}: the chief and the evaluators cannot use this folder: {error}") from error
-    environment = {**plan.job.environment, VARIABLE: str(folder.base)}
+    environment = {**plan.job.environment, VARIABLE: path}
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, environment=environment))
 
 

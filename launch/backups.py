@@ -49,5 +49,5 @@ def with_backup_folder(plan: Plan, settings: Settings, log_dir: Path) -> tuple[P
             folder = str(log_dir / "backup")
             shutil.rmtree(folder, ignore_errors=True)
     if folder is not None:
-        folder = environment[FOLDER] = os.path.join(plan.job.folder, folder)
+        folder = environment[FOLDER] = plan.job.path(folder)
     return dataclasses.replace(plan, job=dataclasses.replace(plan.job, environment=environment)), folder

@@ -1,5 +1,6 @@
 """`FirstFailure`: finds the failure that caused the others, and thus why a job failed."""
 
+import signal
 import time
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ class Failure:
     task: str | None = None
     log: Path | None = None
     may_pass: bool = False
+
+
+def ended_by(number: int) -> Failure:
+    """Returns why a job failed that the user has ended with a signal."""
+    return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
 
 
 class FirstFailure:

@@ -60,6 +60,10 @@ class Job:
     options: Mapping[str, str] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
 
+    def path(self, path: str) -> str:
+        """Returns a path as the tasks have to be told it: a relative one is in their folder, which they are in."""
+        return os.path.join(self.folder, path) if os.path.isabs(self.folder) else path
+
     @property
     def serving(self) -> tuple[Task, ...]:
         """The tasks that serve during the training instead of running the program to its end."""

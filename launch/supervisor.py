@@ -12,8 +12,9 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.interface import Attached, TaskRunner
+from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Ready, Stopped
-from tfdist.launch.failure import Failure, FirstFailure
+from tfdist.launch.failure import Failure, FirstFailure, ended_by
 from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.output import Terminal
@@ -153,6 +154,8 @@ class Supervisor:
                 self._watchdog.heard()
             trained = seconds - (self._watchdog if self._progress is None else self._step_watchdog).silent
             self._end_tasks(failure)
+            if self._signals and failure is not None and failure.may_pass:
+                failure = ended_by(self._signals[0])  # The user wants no other attempt.
             report = self._files.read_report()  # The back end removes its folder.
         finally:
             self._tasks.close(self._keep if failure is not None and failure.may_pass else None)
@@ -189,8 +192,7 @@ class Supervisor:
     def _verdict(self) -> "Failure | bool":
         """Returns whether the job is done (True), failed (why), or continues (False)."""
         if self._signals:
-            number = self._signals[0]
-            return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
+            return ended_by(self._signals[0])
         if all(self._tasks.exits.get(name) == 0 for name in self._training):
             return Failure(NO_TASK_SERVED, 1, self._job.reporter.name) if self._startup.no_task_served else True
         return self._first_failure.get() or self._late_start() or self._stall() or self._no_step() or False
@@ -365,10 +367,7 @@ class Supervisor:
 
     def _receive_signals(self) -> Callable[[], None]:
         """Collects the signals that end the job or are passed on; returns a function that restores the earlier handlers."""
-        previous = {
-            number: signal.signal(number, lambda n, _: self._signals.append(n))
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        previous = {number: signal.signal(number, lambda n, _: self._signals.append(n)) for number in ending_signals()}
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             previous[number] = signal.signal(number, lambda n, _: self._to_pass_on.append(n))
 

@@ -33,7 +33,7 @@ def plan(job: Job) -> Plan:
     notes = [("host", f"{tasks[0].host}: {', '.join(task.name for task in tasks)}") for tasks in hosts.values()]
     command = shlex.join(_command("HOST", job))
     return Plan(
-        dataclasses.replace(job, cluster=cluster.addressed()),
+        dataclasses.replace(job, cluster=cluster.addressed(), folder=job.options.get("ssh_folder", job.folder)),
         open_ports=frozenset(task.name for task in cluster.tasks if task.port is None),
         notes=(*notes, ("machine", "GPUs and cores of each host are divided among its tasks there"), ("ssh", command)),
         refusal=refusal,
@@ -61,7 +61,7 @@ def start(plan: Plan, files: JobFiles) -> RemoteTasks:
     """Starts the agents."""
     job = plan.job
     silence = float(job.options.get("ssh_silence", SILENCE_SECONDS))
-    return RemoteTasks(plan, files, lambda host: _command(host, job), job.options.get("ssh_folder", job.folder), silence)
+    return RemoteTasks(plan, files, lambda host: _command(host, job), job.folder, silence)
 
 
 BACKEND = Backend(

@@ -13,6 +13,7 @@ from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_second
 from tfdist.strategies.runtime.memory import keep_freed_memory
 from tfdist.strategies.runtime.own_sockets import keep_connections, ports_of
 from tfdist.strategies.runtime.peers import is_listening, port_error, waiting_for
+from tfdist.strategies.runtime.streams import flush_streams
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
 FIRST_POLL_SECONDS, CHIEF_POLL_SECONDS = 0.2, 5.0
@@ -84,11 +85,7 @@ def _leave(status: int) -> NoReturn:
     def leave() -> None:
         atexit.unregister(leave)
         atexit._run_exitfuncs()  # Those registered before this one.
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                pass  # The reader is gone. An exception here would tear TensorFlow down after all.
+        flush_streams()
         os._exit(status)
 
     atexit.register(leave)

@@ -315,6 +315,15 @@ def test_another_attempt_leaves_no_folder_and_no_descriptor_of_the_one_before(tm
     assert os.listdir("/proc/self/fd") == before
 
 
+def test_launchers_with_one_process_id_that_start_in_the_same_second_have_log_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log_folder.time, "strftime", lambda form: "20261122-140312")
+    folders = [log_folder.LogFolder(None, print) for _ in range(2)]  # As in containers, where each launcher is process 1.
+    assert len({folder.path for folder in folders}) == 2
+    for folder in folders:
+        folder.close()
+
+
 def test_a_new_log_folder_is_for_its_owner_alone_and_a_given_one_keeps_its_mode(tmp_path):
     (tmp_path / "given").mkdir(mode=0o755)
     for name, mode in {"given": 0o755, "new": 0o700}.items():
@@ -327,6 +336,39 @@ def test_a_log_folder_that_cannot_be_written_is_one_line_and_exit_code_2(quick, 
     job = quick("print('one')", "--log_dir", folder)
     assert job.wait() == 2
     assert job.output.startswith("tfdist: --log_dir: ") and job.output.count("\n") == 1, job.output
+
+
+def test_what_a_task_prints_is_shown_line_by_line(quick, tmp_path):
+    body = "import time\nprint('line 1')\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    job = quick(body, environment={"PYTHONUNBUFFERED": ""})
+    job.wait_for("chief:0 | line 1", 20)
+    (tmp_path / "go").touch()
+    assert job.wait(20) == 0
+
+
+def test_a_program_that_closes_its_output_at_its_end_has_succeeded(quick):
+    body = "import sys\nsys.stdout = open('log', 'w')\nprint('done')\nsys.stdout.close()"
+    assert quick(body, "--max_restarts", "1").wait(20) == 0
+
+
+def test_what_a_program_gives_to_exit_is_shown(quick):
+    job = quick("import sys\nsys.exit(ValueError('no such data'))")
+    assert job.wait(20) == 1 and "chief:0 | no such data" in job.output
+
+
+def test_a_job_that_nohup_starts_outlives_its_terminal(script, tmp_path):
+    body = "import time\nprint('runs', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    with open(tmp_path / "output", "wb") as output:
+        command = ["nohup", sys.executable, QUICK, "--tier", "BASIC", script(body)]
+        job = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output, start_new_session=True)
+    try:
+        wait_for(lambda: b"runs" in (tmp_path / "output").read_bytes())
+        job.send_signal(signal.SIGHUP)
+        (tmp_path / "go").touch()
+        assert job.wait(20) == 0, (tmp_path / "output").read_text()
+    finally:
+        job.kill()
+        job.wait(10)
 
 
 def test_a_task_that_cannot_be_started_fails_the_job_with_the_reason(quick):

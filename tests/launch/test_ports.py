@@ -59,6 +59,24 @@ def test_a_described_port_that_is_taken_is_an_error(ports):
             ports.hold(Cluster((Task("ps", 0, "localhost", port), Task("worker", 0))), {"ps:0"})
 
 
+def test_connections_of_a_server_that_has_ended_do_not_take_its_port(ports):
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("localhost", port)):
+            server.accept()[0].close()  # The side that closes first keeps the port: TIME_WAIT.
+    cluster = Cluster((Task("ps", 0, "localhost", port), Task("worker", 0)))
+    ports.hold(cluster, {"ps:0"})
+    with pytest.raises(ClusterError, match=f"port {port} of ps:0 is in use"):
+        HeldPorts().hold(cluster, {"ps:0"})
+    with socket.socket() as task:  # As TensorFlow binds it.
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            task.setsockopt(socket.SOL_SOCKET, option, 1)
+        task.bind(("", port))
+        task.listen()
+        with pytest.raises(ClusterError, match=f"port {port} of ps:0 is in use"):
+            HeldPorts().hold(cluster, {"ps:0"})
+
+
 def test_closing_frees_the_ports():
     held = HeldPorts()
     port = held.hold(Cluster((Task("chief", 0),)), {"chief:0"}).tasks[0].port

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import ssh_here
+from by_hand import free_ports
 from conftest import MARK, processes_of
 from support_paths import CHECKOUT, PROGRAMS
 from tools import needs
@@ -145,6 +146,21 @@ def test_arguments_variables_output_and_report_arrive_and_no_process_list_shows_
     assert len({line.rpartition(" ")[2] for line in got}) == 2  # One fork server for each host.
     assert json.loads((hosts.folder / "summary.json").read_text())["steps"] == 5
     assert hosts.left(within=2) == {}
+
+
+def test_relative_paths_are_in_the_folder_of_the_tasks(hosts):
+    folder = hosts.folder / "there"
+    folder.mkdir()
+    body = SERVES + "print('backup', os.environ['TFDIST_BACKUP_DIR'], 'evaluator', os.environ['TFDIST_EVALUATOR_DIR'])"
+    (folder / "program.py").write_text(body)
+    words = ("--ssh_folder", str(folder), "--backup_dir", "b", "--job_dir", "out")
+    ports = iter(free_ports(3))
+    cluster = {job: [f"{host}:{next(ports)}"] for job, host in (("chief", "h1"), ("worker", "h2"), ("evaluator", "h2"))}
+    code, output = hosts.run(body, *words, cluster=json.dumps({"cluster": cluster}))
+    assert code == 0, output
+    seen = {line for line in output.splitlines() if f" | backup {folder}/b evaluator {folder}/out" in line}
+    assert {line.split()[0] for line in seen} >= {"chief:0", "worker:0"}
+    shutil.rmtree(folder)
 
 
 def test_a_task_that_fails_ends_all_and_is_named_with_its_last_lines(hosts):

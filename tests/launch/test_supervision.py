@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import time
 
 import pytest
@@ -76,6 +77,40 @@ def test_ctrl_c_ends_a_job_that_waits_for_its_restart(start, script):
     sent = time.monotonic()
     assert job.wait(10) == 130 and time.monotonic() - sent < 3
     assert job.output.splitlines()[-1] == "tfdist: ended by SIGINT"
+
+
+def test_a_signal_while_a_failed_attempt_ends_is_the_end_of_the_job(start, script):
+    body = """
+    import signal, sys, time
+    if me["index"] == 1: sys.exit(3)
+    signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+    while True: time.sleep(0.1)
+    """
+    two = ["--cluster", '{"worker": 2}']
+    job = start(QUICK, *two, "--max_restarts", "9", script(body))
+    job.wait_for("asked to end")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 143, job.output
+    assert "started again" not in job.output and job.output.splitlines()[-1] == "tfdist: ended by SIGTERM"
+
+
+def test_a_job_whose_port_is_taken_before_its_restart_ends_with_one_line(start, script, tmp_path, read_json):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        with socket.socket() as free:
+            free.bind(("", 0))
+            port = free.getsockname()[1]
+        cluster = json.dumps({"cluster": {"worker": [f"localhost:{port}"]}})
+        body = COUNTED + "    while not os.path.exists('go'): time.sleep(0.05)\n    sys.exit(3)"
+        flags = ["--cluster", cluster, "--max_restarts", "9", "--summary", "summary.json"]
+        job = start(QUICK, *flags, script(body))
+        job.wait_for("attempt 1")
+        other.bind(("", port))
+        other.listen()
+        (tmp_path / "go").touch()
+        assert job.wait(30) == 2, job.output
+    assert f"port {port} of worker:0 is in use on this machine" in job.output.splitlines()[-1]
+    assert (read_json("summary.json")["exit_code"], job.left()) == (2, {})
 
 
 def test_a_job_that_has_trained_for_the_window_has_all_its_restarts_again(start, script):

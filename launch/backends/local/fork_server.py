@@ -152,6 +152,8 @@ class ForkServer:
         for descriptor, standard in zip(descriptors[1:], (1, 2), strict=True):
             os.dup2(descriptor, standard)
             os.close(descriptor)
+        # Else what a program prints would wait in the buffer of the fork server's stream, and be lost if the task is killed.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
         os.environ.update(task["env"])
         os.chdir(task["cwd"])
         return lambda: run(Program(**task["program"]))

@@ -62,13 +62,26 @@ class HeldPorts:
             return port
         held = socket.socket()
         try:
-            held.bind(("", port))  # On all interfaces, like TensorFlow's server.
+            _bind_exclusively(held, port)
         except OSError:
             held.close()
             return None
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         self._sockets.append(held)
         return int(held.getsockname()[1])
+
+
+def _bind_exclusively(held: socket.socket, port: int) -> None:
+    """Binds a port on all interfaces, like TensorFlow's server.
+
+    Connections of a server that has ended keep its port for a minute (TIME_WAIT). As for a new server, they do not count.
+    """
+    try:
+        held.bind(("", port))
+    except OSError:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", port))
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # Else another launcher could do the same.
 
 
 def names_this_machine(host: str | None) -> bool:

@@ -15,6 +15,7 @@ from tfdist.errors import ClusterError, UnsupportedVersionError
 from tfdist.launch.job import Program
 from tfdist.process_cluster import current_cluster
 from tfdist.strategies.runtime import server
+from tfdist.strategies.runtime.streams import flush_streams
 
 CHIEF_SECONDS = 300.0
 """How long a server without a program waits for its chief. It ends earlier when the process that started it ends."""
@@ -34,15 +35,11 @@ def run(program: Program) -> NoReturn:
         if code not in (None, 0):
             # Exit functions read these to learn that the program failed. After an exception they are set already.
             sys.last_type, sys.last_value = getattr(sys, "last_type", SystemExit), getattr(sys, "last_value", end)
-    if isinstance(code, str):
-        print(code, file=sys.stderr)
+    if not (code is None or isinstance(code, int)):
+        print(code, file=sys.stderr)  # As Python does.
     threading._shutdown()  # type: ignore[attr-defined]  # As multiprocessing ends its forked processes.
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            pass  # The reader is gone.
+    flush_streams()
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 

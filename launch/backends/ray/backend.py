@@ -39,7 +39,7 @@ def plan(job: Job) -> Plan:
     tasks = (dataclasses.replace(task, host=task.host or NO_HOST) for task in job.cluster.tasks)
     cluster = dataclasses.replace(job.cluster, tasks=tuple(tasks))
     return Plan(
-        dataclasses.replace(job, cluster=cluster.addressed()),
+        dataclasses.replace(job, cluster=cluster.addressed(), folder=job.options.get("ray_folder", job.folder)),
         open_ports=frozenset(task.name for task in job.cluster.tasks if task.port is None),
         notes=(*notes, ("addresses", "are chosen on the nodes when the job starts")),
         refusal=refusal,
