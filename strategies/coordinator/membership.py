@@ -48,8 +48,13 @@ class Membership:
         """Returns whether a group trains."""
         return self.owners[group] in self._live
 
+    @property
+    def away(self) -> frozenset[int]:
+        """The owners that are lost because their workers are gone, or do not answer."""
+        return self._away
+
     def term(self, group: int) -> int:
-        """Returns the epoch in which a group was last lost or restarted. What it held before is not valid any more."""
+        """Returns the epoch in which a group was last lost or restarted. The progress that it had then is given up."""
         return self._terms[self.owners[group]]
 
     def incarnation(self, group: int) -> int:
@@ -81,12 +86,12 @@ class Membership:
 
     def leave(self, group: int) -> None:
         """Notes that a group is lost because its workers are gone, not because of an error in what they ran."""
-        if self.is_live(group):
-            self.lose(group)
         owner = self.owners[group]
         with self._lock:
             was_away = owner in self._away
             self._away |= {owner}
+        if self.is_live(group):
+            self.lose(group)
         if not was_away:
             self.when_changed(owner, False)
 

@@ -127,15 +127,23 @@ class Collector:
 
     def _flush_all(self, flushes: "_Flushes", group: int, blocks: Sequence[ParameterBlock]) -> None:
         executor = use_own_executor()  # Else all threads wait for the one whose worker is stopped.
+        is_lost = False
         try:
             for block in blocks:
-                flushes.add(block, group, chief_device.fetched(self._flush(block, group)).numpy())
-        except tf.errors.OpError as error:
-            _log.debug("group %d did not flush its progress: %s", group, error)
-            self._mark_lost(group)
+                is_shared = block.kind is Kind.SYNCHRONIZED
+                if is_lost and is_shared:
+                    continue
+                try:
+                    flushes.add(block, group, chief_device.fetched(self._flush(block, group)).numpy())
+                except tf.errors.OpError as error:
+                    _log.debug("group %d did not flush its progress: %s", group, error)
+                    is_lost = True
+                    self._mark_lost(group)
+                    if not is_shared:
+                        return  # Its worker. For the others, a ps may be gone: what groups do not share needs none.
         finally:
             flushes.end(group)
-        del executor
+            del executor
 
     def _answers(self, flushes: "_Flushes", block: ParameterBlock) -> dict[int, Any]:
         """Waits for what groups return for a block. Groups that take too long are lost."""

@@ -6,7 +6,7 @@ synchronizes before them, when the period is over.
 
 import functools
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,8 +101,8 @@ class GroupCalls:
         self._function = GroupFunction(strategy, self._steps)
         self._functions: dict[Any, _Functions] = {}
         self._blocks: dict[ParameterBlock, None] = {}  # All that the functions use.
-        self._parameters: list[ParameterBlock] = []  # The first of the blocks that are synchronized.
-        self._buffers: list[ParameterBlock] = []  # Of momentum. The others.
+        self._parameters: list[ParameterBlock] = []  # Those that are trained: the first of the blocks that are synchronized.
+        self._averaged: list[ParameterBlock] = []  # The others.
         self._averages_momentum = trains and bool(options.average_momentum)
         optimizer = innermost(getattr(model, "optimizer", None))
         inner, learning_rate = type(optimizer).__name__, learning_rate_of(optimizer) if trains else None
@@ -164,8 +164,7 @@ class GroupCalls:
         assigned = dict.fromkeys(v.block for v in weights if v.block is not None)
         more = [b for b in assigned if b.kind is Kind.SYNCHRONIZED and b not in self._steps.blocks]
         if more:
-            self._parameters += more
-            self._steps.blocks = self._parameters + self._buffers
+            self._set_blocks(self._parameters, self._averaged + more)
         return bool(more)
 
     def _trace(self, batches: list[Any], element_spec: Any, synchronizes: bool, several: int) -> _Functions:
@@ -271,21 +270,27 @@ class GroupCalls:
                 variable.keras_constraint = weight.constraint
         floating = [v for v in weights.values() if v.dtype.is_floating]
         trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
-        active = [v for v in floating if id(v) in trained or not v.trainable]
+        active = [v for v in floating if id(v) in trained]
+        # In blocks of their own: the outer rates would let a moving variance overshoot, below zero.
+        statistics = [v for v in floating if not v.trainable]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
+        self._replicas.register(statistics, Kind.SYNCHRONIZED)
         self._replicas.register(floating, Kind.SYNCHRONIZED)
-        parameters = list(dict.fromkeys(v.block for v in active))
-        self._parameters = parameters
-        self._rates_at(steps_of(getattr(self._model, "optimizer", None)))
         buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []
         if self._averages_momentum and not buffers:
             _log.warning("average_momentum has no effect: before the first step, the optimizer has no momentum buffers")
         self._replicas.register(buffers, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
-        self._buffers = list(dict.fromkeys(v.block for v in buffers))
-        for block in self._buffers:
-            block.rates = AVERAGE
-        self._steps.blocks = parameters + self._buffers
+        self._set_blocks(dict.fromkeys(v.block for v in active), dict.fromkeys(v.block for v in buffers + statistics))
+        self._rates_at(steps_of(getattr(self._model, "optimizer", None)))
         self._add_used(floating + buffers)
+
+    def _set_blocks(self, parameters: Iterable[ParameterBlock], averaged: Iterable[ParameterBlock]) -> None:
+        """Sets which blocks are synchronized: those that are trained, and those of which the groups only take the mean."""
+        self._parameters = list(parameters)
+        self._averaged = [block for block in averaged if block not in self._parameters]
+        for block in self._averaged:
+            block.rates = AVERAGE
+        self._steps.blocks = self._parameters + self._averaged
 
     def _rates_at(self, step: int) -> tuple[float, float]:
         """Returns the outer rates at an update. Synchronizations outside of calls, as before an evaluation, use the same."""
@@ -295,8 +300,7 @@ class GroupCalls:
         return rates
 
     def _turns_of_blocks(self) -> list[tuple[int, ...]]:
-        buffers = len(self._buffers)
-        return turns(self._strategy.synchronization.fragments, len(self._steps.blocks) - buffers, buffers)
+        return turns(self._strategy.synchronization.fragments, len(self._parameters), len(self._averaged))
 
     def _add_used(self, variables: list[LocalVariable]) -> None:
         self._replicas.register(variables)

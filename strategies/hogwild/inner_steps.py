@@ -36,7 +36,7 @@ class InnerSteps(GroupProgram):
         measures: whether the result of each step has the columns of measured_delay.py at its end.
 
     Attributes:
-        blocks: the blocks that are synchronized: those of parameters, then those of momentum buffers.
+        blocks: the blocks that are synchronized: those of parameters, then those of which groups take the mean.
     """
 
     def __init__(

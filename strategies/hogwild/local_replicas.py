@@ -128,7 +128,8 @@ class LocalReplicas:
         if compressed and strategy.compression_is_measured:
             elements = sum(variable.shape.num_elements() for variable in variables)
             compressed = network.affords(groups * elements * tf.float32.size, len(strategy.server_devices[0]))
-        block = ParameterBlock(variables, strategy.server_devices, self.outer_optimizer, groups, compressed)
+        optimizer = self.outer_optimizer if variables[0].trainable else self.outer_optimizer.of_averages
+        block = ParameterBlock(variables, strategy.server_devices, optimizer, groups, compressed)
         block.retried = strategy.server_recovery.retried
         return block
 
@@ -145,9 +146,13 @@ class LocalReplicas:
         return self._membership.live
 
     def _forget(self, owner: int) -> None:
-        """Gives up the progress of a local replica that is lost. No round waits for it any more, see rounds.py."""
+        """Gives up the progress of a local replica that is lost. No round waits for it any more, see rounds.py.
+
+        Its optimizer slots stay: the loss may be that of a ps, or of a single call.
+        """
         for block in self.blocks:
-            block.dirty.discard(owner)
+            if block.kind is Kind.SYNCHRONIZED or owner in self._membership.away:
+                block.dirty.discard(owner)
         if self.outer_optimizer.in_rounds:
             # The thread that has noticed the loss must not wait for the ps.
             threading.Thread(target=self._leave_rounds, args=(owner,), name="tfdist-leave-rounds", daemon=True).start()
@@ -203,8 +208,12 @@ class LocalReplicas:
         return [owner for owner, pulled in list(self._pulled) if pulled is block]
 
     def _current(self, owner: int, block: ParameterBlock) -> tuple[int, int]:
-        """Returns the generation of the values that a replica has to start from, and its term in the membership."""
-        return block.generation, self._membership.term(owner)
+        """Returns the generation of the values that a replica has to start from, and when it was last lost.
+
+        What groups do not share, such as optimizer slots, is lost only with their workers.
+        """
+        is_shared = block.kind is Kind.SYNCHRONIZED
+        return block.generation, self._membership.term(owner) if is_shared else self._membership.incarnation(owner)
 
     def position_of(self, model: Any) -> checkpoint_state.Period:
         """Returns how far each group is with a model."""
@@ -315,6 +324,8 @@ class LocalReplicas:
         others: Mapping[ParameterBlock, Collection[int]] | None = None,
     ) -> dict[ParameterBlock, dict[int, Any]]:
         """See `Collector.collect`."""
+        for block in blocks:
+            block.dirty -= self._membership.away
         alone = self._membership.alone
         server_group = None if alone is None else self._strategy.servers_of(alone)
         return self._collector.collect(blocks, server_group, meanwhile, others)
@@ -323,7 +334,8 @@ class LocalReplicas:
         """Returns the groups with a current local replica of a block that is not synchronized."""
         if block.changed:
             return []
-        return [owner for owner in self.owners if self._pulled.get((owner, block)) == self._current(owner, block)]
+        there = [owner for owner in self.owners if owner not in self._membership.away]
+        return [owner for owner in there if self._pulled.get((owner, block)) == self._current(owner, block)]
 
 
 @contextlib.contextmanager

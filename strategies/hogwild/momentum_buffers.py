@@ -24,14 +24,14 @@ def buffers_of(optimizers: Iterable[Any]) -> list[LocalVariable]:
     return [v for v in found.values() if v.block is None or v.kind is Kind.SYNCHRONIZED]
 
 
-def turns(fragments: int, parameters: int, buffers: int) -> list[tuple[int, ...]]:
+def turns(fragments: int, parameters: int, averaged: int) -> list[tuple[int, ...]]:
     """Returns the blocks that are synchronized together, by their position, for each turn.
 
     Args:
         fragments: number of fragments. With one, all blocks are synchronized in one turn.
         parameters: number of blocks of parameters, which come first.
-        buffers: number of blocks of buffers.
+        averaged: number of blocks of which groups take the mean: those of buffers, then those of moving averages.
     """
-    if fragments == 1:
-        return [tuple(range(parameters + buffers))]
-    return [(number, *range(parameters + number, parameters + buffers, parameters)) for number in range(parameters)]
+    if fragments == 1 or not parameters:
+        return [tuple(range(parameters + averaged))]
+    return [(number, *range(parameters + number, parameters + averaged, parameters)) for number in range(parameters)]

@@ -81,6 +81,11 @@ class OuterOptimizer:
     not_saved: tuple[str, ...] = ()
     """Entries of the state that checkpoints leave out. All others have shape [n] or []."""
 
+    @property
+    def of_averages(self) -> "OuterOptimizer":
+        """The outer optimizer of variables that no gradient changes, as moving averages. Its outer rates are 1 and 0."""
+        return self
+
     def init(self, shape: Any, dtype: tf.DType) -> State:
         """Returns the initial state for a shard of global parameters.
 
@@ -160,6 +165,11 @@ class Sum(OuterOptimizer):
         """See `OuterOptimizer.update`."""
         del parameters, state, control
         return Update(push)
+
+    @property
+    def of_averages(self) -> OuterOptimizer:
+        """See `OuterOptimizer.of_averages`. The sum would move them as many times as far as there are groups."""
+        return Average()
 
 
 class DelayedNesterov(OuterOptimizer):

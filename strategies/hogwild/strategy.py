@@ -143,6 +143,7 @@ class Hogwild(CoordinatorStrategy):
     def training_state(self, model: Any) -> dict[str, Any]:
         """See `strategy_state.Stateful`. Waits for the executions in flight."""
         self.executions.wait_until_idle()
+        self.local_replicas.publish()  # Else the progress of the groups would replace what a callback has assigned.
         return checkpoint_state.state_of(self.local_replicas, model)
 
     def set_training_state(self, model: Any, state: dict[str, Any]) -> None:

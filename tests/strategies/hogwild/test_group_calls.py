@@ -6,6 +6,7 @@ import pytest
 
 from tfdist.strategies.hogwild import group_calls
 from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
 
 
 class Block:
@@ -21,9 +22,10 @@ def calls(monkeypatch):
     blocks = {name: Block(kind) for name, kind in kinds.items()}
     weights = {name: SimpleNamespace(block=block, is_assigned=False) for name, block in blocks.items()}
     made = object.__new__(group_calls.GroupCalls)
-    made._trains, made._buffers, made._parameters = True, ["momentum"], [blocks["trained"]]
+    momentum = blocks["momentum"] = Block(Kind.SYNCHRONIZED)
+    made._trains, made._averaged, made._parameters = True, [momentum], [blocks["trained"]]
     made._model = SimpleNamespace(weights=[SimpleNamespace(_value=weight) for weight in weights.values()])
-    made._steps = SimpleNamespace(blocks=[blocks["trained"], "momentum"])
+    made._steps = SimpleNamespace(blocks=[blocks["trained"], momentum])
     return made, blocks, weights
 
 
@@ -31,12 +33,13 @@ def test_frozen_weights_are_not_synchronized_as_long_as_no_step_assigns_them(cal
     made, blocks, weights = calls
     weights["trained"].is_assigned = weights["own"].is_assigned = True
     assert not made._synchronizes_more()
-    assert made._steps.blocks == [blocks["trained"], "momentum"]
+    assert made._steps.blocks == [blocks["trained"], blocks["momentum"]]
 
 
-def test_frozen_weights_that_a_step_assigns_are_synchronized_before_the_momentum(calls):
+def test_of_frozen_weights_that_a_step_assigns_groups_take_the_mean(calls):
     made, blocks, weights = calls
     weights["trained"].is_assigned = weights["average"].is_assigned = True
     assert made._synchronizes_more()
-    assert made._steps.blocks == [blocks["trained"], blocks["average"], "momentum"]
+    assert made._steps.blocks == [blocks["trained"], blocks["momentum"], blocks["average"]]
+    assert blocks["average"].rates == AVERAGE
     assert not made._synchronizes_more()

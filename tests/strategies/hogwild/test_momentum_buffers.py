@@ -8,7 +8,7 @@ from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turn
 
 
 @pytest.mark.parametrize(
-    ("fragments", "parameters", "buffers", "expected"),
+    ("fragments", "parameters", "averaged", "expected"),
     [
         (1, 1, 0, [(0,)]),
         (1, 2, 2, [(0, 1, 2, 3)]),
@@ -16,10 +16,11 @@ from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turn
         (2, 2, 2, [(0, 2), (1, 3)]),
         (3, 3, 2, [(0, 3), (1, 4), (2,)]),
         (2, 2, 3, [(0, 2, 4), (1, 3)]),
+        (2, 0, 1, [(0,)]),  # All layers are frozen but for their moving averages.
     ],
 )
-def test_buffers_take_the_turns_of_their_fragments(fragments, parameters, buffers, expected):
-    assert turns(fragments, parameters, buffers) == expected
+def test_buffers_take_the_turns_of_their_fragments(fragments, parameters, averaged, expected):
+    assert turns(fragments, parameters, averaged) == expected
 
 
 def test_other_outer_rates_leave_the_other_numbers_as_they_are():

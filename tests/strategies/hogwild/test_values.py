@@ -1,0 +1,34 @@
+"""Values that are not trained, under hogwild, on a real cluster."""
+
+import json
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, run_python):
+    folder = tmp_path_factory.mktemp("values")
+    cluster = ["--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--strategy", "hogwild"]
+    code = run_python(folder, "-m", "tfdist.launch", *cluster, str(PROGRAMS / "hogwild_values.py"), timeout=200)
+    assert code == 0, (folder / "output.txt").read_text()[-5000:]
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_moving_averages_do_not_overshoot(results):
+    least = [epoch[0] for epoch in results["variances"]]
+    greatest = [epoch[1] for epoch in results["variances"]]
+    assert min(least) > 0.02 and greatest == sorted(greatest, reverse=True) and greatest[-1] < 0.1
+
+
+def test_what_a_callback_assigns_before_a_save_is_in_the_file_and_in_the_model(results):
+    assert results["assigned"] == [0.5, 0.5]
+
+
+def test_a_killed_ps_resets_no_optimizer_slots_and_a_save_at_that_moment_has_them(results):
+    found, iterations = results["slots"]
+    assert len(found) == 4 and iterations == 256
+    for second_moment, expected in found:
+        assert second_moment == pytest.approx(expected, rel=1e-3) and expected > 0.05

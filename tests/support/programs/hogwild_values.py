@@ -1,0 +1,94 @@
+"""Values that are not trained, under hogwild: moving averages, what a callback assigns, and optimizer slots when a ps is killed.
+
+Two groups and a ps, which the chief kills. Prints what it finds as JSON.
+"""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import h5py
+import keras
+import numpy as np
+
+import tfdist
+
+RATE = 0.999
+"""How Adam's second moment decays. With gradients of 1 it is 1 - RATE ** n after n updates."""
+
+task = json.loads(os.environ["TF_CONFIG"])["task"]
+Path(f"pid-{task['type']}-{task['index']}").write_text(str(os.getpid()))
+strategy = tfdist.strategy()  # Workers and ps serve here, and do not return.
+
+
+class Gate(keras.layers.Layer):
+    """Has a weight that is not trained."""
+
+    def build(self, shape):
+        self.gate = self.add_weight(name="gate", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        return x * (1.0 + self.gate)
+
+
+def moving_variances():
+    """Returns the least and the greatest moving variance after each epoch. The variance of the data is 0.04."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization(momentum=0.9), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    found = []
+
+    class Look(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            variances = model.layers[0].moving_variance.numpy()
+            found.append([float(variances.min()), float(variances.max())])
+
+    x = 0.2 * np.random.default_rng(1).normal(size=(1024, 8)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=16, epochs=4, verbose=0, callbacks=[Look()])
+    return found
+
+
+def assigned_before_a_save():
+    """Returns what a callback has assigned, as a file and the model have it after a save in the same moment."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), Gate(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+
+    class Assign(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 41:
+                model.layers[0].gate.assign(0.5)
+                model.save_weights("gate.weights.h5")
+
+    model.fit(np.ones((512, 4)), np.ones((512, 1)), batch_size=8, verbose=0, callbacks=[Assign()])
+    with h5py.File("gate.weights.h5") as file:
+        return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())]
+
+
+def slots_after_a_killed_ps():
+    """Returns Adam's second moment, and what it should be: in a file that is saved at once, and after the next epoch."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(keras.optimizers.Adam(1e-3, beta_2=RATE), lambda y_true, y_pred: y_pred)
+    x, y = np.ones((512, 4), "float32"), np.zeros((512, 1), "float32")
+    model.fit(x, y, batch_size=8, epochs=3, verbose=0)
+    os.kill(int(Path("pid-ps-0").read_text()), signal.SIGKILL)
+    model.save_weights("slots.weights.h5")
+    found = []
+    with h5py.File("slots.weights.h5") as file:
+        saved = {name: each[()] for name, each in file["tfdist_training_state/own/optimizer/2"].items()}
+        updates = {name: each[()] for name, each in file["tfdist_training_state/own/optimizer/0"].items()}
+        assert saved.keys() == updates.keys() == {"0", "1"}
+        found += [[float(np.ravel(saved[name])[0]), 1 - RATE ** int(updates[name])] for name in saved]
+    model.fit(x, y, batch_size=8, verbose=0)
+    state = strategy.training_state(model)
+    for group in range(2):
+        second_moment, updates = state[f"own/optimizer/2/{group}"], state[f"own/optimizer/0/{group}"]
+        found.append([float(np.ravel(second_moment)[0]), 1 - RATE ** int(updates)])
+    return found, int(model.optimizer.iterations)
+
+
+results = {"variances": moving_variances(), "assigned": assigned_before_a_save(), "slots": slots_after_a_killed_ps()}
+Path("results.json").write_text(json.dumps(results))
