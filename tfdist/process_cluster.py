@@ -40,8 +40,10 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
         return Cluster((Task("chief", 0),), source=Source("python", "no description"))
     if isinstance(described, RankInfo):
         return rendezvous(described if cfg is None else _with_launched_rank(described, launched))
-    if launched is None or described == launched:
+    if launched is None:
         return described
+    if described == launched:  # Equality ignores the task, and the description may have none.
+        return dataclasses.replace(described, task=described.task or launched.task)
     if isinstance(launched, RankInfo):
         has_open_hosts = any(task.host is None for task in described.tasks)
         launched = rendezvous(launched) if has_open_hosts and len(described.tasks) > 1 else launched.outline()

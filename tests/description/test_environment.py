@@ -89,6 +89,11 @@ TFJOB = {
     "KUBERNETES_SERVICE_HOST": "10.0.0.1",
 }
 
+TRAINER_POD = {
+    **{"PET_NNODES": "4", "PET_NODE_RANK": "2", "PET_NPROC_PER_NODE": "2"},
+    **{"PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29400", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+}
+
 SHELL_OF_SBATCH = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_NODELIST": "n[1-2]"}
 INTERACTIVE_STEP = slurm(0, size=1, nodes="n1", counts="1")
 
@@ -134,6 +139,14 @@ def test_an_empty_environment_describes_nothing():
         # A master without a rank, exported by a job script or left in its shell by `torchrun`, describes nothing.
         ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, slurm(2)], "slurm", 2),
         ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400"}, mpi(2)], "horovod", 2),
+        # Nor does one with WORLD_SIZE: the programs of such scripts take the rank from srun or mpirun.
+        ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400", "WORLD_SIZE": "4"}, slurm(2)], "slurm", 2),
+        ([{"MASTER_ADDR": "n1", "MASTER_PORT": "29400", "WORLD_SIZE": "4"}, mpi(2)], "horovod", 2),
+        ([{"MASTER_ADDR": "n1", "WORLD_SIZE": "4"}, slurm(3), {"PMI_RANK": "3", "PMI_SIZE": "4"}], "slurm", 3),
+        # torchrun's options for all nodes, in a pod of Kubeflow's Trainer.
+        ([TRAINER_POD], "pytorch", 2),
+        ([TRAINER_POD, tf_config_of(2)], "tf_config", 2),
+        ([TRAINER_POD, torchrun(3)], "pytorch", 3),
         # A wrapper that turns mpirun's variables into PyTorch's: these have a store, mpirun's have none.
         ([torchrun(3), mpi(3)], "pytorch", 3),
         # Clouds that repeat TF_CONFIG in other variables.
@@ -259,6 +272,16 @@ def test_the_tasks_of_a_description_are_assigned_to_the_processes_of_a_step(envi
     assert resolved({"worker": 2, "ps": 1}) == cluster
     with pytest.raises(ClusterError, match=r"asks for 1 chief, 4 workers, 3 ps, but SLURM_PROCID describes 4 workers"):
         resolved("STANDARD_1")
+
+
+@pytest.mark.parametrize("worker", [{"worker": WORKERS}, {"chief": ["e:1"], "worker": WORKERS[:2], "ps": ["c:1"]}])
+def test_a_description_equal_to_tf_config_keeps_the_task(environ, worker):
+    environ({"TF_CONFIG": json.dumps({"cluster": worker, "task": {"type": "worker", "index": 1}})})
+    for cfg in (worker, json.dumps({"cluster": worker})):
+        assert resolved(cfg) == resolved()
+        assert resolved(cfg).task == ("worker", 1)
+    environ({environment.CLUSTER_VARIABLE: json.dumps({"cluster": worker})})
+    assert resolved().task == ("worker", 1)
 
 
 def test_an_evaluator_is_assigned_to_a_process(environ):

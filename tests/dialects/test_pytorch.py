@@ -50,6 +50,31 @@ def test_a_pytorchjob_without_torchrun_is_one_rank_per_node_with_slots():
     assert (me.size, me.rank, me.slots) == (8, 5, 1)
 
 
+POD = {"PET_NNODES": "3", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "job-node-0-0.job", "PET_MASTER_PORT": "29400"}
+
+
+@pytest.mark.parametrize(("processes", "slots"), [("4", 4), ("auto", 1), ("gpu", 1), ("", 1)])
+def test_a_trainjob_without_torchrun_is_one_rank_per_node_with_slots(processes, slots):
+    me = pytorch.from_environ({**POD, "PET_NPROC_PER_NODE": processes})
+    assert (me.size, me.rank, me.slots) == (3, 1, slots)
+    assert me.store == Store("tcp", "job-node-0-0.job", 29400)
+    assert me.source.name == "PET_MASTER_ADDR"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"PET_NODE_RANK": "3"}, "PET_NODE_RANK: '3' is not right; expected a whole number from 0 to 2"),
+        ({"PET_NNODES": "1:4"}, "PET_NNODES: '1:4' is not right"),
+        ({"PET_NPROC_PER_NODE": "99999"}, "PET_NPROC_PER_NODE: '99999' is not right; expected a whole number from 1 to 33333"),
+        ({"PET_MASTER_ADDR": "a b"}, "PET_MASTER_ADDR: 'a b' is neither a host name nor an address"),
+    ],
+)
+def test_variables_of_a_pod_that_cannot_be_are_named(change, message):
+    with pytest.raises(ClusterError, match=f"^{message}"):
+        pytorch.from_environ({**POD, **change})
+
+
 @pytest.mark.parametrize(
     ("environ", "variable"),
     [
@@ -57,6 +82,15 @@ def test_a_pytorchjob_without_torchrun_is_one_rank_per_node_with_slots():
         ({"MASTER_PORT": "1", "RANK": "0"}, "MASTER_PORT"),
         ({"MASTER_ADDR": "a", "MASTER_PORT": "1"}, None),
         ({"RANK": "0", "WORLD_SIZE": "2"}, None),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "SLURM_PROCID": "0"}, "MASTER_ADDR"),  # The shell of sbatch has no step.
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, None),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, None),
+        ({"MASTER_ADDR": "a", "WORLD_SIZE": "2", "PMI_RANK": "0"}, None),
+        (ENV | {"OMPI_COMM_WORLD_RANK": "0"}, "MASTER_ADDR"),
+        (POD, "PET_MASTER_ADDR"),
+        (POD | {"PET_NODE_RANK": ""}, None),
+        (POD | {"OMPI_COMM_WORLD_RANK": "0"}, None),
         ({}, None),
     ],
 )
@@ -94,6 +128,8 @@ def test_variables_that_cannot_be_are_named(change, message):
         ("python -m torch.distributed.run --nnodes 1:1 --nproc-per-node 5 train.py", 5),
         ("OMP_NUM_THREADS=1 python3.11 -m torch.distributed.launch --use-env --nproc_per_node=2 train.py", 2),
         ("torchrun --nproc-per-node cpu train.py", os.cpu_count()),
+        ("torchrun --nproc-per 2 --nnode=1 --rdzv_b c10d --stand --mod package.train --nnodes 9", 2),
+        ("torchrun --nproc=3 train.py", 3),
     ],
 )
 def test_a_command_line_for_one_host_is_a_cluster_of_workers_here(command, workers):
@@ -110,6 +146,12 @@ def test_a_command_line_for_several_hosts_is_the_first_rank_of_this_node():
     assert (me.size, me.rank, me.local_size, me.run_id, me.host) == (12, 8, 4, "7", "b")
     assert me.store == Store("tcp", "::1", 29500)
     me = description("torchrun --nnodes 2 --rdzv-endpoint=node0:1234 train.py")
+    assert me.store == Store("tcp", "node0", 1234)
+    # A page of Hugging Face on DeepSpeed has this line.
+    me = description(
+        "torchrun --nproc_per_node=8 --nnode=2 --node_rank=1 --master_addr=node0 --master_port=1234 train.py --deepspeed x"
+    )
+    assert (me.size, me.rank) == (16, 8)
     assert me.store == Store("tcp", "node0", 1234)
 
 
@@ -136,7 +178,12 @@ def test_gpus_are_counted_where_they_are_asked_for(monkeypatch):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("torchrun --nproc-per-nod 2 t.py", "--nproc-per-nod: there is no such option; did you mean nproc_per_node"),
+        ("torchrun --nproc-per-noed 2 t.py", "--nproc-per-noed: there is no such option; did you mean nproc_per_node"),
+        (
+            "torchrun --rdzv 2 t.py",
+            "--rdzv: this may be rdzv_backend or rdzv_conf or rdzv_endpoint or rdzv_id; write the whole",
+        ),
+        ("torchrun -nnode 2 t.py", "-nnode: there is no such option"),
         ("torchrun --nnodes", "--nnodes: this option has no value"),
         ("torchrun --nnodes 1:4 t.py", "--nnodes: '1:4' lets the number of nodes change"),
         ("torchrun --nnodes 4:1 t.py", "--nnodes: '4:1' lets the number of nodes change"),

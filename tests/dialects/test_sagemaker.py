@@ -6,7 +6,7 @@ import pytest
 from samples import RESOURCES
 
 from tfdist.cluster import Cluster
-from tfdist.dialects import read, sagemaker
+from tfdist.dialects import environment, read, sagemaker
 from tfdist.errors import ClusterError
 
 
@@ -75,6 +75,42 @@ def test_a_cluster_of_several_instance_types_is_the_same_for_all_of_them() -> No
     assert [task.slots for task in one.tasks] == [1, 1]
 
 
+GROUPS = [
+    {"instance_group_name": "data", "instance_type": "ml.c5.9xlarge", "hosts": ["algo-1"]},
+    {"instance_group_name": "dnn", "instance_type": "ml.p4d.24xlarge", "hosts": ["algo-3", "algo-2"]},
+]
+
+
+def heterogeneous(host: str, gpus: int, groups: str = '["dnn"]', **changes: str) -> Cluster:
+    resources = json.dumps(RESOURCES | {"current_host": host, "instance_groups": GROUPS})
+    variables = {"SM_HOSTS": '["algo-1","algo-2","algo-3"]', "SM_CURRENT_HOST": host, "SM_NUM_GPUS": str(gpus)}
+    return sagemaker.from_environ(
+        environ(**variables, SM_RESOURCE_CONFIG=resources, SM_DISTRIBUTION_INSTANCE_GROUPS=groups, **changes)
+    )
+
+
+def test_only_the_instance_groups_of_the_distribution_train() -> None:
+    cluster = heterogeneous("algo-3", 8)
+    assert addresses(cluster) == {"worker:0": "algo-2:8890", "worker:1": "algo-3:8890"}
+    assert cluster.task == ("worker", 1)
+    assert [task.slots for task in cluster.tasks] == [8, 8]  # The data group's type does not matter.
+    with_ps = heterogeneous("algo-2", 8, SM_FRAMEWORK_PARAMS='{"sagemaker_parameter_server_enabled": true}')
+    assert with_ps.find("chief", 0).host == "algo-2" and with_ps.task == ("chief", 0)
+    assert with_ps.describe() == "1 chief, 1 worker, 2 ps"
+
+
+def test_a_host_outside_the_instance_groups_that_train_is_on_its_own() -> None:
+    alone = heterogeneous("algo-1", 0)
+    assert addresses(alone) == {"worker:0": "algo-1:8890"} and alone.task == ("worker", 0)
+    resources = json.dumps(RESOURCES | {"current_host": "algo-1", "instance_groups": GROUPS})
+    assert environment.find({"SM_RESOURCE_CONFIG": resources, "SM_DISTRIBUTION_INSTANCE_GROUPS": '["dnn"]'}) is None
+
+
+def test_without_instance_groups_of_a_distribution_all_hosts_train() -> None:
+    for groups in ("[]", "", '["other"]', '["data", "dnn"]'):
+        assert heterogeneous("algo-1", 0, groups).describe() == "3 workers"
+
+
 def test_the_resource_configuration_alone() -> None:
     for source in (RESOURCES, json.dumps(RESOURCES)):
         cluster = read(source)
@@ -117,6 +153,10 @@ def test_what_is_no_environment_of_sagemaker(variables: dict[str, str]) -> None:
         ({"SM_NUM_GPUS": "four"}, "SM_NUM_GPUS: SM_NUM_GPUS: 'four' is not a count"),
         ({"SM_FRAMEWORK_PARAMS": "true"}, "SM_FRAMEWORK_PARAMS: the variable does not hold a JSON object"),
         ({"SM_RESOURCE_CONFIG": '{"instance_groups": 5}'}, "instance_groups: 5 is not a list"),
+        (
+            {"SM_DISTRIBUTION_INSTANCE_GROUPS": "dnn"},
+            'SM_DISTRIBUTION_INSTANCE_GROUPS: \'dnn\' is not a list of instance groups in JSON; expected ["group-1", "group-2"]',
+        ),
     ],
 )
 def test_what_is_refused_and_how(changes: dict[str, str], message: str) -> None:

@@ -107,6 +107,7 @@ def test_a_command_line_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert hosts("--hostfile=hosts --num_gpus 2") == ["a", "a", "b", "b"]
     assert hosts("--hostfile=hosts --include b@a:1,3") == ["a", "a", "b", "b"]
     assert hosts("--hostfile=hosts --exclude a@b:0") == ["b"]
+    assert hosts("--hostf=hosts --num_g 2") == ["a", "a", "b", "b"]  # argparse takes unique beginnings.
     assert hosts("--num_gpus=3") == hosts("--include localhost:0,1,3") == [None] * 3
     cluster = parse_command(["deepspeed", "x.py"], Source("deepspeed", "x"), {"CUDA_VISIBLE_DEVICES": "2,3"})
     assert len(cluster.tasks) == 2
@@ -127,6 +128,6 @@ def test_bad_command_lines_of_deepspeed(tmp_path: Path, monkeypatch: pytest.Monk
         ("--hostfile hosts --exclude a@b", "--exclude: it leaves no GPU"),
         ("--hostfile hosts --include a --exclude b", "takes --include or --exclude, not both"),
         ("--elastic_training --num_gpus 2", "tfdist's clusters keep their size"),
-        ("--num_gpu 2", "there is no such option; did you mean num_gpus?"),
+        ("--num_gpsu 2", "there is no such option; did you mean num_gpus?"),
     ):
         assert message in refused(f"deepspeed {options} train.py")

@@ -97,6 +97,34 @@ def test_a_command_line_of_srun() -> None:
     assert [share(*pair) for pair in ((8, 4), (4, 8), (6, 4), (0, 2), (2, 0))] == [2, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "srun -N 1 -n 4 : -N 1 -n 2 python x.py",
+        "srun -n 4 python x.py : -n 2 python y.py",
+        "srun --het-group=0,1 -n 4 python x.py",
+        "srun --het-group 0-2 -n 4 python x.py",
+        "srun -n 4 : -n 2 torchrun x.py",
+    ],
+)
+def test_a_step_on_several_components_is_refused(command: str) -> None:
+    message = (
+        "starts a step on several components of a heterogeneous job, which tfdist does not read; start it in one component"
+    )
+    for source in (command, f"{HEAD}#SBATCH -n 4\n{command}\n"):
+        with pytest.raises(ClusterError, match=message):
+            tfdist.read(source)
+
+
+def test_a_step_on_one_component_is_read() -> None:
+    assert summary(tfdist.read("srun --het-group=1 -n 4 python x.py")) == (4, 1, 0)
+
+
+def test_the_values_of_long_options_are_not_taken_for_the_program() -> None:
+    for option in ("--core-spec 1", "--gpus-per-socket 1", "--task-prolog p.sh", "--wait-all-nodes 1"):
+        assert len(tfdist.read(f"srun {option} -n 4 python x.py").tasks) == 4
+
+
 STEP = {
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_STEP_NODELIST": "a,b",

@@ -47,7 +47,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
         ClusterError: for bad options, and where only the machine knows the number of its GPUs.
     """
     letters = {"H": "hostfile", "i": "include", "e": "exclude", "q": "quiet"}
-    values = options(words[1:], source, _VALUED, _SWITCHES, letters=letters)
+    values = options(words[1:], source, _VALUED, _SWITCHES, letters=letters, abbreviates=True)
     if values.flag("elastic_training"):
         raise values.error("elastic_training", "tfdist's clusters keep their size; give the number of nodes")
     limit = next(

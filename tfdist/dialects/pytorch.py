@@ -1,7 +1,8 @@
 """PyTorch: the variables of `env://`, and the command lines of torchrun and of `python -m torch.distributed.launch`.
 
 Sources of the rules: pytorch `torch/distributed/rendezvous.py` @ 0140b62d, `torch/distributed/run.py` @ 010929fd and of torch
-2.15, `torch/distributed/argparse_util.py` @ 0734fe09; kubeflow/training-operator v1.9 `pkg/controller.v1/pytorch/envvar.go`.
+2.15, `torch/distributed/argparse_util.py` @ 0734fe09; kubeflow/training-operator v1.9 `pkg/controller.v1/pytorch/envvar.go`;
+kubeflow/trainer `pkg/runtime/framework/plugins/torch/torch.go` @ 06b555d6.
 
 All processes step together (DistributedDataParallel): rank r is `worker:r`. WORLD_SIZE counts processes. Some pages call it the
 number of nodes, which is the same if every node runs one process.
@@ -12,11 +13,13 @@ from collections.abc import Mapping
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader
+from tfdist.dialects.horovod.environment import recognizes as has_mpi_rank
 from tfdist.dialects.parsing.addresses import launcher_address
 from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
-from tfdist.dialects.parsing.document import shown
+from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.slurm import recognizes as has_slurm_rank
 from tfdist.errors import Source
 from tfdist.rank_info import RankInfo, Store
 
@@ -36,6 +39,8 @@ _VALUED = names(
 )
 _SWITCHES = names("standalone module no_python run_path use_env virtual_local_rank")
 _LETTERS = {"m": "module", "r": "redirects", "t": "tee"}
+_POD = ("PET_MASTER_ADDR", "PET_NNODES", "PET_NODE_RANK")
+"""Variables that every pod of a TrainJob has."""
 
 
 def parse_command(words: list[str], source: Source, environ: Mapping[str, str] | None = None) -> Cluster | RankInfo:
@@ -54,7 +59,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
             `--nnodes 1:4`, or several nodes with `--rdzv-backend c10d`.
     """
     environ = os.environ if environ is None else environ
-    given = options(words[1:], source, _VALUED, _SWITCHES, letters=_LETTERS)
+    given = options(words[1:], source, _VALUED, _SWITCHES, letters=_LETTERS, abbreviates=True)
     inherited = {name: environ[f"PET_{name.upper()}"] for name in _VALUED | _SWITCHES if environ.get(f"PET_{name.upper()}")}
     values = Values(source, {**inherited, **given.texts}, "--")
     count = 1 if values.flag("standalone") else nodes(values, "1:1")
@@ -88,20 +93,32 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
 
 
 def recognizes(environ: Mapping[str, str]) -> str | None:
-    """Returns the variable of the master, or None. A master without ranks does not count: job scripts set it for srun."""
+    """Returns the variable of the master, or None.
+
+    A master without ranks does not count: job scripts set it for srun. Many set WORLD_SIZE, too, and their programs take the
+    rank from srun or mpirun. A pod of Kubeflow's Trainer has torchrun's PET_ variables alone.
+    """
     master = next((name for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(name)), None)
-    return master if master and (environ.get("RANK") or environ.get("WORLD_SIZE")) else None
+    if environ.get("RANK"):
+        return master
+    if has_slurm_rank(environ) or has_mpi_rank(environ):
+        return None
+    if master and environ.get("WORLD_SIZE"):
+        return master
+    return _POD[0] if all(map(environ.get, _POD)) else None
 
 
 def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
     """Reads RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_*, as torchrun, Kubeflow's PyTorchJob or a user sets them.
 
-    In a PyTorchJob with several processes per node, a program that runs without torchrun is alone on its node. RANK is then the
-    node's rank, and the processes become slots.
+    In a PyTorchJob with several processes per node, and in a TrainJob, a program that runs without torchrun is alone on its
+    node. Its rank is then the node's rank, and the processes become slots.
 
     Raises:
         ClusterError: for missing, bad or contradictory variables.
     """
+    if recognizes(environ) == _POD[0]:
+        return _of_pod(Values(Source(NAME, _POD[0]), environ))
     values = Values(Source(NAME, "MASTER_ADDR"), environ)
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         if not values.text(name):
@@ -125,6 +142,25 @@ def from_environ(environ: Mapping[str, str]) -> Cluster | RankInfo:
             f"{rank} is too high for {size} {'nodes' if by_node else 'processes'}; ranks count from 0 to WORLD_SIZE - 1, and "
             "WORLD_SIZE counts processes, not nodes",
         )
+    return _ranked(values, size, rank, slots)
+
+
+def _of_pod(values: Values) -> RankInfo:
+    """Returns the rank of a pod with torchrun's PET_ variables alone: that of its node."""
+    size = values.number("PET_NNODES", least=1)
+    processes = values.text("PET_NPROC_PER_NODE")
+    is_counted = not processes.isdecimal()  # `auto`, `gpu`: torchrun counts on the machine.
+    slots = 1 if is_counted else values.number("PET_NPROC_PER_NODE", least=1, most=MAX_TASKS // size)
+    return RankInfo(
+        size=size,
+        rank=values.number("PET_NODE_RANK", most=size - 1),
+        source=values.source,
+        store=Store("tcp", values.host("PET_MASTER_ADDR"), values.port("PET_MASTER_PORT", MASTER_PORT)),
+        slots=slots,
+    )
+
+
+def _ranked(values: Values, size: int, rank: int, slots: int) -> RankInfo:
     local_size = values.number("LOCAL_WORLD_SIZE", least=1, most=size) if values.text("LOCAL_WORLD_SIZE") else None
     local_rank = values.number("LOCAL_RANK", most=(local_size or size) - 1) if values.text("LOCAL_RANK") else None
     if local_rank is not None and local_rank > rank:

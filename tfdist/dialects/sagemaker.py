@@ -1,12 +1,13 @@
 """Amazon SageMaker: the SM_* variables of its training toolkit, and the resource configuration of a training job.
 
 Sources: aws/sagemaker-training-toolkit `ENVIRONMENT_VARIABLES.md`; aws/sagemaker-tensorflow-training-toolkit
-`src/sagemaker_tensorflow_container/training.py` (jobs and ports); SageMaker documentation, "Distributed training configuration"
+`src/sagemaker_tensorflow_container/training.py` (jobs and ports); `src/sagemaker_training/environment.py` of the former
+(`distribution_hosts`); SageMaker documentation, "Distributed training configuration"
 (`/opt/ml/input/config/resourceconfig.json`).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import Cluster, Task, valid_host
@@ -28,6 +29,7 @@ WORKER_PORT, CHIEF_PORT, PS_PORT = 8890, 2222, 2223
 """Ports of the TensorFlow toolkit: workers without ps; chief and workers of a cluster with ps; ps."""
 
 _PS_MODE = "sagemaker_parameter_server_enabled"
+_TRAINING_GROUPS = "SM_DISTRIBUTION_INSTANCE_GROUPS"
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
@@ -45,6 +47,9 @@ def recognizes(environ: Mapping[str, str]) -> str | None:
 def from_environ(environ: Mapping[str, str]) -> Cluster:
     """Reads SM_HOSTS and SM_CURRENT_HOST, else SM_RESOURCE_CONFIG; SM_NUM_GPUS; and SM_FRAMEWORK_PARAMS for ps mode.
 
+    In a heterogeneous job the hosts are those of the instance groups that train (SM_DISTRIBUTION_INSTANCE_GROUPS). A host of
+    another group is a worker on its own.
+
     Raises:
         ClusterError: for bad variables.
     """
@@ -53,7 +58,7 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
         resources = _object(environ, "SM_RESOURCE_CONFIG").mapping()
     variable = recognizes(environ)
     if variable == "SM_HOSTS":
-        resources = {**resources, "hosts": _list(environ), "current_host": environ["SM_CURRENT_HOST"].strip()}
+        resources = {**resources, "hosts": _list(environ, "SM_HOSTS"), "current_host": environ["SM_CURRENT_HOST"].strip()}
     config = root(Document(variable or "SM_HOSTS", mapping=resources), NAME)
     gpus = environ.get("SM_NUM_GPUS", "").strip()
     number = (
@@ -61,7 +66,8 @@ def from_environ(environ: Mapping[str, str]) -> Cluster:
         if gpus
         else 0
     )
-    return _cluster(config, number, _has_ps(environ))
+    training = _list(environ, _TRAINING_GROUPS) if environ.get(_TRAINING_GROUPS, "").strip() else []
+    return _cluster(config, number, _has_ps(environ), training)
 
 
 def parse(document: Document) -> Cluster:
@@ -75,7 +81,7 @@ def parse(document: Document) -> Cluster:
     return _cluster(config, 0, False)
 
 
-def _cluster(config: Node, gpus: int, has_ps: bool) -> Cluster:
+def _cluster(config: Node, gpus: int, has_ps: bool, training: Sequence[object] = ()) -> Cluster:
     given = config.get("hosts")
     if given is None:
         raise config.error('the list of hosts is missing; expected "hosts": ["algo-1", ...]')
@@ -87,9 +93,10 @@ def _cluster(config: Node, gpus: int, has_ps: bool) -> Cluster:
     current = config.get("current_host")
     if current is not None and current.value not in hosts:
         raise current.error(f"{shown(current.value)} is not one of the {len(hosts)} hosts")
+    hosts, groups = _that_train(hosts, _groups(config), training, None if current is None else str(current.value))
     here = hosts.index(current.value) if current is not None else None
     # With several instance types each host knows only its own GPUs, but all hosts have to read the same cluster.
-    width = gpus if _is_uniform(config) else 0
+    width = gpus if len({_instance_type(group) for group in groups}) < 2 else 0
     slots = max(1, width)
     if has_ps and len(hosts) > 1:
         tasks = [Task("chief", 0, hosts[0], CHIEF_PORT, slots, width)]
@@ -102,11 +109,29 @@ def _cluster(config: Node, gpus: int, has_ps: bool) -> Cluster:
     return Cluster(tuple(tasks), source=config.source, task=me)
 
 
-def _is_uniform(config: Node) -> bool:
+def _that_train(
+    hosts: list[str], groups: list[Node], training: Sequence[object], current: str | None
+) -> tuple[list[str], list[Node]]:
+    """Returns the hosts that train with the current one, and their instance groups: those that `training` names.
+
+    A host of another group, which may only prepare data, trains with no other.
+    """
+    chosen = [group for group in groups if group.mapping().get("instance_group_name") in training]
+    inside = {_host(entry) for group in chosen for entry in group.child("hosts").entries()}.intersection(hosts)
+    if not inside:
+        return hosts, groups
+    if current is not None and current not in inside:
+        return [current], []
+    return [host for host in hosts if host in inside], chosen
+
+
+def _groups(config: Node) -> list[Node]:
     groups = config.get("instance_groups")
-    return (
-        groups is None or len({json.dumps(group.mapping().get("instance_type"), default=str) for group in groups.entries()}) < 2
-    )
+    return [] if groups is None else list(groups.entries())
+
+
+def _instance_type(group: Node) -> str:
+    return json.dumps(group.mapping().get("instance_type"), default=str)
 
 
 def _host(entry: Node) -> str:
@@ -131,13 +156,14 @@ def _object(environ: Mapping[str, str], variable: str) -> Node:
     return root(load(Document(variable, text), source), NAME)
 
 
-def _list(environ: Mapping[str, str]) -> Any:
-    """Returns the list in SM_HOSTS. `load` reads only objects, so the list is read as part of one."""
-    source = Source(NAME, "SM_HOSTS")
-    text = check_text(environ["SM_HOSTS"], source)
+def _list(environ: Mapping[str, str], variable: str) -> Any:
+    """Returns the list in a variable. `load` reads only objects, so the list is read as part of one."""
+    source = Source(NAME, variable)
+    text = check_text(environ[variable], source)
     if not text.lstrip().startswith("["):
-        raise source.error(f'{shown(text)} is not a list of hosts in JSON; expected ["algo-1", "algo-2"]')
-    return load(Document("SM_HOSTS", f'{{"hosts": {text}}}'), source).mapping["hosts"]
+        what, example = ("hosts", "algo") if variable == "SM_HOSTS" else ("instance groups", "group")
+        raise source.error(f'{shown(text)} is not a list of {what} in JSON; expected ["{example}-1", "{example}-2"]')
+    return load(Document(variable, f'{{"hosts": {text}}}'), source).mapping["hosts"]
 
 
 DIALECT = Dialect(

@@ -1,9 +1,12 @@
 """The command lines of horovodrun and mpirun: the number of ranks, and their hosts.
 
-The options are those of horovod/horovod v0.28.1 `runner/launch.py`, of Open MPI 4.1 `mpirun(1)` and of MPICH's hydra. An
-unknown option is refused: without knowing its values, the start of the user's program cannot be found. Horovod's Gloo launcher
-starts all slots for an `-np` below their number; here `-np` counts, as documented.
+The options are those of horovod/horovod v0.28.1 `runner/launch.py`, of Open MPI 4.1 and 5.0 `mpirun(1)` and of MPICH's hydra.
+An unknown option is refused: without knowing its values, the start of the user's program cannot be found. Horovod's Gloo
+launcher starts all slots for an `-np` below their number; here `-np` counts, as documented.
 """
+
+import re
+from collections import Counter
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.horovod.hosts import Hosts, cluster_of, merged, parse_hostfile, parse_hosts
@@ -24,6 +27,7 @@ _NAMES = {
     "script": "host-discovery-script",
     "per_host": "N npernode ppn perhost",
     "map": "map-by",
+    "rank": "rank-by",
 }
 _MEANINGS = {option: meaning for meaning, options in _NAMES.items() for option in options.split()}
 
@@ -59,7 +63,7 @@ _MPI_WITH_VALUE = (
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
     "prefix genvlist envlist output-filename am tune timeout stdin bootstrap bootstrap-exec launcher iface outfile-pattern "
     "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
-    "host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi"
+    "host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi output display"
 )
 _MPI_VALUES = dict.fromkeys(
     _MPI_WITH_VALUE.split(),
@@ -67,6 +71,9 @@ _MPI_VALUES = dict.fromkeys(
 ) | dict.fromkeys(("mca", "gmca", "omca", "pmixmca", "prtemca", "genv", "env"), 2)
 _NUMBERS = {"np": "-np", "min": "--min-np", "max": "--max-np", "per_host": "-N"}
 _BY_HOST = ("slot", "core", "socket", "hwthread", "numa", "l1cache", "l2cache", "l3cache", "board", "package")
+_RANK_ORDERS = (*_BY_HOST, "fill", "node")
+_MODIFIERS = ("oversubscribe", "span", "nolocal")
+"""Modifiers of a mapping that change the hosts of ranks. Open MPI takes any unique beginning of them."""
 _MPI_REFUSED = ("app", "configfile", "rankfile", "rf")
 
 
@@ -116,8 +123,8 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
                 f"found{nearest(name, [*alone, *values])}"
             )
         count = values[name] - bool(equals)
-        if name == "env" and count == 2 and "=" in "".join(words[position : position + 1]):
-            count = 1  # `--env A=1` is that of PALS, `-env A 1` that of hydra.
+        if name in ("env", "genv") and count == 2 and "=" in "".join(words[position : position + 1]):
+            count = 1  # Hydra and Intel MPI take `-genv A=1` and `-genv A 1`, PALS takes `--env A=1`.
         if position + count > len(words):
             raise source.error("the value of this option is missing", field=written)
         meaning = _MEANINGS.get(name, name)
@@ -177,13 +184,12 @@ def _hosts(options: dict[str, str], source: Source) -> Hosts | None:
 
 
 def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: Source) -> list[str]:
-    mapping = options.get("map", "slot").lower()
-    per_host = options.get("per_host")
-    head, _, rest = mapping.partition(":")
-    if head == "ppr" and rest.partition(":")[2].partition(":")[0] == "node":
-        per_host = rest.partition(":")[0]
-    elif head not in (*_BY_HOST, "node"):
-        raise _cannot_map(mapping, source)
+    head, per_host, modifiers = _mapping(options, source)
+    order = options.get("rank", "node" if head == "node" else "slot").lower()
+    if order not in _RANK_ORDERS:
+        raise source.error(
+            f"{shown(order)} is an order of ranks that tfdist does not support; use slot or node", field="--rank-by"
+        )
     hosts = merged(hosts)
     if per_host is not None:
         count = _number({"per_host": per_host}, "per_host", source)
@@ -194,16 +200,43 @@ def _placed(hosts: Hosts, limit: int | None, options: dict[str, str], source: So
         # Hydra goes round the hosts as often as needed.
         turn = [host for host, slots in hosts for _ in range(slots)]
         return [turn[rank % available] for rank in range(size)]
-    if size > available and "oversubscribe" in options:
+    if size > available and ("oversubscribe" in options or "oversubscribe" in modifiers):
         more, others = divmod(size - available, len(hosts))  # Open MPI shares the others out evenly, the first hosts first.
         hosts = [(host, slots + more + (place < others)) for place, (host, slots) in enumerate(hosts)]
         available = size
     if size > available or not size or available > MAX_TASKS:
         raise source.error(f"{size} processes are asked for, but the hosts have {available} slots; give them more", field="-np")
-    if head == "node":
-        turns = [(turn, place) for place, (_, slots) in enumerate(hosts) for turn in range(slots)]
-        return [hosts[place][0] for _, place in sorted(turns)[:size]]
-    return [host for host, slots in hosts for _ in range(slots)][:size]
+    taken = Counter((_in_turn(hosts) if head == "node" else _one_by_one(hosts))[:size])
+    mapped = [(host, taken[host]) for host, _ in hosts]
+    return _in_turn(mapped) if order == "node" else _one_by_one(mapped)
+
+
+def _mapping(options: dict[str, str], source: Source) -> tuple[str, str | None, list[str]]:
+    """Returns the parts of `--map-by`: by what ranks are placed, the ranks for each host, and the modifiers.
+
+    Open MPI takes modifiers alone, `:OVERSUBSCRIBE`, and separates them by colons or, before 5.0, by commas.
+    """
+    mapping, per_host = options.get("map", "slot").lower(), options.get("per_host")
+    head, *modifiers = re.split("[:,]", mapping)
+    if head == "ppr" and modifiers[1:2] == ["node"]:
+        per_host, modifiers = modifiers[0], modifiers[2:]
+    elif head not in ("", *_BY_HOST, "node"):
+        raise _cannot_map(mapping, source)
+    named = [next((name for name in _MODIFIERS if len(word) > 1 and name.startswith(word)), word) for word in modifiers]
+    if "span" in named or "nolocal" in named:
+        raise _cannot_map(mapping, source)
+    return head or "slot", per_host, named
+
+
+def _one_by_one(hosts: Hosts) -> list[str]:
+    """Returns the host of each rank where ranks fill one host after another."""
+    return [host for host, slots in hosts for _ in range(slots)]
+
+
+def _in_turn(hosts: Hosts) -> list[str]:
+    """Returns the host of each rank where ranks go to the hosts in turn."""
+    turns = sorted((turn, place) for place, (_, slots) in enumerate(hosts) for turn in range(slots))
+    return [hosts[place][0] for _, place in turns]
 
 
 def _cannot_map(mapping: str, source: Source) -> ClusterError:

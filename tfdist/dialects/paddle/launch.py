@@ -54,7 +54,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
             several nodes without their addresses, which Paddle assigns only when it runs.
     """
     switches = names("module use_paddlecloud log_overwrite")
-    given = options(words[1:], source, _VALUED - switches, switches, letters={"m": "module"})
+    given = options(words[1:], source, _VALUED - switches, switches, letters={"m": "module"}, abbreviates=True)
     values = _Renamed(source, {_OLDER.get(name, name): text for name, text in given.texts.items()}, "--", given.texts)
     for name in ("heter_workers", "heter_worker_num", "heter_devices"):
         if values.text(name) not in ("", "0"):

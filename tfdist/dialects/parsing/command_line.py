@@ -24,6 +24,7 @@ def options(
     *,
     letters: Mapping[str, str] | None = None,
     is_program: bool = False,
+    abbreviates: bool = False,
 ) -> Values:
     """Returns the options of a command line by name, with `_` for `-`. The last of several equal options counts.
 
@@ -35,9 +36,11 @@ def options(
         letters: letter -> name of an option, for `-m`.
         is_program: whether the command line is that of a training program, which mixes these options with its own. Default:
             that of a launcher, in which the first word that is no option is the user's program and the rest its arguments.
+        abbreviates: whether the program takes any unique beginning of a name, as argparse does by default.
 
     Raises:
-        ClusterError: for an option without its value, and for an unknown option (in a program: one that resembles a known one).
+        ClusterError: for an option without its value, for an abbreviation of several options, and for an unknown option (in a
+            program: one that resembles a known one).
     """
     found: dict[str, str] = {}
     rest = iter(words)
@@ -52,6 +55,8 @@ def options(
         if word[1:2] in (letters or {}) and not equals and len(word) > 2:
             name, equals, value = word[:2], "=", word[2:]  # -r3
         name = _name(name, letters or {})
+        if abbreviates and word.startswith("--"):
+            name = _full(name, valued | switches, source)
         if name in valued:
             if not equals:
                 value = next(rest, "")
@@ -80,6 +85,19 @@ def _name(word: str, letters: Mapping[str, str]) -> str:
     if word[1:2] != "-" and word[1:] in letters:
         return letters[word[1:]]
     return word.lstrip("-").replace("-", "_")
+
+
+def _full(written: str, known: frozenset[str], source: Source) -> str:
+    """Returns the option that a name means: itself, or the only one that begins with it.
+
+    torchrun 2 has two spellings of most options, so its argparse refuses `--nproc`. That of torchrun 1 takes it.
+    """
+    meant = sorted(name for name in known if written and name.startswith(written))
+    if written in known or not meant:
+        return written
+    if len(meant) > 1:
+        raise source.error(f"this may be {' or '.join(meant[:4])}; write the whole name", field=f"--{written}")
+    return meant[0]
 
 
 def nodes(values: Values, default: str) -> int:

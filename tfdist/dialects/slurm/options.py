@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from tfdist.dialects.parsing.command_line import names
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, shown
 from tfdist.dialects.parsing.values import Values
-from tfdist.errors import UnstatedError
+from tfdist.errors import Source, UnstatedError
 
 _VALUED = names(
     "account acctg-freq array batch bb bbf bcast begin chdir cluster-constraint clusters comment constraint container "
-    "container-id container-env container-image container-mounts container-name container-save container-workdir core- "
-    "spec cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution "
-    "epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per- "
-    "socket gpus-per-task gres gres-flags het-group hint input job-name jobid kill-on-invalid-dep licenses mail-type "
+    "container-id container-env container-image container-mounts container-name container-save container-workdir core-spec "
+    "cores-per-socket cpu-bind cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution "
+    "epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket "
+    "gpus-per-task gres gres-flags het-group hint input job-name jobid kill-on-invalid-dep licenses mail-type "
     "mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi msg-timeout network nodefile nodelist nodes "
     "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer "
-    "priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog task- "
-    "prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all- "
-    "nodes wckey wrap"
+    "priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog task-prolog "
+    "tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes "
+    "wckey wrap"
 )
 _SWITCHES = names(
     "contiguous container-mount-home container-remap-root container-writable compress disable-status exact exclusive "
@@ -138,6 +138,25 @@ def check_stated(values: Values) -> None:
     if not any(map(values.text, ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu", "gpus"))):
         fault = values.error("ntasks", "the number of tasks is missing; write srun --ntasks=4, or give the batch script")
         raise UnstatedError(*fault.args)
+
+
+def check_one_component(words: Sequence[str], given: Mapping[str, str], source: Source, line: int | None = None) -> None:
+    """Raises ClusterError if a command line of srun starts a step on several components of a heterogeneous job.
+
+    Args:
+        words: the command line. srun takes a `:` among the arguments of a program, too, as the beginning of a component.
+        given: its options.
+        source: for messages.
+        line: the line of the command, for messages.
+    """
+    group = given.get("het-group", "0")
+    if ":" in words or not group.isdecimal():
+        found = "`:`" if ":" in words else f"--het-group={shown(group)[1:-1]}"
+        raise source.error(
+            f"{found} starts a step on several components of a heterogeneous job, which tfdist does not read; start it in one "
+            "component, srun --het-group=0",
+            line=line,
+        )
 
 
 def gpus_per_task(values: Values, name: str) -> int:

@@ -16,7 +16,7 @@ from tfdist.dialects.parsing.document import Document
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import commands
 from tfdist.dialects.parsing.values import Values
-from tfdist.dialects.slurm.options import Tasks, check_stated, of_allocation, options, tasks
+from tfdist.dialects.slurm.options import Tasks, check_one_component, check_stated, of_allocation, options, tasks
 from tfdist.dialects.tf_config.config import parse as parse_tf_config
 from tfdist.errors import ClusterError, Source
 
@@ -44,7 +44,9 @@ def starts_launchers(text: str) -> bool:
 
 def parse_command(words: list[str], source: Source) -> Cluster:
     """Reads `srun -n 4 python train.py`. Raises ClusterError for bad options, and without a number of tasks."""
-    values = Values(source, options(words[1:])[0], "--")
+    given, _ = options(words[1:])
+    check_one_component(words, given, source)
+    values = Values(source, given, "--")
     check_stated(values)
     return _cluster(tasks(values), source)
 
@@ -114,6 +116,7 @@ def _steps(text: str, wanted: Mapping[str, str], source: Source) -> Iterator[tup
         program = words[words.index("srun") + 1 + end :]
         if not any(_PYTHON.fullmatch(os.path.basename(word)) or word.endswith(".py") for word in program):
             continue
+        check_one_component(words, given, source, line)
         own = {name: of_allocation(value, wanted) for name, value in given.items() if name in _OF_TASKS or "gpu" in name}
         own |= {name: value for name, value in given.items() if name == "gres"}
         merged = dict(wanted) | own
