@@ -15,7 +15,7 @@ exit code of the task that failed first, or 128 + N where signal N killed it.
 import dataclasses
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from absl import flags
 from absl import logging as _absl_logging  # noqa: F401  defines --log_dir
@@ -174,6 +174,7 @@ def _run(program: Program) -> int:
     if plan.refusal is not None:
         raise plan.refusal
     checks.check_summary(FLAGS.summary)
+    backups.check(settings, frozenset(job.environment))
     if not isinstance(backend.runs, Attached):
         if FLAGS.max_workers is not None:
             raise UsageError(
@@ -182,7 +183,6 @@ def _run(program: Program) -> int:
         if FLAGS.state_file:
             raise UsageError(f"--state_file: --backend {backend.name} keeps the states itself; ask tfdist status --json HANDLE")
         return run_submitted(backend.name, backend.runs, plan, follow=not FLAGS.detach)
-    backups.check(settings, frozenset(job.environment))
     if FLAGS.detach:
         if FLAGS.state_file:
             raise UsageError("--state_file goes without --detach, which keeps the states itself (tfdist status --json)")
@@ -223,8 +223,15 @@ def _given_flags() -> tuple[str, ...]:
     known = [flag.name for flag in FLAGS.get_key_flags_for_module(__name__)]
     of_backends = {name for backend in backends().values() for name in backend.options}
     left_out = {"backend", "defaults", "detach", "dry_run", "env", "m", "state_file"} | of_backends
-    given = [FLAGS[name].serialize() for name in known if FLAGS[name].present and name not in left_out]
+    given = [word for name in known if FLAGS[name].present and name not in left_out for word in _words_of(FLAGS[name])]
     return (*given, *(f"--env={word.partition('=')[0]}" for word in FLAGS.env))
+
+
+def _words_of(flag: "flags.Flag[Any]") -> list[str]:
+    """Returns a flag as on a command line: one word, or one for each of its values if it can be given several times."""
+    if isinstance(flag, flags.MultiFlag):  # absl joins these words by line ends; a value of another flag may hold line ends.
+        return [f"--{flag.name}={value}" for value in flag.value or ()]
+    return [flag.serialize()]
 
 
 def _described_cluster(program: Program) -> Cluster:

@@ -62,6 +62,12 @@ TOPICS: dict[str, tuple[str, ...]] = {
 }
 """Names of flags by topic. Each back end with flags of its own is a topic after these; what is left is under "Further"."""
 
+_OF_ABSL = {"log_dir": "Folder for the output of the tasks. Default: a new folder below tfdist_logs/."}
+"""Texts for flags that absl defines for its own logs."""
+
+_REPEATED = "; repeat this option"
+"""Where absl's addition to the text of a flag with several values begins. Ours says it already."""
+
 _WIDTH = 126
 
 
@@ -87,6 +93,7 @@ def help_text(flag_values: flags.FlagValues) -> str:
 def _entry(flag: "flags.Flag[Any]") -> str:
     short = f"-{flag.short_name}, " if flag.short_name else ""
     name = f"{short}--[no]{flag.name}" if flag.boolean else f"{short}--{flag.name}"
-    default = "" if flag.default in (None, False, []) or flag.boolean else f" Default: {flag.default}."
-    text = textwrap.fill(" ".join(flag.help.split()) + default, _WIDTH, initial_indent="      ", subsequent_indent="      ")
+    default = "" if flag.default in (None, False, [], "") or flag.boolean else f" Default: {flag.default}."
+    words = _OF_ABSL.get(flag.name, " ".join(flag.help.split()).partition(_REPEATED)[0])
+    text = textwrap.fill(words + default, _WIDTH, initial_indent="      ", subsequent_indent="      ")
     return f"  {name}\n{text}\n"

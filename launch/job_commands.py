@@ -143,25 +143,25 @@ def _task_row(task: TaskStatus) -> list[str]:
 
 def _table(as_json: bool) -> int:
     found = []
-    for folder in JobFolder.all():
+    for folder in JobFolder.all(left_out=print_error):
         try:
             job, status = folder.job, folder.status()
         except BackendError as error:
             print_error(error)
             continue
-        found.append((handle_of(str(job.get("backend", "local")), folder.id), job, status))
+        found.append((handle_of(str(job.get("backend", "local")), folder.id), job, status, folder.created))
     if as_json:
-        print(json.dumps([{"handle": handle, **job, **status.as_json()} for handle, job, status in found], indent=2))
+        print(json.dumps([{"handle": handle, **job, **status.as_json()} for handle, job, status, _ in found], indent=2))
     elif not found:
         print("no jobs in the background; tfdist run --detach starts one")
     else:
-        for row in _columns([_job_row(handle, job, status) for handle, job, status in found]):
+        for row in _columns([_job_row(*each) for each in found]):
             print(row)
     return 0
 
 
-def _job_row(handle: str, job: "dict[str, object]", status: JobStatus) -> list[str]:
-    created = time.strftime("%Y-%m-%d %H:%M", time.localtime(float(str(job.get("created", 0)))))
+def _job_row(handle: str, job: "dict[str, object]", status: JobStatus, created_at: float) -> list[str]:
+    created = time.strftime("%Y-%m-%d %H:%M", time.localtime(created_at))
     topology = f"{job.get('topology', '')}, {job.get('strategy', '')}" if "topology" in job else ""
     return [handle, str(status.state), created, topology, printable(str(job.get("program", "")))]
 

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,15 +123,24 @@ class JobFolder:
         return folder
 
     @classmethod
-    def all(cls) -> Iterator["JobFolder"]:
-        """Yields the folders of this user's jobs, the oldest first; removes those of jobs that ended long ago."""
+    def all(cls, left_out: Callable[[BackendError], None] = lambda error: None) -> Iterator["JobFolder"]:
+        """Yields the folders of this user's jobs, the oldest first; removes those of jobs that ended long ago.
+
+        Args:
+            left_out: gets the error about each folder that is left out, because its `job.json` cannot be read.
+        """
         if not root().is_dir():
             return
         paths = (path for path in root().iterdir() if _ID.fullmatch(path.name) and path.lstat().st_uid == os.geteuid())
-        for folder in sorted(map(cls, paths), key=lambda folder: float(folder.job.get("created", 0))):
+        for folder in sorted(map(cls, paths), key=lambda folder: folder.created):
             age = time.time() - max(each.stat().st_mtime for each in (folder.path, folder.output) if each.exists())
             if age > KEEP_SECONDS and folder._has_ended():
                 folder.remove()
+                continue
+            try:
+                folder._read("job.json")
+            except BackendError as error:
+                left_out(error)
                 continue
             yield folder
 
@@ -151,6 +160,14 @@ class JobFolder:
         return self._read("job.json")
 
     @property
+    def created(self) -> float:
+        """The time of its creation, in seconds since the epoch; 0 if `job.json` cannot be read."""
+        try:
+            return float(self.job.get("created", 0))
+        except (BackendError, TypeError, ValueError):
+            return 0.0
+
+    @property
     def supervisor(self) -> ProcessName | None:
         """The process that supervises the job; None before it has written its name."""
         name = self._read("state.json").get("supervisor")
@@ -168,8 +185,7 @@ class JobFolder:
     def status(self) -> JobStatus:
         """Returns the status: what the supervisor wrote, or that it is lost if it is gone without having written the end."""
         for _ in range(2):
-            supervisor = self.supervisor  # Before the state: between the two it may write the end and be gone.
-            status = JobStatus.from_json(self._read("state.json"))
+            supervisor, status = self._written()
             if status.state.is_final or supervisor is None:
                 return status
             if not supervisor.is_here:
@@ -179,6 +195,16 @@ class JobFolder:
                 return status
         reason = f"its supervisor (process {supervisor.pid if supervisor else '?'}) is gone without a word about the end"
         return JobStatus(State.LOST, status.tasks, reason)
+
+    def _written(self) -> tuple[ProcessName | None, JobStatus]:
+        """Returns what the supervisor wrote. Raises BackendError for what it cannot have written."""
+        try:
+            supervisor = self.supervisor  # Before the state: between the two it may write the end and be gone.
+            return supervisor, JobStatus.from_json(self._read("state.json"))
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            path = self.path / "state.json"
+            found = f"{type(error).__name__}: {error}"
+            raise BackendError(f"{path} holds no state of a job ({found}); if it has ended, remove its folder") from error
 
     def _has_ended(self) -> bool:
         try:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import shutil
 import tempfile
 import time
@@ -43,7 +44,7 @@ class LogFolder:
             LogFolderError: if it cannot be written, or another launcher writes there now.
         """
         self._is_default = not log_dir
-        self.path = Path(log_dir or os.path.join("tfdist_logs", time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"))
+        self.path = Path(log_dir or os.path.join("tfdist_logs", _new_name()))
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # Programs print what not everybody may read.
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
@@ -96,6 +97,11 @@ class LogFolder:
             raise LogFolderError(f"another launcher writes to {self.path} now; name another folder") from error
         except OSError:
             pass  # Some network file systems lock nothing.
+
+
+def _new_name() -> str:
+    """Returns a name that no other launcher has. In containers that share a folder, all launchers may have the process id 1."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def _move_earlier(path: Path, say: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from tfdist.strategies.evaluator.folder import EvaluationFolder
 from tfdist.strategies.evaluator.progress import Progress, Training
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime.program_end import at_program_end
-from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
+from tfdist.strategies.runtime.server import code_without_chief
 
 POLL_SECONDS = 1.0
 
@@ -100,7 +100,7 @@ class CheckpointEvaluator:
             elif status.why_not_wait:
                 _log.error("%s ends: %s", self.name, status.why_not_wait)
                 self._training.done()  # If it is started again, it waits for the chief's next run.
-                sys.exit(EXIT_CHIEF_FAILED)
+                sys.exit(code_without_chief())
             else:
                 time.sleep(POLL_SECONDS)
         evaluations.close()

@@ -26,14 +26,22 @@ ANSWER_SECONDS = 0.3
 EXIT_CHIEF_FAILED = 75
 """Exit code of a server that ends because the chief failed: EX_TEMPFAIL of <sysexits.h>."""
 
+ENDS_WITH_CHIEF = "TFDIST_ENDS_WITH_CHIEF"
+"""Variable of tasks that are started again unless they exit with 0, as by Kubernetes. `1`: they exit with 0 if the chief fails."""
+
 _log = logging.getLogger("tfdist")
+
+
+def code_without_chief() -> int:
+    """Returns the exit code of a task that ends because the chief has failed."""
+    return 0 if os.environ.get(ENDS_WITH_CHIEF) == "1" else EXIT_CHIEF_FAILED
 
 
 def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     """Serves TensorFlow operations at the address of `task`, then ends the process.
 
-    The exit code is 0 if the chief has finished. It is 75 if the chief's program failed, if the chief has been gone without
-    notice for `lost_timeout.lost_seconds`, or if it did not start within `start_timeout` seconds.
+    The exit code is 0 if the chief has finished. It is 75 if it did not start within `start_timeout` seconds, and
+    `code_without_chief` if its program failed or it has been gone without notice for `lost_timeout.lost_seconds`.
 
     Args:
         cluster: the cluster, with addresses.
@@ -71,12 +79,12 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     ended: list[int] = []
     receiver = threading.Thread(target=lambda: ended.append(shutdown.receive(server, task)), daemon=True)
     receiver.start()
-    fault = _watch(cluster, task, receiver, start_timeout)
+    has_seen, fault = _watch(cluster, task, receiver, start_timeout)
     time.sleep(ANSWER_SECONDS)
     if fault is None and ended and ended[0] == shutdown.FINISHED:
         _leave(0)
     _log.error("%s ends: %s", task.name, fault or "the chief's program failed")
-    _leave(EXIT_CHIEF_FAILED)
+    _leave(code_without_chief() if has_seen else EXIT_CHIEF_FAILED)
 
 
 def _leave(status: int) -> NoReturn:
@@ -92,8 +100,8 @@ def _leave(status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeout: float) -> str | None:
-    """Waits for the receiver; returns None when it has its answer, or a sentence with the reason to stop waiting."""
+def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeout: float) -> tuple[bool, str | None]:
+    """Waits for the receiver; returns whether the chief was there, and a sentence with the reason to stop waiting, if any."""
     # Without a chief job, the chief runs beside worker 0 and ends with it; worker 0 itself is its child process.
     watched = [peer for peer in cluster.job("chief") or cluster.job("worker")[:1] if peer.name != task.name]
     begin = time.monotonic()
@@ -107,7 +115,7 @@ def _watch(cluster: Cluster, task: Task, receiver: threading.Thread, start_timeo
         if is_listening(watched[0]):
             last_seen = now
         elif last_seen is None and now - begin > start_timeout:
-            return f"no answer from {waiting_for(watched)} within {start_timeout:.0f} s"
+            return False, f"no answer from {waiting_for(watched)} within {start_timeout:.0f} s"
         elif last_seen is not None and now - last_seen > limit:
-            return f"{waiting_for(watched)} has been gone for {limit:.0f} s without notice"
-    return None
+            return True, f"{waiting_for(watched)} has been gone for {limit:.0f} s without notice"
+    return True, None

@@ -9,6 +9,7 @@ import pytest
 from support_paths import CHECKOUT
 from tools import needs
 
+from tfdist.launch import cli, help_topics
 from tfdist.translate import main
 
 PAGES = [*CHECKOUT.glob("*.md"), *CHECKOUT.glob("benchmarks/*.md"), *CHECKOUT.glob("docs/**/*.md")]
@@ -26,6 +27,13 @@ def test_every_page_of_the_documentation_is_a_line_of_the_readme():
     linked = set(re.findall(r"\]\((docs/\w+\.md)\)", README))
     pages = {str(page.relative_to(CHECKOUT)) for page in CHECKOUT.glob("docs/*.md")}
     assert pages - linked == {"docs/package_index.md", "docs/contents.md"}
+
+
+def test_every_flag_of_run_is_on_a_page_and_not_only_in_its_help():
+    pages = [page for page in PAGES if page.name not in ("BUILD.md", "CHANGELOG.md", "reference.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    names = [name for topic in help_topics.topics(cli.FLAGS).values() for name in topic]
+    assert [name for name in names if not re.search(rf"--?(no)?{name}\b|`{name}`", text)] == []
 
 
 def test_the_readme_shows_the_picture_of_its_cluster(capsys):

@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import os
+import re
 import time
 
 import pytest
 
-from tfdist.launch import job_folder
+from tfdist.launch import completion, job_commands, job_folder
 from tfdist.launch.backends.interface import BackendError
 from tfdist.launch.job_folder import JobFolder, ProcessName
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
@@ -80,6 +81,28 @@ def test_a_damaged_file_is_an_error_with_its_path(folder):
     (folder.path / "state.json").write_text("{")
     with pytest.raises(BackendError, match=r"state\.json cannot be read"):
         folder.status()
+
+
+def test_the_table_leaves_out_folders_that_cannot_be_read_with_a_line_about_each(folder, capsys):
+    empty, unknown, other, nameless = (JobFolder.create("local") for _ in range(4))
+    folder.write_status(RUNNING)
+    (empty.path / "job.json").write_text("")  # As a full disk, or a machine that lost its power, leaves it.
+    (unknown.path / "state.json").write_text('{"state": "sleeping"}')
+    (other.path / "state.json").write_text('{"supervisor": 7}')
+    (nameless.path / "job.json").write_text('{"backend": "local", "created": "never"}')
+    assert job_commands.main("status", []) == 0
+    shown, errors = capsys.readouterr()
+    assert sorted(re.findall(r"^local://(\S+)", shown, re.MULTILINE)) == sorted([folder.id, nameless.id])
+    lines = errors.splitlines()
+    assert len(lines) == 3 and all(line.startswith("tfdist: ") for line in lines)
+    for each, words in (
+        (empty, "job.json cannot be read: "),
+        (unknown, "'sleeping' is not a valid State"),
+        (other, "state.json"),
+    ):
+        assert any(each.id in line and words in line for line in lines), errors
+    completion.main(["handles"], ())
+    assert empty.id not in (got := capsys.readouterr()).out and folder.id in got.out and not got.err
 
 
 def test_only_folders_of_jobs_that_ended_long_ago_are_removed(folder, monkeypatch):

@@ -20,6 +20,10 @@ me = config["task"]
 name = f"{me['type']}:{me['index']}"
 print("got", json.dumps([name, os.environ.get("KEY"), sys.argv[1:], os.path.basename(os.getcwd())]), flush=True)
 if sys.argv[1] == name: sys.exit(7)
+if sys.argv[1].endswith(" restarts") and me["type"] == "worker":
+    starts = pathlib.Path(os.environ["TEST_FOLDER"], sys.argv[2] + name + "starts")
+    with open(starts, "a") as file: file.write("x")
+    if starts.stat().st_size <= int(sys.argv[1].split()[0]): sys.exit(9)
 if sys.argv[1] == "hangs": time.sleep(600)
 if sys.argv[1] == "lines":
     for number in range(20_000): print("x" * 60, number)
@@ -131,6 +135,19 @@ def test_the_task_that_fails_first_is_named_and_gives_the_exit_code(here):
 
 @pytest.mark.cluster
 @needs("kubernetes")
+def test_each_worker_is_started_again_as_often_as_the_page_says_whatever_the_others_do(here):
+    cluster = '{"chief": 1, "worker": 3, "ps": 1}'
+    got = here.run("--kubernetes_name", "again", "program.py", "2 restarts", "again", description=cluster)
+    assert got.returncode == 0, got.stdout + got.stderr
+    for index in range(3):
+        assert got.stdout.count(f'worker:{index} | got ["worker:{index}"') == 3
+    status = here.tfdist("status", "kubernetes://here/ml/job/again").stdout
+    assert len(re.findall(r"worker:\d +succeeded .*2 restarts", status)) == 3, status
+    here.cluster.delete("jobs", "ml", "again-chief")
+
+
+@pytest.mark.cluster
+@needs("kubernetes")
 def test_a_job_is_asked_and_cancelled_from_elsewhere_and_nothing_is_left(here):
     got = here.run("--detach", "--kubernetes_name", "long", "--env", "KEY=x", "program.py", "hangs", "long")
     handle = got.stdout.strip()
@@ -177,7 +194,7 @@ def test_much_output_arrives_complete_and_in_order(here):
 
 @pytest.mark.cluster
 @needs("kubernetes")
-def test_no_cluster_and_no_such_context_are_one_line(here):
+def test_no_cluster_no_such_context_and_no_such_backup_are_one_line(here):
     for words, more, message in (
         (("--kubernetes_context", "other"), {}, "the kubeconfig has no context 'other'; it has here"),
         (
@@ -186,6 +203,8 @@ def test_no_cluster_and_no_such_context_are_one_line(here):
             "this cluster has no TrainJob; install Kubeflow's Tr",
         ),
         ((), {"KUBECONFIG": "/nowhere"}, "there is no cluster to use"),
+        (("--backup_dir", "gs://bucket/b"), {}, "--backup_dir gs://bucket/b: a backup needs a folder on a file system"),
+        (("--backup_dir", "b", "--backup_freq", "0"), {}, "--backup_freq 0: expected epoch, or a number of batches above 0"),
     ):
         run = [word for word in RUN if word not in ("--kubernetes_folder", "/work")]
         words = (*run, "--kubernetes_image", IMAGE, "-n", "2", "--env", "KEY=x", *words, "program.py", "ok", "x")

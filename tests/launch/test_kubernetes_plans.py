@@ -49,7 +49,8 @@ def test_the_objects_are_what_kubernetes_takes():
 
 
 def test_tasks_without_which_the_others_train_on_are_started_again_and_no_others():
-    for strategy, server in (("hogwild", ("OnFailure", 3)), ("parameter_server", ("Never", 0))):
+    # Kubernetes ends all pods of a Job as soon as their restarts reach the limit together: 3 of each task are below it.
+    for strategy, server in (("hogwild", ("OnFailure", 4)), ("parameter_server", ("Never", 0))):
         job = make_job()
         job = dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, strategy=strategy))
         found = documents(dataclasses.replace(job, choice=choose(job.cluster)))
@@ -58,7 +59,7 @@ def test_tasks_without_which_the_others_train_on_are_started_again_and_no_others
             for name, entry in found.items()
             if entry["kind"] == "Job"
         }
-        assert got == {"Job/demo-chief": ("Never", 0), "Job/demo-worker": ("OnFailure", 3), "Job/demo-ps": server}
+        assert got == {"Job/demo-chief": ("Never", 0), "Job/demo-worker": ("OnFailure", 7), "Job/demo-ps": server}
         trains = {name: entry["metadata"].get("annotations", {}).get("tfdist/trains") for name, entry in found.items()}
         assert trains == {"Job/demo-chief": "true", "Service/demo": None, "Job/demo-worker": "false", "Job/demo-ps": "false"}
 
@@ -68,6 +69,38 @@ def test_no_value_of_env_is_in_the_plan_and_each_is_in_what_is_submitted():
     assert "geheim" not in repr(plan) and "KEY" in plan.request
     (secret,) = [entry for entry in objects(plan.request, plan.job.environment) if entry["kind"] == "Secret"]
     assert secret["stringData"] == {"KEY": "geheim", "OTHER": "a\nb"}
+
+
+@pytest.mark.parametrize("kind", ["job", "tfjob", "trainjob"])
+def test_the_flags_of_the_backup_reach_every_pod(kind):
+    roles, more = ({"worker": 2}, {"runtime": "plain"}) if kind == "trainjob" else (ROLES, {"folder": "/work"})
+    job = make_job(
+        roles,
+        environment={"TFDIST_BACKUP_DIR": "/other", "KEY": "x"},
+        kind=kind,
+        flags=("--backup_dir=kept/$1", "--backup_freq=50"),
+        **more,
+    )
+    environments = list(_environments(documents(job)))
+    assert len(environments) == (1 if kind == "trainjob" else 3)
+    folder = "kept/$$1" if kind == "trainjob" else "/work/kept/$$1"  # `$$` is a $ for Kubernetes.
+    for entries in environments:
+        values = [(entry["name"], entry.get("value")) for entry in entries if entry["name"].startswith("TFDIST_BACKUP")]
+        assert values == [("TFDIST_BACKUP_DIR", folder), ("TFDIST_BACKUP_FREQ", "50")]
+    assert "TFDIST_BACKUP" not in str(list(_environments(documents(make_job(ROLES)))))
+
+
+def _environments(value):
+    """Yields what `env` lists say, wherever they are."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key == "env":
+                yield each
+            else:
+                yield from _environments(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _environments(each)
 
 
 def test_the_tasks_of_the_plan_have_the_addresses_of_the_manifest():
@@ -100,6 +133,8 @@ def test_a_tfjob_and_a_trainjob_describe_the_same_cluster():
     assert read(yaml.safe_dump(tfjob)).describe() == "1 chief, 2 workers, 1 ps"
     policies = {kind: each["restartPolicy"] for kind, each in tfjob["spec"]["tfReplicaSpecs"].items()}
     assert policies == {"Chief": "Never", "Worker": "OnFailure", "PS": "Never"}
+    # With one, the operator ends the whole TFJob after some restarts of workers: with 0, at the first.
+    assert "backoffLimit" not in tfjob["spec"]["runPolicy"]
     job = make_job({"worker": 2}, kind="trainjob", runtime="plain", environment={"KEY": "x"})
     trainjob = documents(job)["TrainJob/demo"]
     assert [task.host for task in read(yaml.safe_dump(trainjob)).tasks] == [f"demo-node-0-{n}.demo.default.svc" for n in (0, 1)]
@@ -128,7 +163,18 @@ def test_kubeflow_knows_every_field_of_a_trainjob():
         ({"runtime": "r"}, "--kubernetes_runtime: only --kubernetes_kind trainjob"),
         ({"pod": "/nowhere.yaml"}, "--kubernetes_pod: /nowhere.yaml cannot be read"),
         ({"environment": {"A B": "1"}}, "'A B' is not a variable that Kubernetes takes"),
-        ({"flags": ("--max_restarts=2",)}, "--max_restarts: the launcher does not supervise jobs of --backend kubernetes"),
+        *(
+            ({"flags": (flag,)}, f"{flag.partition('=')[0]}: the launcher does not supervise jobs of --backend kubernetes")
+            for flag in (
+                "--max_restarts=2",
+                "--task_restarts=worker=5",
+                "--restart_window=60",
+                "--step_timeout=60",
+                "--grace_period=60",
+                "--tensorboard=board",
+                "--fail_at=worker:1,step=30",
+            )
+        ),
     ],
 )
 def test_what_kubernetes_cannot_do_is_refused(more, message):
@@ -269,6 +315,8 @@ FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worke
             State.RUNNING,
             "",
         ),
+        # Kubernetes deletes the pods of a Job that has failed.
+        ([JOBS[0], workload("worker", 2, required=False, **condition("Failed"))], [pod("chief")], State.RUNNING, ""),
         ([workload("chief", trains=True, **condition("Suspended"))], [], State.QUEUED, "it is suspended"),
         ([workload("ps")], [pod("ps")], State.CANCELLED, "its objects are being deleted"),
         # A pod that Kubernetes has replaced counts no more.
@@ -278,6 +326,13 @@ FAILED = [workload("chief", trains=True, **condition("Failed")), workload("worke
 def test_what_kubernetes_says_in_plain_words(jobs, pods, state, reason):
     status = state_of(jobs, pods, [])
     assert (status.state, status.reason[: max(1, len(reason))]) == (state, reason), status
+
+
+def test_tasks_whose_job_has_failed_do_not_wait_for_a_pod():
+    failed = workload("worker", 2, required=False, **condition("Failed", "Job has reached the specified backoff limit"))
+    _, *workers = state_of([JOBS[0], failed], [pod("chief")], []).tasks
+    said = "Kubernetes has ended it: Job has reached the specified backoff limit"
+    assert [(task.state, task.note) for task in workers] == [(State.FAILED, said)] * 2
 
 
 def test_warnings_say_why_there_are_no_pods_and_why_a_container_is_not_created():

@@ -1,6 +1,7 @@
 """The back ends slurm and srun on a real Slurm of this machine; the tasks run without TensorFlow."""
 
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -93,6 +94,16 @@ def test_the_signal_before_the_time_limit_leaves_the_grace_period():
     for flags, expected in (((), "B:TERM@30"), (("--grace_period=90.5",), "B:TERM@116")):
         job = Job(cluster, choose(cluster), Program("x.py"), flags=flags)
         assert f"#SBATCH --signal={expected}\n" in slurm.plan_slurm(job).request
+
+
+def test_a_flag_that_is_given_twice_is_two_flags_in_the_script(tmp_path):
+    cluster = '{"chief": 1,\n "worker": 2, "ps": 1}'
+    faults = ["--fail_at=worker:1,step=30", "--fail_at=random,every=15,of=worker"]
+    words = ["run", "--backend", "slurm", "--dry_run", "--cluster", cluster, *faults, "--backup_dir", "kept", "x.py"]
+    got = subprocess.run([sys.executable, "-m", "tfdist", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert got.returncode == 0, got.stderr
+    run = shlex.split(got.stdout[got.stdout.index("exec ") :])
+    assert {f"--cluster={cluster}", *faults, "--backup_dir=kept"} <= set(run), run
 
 
 @pytest.mark.parametrize("job_id", ["", "7;x", "--all", "1 2"])

@@ -168,6 +168,13 @@ def test_every_flag_of_run_is_under_one_topic():
     assert set(topics) <= {*help_topics.TOPICS, *(f"Back end {name}" for name in ("ssh", "slurm", "ray", "kubernetes"))}
 
 
+def test_the_help_of_run_gives_real_defaults_and_says_nothing_twice():
+    text = " ".join(help_topics.help_text(flags.FLAGS).split())
+    assert "--log_dir Folder for the output of the tasks. Default: a new folder below tfdist_logs/. --" in text
+    assert "Default: ." not in text
+    assert text.count("Can be given several times. ") == 2 and "repeat this option" not in text
+
+
 def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["secret-host:1"]}, "task": {"type": "worker", "index": 0}}')
     got = tfdist("doctor", "--quick")

@@ -59,16 +59,17 @@ def test_without_a_chief_worker_0_is_the_chief_and_a_worker_as_well(start, scrip
         assert job.left(within=5) == {}
 
 
-def test_servers_exit_with_75_if_the_chief_fails(start, script):
+@pytest.mark.parametrize(("more", "code"), [({}, 75), ({"TFDIST_ENDS_WITH_CHIEF": "1"}, 0)])
+def test_servers_exit_with_75_if_the_chief_fails_or_with_0_where_they_would_be_started_again(start, script, more, code):
     program = script("""
         import sys, tfdist
         tfdist.strategy()
         sys.exit(3)
     """)
-    jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=1, ps=1).items()}
+    jobs = {task: start(program, environment=env | more) for task, env in configs(chief=1, worker=1, ps=1).items()}
     assert jobs["chief", 0].wait() == 3
     for task in (("worker", 0), ("ps", 0)):
-        assert jobs[task].wait(30) == 75
+        assert jobs[task].wait(30) == code
         assert "the chief's program failed" in jobs[task].output
 
 

@@ -190,12 +190,32 @@ class Cluster:
                 if phases.count("Succeeded") == spec["completions"]:
                     job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
                     return
-                if phases.count("Failed") > spec.get("backoffLimit", 6):
+                if self.is_past_limit(job):
                     message = "Job has reached the specified backoff limit"
                     job["status"]["conditions"] = [
                         {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": message}
                     ]
+                    for pod in self.pods_of(job):
+                        if pod["status"]["phase"] in ("Pending", "Running"):
+                            self.delete("pods", space, pod["metadata"]["name"])
                     return
+
+    def is_past_limit(self, job: dict[str, Any]) -> bool:
+        """Counts as Kubernetes does: failed pods, and restarts of all containers of the pods that are still there."""
+        limit = job["spec"].get("backoffLimit", 6)
+        statuses = [pod["status"] for pod in self.pods_of(job)]
+        if sum(status["phase"] == "Failed" for status in statuses) > limit:
+            return True
+        if job["spec"]["template"]["spec"]["restartPolicy"] != "OnFailure":
+            return False
+        containers = [
+            each
+            for status in statuses
+            if status["phase"] in ("Pending", "Running")
+            for each in status.get("containerStatuses", ())
+        ]
+        restarts = sum(each["restartCount"] for each in containers)
+        return restarts >= limit if limit else restarts > 0
 
     def pods_of(self, job: dict[str, Any]) -> list[dict[str, Any]]:
         uid = job["metadata"]["uid"]

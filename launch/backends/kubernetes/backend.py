@@ -22,7 +22,19 @@ POLL_SECONDS = 2.0
 
 _WORKLOADS = {"job": "Job", "tfjob": "TFJob", "trainjob": "TrainJob"}
 _OPERATORS = {"TFJob": "Kubeflow's training operator", "TrainJob": "Kubeflow's Trainer"}
-_WITHOUT_EFFECT = ("log_dir", "summary", "max_restarts", "stall_timeout", "start_timeout")
+_WITHOUT_EFFECT = (
+    "log_dir",
+    "summary",
+    "max_restarts",
+    "task_restarts",
+    "restart_window",
+    "stall_timeout",
+    "start_timeout",
+    "step_timeout",
+    "grace_period",
+    "tensorboard",
+    "fail_at",
+)
 """Flags of what the launcher does, which here does not run beside the tasks."""
 
 

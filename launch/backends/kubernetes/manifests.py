@@ -1,6 +1,7 @@
 """`manifest`: the objects of a job as YAML, without the values of `--env`; `objects`: the same as they are submitted."""
 
 import itertools
+import posixpath
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from tfdist.dialects.kubernetes.training_jobs import TF_JOBS
 from tfdist.dialects.writing.containers import PLACEHOLDER_IMAGE, dump, is_label
 from tfdist.errors import ClusterError, Source
 from tfdist.launch.job import Job
+from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.runtime.server import ENDS_WITH_CHIEF
 
 KINDS = ("job", "tfjob", "trainjob")
 """Values of `--kubernetes_kind`, as they are part of a handle: indexed Jobs, Kubeflow's TFJob, Kubeflow's TrainJob."""
@@ -28,7 +31,7 @@ KEPT_SECONDS = 24 * 3600
 """How long a finished job and its logs stay."""
 
 RESTARTS = 3
-"""How often a task is started again without which the others train on."""
+"""How often a task is started again without which the others train on; of several tasks with one name, on average."""
 
 _VARIABLE = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
 _SECRET_NOTE = "The values of --env are filled in when this is submitted."
@@ -98,7 +101,8 @@ def _adapt_job(entry: dict[str, Any], job: Job) -> None:
     trains = role in {task.job for task in job.training}
     words = {TRAINS: str(trains).lower(), REQUIRED: str(is_required).lower()}
     entry["metadata"]["annotations"] = words
-    entry["spec"]["backoffLimit"] = 0 if is_required else RESTARTS
+    # Kubernetes ends all pods of a Job as soon as the sum of their restarts reaches this number (at 0: exceeds it).
+    entry["spec"]["backoffLimit"] = 0 if is_required else RESTARTS * entry["spec"]["completions"] + 1
     template = entry["spec"]["template"]
     pod = template["spec"]
     pod["restartPolicy"] = "Never" if is_required else "OnFailure"
@@ -107,7 +111,8 @@ def _adapt_job(entry: dict[str, Any], job: Job) -> None:
 
 def _adapt_tfjob(entry: dict[str, Any], job: Job, name: str) -> None:
     entry["metadata"]["labels"] = {INSTANCE: name}
-    entry["spec"]["runPolicy"] |= {"backoffLimit": 0, "ttlSecondsAfterFinished": KEPT_SECONDS}
+    # Without a backoffLimit, a pod that is not restarted fails the TFJob. With one, restarts count too, and end all pods.
+    entry["spec"]["runPolicy"]["ttlSecondsAfterFinished"] = KEPT_SECONDS
     entry["spec"]["runPolicy"]["cleanPodPolicy"] = "None"  # Their logs stay.
     replaceable = {task.job for task in job.replaceable} | {"evaluator"}
     for kind, replicas in entry["spec"]["tfReplicaSpecs"].items():
@@ -163,10 +168,24 @@ def _adapted(pod: dict[str, Any], job: Job, name: str) -> dict[str, Any]:
 
 def _env(job: Job, name: str) -> list[dict[str, Any]]:
     quiet = {} if job.verbose else {"TF_CPP_MIN_LOG_LEVEL": "2"}
-    plain = {"PYTHONUNBUFFERED": "1", **quiet}
-    found: list[dict[str, Any]] = [{"name": key, "value": plain[key]} for key in plain if key not in job.environment]
+    backup = _backup(job)
+    defaults = {"PYTHONUNBUFFERED": "1", ENDS_WITH_CHIEF: "1", **quiet}
+    plain = {key: defaults[key] for key in defaults if key not in job.environment} | backup
+    found: list[dict[str, Any]] = [{"name": key, "value": value.replace("$", "$$")} for key, value in plain.items()]
     for key in job.environment:
-        found.append({"name": key, "valueFrom": {"secretKeyRef": {"name": f"{name}-env", "key": key}}})
+        if key not in backup:  # The flag wins, as in the launcher.
+            found.append({"name": key, "valueFrom": {"secretKeyRef": {"name": f"{name}-env", "key": key}}})
+    return found
+
+
+def _backup(job: Job) -> dict[str, str]:
+    """Returns the variables for `--backup_dir` and `--backup_freq`. A relative folder is in the working folder of the pods."""
+    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in job.flags)
+    found = {}
+    if "backup_dir" in given:
+        found[FOLDER] = posixpath.join(job.options.get("kubernetes_folder", ""), given["backup_dir"])
+    if "backup_freq" in given:
+        found[FREQUENCY] = given["backup_freq"]
     return found
 
 

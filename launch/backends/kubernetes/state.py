@@ -55,7 +55,10 @@ def state_of(
     """
     warnings = {event["involvedObject"]["name"]: printable(str(event.get("message", ""))) for event in events}
     by_task = newest(pods)
-    tasks = [_task(name, by_task.get(name), warnings) for name in names_of_tasks(workloads)]
+    ended = dict(ended_job for each in workloads if (ended_job := _ended_job(each)))
+    tasks = [
+        _task(name, by_task.get(name), warnings, ended.get(name.partition(":")[0], "")) for name in names_of_tasks(workloads)
+    ]
     active = [task for task in tasks if task.name in by_task and _is_active(by_task[task.name])]
     training = [each for each in workloads if _annotation(each, TRAINS)]
     # The owner, which trains, goes first.
@@ -83,9 +86,9 @@ def state_of(
     return JobStatus(State.STARTING if waiting else State.RUNNING, tuple(tasks), why)
 
 
-def _task(name: str, pod: Mapping[str, Any] | None, warnings: Mapping[str, str]) -> TaskStatus:
+def _task(name: str, pod: Mapping[str, Any] | None, warnings: Mapping[str, str], end_of_job: str) -> TaskStatus:
     if pod is None:
-        return TaskStatus(name, State.QUEUED)
+        return TaskStatus(name, State.FAILED if end_of_job else State.QUEUED, note=end_of_job)
     status = pod.get("status", {})
     where = str(pod["spec"].get("nodeName", ""))
     container = _container_status(pod)
@@ -155,16 +158,27 @@ def _root_cause(
     ends = [
         (task.exit_code == EXIT_CHIEF_FAILED, str(_ended(_container_status(pods[task.name])).get("finishedAt", "")), task)
         for task in tasks
-        if task.state == State.FAILED
+        if task.state == State.FAILED and task.name in pods
     ]
     if not ends:
-        condition = next(each for each in failed["status"]["conditions"] if each["type"] in _FAILED)
-        return f"Kubernetes has ended it: {_text(condition)}", 1
+        return _end_of_job(failed), 1
     _, _, first = min(ends, key=lambda each: each[:2])
     code = first.exit_code or 1
     if code == EXIT_CHIEF_FAILED:  # The chief's own process ends a little later.
         return f"{first.name} has ended because the program of the chief failed", code
     return f"{first.name} failed first: {first.note}", code if code >= 0 else 128 - code
+
+
+def _end_of_job(failed: Mapping[str, Any]) -> str:
+    condition = next(each for each in failed["status"]["conditions"] if each["type"] in _FAILED)
+    return f"Kubernetes has ended it: {_text(condition)}"
+
+
+def _ended_job(entry: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns the role of the tasks of a Job that has failed, and why. Kubernetes has deleted those of its pods that ran."""
+    if entry["kind"] != "Job" or not _has(entry, _FAILED):
+        return None
+    return entry["metadata"]["labels"]["app.kubernetes.io/component"], _end_of_job(entry)
 
 
 def _container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
