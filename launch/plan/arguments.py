@@ -10,8 +10,8 @@ from tfdist.choice import STRATEGIES
 from tfdist.cluster import Cluster
 from tfdist.dialects.registry import override_flags
 from tfdist.errors import Source
-from tfdist.flags import HOGWILD_FLAGS, cluster_from_flags, define_flags, describes
-from tfdist.launch import checks, command_line
+from tfdist.flags import HOGWILD_FLAGS, PARTITION_FLAGS, cluster_from_flags, define_flags, describes
+from tfdist.launch import checks, command_line, scaling
 from tfdist.launch.errors import UsageError
 from tfdist.launch.job import Program
 from tfdist.planner.prices import DEFAULT_MACHINE
@@ -28,7 +28,7 @@ for each strategy, number of ps and sync period, and which resource binds. It re
   tfdist plan --from m.json --cluster job.conf --link 1gbit without measuring again
   tfdist plan train.py --machines 12 --to tfjob             writes the recommended cluster
 
-The cluster: the flags of tfdist run that describe one (--cluster, --tier, --worker_count, ...; tfdist run --help), else
+The cluster: the flags of tfdist run that describe one (-n, --cluster, --tier, --worker_count, ...; tfdist run --help), else
 
   --machines N        up to N machines, with any number of workers and ps
   --strategy NAME     compare only this strategy
@@ -69,6 +69,10 @@ NEEDS_MACHINE = {
 """Machine types that scale tier CUSTOM asks for, and the number of machines with which it asks; the planner has a default."""
 
 
+NO_PARTITION = "tfdist plan predicts only models that each worker holds as a whole; leave the partition out"
+"""The end of a sentence that refuses variables sharded over devices."""
+
+
 @dataclass(frozen=True)
 class Arguments:
     """The command line.
@@ -98,6 +102,8 @@ def define() -> flags.FlagValues:
     define_flags(values)
     flags.DEFINE_boolean("help", False, "", short_name="h", flag_values=values)
     flags.DEFINE_integer("machines", None, "", lower_bound=1, upper_bound=1000, flag_values=values)
+    flags.DEFINE_integer("workers", None, "", short_name="n", lower_bound=1, flag_values=values)
+    flags.DEFINE_integer("max_workers", None, "", lower_bound=1, flag_values=values)
     flags.DEFINE_string("link", None, "", flag_values=values)
     flags.DEFINE_float("cores", None, "", lower_bound=0.01, upper_bound=4096.0, flag_values=values)
     for name in ("prices", "from", "save", "svg", "to", "m", "ssh_config"):
@@ -167,15 +173,30 @@ def _program(values: flags.FlagValues, words: list[str], own: list[str]) -> Prog
 
 def _cluster(values: flags.FlagValues) -> tuple[Cluster | None, tuple[str, ...]]:
     notes = _with_machine_types(values)
+    if partition := next((name for name in PARTITION_FLAGS if values[name].value is not None), None):
+        raise Source("flags", f"--{partition}").error(NO_PARTITION)
+    if (workers := values["workers"].value) is not None:
+        if describes(values):
+            raise UsageError("-n counts the workers of a cluster without another description; leave it or the description out")
+        values["cluster"].value = f'{{"worker": {workers}}}'
     if values["machines"].value is not None and not describes(values):
+        if values["max_workers"].value is not None:
+            raise UsageError("--max_workers is about the workers of a description; describe a cluster, or leave it out")
         return None, ()  # Also where a launcher of this process describes a cluster.
     cluster = cluster_from_flags(values)
     if cluster is None:
-        raise UsageError("no cluster is described: give --machines N, --tier NAME or --cluster FILE, or read --help")
+        raise UsageError("no cluster is described: give --machines N, -n N, --tier NAME or --cluster FILE, or read --help")
     if not isinstance(cluster, Cluster):
         cluster = cluster.outline()
     if cluster.partial:
         raise Source("flags", "tfdist plan").error("this describes a part of a cluster; describe all of it")
+    if cluster.partition:
+        raise cluster.source.error(NO_PARTITION, field="partition")
+    if (most := values["max_workers"].value) is not None:
+        cluster = scaling.with_room(cluster, most)
+    if cluster.min_workers is not None:
+        begin, room = cluster.min_workers, len(cluster.job("worker"))
+        notes = (*notes, f"{begin} workers begin, and there is room for {room}: the table is about all {room}")
     return cluster, notes
 
 

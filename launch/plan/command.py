@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from absl import flags
 
@@ -37,6 +38,25 @@ APART = ("cloudml", "vertex")
 
 BUSY = 0.2
 """A measurement is called that of a busy machine if its threads waited for cores for this part of the time."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What the command shows.
+
+    Attributes:
+        measured: the measurement.
+        ranked: all predictions, the recommended one first.
+        shown: those of the table.
+        cost: what an option costs for an hour; None without prices.
+        described: the option of the description; None if it is not predicted.
+    """
+
+    measured: Measurement
+    ranked: list[Prediction]
+    shown: list[Prediction]
+    cost: table.Cost | None
+    described: Option | None
 
 
 def main(argv: list[str]) -> int:
@@ -73,10 +93,13 @@ def _run(given: Arguments) -> int:
     rate = measured.link or rate if values["link"].value in (None, MEASURED) else rate
     hardware = Hardware(rate * link.GOODPUT, cores or machine.capacity(), server_cores)
     costs, request = Costs(measured), request.over(hardware.link)
-    ranked = predictions(costs, hardware, candidates(request), int(values["rows"].value or 1), _of_predictions(cost))
-    for line in [*given.notes, *_notes(given, measured, hardware, ranked)]:
+    rows, price_of = int(values["rows"].value or 1), _of_predictions(cost)
+    ranked = predictions(costs, hardware, candidates(request), rows, price_of, request.described)
+    shown = recommend.shown(ranked, rows, price_of, request.described)
+    for line in [*given.notes, *_notes(given, measured, hardware, ranked, shown)]:
         _say(line)
-    _show(given, measured, ranked, cost, machines)
+    view = View(measured, ranked, shown, cost, request.described)
+    _show(given, view, machines)
     return 0
 
 
@@ -92,11 +115,9 @@ def _request(given: Arguments) -> Request:
     most = values["machines"].value
     if cluster is None:
         return Request(None, most, strategies, periods, given.synchronization)
-    option = described.option_of(cluster)
+    option = described.option_with(cluster, given.strategy, given.sync_period, given.synchronization)
     if option is not None and option.strategy == "hogwild" and given.sync_period is None:
         periods = tuple(dict.fromkeys((option.period, *PERIODS)))
-    if option is not None and given.strategy not in (None, option.strategy):
-        option = None
     apart = cluster.source.dialect in APART or values["to"].value in APART
     workers = None if most else len(cluster.job("worker")) or 1
     has_chief = bool(cluster.job("chief")) and bool(cluster.job("worker"))
@@ -148,7 +169,9 @@ def _check_writable(values: flags.FlagValues) -> None:
             raise UsageError(f"--{name} {path}: this file cannot be written; name a file in an existing folder")
 
 
-def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: list[Prediction]) -> list[str]:
+def _notes(
+    given: Arguments, measured: Measurement, hardware: Hardware, ranked: list[Prediction], shown: list[Prediction]
+) -> list[str]:
     """Returns what the user should know about the table."""
     single = measured.single
     found = [
@@ -179,8 +202,7 @@ def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: 
     missing = sorted({text for each in ranked for text in each.assumed})
     if missing:
         found.append(f"{', '.join(missing)}: typical costs are assumed")
-    rows = recommend.shown(ranked, int(given.values["rows"].value or 1))
-    if any(each.is_simulated and each.option.workers > MANY for each in rows):
+    if any(each.is_simulated and each.option.workers > MANY for each in shown):
         found.append(f"choices with more than {MANY} workers are simulated: nobody has compared so many with real runs")
     if "chief" in ranked[0].binding and measured.batch_bytes:
         found.append("the chief reads and sends all batches; distribute_datasets_from_function lets the workers read theirs")
@@ -191,39 +213,32 @@ def _notes(given: Arguments, measured: Measurement, hardware: Hardware, ranked: 
     return found
 
 
-def _show(
-    given: Arguments,
-    measured: Measurement,
-    ranked: list[Prediction],
-    cost: table.Cost | None,
-    machines: Machines,
-) -> None:
-    values = given.values
-    rows = recommend.shown(ranked, int(values["rows"].value or 1), _of_predictions(cost))
+def _show(given: Arguments, view: View, machines: Machines) -> None:
+    values, ranked, rows = given.values, view.ranked, view.shown
     if values["svg"].value is not None:
         try:
             with open(values["svg"].value, "w", encoding="utf-8") as file:
-                file.write(chart.write(rows, f"Predicted for {measured.program}"))
+                file.write(chart.write(rows, f"Predicted for {view.measured.program}", view.described))
         except OSError as error:
             raise UsageError(f"--svg {values['svg'].value}: {error.strerror}") from error
     if values["json"].value:
-        print(json.dumps(table.as_json(measured, ranked, cost), indent=2))
+        print(json.dumps(table.as_json(view.measured, ranked, view.cost, view.described), indent=2))
         return
     to_standard_error = values["to"].value is not None
-    print(table.text(rows, cost), end="", file=sys.stderr if to_standard_error else sys.stdout)
+    print(table.text(rows, view.cost, view.described), end="", file=sys.stderr if to_standard_error else sys.stdout)
     _say(f"recommended: {table.name_of(ranked[0].option)}; {ranked[0].binding} binds")
     if to_standard_error:
-        option, words, text = _written([each.option for each in ranked], given, machines)
+        option, notes, text = _written([each.option for each in ranked], given, machines)
         to = values["to"].value
         if option is not ranked[0].option:
             _say(f"{to} cannot express the recommended one; this is the best that it can: {table.name_of(option)}")
-        if words:
-            _say(f"{to} has no words for the strategy: give the program {words}")
+        for note in notes:
+            _say(f"{to} has no words for {note}")
         print(text.rstrip("\n"))
 
 
-def _written(options: Sequence[Option], given: Arguments, machines: Machines) -> tuple[Option, str, str]:
-    """Returns the first option that a language can express, the flags for what only they can say there, and the text.
+def _written(options: Sequence[Option], given: Arguments, machines: Machines) -> tuple[Option, list[str], str]:
+    """Returns the first option that a language can express, what it has no words for, and the text.
 
     Raises:
         ClusterError: if it can express none; says why not the first.
@@ -232,9 +247,12 @@ def _written(options: Sequence[Option], given: Arguments, machines: Machines) ->
     for option in options:
         cluster = described.cluster_of(option, given.cluster, machines, given.synchronization)
         plain, words = described.without_strategy(cluster)
-        for each, needed in ((cluster, ""), (plain, words)):
+        notes = [f"the strategy: give the program {words}"] if words else []
+        if cluster.min_workers is not None:
+            notes.append(f"workers that join later: all {option.workers} begin")
+        for each, lost in ((cluster, []), (plain, notes)):
             try:
-                return option, needed, outputs()[str(given.values["to"].value)](each)
+                return option, lost, outputs()[str(given.values["to"].value)](each)
             except ClusterError as error:
                 first = first or error
     assert first is not None

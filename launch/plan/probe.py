@@ -18,6 +18,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import threads
 from tfdist.launch.backends.interface import TaskRunner
 from tfdist.launch.backends.local import backend as local
+from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.errors import UsageError
 from tfdist.launch.events import Event, Exited, Lost, Output, Ready, Started
 from tfdist.launch.job import Job, JobFiles, Program
@@ -183,7 +184,7 @@ class Probe:
         if fit is None:
             reason = f"made no step of fit within {self._seconds:.0f} s"
         elif fit.batch is None:
-            reason = "gives fit a generator, whose batch size is not known beforehand; give it arrays or a tf.data.Dataset"
+            reason = "gives fit a generator or other data of unknown batch size; give it arrays or a batched tf.data.Dataset"
         else:
             reason = f"made too few steps of fit within {self._seconds:.0f} s; try more (--seconds)"
         last = _last(folder, configuration)
@@ -203,7 +204,7 @@ def _ends_on_signals() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, end) for number in ending_signals() - {signal.SIGINT}}
     try:
         yield
     finally:

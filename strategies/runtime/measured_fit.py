@@ -141,8 +141,18 @@ def batch_of(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def _size_of(batch: Any) -> tuple[int | None, int | None]:
-    """Returns the examples and bytes of nested tensors or arrays."""
-    values = [np.asarray(value) for value in tf.nest.flatten(batch) if value is not None]
-    if not values or values[0].ndim == 0:
+    """Returns the examples and bytes of nested tensors or arrays; ragged and sparse ones count with their indices."""
+    values = [value for value in tf.nest.flatten(batch) if value is not None]
+    if not values:
         return None, None
-    return len(values[0]), sum(value.nbytes for value in values)
+    shape = values[0].shape if hasattr(values[0], "shape") else np.shape(values[0])
+    if not len(shape):
+        return None, None
+    return int(shape[0]), sum(_bytes_of(np.asarray(part)) for part in tf.nest.flatten(values, expand_composites=True))
+
+
+def _bytes_of(array: Any) -> int:
+    """Returns the bytes of an array. Of strings numpy counts references or padding, and TensorFlow sends the characters."""
+    if array.dtype.kind not in "OSU":
+        return int(array.nbytes)
+    return sum(len(each if isinstance(each, bytes) else str(each).encode()) for each in array.flat)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import ssh_here
@@ -74,6 +75,31 @@ def test_as_json_with_prices_and_a_drawing(plan, tmp_path):
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
 
 
+def test_the_description_is_one_of_the_rows_and_simulated_like_the_others(plan):
+    for words, ps in ((["--tier", "STANDARD_1"], 3), (["--cluster", '{"chief": 1, "worker": 3, "ps": 3}'], 3)):
+        words = ["--from", "m.json", "--rows", "1", *words]
+        (row,) = [line for line in plan(*words)[1].splitlines() if line.endswith("  described")]
+        assert row.split()[0] == "parameter_server" and row.split()[2:4] == [str(ps), "apart"]
+        (found,) = [each for each in json.loads(plan(*words, "--json")[1])["options"] if each["described"]]
+        assert (found["strategy"], found["ps"], found["simulated"]) == ("parameter_server", ps, True)
+
+
+def test_workers_on_this_machine_and_workers_that_join_are_counted(plan):
+    code, out, err = plan("--from", "m.json", "-n", "3")
+    assert code == 0, err
+    (row,) = [line for line in out.splitlines() if line.endswith("  described")]
+    assert row.split()[:2] == ["multi_worker_mirrored", "3"]
+    joining = ["--from", "m.json", "--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--max_workers", "5", "--link", "10gbit"]
+    code, out, err = plan(*joining, "--strategy", "hogwild", "--to", "tf_config")
+    assert code == 0, err
+    assert "2 workers begin, and there is room for 5: the table is about all 5" in err
+    (config,) = {json.dumps(each["tfdist"]) for each in json.loads(out).values()}
+    assert json.loads(config)["min_workers"] == 2
+    code, out, err = plan(*joining, "--strategy", "parameter_server", "--to", "cloudml")
+    assert code == 0 and "workerCount: '5'" in out
+    assert "cloudml has no words for workers that join later: all 5 begin" in err
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -138,10 +164,22 @@ def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan)
         (["--from", "m.json", "--machines", "3", "--svg", "no/where.svg"], "--svg no/where.svg: this file cannot be written"),
         (["--from", "m.json", "--machines", "3", "--to", "cloudml"], "master"),
         (["--from", "m.json", "--tier", "STANDARD_7"], "STANDARD_7"),
+        (["--from", "m.json", "-n", "3", "--tier", "BASIC"], "-n counts the workers of a cluster without another description"),
+        (["--from", "m.json", "-n", "3", "--max_workers", "2"], "--max_workers 2: the description has 3 workers already"),
+        (["--from", "m.json", "--machines", "3", "--max_workers", "2"], "--max_workers is about the workers of a description"),
+        (
+            ["--from", "m.json", "-n", "4", "--partition", "kernel=rows", "--partition_tasks", "2", "--to", "tf_config"],
+            "--partition: tfdist plan predicts only models that each worker holds as a whole",
+        ),
+        (["--from", "m.json", "--machines", "3", "--partition_devices", "2"], "--partition_devices: tfdist plan predicts only"),
+        (["--from", "m.json", "--cluster", "sharded.json"], "leave the partition out"),
         (["--from", "m.json", "--machine", "3"], "Unknown command line flag 'machine'"),
     ],
 )
 def test_bad_command_lines_are_one_sentence_and_exit_code_2(plan, words, message):
+    sharded = {"partition": {"layouts": [["kernel", "rows"]], "devices": 2}, "slots": {"worker": [[2, 0], [2, 0]]}}
+    config = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}, "tfdist": sharded}
+    Path("sharded.json").write_text(json.dumps(config))
     code, out, err = plan(*words)
     assert (code, out) == (2, "")
     assert message in err

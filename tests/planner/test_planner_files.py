@@ -8,9 +8,10 @@ from costs_of import measured
 
 from tfdist.dialects import read as read_cluster
 from tfdist.errors import ClusterError
+from tfdist.partition import Partition
 from tfdist.planner import chart, link, measurement, prices, table
 from tfdist.planner.costs import Costs
-from tfdist.planner.described import cluster_of, option_of
+from tfdist.planner.described import cluster_of, option_of, option_with
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import predict
 from tfdist.planner.prices import Machines
@@ -114,6 +115,16 @@ def test_the_table_marks_the_first_and_has_costs():
     json.dumps(values)
 
 
+def test_the_option_of_the_description_is_marked_in_the_table_in_json_and_in_the_chart():
+    found = predictions()
+    mine = found[1].option
+    for cost in (None, lambda option: 2.0):
+        lines = table.text(found, cost, mine).splitlines()
+        assert [line.endswith("  described") for line in lines] == [False, False, True, False]
+    assert [each["described"] for each in table.as_json(measured(), found, None, mine)["options"]] == [False, True, False]
+    assert chart.write(found, "title", mine).count("parameter_server, 4 workers, 2 ps apart (described)<") == 1
+
+
 def test_the_chart_is_an_svg_with_a_bar_for_each():
     import xml.etree.ElementTree as ET
 
@@ -122,8 +133,12 @@ def test_the_chart_is_an_svg_with_a_bar_for_each():
     assert len(bars) == 3
 
 
+JOINING = {"cluster": {"chief": ["a:1"], "worker": ["a:2", "b:1", "c:1"], "ps": ["d:1"]}, "tfdist": {"min_workers": 2}}
+
+
 @pytest.mark.parametrize(
-    "description", ["STANDARD_1", "BASIC", {"worker": 4}, {"chief": 1, "worker": 3}, {"worker": 3, "ps": 2}, {"worker": 1}]
+    "description",
+    ["STANDARD_1", "BASIC", {"worker": 4}, {"chief": 1, "worker": 3}, {"worker": 3, "ps": 2}, {"worker": 1}, JOINING],
 )
 def test_the_option_of_a_description_gives_the_description(description):
     cluster = read_cluster(description)
@@ -132,6 +147,47 @@ def test_the_option_of_a_description_gives_the_description(description):
     again = cluster_of(option, cluster, Machines.of(cluster), cluster.synchronization)
     assert again == cluster
     assert option_of(again) == option
+
+
+def test_a_cluster_keeps_the_workers_with_which_its_training_begins_where_others_may_join():
+    joining = read_cluster(JOINING)
+
+    def begins(option):
+        return cluster_of(option, joining, Machines(), Synchronization()).min_workers
+
+    assert begins(Option("hogwild", 5, 1, period=16, chief_apart=True)) == 2
+    assert begins(Option("parameter_server", 1, 1, chief_apart=True)) == 1
+    assert begins(Option("multi_worker_mirrored", 4)) is None
+
+
+def test_a_partitioned_model_is_no_option_and_keeps_its_partition():
+    whole = read_cluster("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }")
+    sharded = dataclasses.replace(whole, partition=Partition((("kernel", -2),), 2))
+    assert option_of(whole) is not None and option_of(sharded) is None
+    again = cluster_of(Option("mirrored", 2), sharded, Machines(), Synchronization())
+    assert again.partition == sharded.partition
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((None, None, Synchronization()), Option("parameter_server", 4, 3, chief_apart=True)),
+        (
+            (None, None, Synchronization(compression="bf16")),
+            Option("parameter_server", 4, 3, compression="bf16", chief_apart=True),
+        ),
+        ((None, None, Synchronization(compression="int8")), Option("parameter_server", 4, 3, chief_apart=True)),
+        (
+            ("hogwild", 32, Synchronization(compression="int8", fragments=4)),
+            Option("hogwild", 4, 3, False, 32, None, 4, "int8", chief_apart=True),
+        ),
+        (("hogwild", None, Synchronization()), Option("hogwild", 4, 3, period=16, chief_apart=True)),
+        (("hogwild", 15, Synchronization(fragments=4)), None),
+        (("multi_worker_mirrored", None, Synchronization()), Option("multi_worker_mirrored", 5)),
+    ],
+)
+def test_the_option_of_a_description_with_the_flags(given, expected):
+    assert option_with(read_cluster("STANDARD_1"), *given) == expected
 
 
 def test_hogwild_without_ps_is_no_option():

@@ -194,6 +194,17 @@ def test_the_cheapest_of_equally_fast_ones_is_recommended():
     assert strategies == {"default", "parameter_server"}
 
 
+def test_what_the_user_describes_is_shown_though_it_is_in_vain_and_slow():
+    costs, hardware = Costs(measured()), Hardware(SLOW, 1)
+    described = Option("parameter_server", 2, 4)
+    options = candidates(Request(2, None, frozenset(["parameter_server"]), may_colocate=False, described=described))
+    found = ranked([predict(costs, hardware, option) for option in options])
+    without, with_it = shown(found, 1), shown(found, 1, described=described)
+    assert described not in [each.option for each in without]
+    assert [each.option for each in with_it if each not in without] == [described]
+    assert with_it[0] is found[0] and [found.index(each) for each in with_it] == sorted(found.index(each) for each in with_it)
+
+
 def test_queues_against_known_results():
     assert queued(1, 1.0, [2.0, 3.0]) == pytest.approx(6.0)
     assert queued(2, 0.0, [1.0, 1.0]) == pytest.approx(3.0)  # Two of two equal stations: each is busy for 2/3 of the time.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from tfdist.pictures.canvas import BOLD, Canvas
+from tfdist.planner.option import Option
 from tfdist.planner.predict import Prediction
 from tfdist.planner.table import name_of
 
@@ -13,9 +14,9 @@ WIDTH = 320.0
 _PLAIN, _CHOSEN, _EDGE = "#c9d8e8", "#7fb77e", "#555555"
 
 
-def write(predictions: Sequence[Prediction], title: str) -> str:
-    """Returns the drawing. The first prediction, the recommended one, has another color."""
-    names = [name_of(each.option) for each in predictions]
+def write(predictions: Sequence[Prediction], title: str, described: Option | None = None) -> str:
+    """Returns the drawing. The first prediction, the recommended one, has another color. The name of `described` says so."""
+    names = [name_of(each.option) + (" (described)" if each.option == described else "") for each in predictions]
     fastest = max(each.examples_per_second for each in predictions)
     speeds = [f"{each.examples_per_second:.0f} examples/s" for each in predictions]
     canvas = Canvas(title, "; ".join(f"{name}: {speed}" for name, speed in zip(names, speeds, strict=True)))

@@ -1,25 +1,29 @@
 """Makes a cluster of an option, in which the user's own description keeps what the option leaves open."""
 
 import dataclasses
+from typing import Any
 
-from tfdist.choice import choose
+from tfdist.choice import SERVED, choose
 from tfdist.cluster import Cluster, Task
-from tfdist.errors import Source
+from tfdist.dialects.registry import always_has_sync_period
+from tfdist.errors import ClusterError, Source
 from tfdist.planner.option import Option
 from tfdist.planner.prices import Machines
-from tfdist.synchronization import Synchronization
+from tfdist.synchronization import DEFAULT_SYNC_PERIOD, SERVER_COMPRESSIONS, Synchronization
 
 
 def option_of(cluster: Cluster) -> Option | None:
-    """Returns the option that a cluster describes; None if it has groups of several workers or servers groups.
+    """Returns the option that a cluster describes; None if the model of the predictions does not know it.
 
-    Nor is hogwild without ps predicted: the model has no workers that hold parameters.
+    It knows no groups of several workers, no several server groups, no partition, and no hogwild without ps.
 
     Raises:
         ClusterError: if the cluster cannot be trained on.
     """
     strategy, workers, ps = choose(cluster).strategy, len(cluster.job("worker")), len(cluster.job("ps"))
     if (any(len(group) > 1 for group in cluster.worker_groups) and ps) or len(cluster.server_groups) > 1:
+        return None
+    if cluster.partition:
         return None
     if strategy == "hogwild" and not ps:
         return None
@@ -38,6 +42,37 @@ def option_of(cluster: Cluster) -> Option | None:
     return Option(strategy, workers, ps, colocated, cluster.sync_period, *kept, chief_apart=has_chief)
 
 
+def option_with(cluster: Cluster, strategy: str | None, period: int | None, synchronization: Synchronization) -> Option | None:
+    """Returns the option that a cluster describes together with the command line; None if it cannot be trained or predicted so.
+
+    Args:
+        cluster: the description.
+        strategy: the strategy of the command line, or None.
+        period: the sync period of the command line, or None.
+        synchronization: the options of hogwild, of the description and the command line.
+
+    Raises:
+        ClusterError: if the description alone cannot be trained on.
+    """
+    own = choose(cluster).strategy
+    strategy = strategy or own
+    options, compression = Synchronization(), synchronization.compression if synchronization.compresses else None
+    if strategy == "hogwild":
+        options = synchronization
+        says_period = own == "hogwild" or cluster.sync_period != 1 or always_has_sync_period(cluster.source.dialect)
+        cluster = dataclasses.replace(
+            cluster, sync_period=period or (cluster.sync_period if says_period else DEFAULT_SYNC_PERIOD)
+        )
+    elif strategy == "parameter_server" and compression in SERVER_COMPRESSIONS:
+        options = Synchronization(compression=compression)
+    if strategy != own:
+        cluster = dataclasses.replace(cluster, strategy=strategy)
+    try:
+        return option_of(dataclasses.replace(cluster, synchronization=options))
+    except ClusterError:
+        return None
+
+
 def _shares_hosts(cluster: Cluster) -> bool:
     hosts = {task.host for task in cluster.job("worker")} - {None}
     return bool(hosts) and all(task.host in hosts for task in cluster.job("ps"))
@@ -48,7 +83,7 @@ def cluster_of(option: Option, base: Cluster | None, machines: Machines, synchro
 
     Args:
         option: the option.
-        base: the user's description, whose hosts, machine types, evaluators and job folder it keeps; or None.
+        base: the user's description, of which it keeps all that the option leaves open; or None.
         machines: machine types for tasks that `base` does not have. Without `base` the types stay open.
         synchronization: options of hogwild, of which those of the option win.
     """
@@ -66,14 +101,14 @@ def cluster_of(option: Option, base: Cluster | None, machines: Machines, synchro
         tasks += base.job("evaluator")
     if option.strategy == "mirrored":
         tasks[0] = dataclasses.replace(tasks[0], slots=option.workers)
-    source = base.source if base is not None else Source("planner", "tfdist plan")
-    cluster = Cluster(
-        tuple(tasks),
-        separate_servers=not option.colocated,
-        job_dir=base.job_dir if base is not None else None,
-        protocol=base.protocol if base is not None else "grpc",
-        source=source,
-    )
+    changed: dict[str, Any] = {"tasks": tuple(tasks), "separate_servers": not option.colocated}
+    if base is None:
+        cluster = Cluster(**changed, source=Source("planner", "tfdist plan"))
+    else:
+        chosen: dict[str, Any] = {"strategy": None, "sync_period": 1, "synchronization": Synchronization()}
+        groups: dict[str, Any] = {"worker_groups": (), "server_groups": (), "share_memory": True}  # No process has several.
+        begin = _begins_with(option, base)
+        cluster = dataclasses.replace(base, **changed, **chosen, **groups, min_workers=begin, task=None)
     if option.strategy == "hogwild":
         changes = {"delay": option.delay, "fragments": option.fragments, "compression": option.compression}
         options = dataclasses.replace(synchronization, **changes)  # type: ignore[arg-type]
@@ -83,6 +118,13 @@ def cluster_of(option: Option, base: Cluster | None, machines: Machines, synchro
     if choose(cluster).strategy != option.strategy and option.strategy != "default":
         return dataclasses.replace(cluster, strategy=option.strategy)
     return cluster
+
+
+def _begins_with(option: Option, base: Cluster) -> int | None:
+    """Returns `min_workers` of the description, where the strategy lets workers join later."""
+    if base.min_workers is None or option.strategy not in SERVED:
+        return None
+    return min(base.min_workers, option.workers)
 
 
 def _task(job: str, index: int, base: Cluster | None, machines: Machines) -> Task:
@@ -97,7 +139,10 @@ def _task(job: str, index: int, base: Cluster | None, machines: Machines) -> Tas
 
 
 def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
-    """Returns a cluster without what only flags can say, and those flags: for languages that have no words for a strategy."""
+    """Returns a cluster without what only flags can say, and those flags: for languages that have no words for a strategy.
+
+    They have none for workers that join later either, and no flag of the program says it: all begin.
+    """
     flags = []
     if cluster.strategy is not None:
         flags.append(f"--strategy {cluster.strategy}")
@@ -105,4 +150,6 @@ def without_strategy(cluster: Cluster) -> tuple[Cluster, str]:
         flags.append(f"--sync_period {cluster.sync_period}")
     for name, value in cluster.synchronization.non_default().items():
         flags.append(f"--{'synchronization_weights' if name == 'weights' else name} {value}")
-    return dataclasses.replace(cluster, strategy=None, sync_period=1, synchronization=Synchronization()), " ".join(flags)
+    return dataclasses.replace(
+        cluster, strategy=None, sync_period=1, synchronization=Synchronization(), min_workers=None
+    ), " ".join(flags)

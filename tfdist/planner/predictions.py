@@ -22,7 +22,12 @@ MOST_MESSAGES = 10_000
 
 
 def predictions(
-    costs: Costs, hardware: Hardware, options: Sequence[Option], rows: int, cost: recommend.Cost | None = None
+    costs: Costs,
+    hardware: Hardware,
+    options: Sequence[Option],
+    rows: int,
+    cost: recommend.Cost | None = None,
+    described: Option | None = None,
 ) -> list[Prediction]:
     """Returns the predictions, the recommended one first.
 
@@ -34,12 +39,13 @@ def predictions(
         options: what to compare.
         rows: rows of the table.
         cost: see `recommend.ranked`.
+        described: see `recommend.shown`.
     """
     found = {option: predict(costs, hardware, option) for option in options}
     left, is_first = MOST_MESSAGES, True
     while True:
         ranked = recommend.ranked(list(found.values()), cost)
-        shown = recommend.shown(ranked, max(rows, FIRST if is_first else 0), cost)
+        shown = recommend.shown(ranked, max(rows, FIRST if is_first else 0), cost, described)
         wanted = [each.option for each in shown if not each.is_simulated and _needs(each.option)]
         wanted = [option for option in wanted if _messages(costs, option) <= left]
         if not wanted:

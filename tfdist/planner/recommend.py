@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
+from tfdist.planner.option import Option
 from tfdist.planner.predict import Prediction
 
 CLOSE = 0.05
@@ -40,15 +41,18 @@ def ranked(predictions: Sequence[Prediction], cost: Cost | None = None) -> list[
     return [*close, *sorted(rest, key=lambda each: -each.examples_per_second)]
 
 
-def shown(predictions: Sequence[Prediction], rows: int, cost: Cost | None = None) -> list[Prediction]:
+def shown(
+    predictions: Sequence[Prediction], rows: int, cost: Cost | None = None, described: Option | None = None
+) -> list[Prediction]:
     """Returns about `rows` of ranked predictions for a table: the first ones, and that of each strategy to recommend.
 
-    Those with more ps that make nothing faster are left out.
+    Those with more ps that make nothing faster are left out, except for what the user describes.
 
     Args:
         predictions: what `ranked` has returned.
         rows: number of the first ones.
         cost: as for `ranked`.
+        described: the option of the user's description; None without one.
     """
     alike: dict[tuple[object, ...], list[Prediction]] = defaultdict(list)
     for each in predictions:
@@ -58,7 +62,8 @@ def shown(predictions: Sequence[Prediction], rows: int, cost: Cost | None = None
     for strategy in dict.fromkeys(each.option.strategy for each in useful):
         if not any(each.option.strategy == strategy for each in first):
             first.append(ranked([each for each in useful if each.option.strategy == strategy], cost)[0])
-    return first
+    chosen = {each.option for each in first} | {described}
+    return [each for each in predictions if each.option in chosen]
 
 
 def _without_ps(each: Prediction) -> tuple[object, ...]:

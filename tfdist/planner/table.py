@@ -26,10 +26,16 @@ def _ps(option: Option) -> str:
     return f"{option.ps} ps {'beside workers' if option.colocated else 'apart'}"
 
 
-def rows(predictions: Sequence[Prediction], cost: Cost | None) -> list[list[str]]:
-    """Returns the cells of the table, with its head; the first prediction is the recommended one."""
+def rows(predictions: Sequence[Prediction], cost: Cost | None, described: Option | None = None) -> list[list[str]]:
+    """Returns the cells of the table, with its head.
+
+    Args:
+        predictions: the rows, the recommended one first.
+        cost: what an option costs for an hour; None without prices.
+        described: the option whose row says so in its last cell.
+    """
     head = ["", "strategy", "workers", "ps", "period", "machines", "examples/s", "binds"]
-    found = [head + (["cost per hour", "per million examples"] if cost else [])]
+    found = [[*head, *(["cost per hour", "per million examples"] if cost else []), ""]]
     for number, each in enumerate(predictions):
         option = each.option
         period = str(option.period) if option.strategy == "hogwild" else ""
@@ -40,15 +46,15 @@ def rows(predictions: Sequence[Prediction], cost: Cost | None) -> list[list[str]
         if cost:
             price = cost(option)
             row += [f"{price:.2f}", f"{price / 3600 / each.examples_per_second * 1e6:.3g}"]
-        found.append(row)
+        found.append([*row, "described" if option == described else ""])
     return found
 
 
-def text(predictions: Sequence[Prediction], cost: Cost | None) -> str:
+def text(predictions: Sequence[Prediction], cost: Cost | None, described: Option | None = None) -> str:
     """Returns the table for a terminal."""
-    cells = rows(predictions, cost)
+    cells = rows(predictions, cost, described)
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    numbers = {2, 5, 6, 8, 9}
+    numbers = {2, 5, 6, *range(8, len(cells[0]) - 1)}
     lines = []
     for row in cells:
         placed = (
@@ -59,7 +65,9 @@ def text(predictions: Sequence[Prediction], cost: Cost | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_json(measurement: Measurement, predictions: Sequence[Prediction], cost: Cost | None) -> dict[str, Any]:
+def as_json(
+    measurement: Measurement, predictions: Sequence[Prediction], cost: Cost | None, described: Option | None = None
+) -> dict[str, Any]:
     """Returns all predictions for `json.dumps`: `program`, and `options`, the recommended one first."""
     options = []
     for number, each in enumerate(predictions):
@@ -71,6 +79,7 @@ def as_json(measurement: Measurement, predictions: Sequence[Prediction], cost: C
             "assumed": list(each.assumed),
             "simulated": each.is_simulated,
             "recommended": number == 0,
+            "described": each.option == described,
         }
         options.append(values | ({"cost_per_hour": cost(each.option)} if cost else {}))
     return {"program": measurement.program, "batch": measurement.batch, "options": options}

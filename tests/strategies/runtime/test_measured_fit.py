@@ -25,6 +25,7 @@ def test_both_sides_agree():
 
 
 X, Y = np.zeros([10, 4], "float32"), np.zeros([10], "int64")
+RAGGED = tf.ragged.constant([[1, 2, 3], [4], [5, 6]] * 3)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,13 @@ X, Y = np.zeros([10, 4], "float32"), np.zeros([10], "int64")
         ({"x": {"a": X, "b": X}, "y": Y, "batch_size": 5}, (5, 200)),
         ({"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(3)}, (3, 72)),
         ({"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(5, drop_remainder=True).repeat()}, (5, 120)),
+        ({"x": tf.data.Dataset.from_tensor_slices((["ab" * 50] * 9, Y[:9])).batch(3)}, (3, 3 * (100 + 8))),
+        ({"x": np.array(["ab" * 50, "ä"] * 4), "y": Y[:8], "batch_size": 2}, (2, 100 + 2 + 2 * 8)),
+        ({"x": np.array([b"ab" * 50, b"c"] * 4, object), "batch_size": 4}, (4, 2 * (100 + 1))),
+        ({"x": tf.data.Dataset.from_tensor_slices((RAGGED, Y[:9])).batch(3)}, (3, 6 * 4 + 4 * 8 + 3 * 8)),
+        ({"x": tf.data.Dataset.from_tensor_slices((tf.sparse.eye(9), Y[:9])).batch(3)}, (3, 3 * (4 + 2 * 8) + 2 * 8 + 3 * 8)),
+        ({"x": RAGGED, "batch_size": 3}, (3, (18 * 4 + 10 * 8) // 3)),
+        ({"x": tf.data.Dataset.from_tensor_slices([1.0, 2.0])}, (None, None)),
         ({"x": ((X, Y) for _ in range(3))}, (None, None)),
         ({}, (None, None)),
     ],
