@@ -151,6 +151,10 @@ class Collector:
             if waiting := flushes.wait(block, flushes.deadline.within(ASK_SECONDS)):
                 self._give_up(waiting)
         for group in flushes.late(block):
+            _log.warning(
+                "worker group %d has not sent its progress in time: what it has not synchronized is lost, and it starts anew",
+                group,
+            )
             self._mark_lost(group)
             flushes.end(group)
         return flushes.of(block)

@@ -105,7 +105,7 @@ def test_a_group_that_fails_is_left_out():
     np.testing.assert_array_equal(block.values, [2.0, 2.0])
 
 
-def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch):
+def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch, caplog):
     monkeypatch.setattr(collector, "ANSWER_SECONDS", 0.1)
     answer, lost = threading.Event(), []
 
@@ -114,7 +114,7 @@ def test_a_group_that_does_not_answer_in_time_is_lost(monkeypatch):
         return tf.zeros([2])
 
     assert Collector(flush, lost.append, lambda block: None).ask(Block(Kind.OWN), [0]) == {}
-    assert lost == [0]
+    assert lost == [0] and "worker group 0 has not sent its progress in time" in caplog.text
     answer.set()
 
 
