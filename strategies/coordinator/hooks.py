@@ -15,9 +15,9 @@ from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, Train
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import trainer
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
+from tfdist.strategies.keras_hooks.step_logs import with_metrics
 from tfdist.strategies.runtime import chief_device
 
 MOST_CHECKED_BYTES = 2**30
@@ -68,7 +68,8 @@ class CoordinatorHooks(KerasHooks):
         """
         if logs and (loop := self._open_epochs.innermost_of(model)) is not None:
             logs = loop.finish()
-        return trainer.with_metrics(logs, model.get_metrics_result()) if logs else logs
+            return loop.metric_logs.with_metrics(logs, model.get_metrics_result()) if logs else logs
+        return with_metrics(logs, model.get_metrics_result()) if logs else logs
 
     def reset_metrics(self) -> None:
         """See `KerasHooks`."""

@@ -15,7 +15,8 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.execution import Execution
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
-from tfdist.strategies.keras_hooks import trainer
+from tfdist.strategies.keras_hooks import replica_context, step_logs
+from tfdist.strategies.keras_hooks.interface import Logs
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
 
@@ -36,6 +37,7 @@ class MetricLogs:
         self._variables: list[Any] = []  # Keras variables of the metrics, in the order in which a step returns them.
         self._size = 0  # Numbers that these hold.
         self._own_logs = _LogsFormat()  # Of what a step returns beside metrics.
+        self._own_names: set[str] = set()  # Of metrics under whose names a step returns something else.
         self._metric_logs = _LogsFormat()
         self._means: list[tuple[int, int] | None] = []  # The places of total and count of each log; None if it is no mean.
         self._results_function: Any = None
@@ -51,10 +53,13 @@ class MetricLogs:
     def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`. Returns a float64 vector; empty if the step returned the model's metrics, which travel anyway."""
         del rows
+        self._check_shared_variables()
         self._variables = self._variables_to_send()
         self._size = sum(variable.shape.num_elements() for variable in self._variables)
         outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
-        are_metrics = self._variables and outputs.keys() == self._model.get_metrics_result().keys()
+        self._own_names = step_logs.own_names(self._model, outputs)
+        returns_metrics = not self._own_names and outputs.keys() == self._model.get_metrics_result().keys()
+        are_metrics = self._variables and returns_metrics
         return self._own_logs.flatten({} if are_metrics else outputs)
 
     def after_steps(self) -> Any:
@@ -69,6 +74,19 @@ class MetricLogs:
             self._results(total)  # Notes the names of the logs. TensorFlow removes the operations, which nothing uses.
         own = tf.add_n([value * tf.cast(share, tf.float64) for value, share in zip(outputs, shares, strict=True)])
         return tf.concat([total, own], axis=0)
+
+    def _check_shared_variables(self) -> None:
+        """Raises ValueError if a step of one of several replicas assigns a metric's variable that they share, by its name."""
+        replica = replica_context.current()
+        if replica is None or (replica.share is None and len(replica.strategy.worker_groups) < 2):
+            return
+        for metric in _leaves(self._model):
+            for variable in metric.variables:
+                if variable.synchronization != "on_read" and id(variable) in replica.assigned:
+                    raise ValueError(
+                        f"the metric {metric.name} counts in {variable.path}, a keras.Variable that all workers share, "
+                        "so their counts do not add up; create it with self.add_variable, so that each worker has its own"
+                    )
 
     def _variables_to_send(self) -> list[Any]:
         variables = list({id(v): v for metric in self._model.metrics for v in metric.variables}.values())
@@ -148,9 +166,13 @@ class MetricLogs:
                 sums = self._sum - self._by_group.get(group, 0.0) + metrics
                 results = self._metric_logs.unflatten(self._results_of(sums))
             self._sum, self._by_group[group] = sums[-1], metrics[-1]
-            logs = [trainer.with_metrics(own, result) if own else result for own, result in zip(logs, results, strict=True)]
+            logs = [self.with_metrics(own, result) if own else result for own, result in zip(logs, results, strict=True)]
         self.logs = logs[-1]
         return logs
+
+    def with_metrics(self, logs: Logs, metrics: dict[str, Any]) -> Logs:
+        """Returns the logs of a step with the results of the metrics, but for values of the step's own."""
+        return step_logs.with_metrics(logs, metrics, self._own_names)
 
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
@@ -172,11 +194,15 @@ class MetricLogs:
             return np.stack([self._results_function(tf.constant(row)).numpy() for row in sums])
 
 
+def _leaves(model: Any) -> list[Any]:
+    """Returns the metrics of a model, with those of `compile` one by one."""
+    return [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
+
+
 @contextlib.contextmanager
 def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
     """Notes the results of those metrics of `model` that are `keras.metrics.Mean`s: the id of a result -> its metric."""
-    leaves = [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
-    means = [leaf for leaf in leaves if type(leaf).result is keras.metrics.Mean.result]
+    means = [leaf for leaf in _leaves(model) if type(leaf).result is keras.metrics.Mean.result]
     noted: dict[int, Any] = {}
     results = []  # Keeps them alive: another object could get the id of a result.
 

@@ -14,7 +14,6 @@ from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distr
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
-from tfdist.strategies.keras_hooks.build_scope import check_weights
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
@@ -51,7 +50,6 @@ class DataParallelHooks(KerasHooks):
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
         """See `KerasHooks`."""
         check_optimizer(model, self._strategy)
-        check_weights(model, self._strategy)
         check_model(model, self._strategy.extended.mesh)
         check = self._shard_check(model, step) if step == model.train_step and self.layout.replicas > 1 else None
         return self._together(TrainingLoop(self._strategy, self.layout, model, step, check))

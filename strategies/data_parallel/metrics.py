@@ -7,8 +7,9 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout
+from tfdist.strategies.keras_hooks import metric_sums
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.trainer import with_metrics
+from tfdist.strategies.keras_hooks.step_logs import own_names, with_metrics
 from tfdist.strategies.private_api import TensorFlowTrainer
 
 
@@ -30,53 +31,77 @@ class ReplicaMetrics:
         """Returns the Keras variables of the metrics, of which each replica has its own value."""
         return [v for v in self._model.metrics_variables if v.synchronization == "on_read"]
 
-    def reduce(self, shares: Any, logs: Any, assigned: Iterable[int]) -> Any:
+    def shared_variables(self) -> list[Any]:
+        """Returns the Keras variables that metrics made without `add_variable`: all replicas have one value."""
+        return [v for v in self._model.metrics_variables if (v.synchronization, v.aggregation) == ("auto", "none")]
+
+    def begin(self) -> Any:
+        """Returns the values of `shared_variables` before the steps, `PerReplica`, for `reduce`."""
+        shared = self.shared_variables()
+        metric_sums.note(shared)
+        return self._strategy.run(lambda: [tf.identity(v.value) for v in shared]) if shared else []
+
+    def reduce(self, begun: Any, shares: Any, logs: Any, assigned: Iterable[int]) -> Any:
         """Returns the logs over all replicas, and gives every replica the mean of what layers keep.
 
         Args:
+            begun: what `begin` returned before the steps.
             shares: each replica's part of the examples of the last step, `PerReplica` float32 scalars.
             logs: what the replicas' last steps returned, `PerReplica`.
             assigned: the ids of the variables that the steps assigned.
         """
-        metrics, assigned = self.variables(), set(assigned)
+        metrics, shared, assigned = self.variables(), self.shared_variables(), set(assigned)
+        own: set[str] = set()
 
-        def on_replica(share: Any, logs: Any) -> Any:
-            return self._reduce_on_replica(share, logs, metrics, self._layer_state(assigned))
+        def on_replica(begun: Any, share: Any, logs: Any) -> Any:
+            own.update(() if self.returns_metrics else own_names(self._model, logs, assigned))
+            changes = [v.value - before for v, before in zip(shared, begun, strict=True)]
+            counted = [*self._counted(metrics), *changes]
+            totals, *rest = self._reduce_on_replica(share, logs, counted, self._layer_state(assigned))
+            sums = [before + change for before, change in zip(begun, totals[len(metrics) :], strict=True)]
+            for variable, total in zip(shared, sums, strict=True):
+                self._local(variable).assign(total)
+            return [*totals[: len(metrics)], *sums], *rest
 
-        totals, mean_logs, wish = self._strategy.run(on_replica, args=(shares, logs))
+        totals, mean_logs, wish = self._strategy.run(on_replica, args=(begun, shares, logs))
         if (requests := self._strategy.tfdist_hooks.save_requests) is not None:
             requests.total.assign(self._first(wish))
         totals = [self._first(total) for total in totals]
-        with keras.StatelessScope(state_mapping=list(zip(metrics, totals, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip([*metrics, *shared], totals, strict=True))):
             result = self._model.get_metrics_result()
-        if self.returns_metrics or (isinstance(logs, dict) and logs.keys() == result.keys()):
+        if self.returns_metrics or (isinstance(logs, dict) and logs.keys() == result.keys() and not own):
             return result
         # A user's own step may return metrics nested, or among other logs.
-        return with_metrics(tf.nest.map_structure(self._first, mean_logs), result)
+        return with_metrics(tf.nest.map_structure(self._first, mean_logs), result, own)
 
     def _first(self, value: Any) -> Any:
         return self._strategy.experimental_local_results(value)[0]
 
-    def _reduce_on_replica(self, share: Any, logs: Any, metrics: list[Any], state: list[Any]) -> Any:
-        """Returns sums over the cluster: the metrics' variables, `logs` weighted by the examples, and the wishes to save."""
-        replicas, index = self._layout.replicas, self._layout.local_index()
-        is_first = float(index + self._layout.local.start == 0)
-        weights = {"sum": 1.0, "mean": 1.0 / replicas, "only_first_replica": is_first, "none": is_first}
-        counted = [v.value * tf.cast(weights[v.aggregation], v.dtype) for v in metrics]
+    def _local(self, variable: Any) -> Any:
+        return self._strategy.experimental_local_results(variable.value)[self._layout.local_index()]
+
+    def _counted(self, metrics: list[Any]) -> list[Any]:
+        """Returns what a replica adds to the values of metrics' variables."""
+        is_first = float(self._layout.local_index() + self._layout.local.start == 0)
+        weights = {"sum": 1.0, "mean": 1.0 / self._layout.replicas, "only_first_replica": is_first, "none": is_first}
+        return [v.value * tf.cast(weights[v.aggregation], v.dtype) for v in metrics]
+
+    def _reduce_on_replica(self, share: Any, logs: Any, counted: list[Any], state: list[Any]) -> Any:
+        """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes to save."""
         flat_logs = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs) if v is not None]
         weighted = [tf.cast(v, tf.float32) * share for v in (*(v.value for v in state), *flat_logs)]
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
         *sums, whole, wish = all_reduce_sum([*counted, *weighted, share, wish])
-        for variable, total in zip(state, sums[len(metrics) :], strict=False):
-            local = self._strategy.experimental_local_results(variable.value)[index]
+        for variable, total in zip(state, sums[len(counted) :], strict=False):
+            local = self._local(variable)
             mean = tf.cast(tf.math.divide_no_nan(total, whole), local.dtype)
             local.assign(tf.where(whole > 0, mean, local))
         means = [
             tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
-            for value, total in zip(flat_logs, sums[len(metrics) + len(state) :], strict=True)
+            for value, total in zip(flat_logs, sums[len(counted) + len(state) :], strict=True)
         ]
-        return sums[: len(metrics)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs, wish
+        return sums[: len(counted)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs, wish
 
     def _layer_state(self, assigned: set[int]) -> list[Any]:
         """Returns the variables that layers update in each replica, such as the moving averages of BatchNormalization."""

@@ -147,8 +147,9 @@ class TrainingLoop:
     def _step_on_shards(self, element: Any, small: bool) -> Any:
         with self._strategy.extended.tracing():
             shares = self._layout.shares(element["examples"])
+            begun = self._metrics.begin()
             logs = self._run(element["shards"], shares, small)
-            return self._metrics.reduce(per_replica(shares), logs, self._assigned)
+            return self._metrics.reduce(begun, per_replica(shares), logs, self._assigned)
 
     def _loop(self, elements: Any, limit: tf.Tensor) -> Any:
         """Runs at most `limit` steps and returns `(steps, logs)`. The `cond` that ends the reading has no collective in it."""
@@ -164,9 +165,10 @@ class TrainingLoop:
             return done + 1, following, shares
 
         with self._strategy.extended.tracing():
+            begun = self._metrics.begin()
             begin = (tf.constant(0), elements.get_next_as_optional(), [tf.constant(0.0) for _ in self._layout.local])
             done, _, shares = tf.while_loop(goes_on, body, begin, parallel_iterations=1)
-            return done, self._metrics.reduce(per_replica(shares), None, self._assigned)
+            return done, self._metrics.reduce(begun, per_replica(shares), None, self._assigned)
 
     def _step_on_distributed(self, batch: Any) -> Any:
         """Runs a step on a batch of TensorFlow's distributed dataset, whose size only all replicas together know."""
@@ -176,9 +178,9 @@ class TrainingLoop:
             return tf.math.divide_no_nan(own, all_reduce_sum([own])[0])
 
         with self._strategy.extended.tracing():
-            shares = self._strategy.run(share_of, args=(batch,))
+            begun, shares = self._metrics.begin(), self._strategy.run(share_of, args=(batch,))
             logs = self._strategy.run(lambda shard, share: self._on_replica(shard, share, small=True), args=(batch, shares))
-            return self._metrics.reduce(shares, logs, self._assigned)
+            return self._metrics.reduce(begun, shares, logs, self._assigned)
 
     def _run(self, shards: Sequence[Any], shares: list[tf.Tensor], small: bool, looping: bool = False) -> Any:
         return self._strategy.run(
@@ -196,7 +198,7 @@ class TrainingLoop:
             if not small:
                 logs = self._step(shard)
             else:
-                before = [(v, tf.identity(v.value)) for v in self._metrics.variables()]
+                before = [(v, tf.identity(v.value)) for v in (*self._metrics.variables(), *self._metrics.shared_variables())]
                 logs = self._step(at_least_one(shard))
                 for variable, value in before:
                     variable.value.assign(tf.where(share > 0, variable.value, value))

@@ -33,11 +33,16 @@ def _within(strategy: Any, name_scope: Any) -> Iterator[None]:
         yield
 
 
+def strategy_of(value: Any) -> Any:
+    """Returns the strategy in whose scope a variable of TensorFlow was created; None if it was in none."""
+    return getattr(value, "tfdist_strategy", None) or getattr(value, "distribute_strategy", None)
+
+
 def check_weights(model: Any, strategy: Any) -> None:
     """Raises ValueError if a trainable weight of `model` was created outside of the scope of `strategy`."""
     for weight in model.trainable_weights:
-        if getattr(weight._value, "_distribute_strategy", None) is not strategy:
+        if strategy_of(weight._value) is not strategy:
             raise ValueError(
                 f"the weight {weight.path} of {model.name} was created outside the strategy's scope, so it would not train "
-                "on all replicas; make and build its layer inside `with strategy.scope():`"
+                "on all replicas; make and build its layer, and call enable_lora, inside `with strategy.scope():`"
             )

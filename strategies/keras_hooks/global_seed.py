@@ -1,7 +1,11 @@
-"""Random operations without a seed, such as `keras.random.normal(shape)` in a layer's `call`, in the steps of replicas.
+"""The random numbers of replicas: each draws its own, with a seed and without.
 
-Keras draws their seeds from one generator, which it makes when it first needs one, and keeps for each thread. Replicas trace a
-step in threads of their own: each would make another one in the middle of a step, which TensorFlow refuses.
+All replicas have equal states of Keras' generators: after a synchronous step the states are those of one process. Without an
+offset of the replica each would draw the same numbers for its part of a batch. The first replica draws those of one process.
+
+Keras draws the seeds of operations without one, such as `keras.random.normal(shape)` in a layer's `call`, from one generator,
+which it makes when it first needs one, and keeps for each thread. Replicas trace a step in threads of their own: each would
+make another one in the middle of a step, which TensorFlow refuses.
 """
 
 import random
@@ -12,14 +16,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.private_api import patches
+
+REPLICA_STRIDE = 15_485_863
+"""Distance between the seeds of two replicas. Multiples of it are not those of the distance between two groups of hogwild."""
 
 _generators: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:
-    """Makes steps draw from the generator of their strategy. Calling it again does nothing."""
+    """Gives replicas their own numbers, and steps the generator of their strategy. Calling it again does nothing."""
     patches.GLOBAL_SEED_GENERATOR.patch(_global_seed_generator)
+    patches.NEXT_SEED.patch(_next_seed)
 
 
 def prepare(strategy: tf.distribute.Strategy) -> None:
@@ -39,6 +49,26 @@ def state_of(strategy: tf.distribute.Strategy) -> list[Any]:
     """Returns the Keras variable with the state of a strategy's generator, in a list; an empty one before `prepare`."""
     generator = _generators.get(strategy)
     return [] if generator is None else [generator.state]
+
+
+def of_replica(seed: Any) -> Any:
+    """Returns what the current replica draws with, given what one process draws with: a seed and a counter, `[2]`."""
+    context, replica = tf.distribute.get_replica_context(), replica_context.current()
+    if context is None or hooks_of(context.strategy) is None:
+        return seed
+    if replica is not None and replica.recorded is not None:
+        return seed if replica.draw is None else moved(seed, replica.draw)
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    return seed if number == 0 else moved(seed, context.replica_id_in_sync_group)
+
+
+def moved(seed: Any, number: Any, stride: int = REPLICA_STRIDE) -> Any:
+    """Returns a seed and a counter, `[2]`, with `number` times `stride` added to the seed."""
+    return seed + tf.stack([tf.cast(number, seed.dtype) * stride, tf.zeros((), seed.dtype)])
+
+
+def _next_seed(original: Callable[..., Any], generator: Any, ordered: bool = True) -> Any:
+    return of_replica(original(generator, ordered))
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:

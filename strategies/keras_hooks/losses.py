@@ -75,7 +75,7 @@ def _reduce(
     replica = _replica()
     if replica is None or replica.has_whole_batch:
         return loss
-    if not tf.convert_to_tensor(values).shape.rank and sample_weight is None and mask is None:
+    if not tf.convert_to_tensor(values).shape.rank:
         replica.has_scalar_loss = True
         return loss
     if reduction in ("none", None):
@@ -124,6 +124,7 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     if replica.recorded is not None:
         return 0.0 * value  # It may be anything, and counts right below.
     tensors = tf.nest.flatten([y_true, y_pred])
+    weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
     if replica.postponed is not None or not all(isinstance(t, tf.Tensor) and t.shape.rank for t in tensors):
         _warn_once(
             replica,
@@ -134,11 +135,15 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     if replica.looping:
         raise replica_context.NotInLoopError
     y_true, y_pred = (_whole_batch(nested, loss.dtype, replica) for nested in (y_true, y_pred))
+    if weight is not None and weight.shape.rank:
+        weight = _whole_batch(weight, loss.dtype, replica)
     replica.has_whole_batch = True
     try:
-        whole = original(loss, y_true, y_pred, sample_weight)
+        whole = original(loss, y_true, y_pred, weight)
     finally:
         replica.has_whole_batch = False
+    if replica.in_compile_loss and whole.shape.rank:
+        return whole  # With weights and without a reduction it has a number for each; `_call_compiled` divides them.
     # Every replica has the whole loss, and gradients of its own examples only: these count in full.
     scaled = tf.math.divide_no_nan(whole, tf.cast(replica.share, whole.dtype))
     return scaled + tf.stop_gradient(whole - scaled)
@@ -162,7 +167,7 @@ def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred:
 
 
 def _whole_batch(nested: Any, dtype: Any, replica: Replica) -> Any:
-    """Returns the tensors of all replicas, concatenated; gradients flow to this replica's examples only."""
+    """Returns the tensors of all replicas with their masks, concatenated; gradients flow to this replica's examples only."""
     context = tf.distribute.get_replica_context()
     number = context.replica_id_in_sync_group
     replicas = context.num_replicas_in_sync
@@ -177,7 +182,13 @@ def _whole_batch(nested: Any, dtype: Any, replica: Replica) -> Any:
         others = all_reduce_sum([padded])[0] - tf.stop_gradient(padded)
         return padded + tf.stop_gradient(others)
 
-    return tf.nest.map_structure(gather, nested)
+    def with_mask(value: Any) -> Any:
+        whole, mask = gather(value), keras_loss_module.backend.get_keras_mask(value)
+        if mask is not None:
+            keras_loss_module.backend.set_keras_mask(whole, tf.cast(gather(mask), tf.bool))
+        return whole
+
+    return tf.nest.map_structure(with_mask, nested)
 
 
 def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:

@@ -6,6 +6,8 @@ show the sum of their maxima.
 """
 
 import logging
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +24,12 @@ _UNKNOWN = ("If", "Call", "While", "Merge", "Concat", "Pack", "Slice", "Pad", "T
 
 _log = logging.getLogger("tfdist")
 _warned: set[str] = set()
+_noted: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+def note(variables: Iterable[Any]) -> None:
+    """Notes Keras variables of metrics that Keras does not mark as such, and whose changes the replicas add up."""
+    _noted.update({id(variable): variable for variable in variables})
 
 
 def check(replica: Replica, variable: Any, value: Any) -> None:
@@ -34,7 +42,8 @@ def check(replica: Replica, variable: Any, value: Any) -> None:
     """
     groups = getattr(replica.strategy, "worker_groups", ())
     is_alone = replica.share is None and len(groups) < 2
-    if is_alone or variable.synchronization != "on_read" or variable.path in _warned or not isinstance(value, tf.Tensor):
+    is_counted = variable.synchronization == "on_read" or id(variable) in _noted
+    if is_alone or not is_counted or variable.path in _warned or not isinstance(value, tf.Tensor):
         return
     if tf.executing_eagerly() or adds(value, tf.convert_to_tensor(variable.value).op.inputs[0]) is not False:
         return

@@ -2,8 +2,8 @@
 
 Under TensorFlow's own strategies Keras 3 clips each replica's gradients before they are added up, and it can neither accumulate
 gradients nor overwrite weights by their averages (`merge_call` inside `cond`). Inside a step function of tfdist
-(`replica_context.current()`) gradients are added up first. The rest of the update is then the same on every replica. Everywhere
-else Keras' own code runs.
+(`replica_context.current()`), and in `strategy.run` of a data-parallel strategy, gradients are added up first. The rest of the
+update is then the same on every replica. Everywhere else Keras' own code runs.
 """
 
 import contextlib
@@ -14,8 +14,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import batch_sums, losses, replica_context, update_kernels, variables
+from tfdist.strategies.keras_hooks.build_scope import strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
+from tfdist.strategies.keras_hooks.replica_context import Replica
 from tfdist.strategies.private_api import ResourceVariable, patches
 
 ELEMENTWISE = frozenset(
@@ -63,6 +65,10 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         # In `strategy.run`. TensorFlow cannot initialize variables of several replicas that a function creates.
         with tf.init_scope():
             optimizer.build(trainable_variables)
+    if replica is None and (own := _replica_of_own_loop()) is not None:
+        sums = _summed(optimizer, grads)
+        with replica_context.entered(own):
+            return original(optimizer, sums, trainable_variables)
     if replica is None or replica.reduced or not tf.distribute.get_replica_context():
         return original(optimizer, grads, trainable_variables)
     if replica.discovered is not None:
@@ -85,6 +91,21 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         replica.reduced = False
 
 
+def _replica_of_own_loop() -> Replica | None:
+    """Returns the replica that runs a step of the user's own in `strategy.run` of a data-parallel strategy; else None."""
+    context = tf.distribute.get_replica_context()
+    layout = getattr(context and hooks_of(context.strategy), "layout", None)
+    return None if layout is None else Replica(context.strategy, layout.local_index(), None, reduced=True)
+
+
+def _summed(optimizer: Any, grads: Any) -> list[Any]:
+    """Returns the sums of gradients over the replicas as Keras computes them, but before it clips or accumulates them."""
+    grads = list(grads)
+    present = [(gradient, None) for gradient in grads if gradient is not None]
+    sums = iter(optimizer._all_reduce_sum_gradients(present) if present else ())
+    return [None if gradient is None else next(sums)[0] for gradient in grads]
+
+
 def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:
     """Returns the strategy whose variables a loop updates outside of `strategy.run`; None in it, and for other strategies.
 
@@ -95,7 +116,7 @@ def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:
     strategies = [own]
     for variable in trainable_variables or getattr(optimizer, "_trainable_variables", ()):
         value = getattr(variable, "_value", variable)
-        strategies.append(getattr(value, "tfdist_strategy", None) or getattr(value, "distribute_strategy", None))
+        strategies.append(strategy_of(value))
         if hooks_of(own) is not None and strategies[-1] is not own:
             raise ValueError(
                 f"the optimizer {optimizer.name} was made inside the strategy's scope and {variable.name} outside; make the "

@@ -31,6 +31,7 @@ class Replica:
         discovered: updates that the step asks for while it is only traced to find them, as (optimizer, variables); else None.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
+        draw: which random numbers a step draws that is only tried out, an integer scalar; None for those of one process.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
@@ -47,6 +48,7 @@ class Replica:
     postponed: list[Any] | None = None
     discovered: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
+    draw: Any = None
     looping: bool = False
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False

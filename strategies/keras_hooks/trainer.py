@@ -60,16 +60,6 @@ def _adopt(model: Any) -> None:
         begin_anew(metric.variables, strategy)
 
 
-def with_metrics(logs: Logs, metrics: dict[str, Any]) -> Logs:
-    """Returns the logs of a step, flattened, with the value in `metrics` for each name that `metrics` has."""
-    if not isinstance(logs, dict):
-        return logs
-    flat: dict[str, Any] = {}
-    for name, value in logs.items():
-        flat.update(value if isinstance(value, dict) else {name: value})
-    return {name: metrics.get(name, value) for name, value in flat.items()}
-
-
 # Replacements. The first parameter is the function that they replace.
 
 
@@ -77,6 +67,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
     if (hooks := hooks_of(model.distribute_strategy)) is not None:
         if model._distribute_strategy is not None:
             _adopt(model)
+        build_scope.check_weights(model, model.distribute_strategy)
         global_seed.prepare(model.distribute_strategy)
         return hooks.step_function(model, step_function)
     if model._distribute_strategy is None:

@@ -1,8 +1,12 @@
-"""What asynchronous worker groups count and add up together, so that each step counts once and each gradient counts once.
+"""What asynchronous worker groups count and add up together: each step and each gradient counts once, each draw is another.
 
 Keras reads a counter when a step begins, decides by it (to apply accumulated gradients, to overwrite weights by their averages,
 to raise the loss scale), and adds to it when the step ends. Of several groups at the same time all may read the same number, or
 none may read the one that is waited for. Here a step takes its number in one operation on the ps.
+
+So it is with the counters of random numbers: groups that read the same number would draw the same masks, and one that assigns
+late would set the counter back. Here a step adds to the counter, and the number of its group makes its draws other than those
+of other groups. A step does not have to wait for the ps.
 """
 
 import contextlib
@@ -13,10 +17,13 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks import global_seed, replica_context
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-from tfdist.strategies.private_api import patches
+from tfdist.strategies.private_api import ControlFlowFuncGraph, in_stateless_scope, patches
+
+GROUP_STRIDE = 1_000_003
+"""Distance between the random seeds of two groups. Multiples of it are not those of the distance between two replicas."""
 
 
 def install() -> None:
@@ -27,6 +34,7 @@ def install() -> None:
     patches.RESET_ACCUMULATORS.patch(_reset_accumulators)
     if patches.FINITE_GRADIENTS is not None:
         patches.FINITE_GRADIENTS.patch(_handle_finite_gradients)
+    patches.NEXT_SEED.patch(_next_seed)
 
 
 class NextNumber:
@@ -100,12 +108,12 @@ class TakenSums:
         return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(self)
 
 
-def _next(counter: Any) -> Any:
-    """Returns the value of a counter on a ps and adds 1 to it; no other group gets the same value."""
+def _next(counter: Any, change: Any = 1) -> Any:
+    """Returns the value of a counter on a ps and adds to it; no other group gets the same value."""
     with critical_section("tfdist_counters", counter.device, []), tf.device(counter.device):
         number = tf.identity(counter.read_parts())
         with tf.control_dependencies([number]):
-            counter.assign_add(tf.ones((), counter.dtype))
+            counter.assign_add(tf.constant(change, counter.dtype))
     return number
 
 
@@ -123,6 +131,14 @@ def _taken(variable: Any) -> Any:
                 part.assign_sub(value)
         parts.append(value)
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+
+
+def _is_in_function_of(tensor: Any) -> bool:
+    """Returns whether the function that has `tensor`, one of its loops or one of its conditions is traced."""
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    return graph is tensor.graph
 
 
 def _is_first() -> bool:
@@ -183,3 +199,21 @@ def _handle_finite_gradients(original: Callable[..., Any], optimizer: Any, grads
         return original(optimizer, grads, trainable_variables)
     with _with(optimizer, step_counter=NextNumber(optimizer.step_counter)):
         return original(optimizer, grads, trainable_variables)
+
+
+def _next_seed(original: Callable[..., Any], generator: Any, ordered: bool = True) -> Any:
+    """Draws as an ordered generator does: what Keras assigns otherwise is computed from what another group may have changed."""
+    group = None if tf.executing_eagerly() or in_stateless_scope() else _group_of(generator.state._value)
+    if group is None or replica_context.is_trial():
+        return original(generator, ordered)
+    if not _is_in_function_of(group):  # A function of the user is kept for other steps, and must not use a tensor of this one.
+        return global_seed.of_replica(_next(unwrapped(generator.state._value), [0, 1]))
+    seed = generator.state.value * 1
+    generator.state.assign_add([0, 1])
+    return global_seed.of_replica(global_seed.moved(seed, group, GROUP_STRIDE))
+
+
+def _group_of(state: Any) -> Any:
+    """Returns the number of the group that draws, a tensor; None if there is one group, and elsewhere."""
+    strategy = getattr(unwrapped(state), "tfdist_strategy", None)
+    return getattr(getattr(strategy, "extended", None), "group_number", None)

@@ -6,14 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.group_function import GroupFunction
 from tfdist.strategies.coordinator.group_step import GroupStep, PredictionOutputs
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
-from tfdist.strategies.parameter_server import optimizer
-from tfdist.strategies.parameter_server.training_loop import StepProgram, Steps, fused_reads_of
+from tfdist.strategies.parameter_server import constraints, optimizer
+from tfdist.strategies.parameter_server.training_loop import StepFunction, Steps, fused_reads_of
 from tfdist.strategies.parameter_server.turns import Turns
 
 _OWN_LOOP = (
@@ -56,12 +55,14 @@ class ParameterServerHooks(CoordinatorHooks):
         trainer.check_optimizer(model, self._strategy)
         self._check_model(model)
         optimizer.begin_averages(model.optimizer)
+        if step == model.train_step:
+            constraints.warn_of_lost_updates(model, self._strategy.extended)
         metric_logs = MetricLogs(model)
         # `evaluate` and `predict` read exact weights: they judge what the ps hold and what files will hold.
         rounded = self._strategy.rounded and step == model.train_step
         reads = fused_reads_of(model, self._strategy.extended, rounded)
         group_step = GroupStep(self._strategy, model, step, metric_logs, reads)
-        function = GroupFunction(self._strategy, StepProgram(group_step))
+        function = StepFunction(self._strategy, group_step)
         turns = Turns() if step == model.train_step and self._strategy.has_order else None
         check = self._shard_check(model, step)
         return self._training_loop(Steps(model, function, metric_logs, self._executions, turns), metric_logs, check)
@@ -71,4 +72,4 @@ class ParameterServerHooks(CoordinatorHooks):
         self._check_model(model)
         reads = fused_reads_of(model, self._strategy.extended)
         step = GroupStep(self._strategy, model, model.predict_step, PredictionOutputs(), reads)
-        return self._predict_function(GroupFunction(self._strategy, StepProgram(step)).prepare)
+        return self._predict_function(StepFunction(self._strategy, step).prepare)

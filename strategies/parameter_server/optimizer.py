@@ -148,13 +148,22 @@ def _elementwise(original: Callable[..., Any], optimizer: Any, *args: Any) -> An
 def _assign_add(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
+    _note(variable)
     return variable._value.assign_add(tf.cast(value, variable._value.dtype))
 
 
 def _assign_sub(original: Callable[..., Any], variable: Any, value: Any) -> Any:
     if not _is_on_ps(variable) or replica_context.is_trial():
         return original(variable, value)
+    _note(variable)
     return variable._value.assign_sub(tf.cast(value, variable._value.dtype))
+
+
+def _note(variable: Any) -> None:
+    """Notes an assignment of one of several replicas, of which the mean counts. What groups of one replica add is right."""
+    replica = replica_context.current()
+    if replica is not None and replica.share is not None:
+        replica.assigned[id(variable)] = variable
 
 
 def _sparse_read(variable: Any, indices: Any, name: str | None = None) -> Any:

@@ -29,7 +29,13 @@ MIN_SHARD_BYTES = 256 * 1024
 
 
 class ServerExtended(GroupExtended):
-    """`tf.distribute.StrategyExtended` of `parameter_server`."""
+    """`tf.distribute.StrategyExtended` of `parameter_server`.
+
+    Attributes:
+        group_number: in a function that is traced, the number of the group that runs it, int32 scalar; None of a single group.
+    """
+
+    group_number: Any = None
 
     def __init__(self, strategy: Any, resolver: Any, groups: Sequence[WorkerGroup]) -> None:
         super().__init__(strategy, resolver, groups)
@@ -40,6 +46,15 @@ class ServerExtended(GroupExtended):
     def has_several_groups(self) -> bool:
         """Whether worker groups make steps at the same time."""
         return self._tfdist_groups > 1
+
+    @contextlib.contextmanager
+    def in_group(self, number: Any = None) -> Iterator[None]:
+        """Sets `group_number` while a function of a group is traced."""
+        self.group_number = number
+        try:
+            yield
+        finally:
+            self.group_number = None
 
     # Creating variables.
 

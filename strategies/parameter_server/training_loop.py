@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.execution import Execution
@@ -87,17 +88,36 @@ class Steps:
         return self._executions.schedule(run, owner)
 
 
-class StepProgram(GroupProgram):
-    """Makes one step, or one for each batch of a stack."""
+class StepFunction(GroupFunction):
+    """A step as functions for the worker groups of a strategy. Several groups get their number with each call.
 
-    def __init__(self, step: GroupStep) -> None:
-        self._step = step
+    Groups that look alike run the same function, and have to draw different random numbers (asynchronous_counters.py).
+    """
+
+    def __init__(self, strategy: Any, step: GroupStep) -> None:
+        super().__init__(strategy, StepProgram(strategy.extended, step))
+        self._sends_number = strategy.extended.has_several_groups
+
+    def prepare(self, batches: list[Any], element_spec: Any = None, variant: Hashable = None) -> Callable[[int], Any]:
+        """See `GroupFunction`. Returns a call that takes the number of the group alone."""
+        call = super().prepare(batches, element_spec, variant)
+        return (lambda group: call(group, np.array(group, np.int32))) if self._sends_number else call
+
+
+class StepProgram(GroupProgram):
+    """Makes one step, or one for each batch of a stack. Of several groups it takes the number."""
+
+    def __init__(self, extended: Any, step: GroupStep) -> None:
+        self._extended, self._step = extended, step
+        if extended.has_several_groups:
+            self.arguments = (tf.TensorSpec([], tf.int32),)
 
     def run(self, variant: Any, devices: tuple[str, ...], data: Any, stacked: bool, *arguments: Any) -> Any:
         """See `GroupProgram`. Returns the result of the last step."""
-        del variant, arguments
-        outputs, shares = self._loop(devices, data) if stacked else self._step.run(devices, data)
-        return self._step.result(devices, outputs, shares)
+        del variant
+        with self._extended.in_group(*arguments):
+            outputs, shares = self._loop(devices, data) if stacked else self._step.run(devices, data)
+            return self._step.result(devices, outputs, shares)
 
     def _loop(self, devices: tuple[str, ...], data: Any) -> tuple[list[Any], list[Any]]:
         count = tf.shape(tf.nest.flatten(data)[0])[0]

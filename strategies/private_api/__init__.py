@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.private_api.checks import need, need_attributes, need_function
+from tfdist.strategies.private_api.user_functions import python_function
 
 # Keras' trainer, optimizers, losses, variables.
 
@@ -27,6 +28,7 @@ _autoconvert_optionals: Any = need_function(
 
 def without_optionals(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `step` of `model` with the treatment of `tf.experimental.Optional` that this version of Keras has."""
+    step = python_function(step)
     converted: Callable[..., Any] = _autoconvert_optionals(model, step) if _autoconvert_optionals else step
     return converted
 
@@ -90,6 +92,12 @@ need_function(
 batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_lib", "_batch_reduce_destination")
 # TensorFlow's seed as the user has set it, or None.
 global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
+
+# Operations with functions or nested tensors among their arguments: model_parallel/nested.py.
+tf_cond: Any = need("tensorflow.python.ops.cond")
+tf_custom_gradient: Any = need("tensorflow.python.ops.custom_gradient")
+tf_script_ops: Any = need("tensorflow.python.ops.script_ops")
+tf_while_loop: Any = need("tensorflow.python.ops.while_loop")
 
 # What TensorFlow knows of a type of operation: keras_hooks/shard_check.py tries out steps that change nothing.
 _definition_of_operation: Any = need("tensorflow.python.framework.op_def_registry", "get")

@@ -6,6 +6,7 @@ other strategies.
 """
 
 import keras
+import tensorflow as tf
 
 from tfdist.strategies.private_api import (
     CompileLoss,
@@ -30,6 +31,10 @@ from tfdist.strategies.private_api import (
     saved_model_save,
     saving_lib,
     seed_generator_module,
+    tf_cond,
+    tf_custom_gradient,
+    tf_script_ops,
+    tf_while_loop,
 )
 from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
 
@@ -99,6 +104,9 @@ OPEN_NAME_SCOPE = PatchPoint(
 # keras_hooks/global_seed.py
 GLOBAL_SEED_GENERATOR = PatchPoint(
     seed_generator_module, "global_seed_generator", "", "Keras keeps a generator per thread; replicas trace in several."
+)
+NEXT_SEED = PatchPoint(
+    keras.random.SeedGenerator, "next", "self, ordered", "Replicas have equal states, and would draw the same numbers."
 )
 
 # keras_hooks/optimizer.py: replicas add up their gradients once, before all other parts of an update.
@@ -177,6 +185,33 @@ ATTENTION = PatchPoint(
     "As BINARY_OPERATIONS.",
 )
 DROPOUT = PatchPoint(keras_random, "dropout", "inputs, rate, noise_shape, seed", "As BINARY_OPERATIONS.")
+_fold_parameters = "fn, elems, initializer, parallel_iterations, back_prop, swap_memory"
+NESTED_OPERATIONS = {
+    name: PatchPoint(owner, name, parameters, "It takes a split tensor for several tensors, also as the result of a function.")
+    for owner, name, parameters in (
+        (tf_cond, "cond", "pred, true_fn, false_fn, strict, name, fn1, fn2"),
+        (
+            tf_while_loop,
+            "while_loop",
+            "cond, body, loop_vars, shape_invariants, parallel_iterations, back_prop, swap_memory, name, maximum_iterations, "
+            "return_same_structure",
+        ),
+        (tf_custom_gradient, "_eager_mode_decorator", "f, args, kwargs"),
+        (tf_custom_gradient, "_graph_mode_decorator", "f, args, kwargs"),
+        (tf_script_ops, "_wrap_for_composites", "func, inp, Tout"),
+        (tf, "recompute_grad", "f"),
+        (tf, "switch_case", "branch_index, branch_fns, default, name"),
+        (tf, "vectorized_map", "fn, elems, fallback_to_while_loop, warn"),
+        (
+            tf,
+            "map_fn",
+            "fn, elems, dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature",
+        ),
+        (tf, "scan", f"{_fold_parameters}, infer_shape, reverse, name"),
+        (tf, "foldl", f"{_fold_parameters}, name"),
+        (tf, "foldr", f"{_fold_parameters}, name"),
+    )
+}
 
 # keras_hooks/update_kernels.py
 UPDATE_OF_SGD = PatchPoint(

@@ -27,7 +27,7 @@ EXIT_CHIEF_FAILED = 75
 """Exit code of a server that ends because the chief failed: EX_TEMPFAIL of <sysexits.h>."""
 
 ENDS_WITH_CHIEF = "TFDIST_ENDS_WITH_CHIEF"
-"""Variable of tasks that are started again unless they exit with 0, as by Kubernetes. `1`: they exit with 0 if the chief fails."""
+"""Variable of tasks that are started again unless they exit with 0, as by Kubernetes. `1`: they do so if the chief fails."""
 
 _log = logging.getLogger("tfdist")
 

@@ -27,6 +27,11 @@ LOSSES = (  # tests/support/programs/losses.py
     "an_own_mean_of_losses_without_a_reduction",
     "a_mean_over_sample_weights",
     "a_mean_over_what_a_mask_leaves",
+    "one_number_for_a_batch_with_sample_weights",
+    "one_number_for_a_batch_with_weights_of_classes",
+    "one_number_for_a_batch_with_sample_weights_and_no_reduction",
+    "one_number_for_a_batch_with_a_mask",
+    "logs_of_an_own_step_under_the_name_of_a_metric",
     "a_keras_loss_in_add_loss",
     "regularizers_of_kernels_and_activities",
     "an_own_compute_loss",
@@ -44,12 +49,19 @@ FEW = (
     "callbacks_see_the_same_everywhere",
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
+    "a_metric_that_makes_its_variables_itself",
+    "clipping_in_a_loop_of_the_users_own",
 )
 LOSSES_OF_UNEVEN_REPLICAS = (  # What each counts depends on the examples of the others.
     "no_reduction_of_one_of_two_outputs",
     "an_own_mean_of_losses_without_a_reduction",
     "a_mean_over_sample_weights",
     "a_mean_over_what_a_mask_leaves",
+    "one_number_for_a_batch_with_sample_weights",
+    "one_number_for_a_batch_with_weights_of_classes",
+    "one_number_for_a_batch_with_sample_weights_and_no_reduction",
+    "one_number_for_a_batch_with_a_mask",
+    "logs_of_an_own_step_under_the_name_of_a_metric",
     "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
     "ragged_batches_of_fewer_examples_than_replicas",
 )
@@ -147,6 +159,8 @@ COMPARED = (
     "many_small_variables",
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
+    "a_metric_that_makes_its_variables_itself",
+    "clipping_in_a_loop_of_the_users_own",
     *LOSSES,
 )
 
@@ -209,6 +223,7 @@ def test_what_cannot_work_says_so(results):
         assert "was built outside the strategy's scope, and its variables cannot move; make it" in task["outside"]
         assert "BatchNormalization(synchronized=True) does: XLA cannot compile that" in task["synchronized"]
         assert "this train_step applies gradients twice; leave jit_compile at 'auto'" in task["two_updates"]
+        assert "was created outside the strategy's scope" in task["lora"] and "call enable_lora, inside" in task["lora"]
 
 
 def test_every_case_of_the_program_is_looked_at_here(ran):

@@ -46,6 +46,14 @@ class Own(keras.metrics.Metric):
         return self.state
 
 
+class OwnVariable(Own):
+    """Makes its variable without `add_weight`."""
+
+    def __init__(self, update):
+        super().__init__(update)
+        self.state = keras.Variable(0.0)
+
+
 def traced(metric, share):
     @tf.function(input_signature=[tf.TensorSpec([4, 2])] * 2)
     def step(y, x):
@@ -69,6 +77,14 @@ def test_a_state_that_is_no_sum_is_named_once(name, caplog):
     for _ in range(2):
         traced(metric, tf.constant(0.5))
     assert caplog.text.count(f"the metric variable {metric.state.path} is assigned something else") == 1
+
+
+def test_a_variable_of_the_users_own_is_named_once_the_replicas_add_it_up(caplog):
+    metrics = [OwnVariable(OTHERS["a maximum"]) for _ in range(2)]
+    metric_sums.note(metrics[1].variables)
+    for metric in metrics:
+        traced(metric, tf.constant(0.5))
+    assert [f"variable {metric.state.path} is assigned" in caplog.text for metric in metrics] == [False, True]
 
 
 @pytest.mark.parametrize("name", SUMS)

@@ -20,11 +20,13 @@ WARNED = {
     "a_queue_of_examples": "it assigns a_queue_of_examples/rows something that is no mean over the examples",
     "a_loss_for_each_example_that_compares_them": ONE_BY_ONE,
     "operations_over_the_batch": ONE_BY_ONE,
+    "circle_loss": ONE_BY_ONE,
     "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
 }
 EQUAL = (
     "a_mean_of_the_examples",
     "random_numbers",
+    "few_random_numbers",
     "a_moving_average",
     "two_optimizers",
     "losses_of_keras",

@@ -1,9 +1,13 @@
 """Tests that asynchronous worker groups of parameter_server count each step once and each gradient once."""
 
 import json
+from types import SimpleNamespace
 
+import keras
 import pytest
 from support_paths import PROGRAMS
+
+from tfdist.strategies.parameter_server.constraints import warn_of_lost_updates
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -29,6 +33,22 @@ def results(tmp_path_factory, run_python):
 )
 def test_no_accumulated_gradient_is_lost_or_counts_twice(results, case, total):
     assert results[case] == [total, total]
+
+
+@pytest.mark.parametrize(("case", "total"), [("constrained", 200), ("constrained and sharded", 24)])
+def test_the_constraint_of_a_weight_loses_no_update_of_another_group(results, case, total):
+    assert results[case] == [total, total]
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_layer_that_assigns_its_whole_kernel_is_named_if_several_groups_train_it(caplog, groups):
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(2), name="spectral")
+    model = keras.Sequential([keras.Input((2,)), layer], name="model")
+    with caplog.at_level("WARNING", logger="tfdist"):
+        warn_of_lost_updates(model, SimpleNamespace(has_several_groups=groups > 1))
+    assert ("the training of model loses updates: model/spectral, a SpectralNormalization, assigns" in caplog.text) == (
+        groups > 1
+    )
 
 
 def test_the_loss_scale_grows_after_its_number_of_steps(results):

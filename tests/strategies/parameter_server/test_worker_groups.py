@@ -122,6 +122,12 @@ def test_early_stopping_restores_the_best_weights(request, cluster):
     assert got["after"] == pytest.approx(min(got["losses"]), rel=1e-4)
 
 
+def test_what_cannot_work_says_so(sandblaster):
+    got = sandblaster["what_cannot_work_says_so"]
+    assert "the metric seen counts in " in got["metric"] and "create it with self.add_variable" in got["metric"]
+    assert "was created outside the strategy's scope" in got["lora"]
+
+
 def test_asynchronous_groups_learn(downpour, alone):
     for case in ("momentum", "rows_looked_up"):
         loss, reference = downpour[case]["history"]["loss"], alone[case]["history"]["loss"]
@@ -154,7 +160,7 @@ def test_losses_of_every_form_equal_one_process(start):
     job = start(str(PROGRAMS / "group_losses.py"))
     assert job.wait(500) == 0, job.output[-3000:]
     cases = [json.loads(line.removeprefix("CASE ")) for line in job.output.splitlines() if line.startswith("CASE ")]
-    assert len(cases) == 18
+    assert len(cases) == 23
     for name, one, group in cases:
         assert one.keys() == group.keys()
         for key in one:

@@ -47,6 +47,16 @@ def loss_scale():
     return [float(np.asarray(optimizer.dynamic_scale)), int(np.asarray(optimizer.step_counter))]
 
 
+def constrained(steps, x):
+    """Returns the smallest and the largest number of updates that are in a weight, of which a constraint changes nothing."""
+    layer = keras.layers.Dense(
+        1, use_bias=False, kernel_initializer="zeros", kernel_constraint=lambda w: keras.ops.minimum(w, 1.0)
+    )
+    trained(lambda: keras.optimizers.SGD(RATE), steps, [layer], x)
+    updates = -layer.get_weights()[0] / RATE
+    return [float(updates.min()), float(updates.max())]
+
+
 few, many = np.ones((2, 4), "float32"), np.ones((2, 140_000), "float32")
 table = keras.layers.Embedding(2, 1, embeddings_initializer="zeros")
 results = {
@@ -55,6 +65,8 @@ results = {
     "sharded": accumulated(24, [dense()], many),
     "rows": accumulated(24, [table, keras.layers.Flatten()], np.array([[0], [1]], "int32")),
     "loss scale": loss_scale(),
+    "constrained": constrained(200, few),
+    "constrained and sharded": constrained(24, many),
 }
 with open(sys.argv[1], "w") as file:
     json.dump(results, file)

@@ -402,6 +402,64 @@ def custom_training_loop(strategy):
     return {"losses": [float(global_step(batch)) for batch in dataset]}
 
 
+class MeanError(keras.metrics.Metric):
+    """Makes its variables without `add_variable`, and one that never changes."""
+
+    def __init__(self, name="error"):
+        super().__init__(name=name)
+        self.total, self.count, self.unit = (keras.Variable(value) for value in (0.0, 0.0, 2.0))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign(self.total + self.unit * keras.ops.sum(keras.ops.abs(y_true - y_pred)))
+        self.count.assign(self.count + keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
+
+    def result(self):
+        return self.total / self.count
+
+    def reset_state(self):
+        self.total.assign(0.0)
+        self.count.assign(0.0)
+
+
+@compared
+def a_metric_that_makes_its_variables_itself(scope):
+    results = {}
+    for steps, size in ((1, 32), (4, 83)):
+        with scope():
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+            model.compile(optimizers.SGD(0.05), "mse", metrics=[MeanError()], steps_per_execution=steps)
+        record = model.fit(X, IDS[:, None] / N, batch_size=size, epochs=2, verbose=0, shuffle=False).history
+        results[f"{steps}"] = [record["error"], model.evaluate(X, IDS[:, None] / N, batch_size=size, verbose=0)]
+    return results
+
+
+@compared
+def clipping_in_a_loop_of_the_users_own(scope):
+    results = {}
+    clips = {"global": {"global_clipnorm": 0.5}, "norm": {"clipnorm": 0.5}, "value": {"clipvalue": 0.1}, "no": {}}
+    for name, clip in clips.items():
+        with scope():
+            strategy = tf.distribute.get_strategy()
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+            optimizer = optimizers.SGD(0.1, **clip)
+
+        def step(batch, model=model, optimizer=optimizer):
+            x, y = batch
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.square(model(x) - y)) / 24
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return loss
+
+        def on_batch(batch, strategy=strategy, step=step):
+            return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+        dataset = tf.data.Dataset.from_tensor_slices((X[:240], 10 * Y[:240])).batch(24)
+        losses = [float(loss) for loss in map(tf.function(on_batch), strategy.experimental_distribute_dataset(dataset))]
+        results[name] = [losses, *(w.ravel().tolist() for w in model.get_weights())]
+    return results
+
+
 @case
 def what_cannot_work_says_so(strategy):
     messages = {}
@@ -411,10 +469,13 @@ def what_cannot_work_says_so(strategy):
             super().train_step(data)
             return super().train_step(data)
 
+    with strategy.scope():
+        lora = regression("sgd")
+    lora.layers[0].enable_lora(2)
     outside = optimizers.SGD()
     outside.build([keras.Variable(np.zeros(1))])  # Else it would move into the scope.
     with strategy.scope():
-        models = {"outside": regression(outside), "two_updates": TwoUpdates()}
+        models = {"outside": regression(outside), "two_updates": TwoUpdates(), "lora": lora}
         models["two_updates"].compile("sgd", "mse", jit_compile=True)
         normalization = keras.layers.BatchNormalization(synchronized=True)
         models["synchronized"] = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])

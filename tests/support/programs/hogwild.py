@@ -84,10 +84,13 @@ def two_optimizers(strategy):
         model = TwoOptimizers()
         before = model.predict(X, verbose=0).tolist()  # Not compiled yet.
         model.compile()
-    model.fit(X, X[:, :1], batch_size=25, epochs=2, shuffle=False, verbose=0)
+    seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: losses.append(logs["loss"]))
+    losses, data = [], {"batch_size": 25, "shuffle": False, "verbose": 0}
+    model.fit(X, X[:, :1], epochs=2, callbacks=[seen], **data)
     optimizers = model.first, model.second
     return {
         "before": before,
+        "losses": losses,
         "iterations": [int(optimizer.iterations.numpy()) for optimizer in optimizers],
         "slots": [values(optimizer.variables) for optimizer in optimizers],
         "weights": values(model.weights),

@@ -19,11 +19,12 @@ def case(function):
 
 def trained(scope, build, x=X, y=Y, rate=0.05, **compiled):
     """Trains three epochs; returns history, evaluation and weights."""
-    fitted = {key: compiled.pop(key) for key in ("sample_weight",) if key in compiled}
+    fitted = {key: compiled.pop(key) for key in ("sample_weight", "class_weight") if key in compiled}
     with scope():
         model = build()
         model.compile(optimizer=keras.optimizers.SGD(rate), **compiled)
     record = model.fit(x, y, batch_size=16, epochs=3, shuffle=False, verbose=0, **fitted).history
+    fitted.pop("class_weight", None)
     return {
         **record,
         "evaluate": model.evaluate(x, y, batch_size=16, verbose=0, **fitted),
@@ -67,6 +68,24 @@ class Endpoint(keras.layers.Layer):
         y_pred, y_true = inputs
         self.add_loss(self.loss_fn(y_true, y_pred))
         return y_pred
+
+
+class OwnLogs(keras.Model):
+    """Returns losses under the name of the metric that `compile` makes, and does not update it: a VAE's `train_step`."""
+
+    def losses_of(self, data):
+        x, y = data
+        reconstruction = ops.mean(ops.square(self(x) - y))
+        return {"loss": 1.5 * reconstruction, "reconstruction_loss": reconstruction}
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            found = self.losses_of(data)
+        self.optimizer.apply(tape.gradient(found["loss"], self.trainable_variables), self.trainable_variables)
+        return found
+
+    def test_step(self, data):
+        return self.losses_of(data)
 
 
 class OwnComputeLoss(keras.Model):
@@ -221,6 +240,53 @@ def a_mean_over_what_a_mask_leaves(scope):
         return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(embedded))
 
     return trained(scope, build, x=x, y=x[:, :, None].astype("float32"), loss="mse")
+
+
+def sigmoid():
+    return linear(activation="sigmoid")
+
+
+@case
+def one_number_for_a_batch_with_sample_weights(scope):
+    return trained(scope, sigmoid, y=(Y > 0).astype("float32"), loss=keras.losses.Dice(), sample_weight=WEIGHTS, rate=0.5)
+
+
+@case
+def one_number_for_a_batch_with_weights_of_classes(scope):
+    return trained(scope, sigmoid, y=(Y > 0).astype("int32"), loss=mean_of_the_batch, class_weight={0: 0.5, 1: 3.0})
+
+
+@case
+def one_number_for_a_batch_with_sample_weights_and_no_reduction(scope):
+    loss = keras.losses.Dice(reduction=None)
+    return trained(scope, sigmoid, y=(Y > 0).astype("float32"), loss=loss, sample_weight=WEIGHTS, rate=0.01)
+
+
+@case
+def one_number_for_a_batch_with_a_mask(scope):
+    x = np.random.default_rng(2).normal(size=(N, 5, 4)).astype("float32")
+    x[np.arange(5) > np.arange(N)[:, None] % 5] = 0
+
+    def build():
+        inputs = keras.Input((5, 4))
+        masked = keras.layers.Masking()(inputs)
+        return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(masked))
+
+    return trained(scope, build, x=x, y=x.sum(axis=-1, keepdims=True), loss=mean_of_the_batch)
+
+
+@case
+def logs_of_an_own_step_under_the_name_of_a_metric(scope):
+    with scope():
+        model = linear(OwnLogs)
+        model.compile(keras.optimizers.SGD(0.05))
+    seen = []
+    see = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: seen.append([logs[key] for key in sorted(logs)])
+    )
+    data = {"batch_size": 16, "verbose": 0}
+    record = model.fit(X, Y, epochs=3, shuffle=False, validation_data=(X[:20], Y[:20]), callbacks=[see], **data).history
+    return {**record, "seen": seen, "weights": [w.ravel().tolist() for w in model.get_weights()]}
 
 
 @case

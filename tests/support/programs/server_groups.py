@@ -133,8 +133,29 @@ def best_weights(strategy):
     return {"losses": losses, "after": model.evaluate(*held, verbose=0, return_dict=True)["loss"]}
 
 
+class OwnVariable(Seen):
+    def __init__(self):
+        super().__init__()
+        self.count = keras.Variable(0.0)
+
+
+def what_cannot_work_says_so(strategy):
+    messages = {}
+    for name in ("metric", "lora"):
+        with strategy.scope():
+            layers, inputs = small()
+            model = compiled(layers, keras.optimizers.SGD(0.1), metrics=[OwnVariable()] if name == "metric" else ())
+        if name == "lora":
+            model.layers[0].enable_lora(2)
+        try:
+            model.fit(inputs, LABELS, epochs=1, verbose=0)
+        except ValueError as error:
+            messages[name] = str(error)
+    return messages
+
+
 strategy = tfdist.strategy()
-only = sys.argv[2].split(",") if len(sys.argv) > 2 else [*CASES, "callbacks", "best_weights"]
+only = sys.argv[2].split(",") if len(sys.argv) > 2 else [*CASES, "callbacks", "best_weights", "what_cannot_work_says_so"]
 results = {}
 for name in only:
     if name == "large_read_in_a_loop":  # The only one with a large variable that is on one ps.

@@ -167,6 +167,13 @@ def operations_over_the_batch():
 
 
 @case
+def circle_loss():
+    model = small(name="circle_loss")
+    model.compile("sgd", keras.losses.Circle())
+    return model
+
+
+@case
 def batch_normalization():
     model = small(layers.BatchNormalization(name="bn"), name="batch_normalization")
     model.compile("sgd", "mse")
@@ -184,6 +191,17 @@ def a_mean_of_the_examples():
 @case
 def random_numbers():
     return own("random_numbers", loss=lambda model, x, y, z: ops.mean((z + keras.random.normal(ops.shape(z)) - y) ** 2))
+
+
+@case
+def few_random_numbers():
+    """All of the update is random, and a draw of so few numbers may look like a sum."""
+    seeds = keras.random.SeedGenerator(17)
+
+    def loss(model, x, y, z):
+        return ops.mean(keras.random.normal((ops.shape(z)[0], 1), seed=seeds) * z)
+
+    return own("few_random_numbers", loss=loss)
 
 
 @case

@@ -1,0 +1,75 @@
+"""The logs of a step: which of them are results of the model's metrics, and which are values of the step's own.
+
+Metrics count the examples of all replicas and all steps, so their results replace the logs that a step returns for them. But a
+user's own `train_step` may return a loss under the name of a metric that it does not update: `compile` gives every model a
+metric `loss`. Such a log stays what the step returned.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks.interface import Logs
+
+
+def with_metrics(logs: Logs, metrics: dict[str, Any], own: Collection[str] = ()) -> Logs:
+    """Returns the logs of a step, flattened, with the value in `metrics` for each name that `metrics` has.
+
+    Args:
+        logs: what the step returned.
+        metrics: the results of the model's metrics.
+        own: the names of logs that stay what the step returned.
+    """
+    if not isinstance(logs, dict):
+        return logs
+    return {name: value if name in own else metrics.get(name, value) for name, value in _flat(logs).items()}
+
+
+def own_names(model: Any, logs: Logs, assigned: Collection[int] = ()) -> set[str]:
+    """Returns the names of logs that are not computed from the metrics of these names. To be called where the step runs.
+
+    Args:
+        model: the Keras model.
+        logs: what its step returned.
+        assigned: the ids of the variables that the step assigned. They decide if the step is not traced.
+    """
+    if not isinstance(logs, dict):
+        return set()
+    variables: dict[str, list[Any]] = {}  # Of the metrics that have a name.
+    for metric in model.metrics:
+        result = metric.result()
+        for name in result if isinstance(result, dict) else [metric.name]:
+            variables.setdefault(name, []).extend(metric.variables)
+    return {name for name, value in _flat(logs).items() if variables.get(name) and not _reads(value, variables[name], assigned)}
+
+
+def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(value if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def _reads(log: Any, variables: list[Any], assigned: Collection[int]) -> bool:
+    """Returns whether a log is computed from one of these Keras variables."""
+    if tf.executing_eagerly():
+        return any(id(variable) in assigned for variable in variables)
+    found = {name for variable in variables for name in _resources(tf.convert_to_tensor(variable.value))}
+    values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(log) if value is not None]
+    return any(name in found for value in values for name in _resources(value))
+
+
+def _resources(value: Any) -> Iterator[str]:
+    """Yields the names of the resources, such as handles of variables, from which a function computes a tensor."""
+    if not tf.is_symbolic_tensor(value):
+        return
+    seen, waiting = {value.op}, deque([value.op])
+    while waiting:
+        for operand in waiting.popleft().inputs:
+            if operand.dtype == tf.resource:
+                yield operand.name
+            if operand.op not in seen:
+                seen.add(operand.op)
+                waiting.append(operand.op)
