@@ -59,7 +59,9 @@ class Arrangement:
             strategy.extended.described = self._described
 
     def follow(self) -> None:
-        """Follows the current distribution of Keras, if there is one.
+        """Follows the current distribution of Keras, if there is one. Otherwise the one before stays.
+
+        Models are also built, and their variables made, after Keras' `distribution.scope()` has ended: in `fit`, for example.
 
         Raises:
             ValueError: if its mesh does not fit the devices, variables exist on another arrangement, or the description of the
@@ -74,14 +76,14 @@ class Arrangement:
                 "keras.distribution.set_distribution; leave one of them away"
             )
         wanted = local_mesh(distribution, self._devices, self._tasks, self._task)
-        if wanted == self.current:
-            return
-        if self._strategy.extended.has_variables:
+        if wanted != self.current and self._strategy.extended.has_variables:
             raise ValueError(
                 "the strategy has variables on another arrangement of its devices; call keras.distribution.set_distribution "
                 "before the first variable is created in `with strategy.scope():`, and once"
             )
-        self._arrange(wanted)
+        if wanted != self.current:
+            self._arrange(wanted)
+        self._strategy.extended.followed = distribution
 
     def _arrange(self, mesh: LocalMesh) -> None:
         extended = self._strategy.extended

@@ -23,11 +23,13 @@ class DataParallelExtended(MirroredExtended):
         mesh: the devices of each replica of this task, if `keras.distribution` or the description of the cluster gives them;
             None otherwise.
         described: the layouts that the description of the cluster gives; None if it gives none.
+        followed: the distribution of `keras.distribution` that gives the mesh; None if none does.
         has_variables: whether a variable was created.
     """
 
     mesh: LocalMesh | None = None
     described: DescribedLayouts | None = None
+    followed: Any = None
     has_variables = False
     _tfdist_tracing = 0
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.strategies.model_parallel.layouts import LocalMesh, warn_of_no_shards
 from tfdist.strategies.private_api import patches
@@ -15,18 +16,50 @@ from tfdist.strategies.private_api import patches
 _log = logging.getLogger("tfdist")
 
 
+_strategies: list[Any] = []  # At most one: this process' strategy.
+
 _described: list[Any] = []  # At most one: the DescribedLayouts of this process' strategy.
+
+_BOTH = (
+    "the description of the cluster partitions the model (--partition), and the program calls "
+    "keras.distribution.set_distribution; leave one of them away"
+)
+_ADVICE = (
+    "TensorFlow's backend of Keras ignores it, and tfdist follows it for models that are made inside the scope of mirrored or "
+    "multi_worker_mirrored. Call keras.distribution.set_distribution, or enter the scope() of the distribution, before "
+    "`with strategy.scope():` and make the model inside, or call keras.distribution.set_distribution(None)"
+)
 
 
 def install(strategy: Any) -> None:
-    """Makes `fit`, `evaluate` and their like check the current distribution. Calling it again changes the strategy.
+    """Makes new variables, `fit`, `evaluate` and their like check the distribution. Calling it again changes the strategy.
 
     Args:
         strategy: that of this process.
     """
     described = getattr(strategy.extended, "described", None)
+    _strategies[:] = [strategy]
     _described[:] = [] if described is None else [described]
     patches.MAKE_FUNCTION.patch(_make_function)
+    patches.INITIALIZE.patch(_initialize)
+
+
+def check_variable(path: str) -> None:
+    """Checks that the strategy follows the current distribution, when a variable is made in its scope.
+
+    Keras' `distribution.scope()` may have ended before `fit`, and nothing would show that the variable was to be sharded.
+
+    Args:
+        path: the path of the variable.
+
+    Raises:
+        ValueError: if it follows another distribution or none.
+    """
+    distribution, strategy = keras.distribution.distribution(), tf.distribute.get_strategy()
+    is_followed = distribution is getattr(strategy.extended, "followed", None)
+    if distribution is None or is_followed or strategy not in _strategies:
+        return
+    raise ValueError(_BOTH if _described else f"keras.distribution has no effect on {path}: {_ADVICE}")
 
 
 def check_model(model: Any, mesh: LocalMesh | None) -> None:
@@ -51,17 +84,9 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
     is_followed = getattr(extended, "mesh", None) is not None
     is_set = keras.distribution.distribution() is not None
     if is_set and _described:
-        raise ValueError(
-            "the description of the cluster partitions the model (--partition), and the program calls "
-            "keras.distribution.set_distribution; leave one of them away"
-        )
+        raise ValueError(_BOTH)
     if is_set and not is_followed:
-        raise ValueError(
-            f"keras.distribution has no effect on {model.name}: TensorFlow's backend of Keras ignores it, and tfdist follows it"
-            " for models that are made inside the scope of mirrored or multi_worker_mirrored. Call "
-            "keras.distribution.set_distribution before `with strategy.scope():` and make the model inside, or call "
-            "keras.distribution.set_distribution(None)"
-        )
+        raise ValueError(f"keras.distribution has no effect on {model.name}: {_ADVICE}")
     if _described and getattr(extended, "described", None) is not _described[0]:
         raise ValueError(
             f"the partition of the cluster's description has no effect on {model.name}, which is made outside the scope of the "
@@ -69,6 +94,11 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
         )
     if _described:
         _described[0].check_matched(model.name, model.trainable_variables)
-    elif is_set and is_followed:
-        warn_of_no_shards(model.name, model.trainable_variables, keras.distribution.distribution(), extended.mesh)
+    elif is_followed:
+        warn_of_no_shards(model.name, model.trainable_variables, extended.followed, extended.mesh)
     return original(model, step_function)
+
+
+def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
+    check_variable(variable.path)
+    original(variable, value)

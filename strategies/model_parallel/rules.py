@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.model_parallel import nested
 from tfdist.strategies.model_parallel.lookups import table
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, elementwise, operand
 from tfdist.strategies.private_api import patches
@@ -21,6 +22,7 @@ Operation = Callable[..., Any]
 
 def install() -> None:
     """Puts the rules in front of Keras' operations. Calling it again does nothing."""
+    nested.install()
     for name, point in patches.BINARY_OPERATIONS.items():
         point.patch(_add if name == "add" else _binary)
     for point in patches.UNARY_OPERATIONS.values():
@@ -208,7 +210,10 @@ def _attention(
 
     def own(extra: Any) -> Any:
         extra = whole(extra)
-        return query.shared(extra) if extra is None or extra.shape[1] == 1 else query.cut(extra, 1)
+        place = None if extra is None else len(extra.shape) - 3  # Of the heads: (…, heads, queries, keys).
+        if place is None or place < 0 or extra.shape[place] == 1:
+            return query.shared(extra)
+        return query.cut(extra, place)
 
     biases, masks = own(bias), own(mask)
     return query.on_parts(
@@ -232,7 +237,8 @@ def _parts_along(value: Any, axis: int, split: SplitTensor) -> Any:
     """Returns the parts of a tensor along an axis that meet those of `split`; its own parts if it is split there."""
     if isinstance(value, SplitTensor) and value.axis == axis and split.meets(value):
         return value.parts
-    return split.cut(tf.convert_to_tensor(whole(value)), axis)
+    dense = tf.sparse.to_dense(value) if isinstance(value, tf.SparseTensor) else tf.convert_to_tensor(whole(value))
+    return split.cut(dense, axis)
 
 
 def _added(split: SplitTensor, function: Callable[[int, Any], Any]) -> Any:

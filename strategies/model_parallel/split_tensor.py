@@ -13,8 +13,23 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.model_parallel import task_span
-from tfdist.strategies.private_api import KerasVariable, in_stateless_scope
+from tfdist.strategies.private_api import CompositeTensorGradient, KerasVariable, in_stateless_scope
 from tfdist.strategies.private_api.gradient_devices import with_gradients
+
+
+class _PartGradients(CompositeTensorGradient):  # type: ignore[misc]
+    """Makes gradient tapes differentiate by the parts, and the parts."""
+
+    def get_gradient_components(self, value: Any) -> Any:
+        return value.parts
+
+    def replace_gradient_components(self, value: Any, component_grads: Any) -> Any:
+        if all(gradient is None for gradient in component_grads):
+            return None
+        parts = []
+        for (_, part), gradient in zip(value.placed(), component_grads, strict=True):
+            parts.append(tf.zeros_like(part) if gradient is None else tf.convert_to_tensor(gradient))
+        return value.with_parts(parts)
 
 
 class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor):  # type: ignore[misc]
@@ -27,6 +42,8 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
         first: the number of the first of them. Default: 0.
         others: how many further parts are in other tasks (`task_span.py`). Default: 0.
     """
+
+    __composite_gradient__ = _PartGradients()
 
     parts: tuple[tf.Tensor, ...]
     axis: int
@@ -106,6 +123,14 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
     def __iter__(self) -> Iterator[Any]:
         """Yields the whole tensor's slices along the first axis."""
         return iter(self.whole())
+
+    def set_shape(self, shape: Any) -> None:
+        """Checks that the whole tensor may have this shape, which its parts need not be told."""
+        self.shape.assert_is_compatible_with(shape)
+
+    def numpy(self) -> Any:
+        """Returns the whole tensor as an array; in a graph the error of TensorFlow's own tensors."""
+        return self.whole().numpy()
 
     def __array__(self, dtype: Any = None) -> Any:
         """Returns the whole tensor as an array; raises NotImplementedError in a graph, as TensorFlow's own tensors do."""

@@ -17,11 +17,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.private_api.own_gradients import have_the_same_tape, register, with_gradient
 from tfdist.strategies.private_api.ring_sums import RingSums
 
 READ_SECONDS = 300.0
-"""How long a task waits for the others with a read of a whole variable between two steps."""
+"""How long a task waits for the others with a read of a whole variable, or a call of a layer, between two steps."""
 
 _ENTERED = "_tfdist_entered"
 """The attribute of a tensor of a graph that has what `enter` returns for it."""
@@ -36,7 +37,8 @@ class TaskSpan:
         ring: the collectives of these tasks.
         position: the number of this task among them.
         tasks: the number of them.
-        meet: waits until all of these tasks read a variable, given its name and for how many seconds at most.
+        meet: waits until all of these tasks read a value, given its name and for how many seconds at most; raises an error
+            that says what another task does instead.
     """
 
     def __init__(self, ring: RingSums, position: int, tasks: int, meet: Callable[[str, float], None]) -> None:
@@ -71,7 +73,7 @@ class TaskSpan:
 
     def add(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the sum of a tensor over the tasks."""
-        return with_gradient("TfdistAdd", self._ring.sum, self.enter, value) if _has_gradient(value) else self._ring.sum(value)
+        return with_gradient("TfdistAdd", self._sum, self.enter, value) if _has_gradient(value) else self._sum(value)
 
     def gather(self, value: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the tensors of all tasks, concatenated along an axis."""
@@ -88,7 +90,7 @@ class TaskSpan:
 
     def alike(self, value: tf.Tensor) -> tf.Tensor:
         """Returns the value that the first task of the replica has, where all have computed the same up to rounding."""
-        return self._ring.sum(tf.zeros_like(value) if self._position else value)
+        return self._sum(tf.zeros_like(value) if self._position else value)
 
     def read(self, value: tf.Tensor, axis: int, number: int, name: str) -> tf.Tensor:
         """Returns a whole variable between two steps, or within a function that is no step.
@@ -117,12 +119,22 @@ class TaskSpan:
             ) from None
         return tf.concat(tf.unstack(_unpacked(parts, dtype), num=self._tasks), axis)
 
+    def _sum(self, value: tf.Tensor) -> tf.Tensor:
+        self._meet_between_steps(value)
+        return self._ring.sum(value)
+
+    def _meet_between_steps(self, value: tf.Tensor) -> None:
+        """Waits until all tasks come to this: a program may call a model in one task only. In a step they are together."""
+        if tf.executing_eagerly() and replica_context.current() is None:
+            self._meet(f"a value of shape {tuple(value.shape)} that a call of the model computes", READ_SECONDS)
+
     def _gather_rows(self, value: tf.Tensor) -> tf.Tensor:
         if not _has_gradient(value):
             return self._gathered(value)
         return with_gradient("TfdistGather", self._gathered, self.own_rows, value)
 
     def _gathered(self, value: tf.Tensor) -> tf.Tensor:
+        self._meet_between_steps(value)
         packed, dtype = _packed(value)
         rows = None if value.shape[0] is None else value.shape[0] * self._tasks
         return tf.ensure_shape(_unpacked(self._ring.gather(packed), dtype), [rows, *value.shape[1:]])

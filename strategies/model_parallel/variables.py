@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.model_parallel import optimizer, rules
+from tfdist.strategies.model_parallel import optimizer, refusal, rules
 from tfdist.strategies.model_parallel.layouts import sharded_axis
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, own_pieces
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
@@ -60,9 +60,10 @@ def _creating(column: Column) -> Iterator[None]:
 
 
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
+    refusal.check_variable(variable.path)
     extended = tf.distribute.get_strategy().extended
     mesh = getattr(extended, "mesh", None)
-    layout = None if mesh is None else _layout_of(variable, extended.described)
+    layout = None if mesh is None else _layout_of(variable, extended)
     if mesh is None or layout is None:
         original(variable, value)
         return
@@ -94,9 +95,9 @@ def _shape(variable: Any, value: Any) -> tuple[int, ...]:
     return tuple(variable._shape or getattr(value, "shape", ()))
 
 
-def _layout_of(variable: Any, described: Any) -> Any:
-    """Returns the layout of a slot, which is that of its weight, or that of a weight in the current layout map; or None."""
-    distribution = described or keras.distribution.distribution()
+def _layout_of(variable: Any, extended: Any) -> Any:
+    """Returns the layout of a slot, which is that of its weight, or that of a weight in the layout map; or None."""
+    distribution = extended.described or extended.followed
     if variable._layout is not None or not variable.trainable:
         return variable._layout
     return distribution.get_variable_layout(variable) if isinstance(distribution, keras.distribution.ModelParallel) else None

@@ -162,7 +162,7 @@ def test_convolutions_that_cannot_compute_on_parts_are_refused(kernel, axis):
 def test_heads_of_attention_stay_apart():
     tensors = [values(2, 5, 4, 3) for _ in range(3)]
     mask = RNG.random((2, 4, 5, 5)) > 0.3
-    for own in (None, mask, mask[:, :1]):
+    for own in (None, mask, mask[:, :1], mask[0, 0], mask[0], mask[0, :1]):
         expected = ops.dot_product_attention(*tensors, mask=own)
         equal(ops.dot_product_attention(*(split(each, 2) for each in tensors), mask=own), expected, 2)
     equal(ops.dot_product_attention(split(tensors[0], 1, 5), *tensors[1:]), ops.dot_product_attention(*tensors), None)
@@ -172,6 +172,66 @@ def test_heads_of_attention_stay_apart():
 def test_dropout_drops_what_it_drops_of_a_whole_tensor(axis):
     x = values(4, 6)
     equal(keras.random.dropout(split(x, axis), 0.5, seed=3), keras.random.dropout(x, 0.5, seed=3), axis)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_matmul_of_sparse_tensors(axis):
+    x, kernel = np.maximum(values(4, 6), 0), values(6, 4)
+    equal(ops.matmul(tf.sparse.from_dense(x), split(kernel, axis)), x @ kernel, 1 if axis else None)
+
+
+@tf.custom_gradient
+def reversed_gradient(x):
+    return tf.identity(x), lambda gradient: tf.concat([-gradient], axis=0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("function", [ops.relu, reversed_gradient, tf.recompute_grad(ops.relu)])
+def test_gradients_of_and_by_split_tensors(function, compiled):
+    x, kernel = tf.constant(values(4, 6)), tf.constant(values(6, 4))
+
+    def gradients(kernel):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            hidden = ops.matmul(x, kernel)
+            result = function(hidden)
+        return tape.gradient(result, [x, hidden])
+
+    wrap = tf.function if compiled else lambda function: function
+    of_x, of_hidden = wrap(lambda: gradients(kernel))()
+    found = wrap(lambda: gradients(split(kernel, 1)))()
+    equal(found[0], of_x, None)
+    equal(found[1], of_hidden, 1)
+
+
+NESTED = {
+    "cond": lambda x, y: tf.cond(y[0, 0] < 9.0, lambda: x * 2.0, lambda: y),
+    "switch_case": lambda x, y: tf.switch_case(tf.cast(y[0, 0] < 9.0, tf.int32), {0: lambda: y, 1: lambda: x * 2.0}),
+    "while_loop": lambda x, y: tf.while_loop(lambda n, _: n < 2, lambda n, z: (n + 1, z * x), (0, y))[1],
+    "scan": lambda x, y: tf.scan(lambda z, row: z * x + row, x, y),
+    "foldl": lambda x, y: tf.foldl(lambda z, row: z * x + row, x, y),
+    "map_fn": lambda x, y: tf.map_fn(lambda row: row * 2.0, x),
+    "vectorized_map": lambda x, y: tf.vectorized_map(lambda row: row * 2.0, x),
+    "py_function": lambda x, y: tf.py_function(lambda z: z.numpy() * 2.0, [x], tf.float32),
+    "numpy_function": lambda x, y: tf.numpy_function(lambda z: z * 2.0, [x], tf.float32),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", NESTED)
+def test_operations_with_functions_get_whole_tensors(name, compiled):
+    x, y = tf.constant(values(4, 6)), tf.constant(values(4, 6))
+    wrap = tf.function if compiled else lambda function: function
+    expected = wrap(lambda: NESTED[name](x, y))()
+    found = wrap(lambda: NESTED[name](split(x, 1), y))()
+    np.testing.assert_allclose(tf.convert_to_tensor(found), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_split_tensor_is_an_array_outside_of_functions():
+    x = values(4, 6)
+    np.testing.assert_array_equal(split(x, 1).numpy(), x)
+    with pytest.raises(AttributeError, match="numpy"):
+        tf.function(lambda: split(tf.constant(x), 1).numpy())()
 
 
 CRASH = {"pinv", "inv", "det", "slogdet", "jvp", "adaptive_max_pool", "adaptive_average_pool", "max_pool", "average_pool"}

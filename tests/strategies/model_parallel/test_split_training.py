@@ -27,10 +27,20 @@ ONE_REPLICA = (
     "an_embedding_by_columns",
     "an_embedding_by_rows",
     "a_transformer_with_dropout",
+    "recurrent_layers_by_columns",
+    "functions_of_tensors_by_columns",
+    "a_layer_of_sparse_inputs_by_rows",
+    "attention_with_a_mask_of_two_axes",
+    "built_in_fit",
 )
 TWO_REPLICAS = ("a_pair_of_dense_layers", "adamw_with_decay_clipping_and_averages", "an_embedding_by_rows", "a_transformer")
 TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")
-SPANNING = ("a_pair_of_dense_layers", "a_transformer")  # A replica is in two tasks. The transformer has an embedding by rows.
+SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
+    "a_pair_of_dense_layers",
+    "a_transformer",
+    "recurrent_layers_by_columns",
+    "built_in_fit",
+)
 RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 
 
@@ -72,9 +82,11 @@ def test_equals_one_device(results, case):
     for task in tasks:
         result = task[case]
         rounding = 0.02 if case == "mixed_precision" else 2e-4  # bfloat16 has 8 bits, and partial sums are rounded one by one.
-        for what in ("history", "evaluate", "predict", "weights", "slots")[: 3 if case == "mixed_precision" else 5]:
+        kinds = ("history", "evaluate", "predict", "called", "weights", "slots", "saliency")
+        for what in kinds[: 4 if case == "mixed_precision" else 7]:
             assert close(result["one"][what], result["split"][what], rounding), what
         assert close(result["split"]["predict"], result["loaded"], rounding), "loaded"
+        assert result["split"]["split"], "nothing is sharded"
 
 
 def test_each_device_holds_its_part(results):
@@ -125,6 +137,9 @@ def test_what_a_replica_in_several_tasks_cannot_do_is_refused(results):
     found = [task["refused"].get("reads", "") for task in tasks]
     assert "worker:0 reads " in found[0] and "which is sharded over tasks, and worker:1 calls fit; all tasks of a" in found[0]
     assert not any(found[1:])
+    found = [task["refused"].get("calls", "") for task in tasks]
+    assert "that a call of the model computes, which is sharded over tasks, and worker:1 calls fit" in found[0]
+    assert not any(found[1:])
     assert any("the tasks of one replica have got different examples" in task["refused"]["other_examples"] for task in tasks)
 
 
@@ -140,6 +155,7 @@ def test_what_cannot_be_sharded_is_refused_by_name_and_an_own_loop_trains(tmp_pa
         "a_constraint": "up/kernel is sharded over 4 devices, and this step reads it as a whole",
         "export": "a SavedModel cannot hold that",
         "a_model_outside_the_scope": "keras.distribution has no effect on",
+        "a_distribution_set_in_the_scope": "keras.distribution has no effect on sequential",
         "another_mesh": "variables on another arrangement",
     }
     assert found.keys() == expected.keys()

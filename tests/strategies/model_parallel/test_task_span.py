@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.model_parallel import task_span
 from tfdist.strategies.model_parallel.task_span import TaskSpan
 
@@ -125,3 +126,24 @@ def test_a_read_that_other_tasks_do_not_join_says_so(span):
         RuntimeError, match="net/up/kernel is sharded over 2 tasks, and another task has not read it within 300 s"
     ):
         span.read(tf.ones((2, 2)), 1, 0, "net/up/kernel")
+
+
+@pytest.mark.parametrize("operation", ["add", "gather", "gradient"])
+def test_a_call_that_other_tasks_do_not_join_says_so_before_it_waits(ring, operation):
+    def meet(what, seconds):
+        raise RuntimeError(f"{what}, {seconds:.0f} s")
+
+    span = TaskSpan(ring, position=1, tasks=2, meet=meet)
+    task_span.set_current(span)
+    calls = {
+        "add": span.add,
+        "gather": lambda x: span.gather(x, axis=1),
+        "gradient": lambda x: gradient_of(span.enter, x, 2.0),
+    }
+    x = tf.ones((1, 4))
+    with pytest.raises(RuntimeError, match=r"of shape \(.*\) that a call of the model computes, 300 s"):
+        calls[operation](x)
+    assert not ring.sums
+    tf.function(calls[operation])(x)
+    with entered(Replica(None, 0, None)):  # In a step the tasks are together.
+        calls[operation](x)
