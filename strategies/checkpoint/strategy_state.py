@@ -10,12 +10,15 @@ from typing import Any, Protocol
 
 import h5py
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.private_api import patches, saving_lib
 
 NAME = "tfdist_training_state"
 """The HDF5 group, and the prefix of the names of a checkpoint's tensors."""
+
+_ADDED_TO_NUMPY = 2  # As `numpy.dtype.isbuiltin` says.
 
 _left_out = False
 _set_aside: dict[str, Any] | None = None
@@ -54,9 +57,16 @@ def set_aside() -> Iterator[dict[str, Any]]:
 
 
 def add(file: Any, state: dict[str, Any]) -> None:
-    """Adds the state of a strategy to an open HDF5 file of Keras."""
+    """Adds the state of a strategy to an open HDF5 file of Keras.
+
+    HDF5 has no bfloat16 and no float8. Such values are stored as float32, which holds them exactly, with an attribute `dtype`.
+    """
     for name, value in state.items():
-        file[f"{NAME}/{name}"] = value
+        dtype = np.asarray(value).dtype
+        if dtype.isbuiltin == _ADDED_TO_NUMPY:
+            file.create_dataset(f"{NAME}/{name}", data=value.astype(np.float32)).attrs["dtype"] = dtype.name
+        else:
+            file[f"{NAME}/{name}"] = value
 
 
 def install() -> None:
@@ -122,11 +132,20 @@ def _read(file: Any) -> dict[str, Any]:
 
     def add(name: str, found: Any) -> None:
         if isinstance(found, h5py.Dataset):
-            state[name] = found[()]
+            state[name] = _value_of(found)
 
     if NAME in file:
         file[NAME].visititems(add)
     return state
+
+
+def _value_of(found: Any) -> Any:
+    value = found[()]
+    if "dtype" in found.attrs:
+        return value.astype(tf.as_dtype(found.attrs["dtype"]).as_numpy_dtype)
+    if found.dtype == "V2":  # A bfloat16 of a file that was saved before such values had the attribute.
+        return np.asarray(value).view(tf.bfloat16.as_numpy_dtype)
+    return value
 
 
 def _checkpoint_tensors(original: Callable[..., Any], saver: Any, object_graph_tensor: Any = None) -> Any:

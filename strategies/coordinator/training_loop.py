@@ -3,6 +3,7 @@
 `Steps` is what differs between `parameter_server` and `hogwild`: how steps are scheduled, and how their results are read.
 """
 
+import gc
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.source import BatchIterator
+from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.interface import Logs
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 
@@ -57,12 +59,14 @@ class _Epoch:
     Attributes:
         loop: its training loop.
         iterator: the iterator of its batches.
+        call: the call of Keras' trainer in which it began; None if there was none.
         ready: logs that Keras has not asked for yet.
         error: of one of its steps, for Keras' next call.
     """
 
     loop: "TrainingLoop"
     iterator: BatchIterator
+    call: calls.Call | None = field(default_factory=calls.running)
     ready: deque[Logs] = field(default_factory=deque)
     error: Exception | None = None
 
@@ -93,6 +97,13 @@ class OpenEpochs:
     def end(self, epoch: _Epoch) -> None:
         """Removes an epoch."""
         self._epochs.remove(epoch)
+
+    def end_interrupted(self) -> bool:
+        """Ends the epochs whose call of Keras' trainer is over: an exception has left it. Returns whether there were any."""
+        interrupted = [each for each in reversed(self._epochs) if each.call is not None and calls.is_over(each.call)]
+        for epoch in interrupted:
+            epoch.loop.end(epoch)
+        return bool(interrupted)
 
 
 class TrainingLoop:
@@ -169,6 +180,8 @@ class TrainingLoop:
             self._executions.wait_until_idle()
             self.end(epoch)
             self.metric_logs.reset()
+        if self._open_epochs.end_interrupted():
+            gc.collect()  # Their models may be gone for the program. Then they are freed before this one takes memory.
         epoch = _Epoch(self, iterator)
         self._open_epochs.begin(epoch)
         return epoch

@@ -6,6 +6,7 @@ reads the logs of single steps. The call returns the logs of each step, and Kera
 
 import functools
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,21 @@ from tfdist.strategies.keras_hooks.interface import Logs
 
 TURN_SECONDS = 10.0
 """If a step belongs to one group, the others leave it to that group for this long. After that any group may do it."""
+
+MOST_CALL_BYTES = 2**29
+"""The batches of a call have at most so many bytes, unless one batch has more. Messages end at 2 GiB, and the chief holds the
+batches of two calls for each group. With fewer bytes, groups with large batches would synchronize between their calls."""
+
+
+def batches_per_call(batches: int, batch_bytes: int) -> int:
+    """Returns how many of so many batches, at least one, the chief sends with a call: all, or an equal part of them.
+
+    Args:
+        batches: number of batches.
+        batch_bytes: bytes that the chief sends for a batch.
+    """
+    most = max(1, MOST_CALL_BYTES // max(1, batch_bytes))
+    return math.ceil(batches / math.ceil(batches / most))
 
 
 class Steps:
@@ -52,7 +68,8 @@ class Steps:
         self._calls = calls
         self._metric_logs = metric_logs
         self._trains = trains
-        self._batch_bytes: int | None = None  # Of the last batch.
+        self._batch_bytes = 0  # Of the last batch.
+        self._is_packed = False  # Whether it travels as bytes.
         self._steps_done = 0  # Since the last logs that Keras gets.
         self._next_step: int | None = None  # Its number over all groups; None before the first.
         self._any_group = False  # Whether any group may do the step of `one_batch`.
@@ -63,7 +80,8 @@ class Steps:
         steps = steps_per_call(in_epoch, groups, self._period)
         if not are_read and self._calls.takes_several_periods():
             left = in_epoch and in_epoch - iterator.taken
-            steps *= periods_per_call(left, groups, self._period, self._batch_bytes)
+            steps *= periods_per_call(left, groups, self._period, self._batch_bytes if self._is_packed else None)
+        steps = batches_per_call(steps, self._batch_bytes)
         batches = iterator.take(steps)
         if batches:
             later = None
@@ -151,7 +169,7 @@ class Steps:
         calls: list[Callable[[int], Any]] = []
         pushes = 0
         runs: list[list[Any]] = [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches)
-        self._batch_bytes = _bytes_of(runs[0][0])
+        self._batch_bytes, self._is_packed = _bytes_of(runs[0][0]), can_be_split(runs[0])
         for run in itertools.chain.from_iterable(map(self._parts, runs)):
             call: Callable[..., Any] = self._calls.prepare(run, element_spec)
             if self._trains and self._strategy.synchronization.adaptive and len(run) > 1 and can_be_split(run):
@@ -164,9 +182,13 @@ class Steps:
         return calls, pushes
 
     def _parts(self, run: list[Any]) -> list[list[Any]]:
-        """Splits the batches of several periods into whole periods and the rest."""
+        """Splits batches of equal shapes into those of calls: whole periods and the rest, fewer if they are large."""
         whole = len(run) // self._period * self._period
-        return [part for part in (run[:whole], run[whole:]) if part]
+        parts = []
+        for part in filter(None, (run[:whole], run[whole:])):
+            size = batches_per_call(len(part), _bytes_of(part[0]))
+            parts += [part[begin : begin + size] for begin in range(0, len(part), size)]
+        return parts
 
     def _run_adaptively(self, batches: list[Any], element_spec: Any, group: int, step: int) -> Any:
         """Makes the group synchronize after as many steps as suit its speed. Runs in the group's thread."""
@@ -214,11 +236,14 @@ class Steps:
         return rows[:, :-COLUMNS]
 
 
-def _bytes_of(batch: Any) -> int | None:
-    """Returns how many bytes the chief sends for a batch; None if it is not packed."""
+def _bytes_of(batch: Any) -> int:
+    """Returns how many bytes the chief sends for a batch, as far as shapes tell it: without those of texts, for example."""
     if isinstance(batch, WorkerBatch):
         return 0
-    return None if batch.arrays is None else sum(array.nbytes for array in batch.arrays)
+    if batch.arrays is not None:
+        return sum(array.nbytes for array in batch.arrays)
+    dense = [value for value in batch.flat if isinstance(value, tf.Tensor)]
+    return sum(value.shape.num_elements() * value.dtype.size for value in dense)
 
 
 def _rows_of(execution: Execution) -> Any:

@@ -36,6 +36,11 @@ def running() -> Call | None:
     return _running[-1] if _running else None
 
 
+def is_over(call: Call) -> bool:
+    """Returns whether a call that `running` has returned has ended since, by itself or by an exception."""
+    return not any(each is call for each in _running)
+
+
 def _during(call: Call, function: Callable[[], Any]) -> Any:
     _running.append(call)
     try:

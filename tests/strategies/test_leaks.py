@@ -45,6 +45,49 @@ PROGRAM = """
 """
 
 
+INTERRUPTED = """
+    import dataclasses, gc, sys, weakref
+    import tfdist
+    cluster = dataclasses.replace(tfdist.read({"chief": 1, "worker": 2, "ps": 1}), strategy=sys.argv[1], sync_period=4)
+    strategy = tfdist.strategy(cluster)
+    import keras, numpy as np
+
+    X, Y = np.ones((512, 8), "float32"), np.zeros((512, 1), "float32")
+
+    class Interrupt(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 20:
+                raise kind("in a callback")
+
+    models, blocks = [], []
+    for kind in (KeyboardInterrupt, ValueError, KeyboardInterrupt):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(16), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.Adam(1e-3), "mse")
+        for callbacks in ([], [Interrupt()], [], [Interrupt()]):  # Others train after an interrupted one.
+            before = int(model.optimizer.iterations.numpy())
+            try:
+                model.fit(X, Y, batch_size=8, verbose=0, callbacks=callbacks)
+                assert not callbacks
+                assert int(model.optimizer.iterations.numpy()) == before + 64
+            except kind:
+                model.evaluate(X, Y, batch_size=8, verbose=0)
+                assert before + 20 < int(model.optimizer.iterations.numpy()) < before + 64
+        models.append(weakref.ref(model))
+        blocks.append(len(strategy.local_replicas.blocks) if sys.argv[1] == "hogwild" else 0)
+        try:
+            model.fit(X, Y, batch_size=8, verbose=0, callbacks=[Interrupt()])
+        except kind:
+            pass
+        del model
+        keras.backend.clear_session()
+        gc.collect()
+    assert [model() is not None for model in models] == [False, False, True], models
+    assert len(set(blocks)) == 1, blocks
+    print("fine")
+"""
+
+
 CALLS = 9
 """The last calls that are compared: the first ones fill the heaps, the longer on a busy machine."""
 OTHER_THREADS = 3
@@ -76,3 +119,9 @@ def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hog
     (worker, worker_threads), (ps, ps_threads) = growth(usage["new data"])
     assert worker_threads <= OTHER_THREADS and ps_threads <= OTHER_THREADS, usage
     assert worker < 8 and ps < 1, usage
+
+
+@pytest.mark.parametrize("strategy", ["hogwild", "parameter_server"])
+def test_a_model_whose_fit_was_interrupted_is_freed_when_the_next_one_trains(strategy, start, script):
+    job = start(script(INTERRUPTED), strategy)
+    assert job.wait(250) == 0 and "fine" in job.output, job.output[-3000:]

@@ -139,6 +139,29 @@ def test_the_state_of_a_strategy_is_in_the_backup_and_in_weights_that_are_saved(
             assert saved[f"{strategy_state.NAME}/own/1"][()].tolist() == [0, 1, 2], path
 
 
+def test_a_state_of_any_dtype_comes_back_as_it_was(tmp_path):
+    strategy_state.install()
+    dtypes = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "bool"]
+    values = np.array([[1.0, -3.0], [0.0, 0.0078125]])
+    saved = {f"own/{name}": values.astype(tf.as_dtype(name).as_numpy_dtype) for name in dtypes}
+    saved["own/scalar"] = saved["own/bfloat16"][0, 1]
+    model, restored = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), {}
+    model.compile("sgd", "mse")
+    model._distribute_strategy = SimpleNamespace(
+        training_state=lambda model: saved, set_training_state=lambda model, state: restored.update(state)
+    )
+    path = tmp_path / "model.weights.h5"
+    path.write_bytes(memory_file.save_weights(model).getvalue())
+    with h5py.File(path, "a") as file:
+        file[f"{strategy_state.NAME}/without_attribute"] = saved["own/bfloat16"]  # As earlier versions saved them.
+    model.load_weights(path)
+    np.testing.assert_array_equal(restored.pop("without_attribute"), saved["own/bfloat16"])
+    assert restored.keys() == saved.keys()
+    for name, value in saved.items():
+        assert restored[name].dtype == value.dtype, name
+        np.testing.assert_array_equal(restored[name], value, name)
+
+
 @pytest.mark.cluster
 def test_a_damaged_backup_gives_way_to_the_one_before_it_and_two_damaged_ones_to_a_new_beginning(program, tmp_path, caplog):
     data = DATA["arrays"]

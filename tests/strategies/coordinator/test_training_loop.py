@@ -1,5 +1,6 @@
 """The training loop hands each result to Keras once, in epochs that callbacks and errors interrupt."""
 
+import weakref
 from collections import deque
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 from tfdist.strategies.coordinator.training_loop import OpenEpochs, TrainingLoop
 from tfdist.strategies.inputs.source import BatchIterator
+from tfdist.strategies.keras_hooks import calls
 
 
 class Batches(BatchIterator):
@@ -135,6 +137,43 @@ def test_a_new_epoch_adds_what_is_left_of_the_interrupted_one_before_it_starts(m
     assert loop(first) == 1
     assert loop(second) == 1
     assert not make.executions.pending(first)
+
+
+def during(function):
+    return calls._during(calls.Call("fit"), function)
+
+
+def interrupted(loop, batches):
+    def first_step_and_interrupt():
+        loop(batches)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        during(first_step_and_interrupt)
+
+
+def test_an_epoch_that_was_interrupted_ends_and_frees_its_loop_when_the_next_fit_of_another_model_begins(make):
+    loop, batches = make.loop(), Batches(6)
+    steps, freed = loop._steps, weakref.ref(loop)
+    interrupted(loop, batches)
+    del loop
+    assert freed() is not None and make.executions.pending(batches) == 1
+    assert during(lambda: make.loop()(Batches(2))) == 1
+    assert freed() is None and not make.executions.pending(batches)
+    assert steps.logs.logs == 2  # The step that was in flight counts.
+
+
+def test_an_interrupted_epoch_within_another_one_ends_without_it(make):
+    train, test, batches = make.loop(), make.loop(), Batches(6)
+
+    def fit():
+        assert train(batches) == 1
+        interrupted(test, Batches(4))
+        assert during(lambda: make.loop()(Batches(2))) == 1  # A callback evaluates another model.
+        assert make.epochs.of(test) is None and make.epochs.of(train) is not None
+        return [train(batches), train(batches)]
+
+    assert during(fit) == [3, 5]
 
 
 def test_the_error_of_a_step_is_raised_by_the_next_call_and_only_by_that(make):

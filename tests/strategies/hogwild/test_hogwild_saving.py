@@ -119,6 +119,15 @@ def test_with_another_number_of_groups_the_outer_momentum_is_restored_and_groups
     assert "saved with 2 worker groups, there are 1 now" in read("one")["log"]
 
 
+@pytest.mark.parametrize("source", ["bfloat16_weights", "bfloat16_checkpoint"])
+def test_a_model_of_bfloat16_variables_that_has_trained_takes_its_state_from_files(folder, read, source):
+    assert "bfloat16" in read("one")["bfloat16"]["dtypes"] and read("one")["bfloat16"]["trained"]
+    with np.load(folder / "bfloat16.npz") as saved, np.load(folder / f"{source}.npz") as restored:
+        assert set(restored) == set(saved) and any(saved[name].any() for name in saved if name.endswith("|momentum"))
+        for name in saved:
+            np.testing.assert_array_equal(restored[name], saved[name], err_msg=name)
+
+
 def test_files_load_without_tfdist(read):
     saved = lists(read("save")["saved"])
     for values in read("plain"):

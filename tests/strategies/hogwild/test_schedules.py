@@ -12,6 +12,7 @@ from tfdist.strategies.hogwild.schedules import (
     periods_per_call,
     steps_per_call,
 )
+from tfdist.strategies.hogwild.training_loop import MOST_CALL_BYTES, batches_per_call
 
 
 def synchronizations(steps, period, calls=24):
@@ -40,6 +41,24 @@ def test_an_epoch_is_divided_among_all_groups(batches, expected):
 def test_a_group_gets_several_periods_if_many_batches_are_left_and_they_are_small(left, batch_bytes, expected):
     assert periods_per_call(left, 4, 16, batch_bytes) == expected
     assert periods_per_call(None, 4, 16, batch_bytes) == periods_per_call(left, 4, 16, None) == 1
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "expected"),
+    [
+        (0, 16),
+        (MOST_CALL_BYTES // 16, 16),
+        (MOST_CALL_BYTES // 16 + 1, 8),
+        (MOST_CALL_BYTES // 5, 4),
+        (256 * 224 * 224 * 3 * 4, 3),
+        (MOST_CALL_BYTES, 1),
+        (2 * MOST_CALL_BYTES, 1),
+    ],
+)
+def test_a_period_of_large_batches_is_divided_into_equal_calls_within_the_limit(batch_bytes, expected):
+    assert batches_per_call(16, batch_bytes) == expected
+    assert batches_per_call(1, batch_bytes) == 1
+    assert expected == 1 or expected * batch_bytes <= MOST_CALL_BYTES < 2**31
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 16, 50])

@@ -26,8 +26,9 @@ strategy = tfdist.strategy()
 strategy.local_replicas.grace.seconds = lambda group: 0.0  # Calls follow one after the other, so no other group comes.
 
 
-def made(optimizer=keras.optimizers.Adam):
+def made(optimizer=keras.optimizers.Adam, dtype="float32"):
     keras.utils.set_random_seed(11)
+    keras.config.set_dtype_policy(dtype)
     with strategy.scope():
         layers = [keras.layers.Dense(7, activation="tanh"), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((5,)), *layers])
@@ -60,8 +61,10 @@ def values(model):
     return {v.path + str(n): v.numpy().tolist() for n, v in enumerate([*model.weights, *model.optimizer.variables])}
 
 
-def note_state(model, name):
+def note_state(model, name, as_float32=False):
     state = strategy.training_state(model)
+    if as_float32:  # numpy's files have no bfloat16.
+        state = {key: np.asarray(value, np.float32) for key, value in state.items()}
     np.savez(name, **{key.replace("/", "|"): value for key, value in state.items()})
 
 
@@ -157,6 +160,24 @@ def set_in_the_middle():
     return [float(abs(got - value).max()) for got, value in zip(model.get_weights(), wanted, strict=True)]
 
 
+def bfloat16():
+    """Saves and loads a model of bfloat16 variables. Returns the states of its training, and whether it trains afterwards."""
+    model = made(keras.optimizers.Adam, "bfloat16")
+    model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    model.save_weights("bfloat16.weights.h5")
+    path = tf.train.Checkpoint(model=model).save("bfloat16_checkpoints/one")
+    dtypes = {str(value.dtype) for name, value in strategy.training_state(model).items() if name.startswith(("own/", "outer/"))}
+    note_state(model, "bfloat16.npz", as_float32=True)
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    model.load_weights("bfloat16.weights.h5")
+    note_state(model, "bfloat16_weights.npz", as_float32=True)
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    tf.train.Checkpoint(model=model).restore(path)
+    note_state(model, "bfloat16_checkpoint.npz", as_float32=True)
+    trained = np.isfinite(model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"])
+    return {"dtypes": sorted(dtypes), "trained": bool(trained.all())}
+
+
 def one():
     def fit(model, epochs, *callbacks):
         backup = keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
@@ -180,7 +201,7 @@ def one():
     model.load_weights("plain.weights.h5")
     logger.removeHandler(handler)
     model.fit(X, Y, verbose=0)
-    return results | {"log": log.getvalue()}
+    return results | {"log": log.getvalue(), "bfloat16": bfloat16()}
 
 
 with open(f"{sys.argv[1]}.json", "w") as results_file:
