@@ -22,7 +22,7 @@ from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
-from tfdist.strategies.private_api import without_optionals
+from tfdist.strategies.private_api.user_functions import without_optionals
 
 WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
 """Callbacks that only write files: they run on the chief."""

@@ -21,7 +21,7 @@ from tfdist.strategies.inputs.source import EmptyDatasetError
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck
-from tfdist.strategies.private_api import without_optionals as converting_optionals
+from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 
 
 class TrainingLoop:

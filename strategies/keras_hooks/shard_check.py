@@ -23,7 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
-from tfdist.strategies.private_api import TensorFlowTrainer, is_stateful_operation, without_optionals
+from tfdist.strategies.private_api import TensorFlowTrainer, is_stateful_operation
+from tfdist.strategies.private_api.user_functions import without_optionals
 
 MOST_EXAMPLES = 4
 """Examples in each of the two parts."""

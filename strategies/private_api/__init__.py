@@ -13,7 +13,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.private_api.checks import need, need_attributes, need_function
-from tfdist.strategies.private_api.user_functions import python_function
 
 # Keras' trainer, optimizers, losses, variables.
 
@@ -21,17 +20,9 @@ from tfdist.strategies.private_api.user_functions import python_function
 TensorFlowTrainer: Any = need("keras.src.backend.tensorflow.trainer", "TensorFlowTrainer")
 TFEpochIterator: Any = need("keras.src.backend.tensorflow.trainer", "TFEpochIterator")
 # Makes a step take batches with tf.experimental.Optional values. Before, Keras passed them on as they are.
-_autoconvert_optionals: Any = need_function(
+autoconvert_optionals: Any = need_function(
     TensorFlowTrainer, "_autoconvert_optionals", "self, step_func", "calls", since="3.12"
 )
-
-
-def without_optionals(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `step` of `model` with the treatment of `tf.experimental.Optional` that this version of Keras has."""
-    step = python_function(step)
-    converted: Callable[..., Any] = _autoconvert_optionals(model, step) if _autoconvert_optionals else step
-    return converted
-
 
 # How `fit` splits `validation_split` off its data: the evaluator evaluates the same examples.
 train_validation_split: Any = need("keras.src.trainers.data_adapters.array_slicing", "train_validation_split")

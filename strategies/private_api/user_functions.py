@@ -1,8 +1,9 @@
-"""Steps that the user has decorated with `@tf.function`: tfdist traces their Python functions, as `@tf.function` would."""
+"""Steps of models as tfdist traces them. Of one with `@tf.function` it traces the Python function, as `@tf.function` would."""
 
 from collections.abc import Callable
 from typing import Any
 
+from tfdist.strategies.private_api import autoconvert_optionals
 from tfdist.strategies.private_api.checks import need, need_attributes, need_function
 
 # What `@tf.function` does to a Python function before it is traced, by default, and while it is traced.
@@ -18,7 +19,14 @@ _AutographContext: Any = need("tensorflow.python.autograph.core.ag_ctx", "Contro
 _autograph_enabled: Any = need("tensorflow.python.autograph.core.ag_ctx", "Status", "ENABLED")
 
 
-def python_function(step: Callable[..., Any]) -> Callable[..., Any]:
+def without_optionals(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `step` of `model` with the treatment of `tf.experimental.Optional` that this version of Keras has."""
+    step = _python_function(step)
+    converted: Callable[..., Any] = autoconvert_optionals(model, step) if autoconvert_optionals else step
+    return converted
+
+
+def _python_function(step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the Python function of a step with `@tf.function`, which AutoGraph converts; any other step as it is.
 
     tfdist's function of a step contains it. One in between would be kept for other functions of tfdist, with tensors that only
