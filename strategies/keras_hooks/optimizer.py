@@ -65,7 +65,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         # In `strategy.run`. TensorFlow cannot initialize variables of several replicas that a function creates.
         with tf.init_scope():
             optimizer.build(trainable_variables)
-    if replica is None and (own := _replica_of_own_loop()) is not None:
+    if replica is None and not optimizer.gradient_accumulation_steps and (own := _replica_of_own_loop()) is not None:
         sums = _summed(optimizer, grads)
         with replica_context.entered(own):
             return original(optimizer, sums, trainable_variables)
