@@ -44,7 +44,7 @@ def install(strategy: Any) -> None:
     patches.INITIALIZE.patch(_initialize)
 
 
-def check_variable(path: str) -> None:
+def _check_variable(path: str) -> None:
     """Checks that the strategy follows the current distribution, when a variable is made in its scope.
 
     Keras' `distribution.scope()` may have ended before `fit`, and nothing would show that the variable was to be sharded.
@@ -100,5 +100,5 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
 
 
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
-    check_variable(variable.path)
+    _check_variable(variable.path)
     original(variable, value)

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.model_parallel import optimizer, refusal, rules
+from tfdist.strategies.model_parallel import optimizer, rules
 from tfdist.strategies.model_parallel.layouts import sharded_axis
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, own_pieces
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
@@ -60,7 +60,6 @@ def _creating(column: Column) -> Iterator[None]:
 
 
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
-    refusal.check_variable(variable.path)
     extended = tf.distribute.get_strategy().extended
     mesh = getattr(extended, "mesh", None)
     layout = None if mesh is None else _layout_of(variable, extended)

@@ -73,7 +73,7 @@ def test_no_value_of_env_is_in_the_plan_and_each_is_in_what_is_submitted():
 
 @pytest.mark.parametrize("kind", ["job", "tfjob", "trainjob"])
 def test_the_flags_of_the_backup_reach_every_pod(kind):
-    roles, more = ({"worker": 2}, {"runtime": "plain"}) if kind == "trainjob" else (ROLES, {"folder": "/work"})
+    roles, more = ({"worker": 2}, {"runtime": "plain"}) if kind == "trainjob" else (ROLES, {"folder": "/pod"})
     job = make_job(
         roles,
         environment={"TFDIST_BACKUP_DIR": "/other", "KEY": "x"},
@@ -83,7 +83,7 @@ def test_the_flags_of_the_backup_reach_every_pod(kind):
     )
     environments = list(_environments(documents(job)))
     assert len(environments) == (1 if kind == "trainjob" else 3)
-    folder = "kept/$$1" if kind == "trainjob" else "/work/kept/$$1"  # `$$` is a $ for Kubernetes.
+    folder = "kept/$$1" if kind == "trainjob" else "/pod/kept/$$1"  # `$$` is a $ for Kubernetes.
     for entries in environments:
         values = [(entry["name"], entry.get("value")) for entry in entries if entry["name"].startswith("TFDIST_BACKUP")]
         assert values == [("TFDIST_BACKUP_DIR", folder), ("TFDIST_BACKUP_FREQ", "50")]
