@@ -23,8 +23,8 @@ pytest_plugins = ("tools", "rendezvous_here")
 MARK = "TFDIST_TEST_MARK"
 """Environment variable that every process of a test inherits."""
 
-BEFORE_IMPORT = ("TF_", "PYTHON", "LD_", "OMP_", "CUDA_", "KERAS_", "XLA_")
-"""Beginnings of environment variables that Python, TensorFlow or Keras read at their start."""
+BEFORE_IMPORT = ("TF_", "PYTHON", "LD_", "MALLOC_", "OMP_", "CUDA_", "KERAS_", "XLA_")
+"""Beginnings of environment variables that Python, its libraries or the C library read at their start."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
