@@ -59,7 +59,14 @@ class Configuration:
             return cluster
         outer = synchronization.resolved(2).outer  # That of several groups: a single one could do with less.
         options = dataclasses.replace(
-            synchronization, outer=outer, delay=DELAY, fragments=1, quorum=None, adaptive=False, topology="global"
+            synchronization,
+            outer=outer,
+            topology="global",
+            delay=DELAY,
+            longest_period=None,
+            fragments=1,
+            quorum=None,
+            adaptive=False,
         )
         return dataclasses.replace(cluster, sync_period=self.period, synchronization=options)
 

@@ -7,6 +7,7 @@ does not come, and when its connection ends.
 import itertools
 import shlex
 import subprocess
+import threading
 from collections.abc import Sequence
 
 from tfdist.launch.errors import UsageError
@@ -67,10 +68,16 @@ def measured(hosts: Sequence[str], config: str | None = None) -> float:
 def _one(sender: str, receiver: str, config: str | None) -> float:
     options = [f"{WAIT_SECONDS}", f"{SECONDS}"]
     listening = subprocess.Popen(_command(receiver, RECEIVE, options, config), **_PIPES)  # type: ignore[call-overload]
+    latest = threading.Timer(WAIT_SECONDS, listening.kill)  # `readline` has no limit of its own.
+    latest.start()
     try:
         port = listening.stdout.readline().strip()
         if not port.isdecimal():
-            raise UsageError(f"--link measured: {receiver}: {_last(listening.communicate(timeout=WAIT_SECONDS)[1])}")
+            errors = listening.communicate(timeout=2 * WAIT_SECONDS)[1]
+            if not latest.is_alive():
+                raise UsageError(f"--link measured: {receiver} did not answer within {WAIT_SECONDS:.0f} s")
+            raise UsageError(f"--link measured: {receiver}: {_last(errors)}")
+        latest.cancel()
         sending = subprocess.Popen(  # type: ignore[call-overload]
             _command(sender, SEND, [*options, receiver, port], config), **_PIPES
         )
@@ -85,6 +92,7 @@ def _one(sender: str, receiver: str, config: str | None) -> float:
     except (subprocess.TimeoutExpired, ValueError):
         raise UsageError(f"--link measured: {sender} and {receiver} did not answer within {WAIT_SECONDS:.0f} s") from None
     finally:
+        latest.cancel()
         listening.kill()
         listening.communicate()
 

@@ -184,13 +184,7 @@ class ShardCheck:
                 return _summary([value for _, value in recorded])
 
         signature = _mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
-        # A function of the user keeps what it is traced to, for the real steps too: without updates, and with a frozen layer.
-        before = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
-        try:
-            return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
-        finally:
-            tf.config.run_functions_eagerly(before)
+        return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
 
 
 def _has_own_step(model: Any) -> bool:

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope, calls, global_seed
+from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, user_functions
 from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
@@ -34,6 +34,7 @@ def install() -> None:
     patches.CALLBACK_LIST.patch(_init_callback_list)
     build_scope.install()
     global_seed.install()
+    user_functions.install()
     calls.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 

@@ -37,6 +37,7 @@ from tfdist.strategies.private_api import (
     tf_while_loop,
 )
 from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
+from tfdist.strategies.private_api.user_functions import Function
 
 # keras_hooks/trainer.py: Keras' loop asks the strategy. Keras trains in one process only, and fails there in some cases.
 MAKE_FUNCTION = PatchPoint(
@@ -107,6 +108,11 @@ GLOBAL_SEED_GENERATOR = PatchPoint(
 )
 NEXT_SEED = PatchPoint(
     keras.random.SeedGenerator, "next", "self, ordered", "Replicas have equal states, and would draw the same numbers."
+)
+
+# keras_hooks/user_functions.py
+CALL_FUNCTION = PatchPoint(
+    Function, "__call__", "self, args, kwds", "A function with @tf.function keeps what it was traced to in another step."
 )
 
 # keras_hooks/optimizer.py: replicas add up their gradients once, before all other parts of an update.

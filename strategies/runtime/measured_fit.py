@@ -1,7 +1,7 @@
 """Measures a `fit` for `tfdist plan`: the reporter writes the moments of its steps, the batch and the variables to a file.
 
 The planner's probe runs the user's unchanged program, and ends it when it has seen enough (launch/plan/). So `fit` goes on
-until then, without validation, and without the callbacks that write files or end the training.
+until then, without validation, and without the callbacks that report, write files or end the training.
 """
 
 import json
@@ -33,12 +33,14 @@ _LEFT_OUT = (
     keras.callbacks.CSVLogger,
     keras.callbacks.EarlyStopping,
     keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
+    keras.callbacks.TerminateOnNaN,
 )
 
 
 def change(arguments: MutableMapping[str, Any]) -> None:
-    """Makes `fit` train until it is ended, without validation, and without callbacks that write files or end it.
+    """Makes `fit` train until it is ended: without validation, and without callbacks that report, write files or end it.
 
     Args:
         arguments: the arguments of `fit`, by name.

@@ -1,6 +1,7 @@
 """`tfdist plan`: its command line, what it prints of an earlier measurement, and a probe of a real program."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import ssh_here
 from tools import needs
 
+from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
 from tfdist.launch.plan import configurations, host_link
 from tfdist.launch.plan.command import main
@@ -230,6 +232,8 @@ def test_the_configurations_of_the_probe():
         assert each.reporter in {task.name for task in cluster.tasks}
         if each.strategy == "hogwild":
             assert (cluster.sync_period, cluster.synchronization.compression) == (each.period, "int8")
+            lengthened = each.cluster(everyone, Synchronization(longest_period=64))
+            assert choose(lengthened).strategy == "hogwild"
     assert [each.strategy for each in configurations.for_strategies({"multi_worker_mirrored"})] == [
         "default",
         "multi_worker_mirrored",
@@ -306,6 +310,15 @@ def test_the_link_between_hosts_is_measured_over_ssh(plan, tmp_path, monkeypatch
     assert "--link measured: 127.0.0.3: ssh: connect to host 127.0.0.1 port 1" in err
     assert len(err.splitlines()) == 1
     assert "(measured between hosts)" in plan("--from", "kept.json", "--machines", "3")[2]
+
+
+def test_a_host_that_never_answers_is_named(plan, tmp_path, monkeypatch):
+    (tmp_path / "ssh").write_text("#!/bin/sh\nexec sleep 600\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(host_link, "WAIT_SECONDS", 0.3)
+    code, out, err = plan("--from", "m.json", "--link", "measured", "--cluster", '{"worker": ["a:1", "b:1"]}')
+    assert (code, out) == (2, "") and "--link measured: b did not answer within" in err
 
 
 def test_over_slow_links_progress_is_compressed_and_parameters_are_not(plan):

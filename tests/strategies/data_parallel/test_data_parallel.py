@@ -49,6 +49,7 @@ FEW = (
     "callbacks_see_the_same_everywhere",
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
+    "an_own_train_step_with_two_optimizers_in_compiled_functions",
     "a_metric_that_makes_its_variables_itself",
     "clipping_in_a_loop_of_the_users_own",
 )
@@ -159,6 +160,7 @@ COMPARED = (
     "many_small_variables",
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
+    "an_own_train_step_with_two_optimizers_in_compiled_functions",
     "a_metric_that_makes_its_variables_itself",
     "clipping_in_a_loop_of_the_users_own",
     *LOSSES,

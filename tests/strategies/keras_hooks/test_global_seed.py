@@ -47,6 +47,9 @@ def test_replicas_of_a_step_draw_different_numbers_and_the_first_those_of_one_pr
     expected = [keras.random.normal((1, 1), seed=generator).numpy().item() for _ in range(STEPS)]
     assert [row[0] for row in noise[::2]] == pytest.approx(expected)
     assert all(state == [3, STEPS] for state in states)
+    in_function, states = results["in a function"]
+    assert [row[0] for row in in_function] == [row[0] for row in noise]
+    assert all(state == [3, STEPS] for state in states)
 
 
 @on(*TOGETHER)
@@ -66,16 +69,13 @@ def test_worker_groups_draw_different_numbers_and_count_each_draw(results):
     assert results["masks"][1] == [[1, 2]]
 
 
-@on("mirrored", "multi_worker_mirrored", "asynchronous")
+@on(*CLUSTERS)
 def test_a_method_with_tf_function_changes_the_state_of_its_layers_in_each_step(results):
     assert all(state == [5, 3] for state in results["steps"])
-    # Three steps with a momentum of 0.99 towards means of about 3.
-    assert results["moving mean"] == pytest.approx([3 * (1 - 0.99**3)] * 4, rel=0.35)
-
-
-@on("parameter_server")
-def test_a_method_with_tf_function_that_cannot_work_says_so(results):
-    assert "avoid nested `tf.function`s" in results["error"]
+    # Steps with a momentum of 0.99 towards means of about 3: three, or of groups that step at the same time the last one.
+    least = 3 if results["replicas"] > 1 else 1
+    for mean in results["moving mean"]:
+        assert 0.65 * 3 * (1 - 0.99**least) < mean < 1.35 * 3 * (1 - 0.99**3)
 
 
 @on(*TOGETHER)

@@ -13,6 +13,7 @@ import traceback
 import keras
 import losses
 import numpy as np
+import own_steps
 import tensorflow as tf
 
 import tfdist
@@ -94,27 +95,6 @@ def models_built_outside_the_scope(scope):
     return results
 
 
-class Pairs(keras.Model):
-    """Its batches are pairs of what it takes."""
-
-    def train_step(self, data):
-        x = data[0] if isinstance(data, tuple) else data
-        with tf.GradientTape() as tape:
-            loss = keras.ops.mean(keras.ops.square(self(x["one"]) - self(x["other"]) - 1.0))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"loss": loss}
-
-
-@compared
-def an_own_train_step_whose_batches_the_model_does_not_take(scope):
-    inputs = keras.Input((4,))
-    with scope():
-        model = Pairs(inputs, keras.layers.Dense(1)(inputs))
-        model.compile(optimizers.SGD(0.02, momentum=0.9), "mse")
-    model.fit({"one": X, "other": X[::-1]}, batch_size=50, epochs=2, verbose=0, shuffle=False)
-    return {"weights": [w.ravel().tolist() for w in model.get_weights()]}
-
-
 class Seen(keras.metrics.Metric):
     """Sums over all examples: their count, their ids, the squares of their ids."""
 
@@ -166,7 +146,7 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
     return results
 
 
-for _function in losses.CASES:
+for _function in (*losses.CASES, *own_steps.CASES):
     compared(_function)
 
 trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9), results=all_of)
@@ -250,31 +230,6 @@ def on_batch_functions(scope):
 
 
 @keras.saving.register_keras_serializable()
-class OwnStep(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(1)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
-        return {"largest": tf.reduce_max(tf.abs(y)) * 0 + 7.0, "share": tf.cast(tf.shape(x)[0], tf.float32)}
-
-
-@compared
-def own_train_step(scope):
-    with scope():
-        model = OwnStep()
-        model.compile(optimizers.SGD(0.1), "mse", steps_per_execution=2)
-    record = model.fit(X, Y, batch_size=32, epochs=2, verbose=0).history
-    return {"largest": record["largest"], "weights": [w.ravel().tolist() for w in model.get_weights()]}
-
-
 @compared
 def inputs_and_outputs_by_name(scope):
     with scope():
@@ -464,7 +419,7 @@ def clipping_in_a_loop_of_the_users_own(scope):
 def what_cannot_work_says_so(strategy):
     messages = {}
 
-    class TwoUpdates(OwnStep):
+    class TwoUpdates(own_steps.OwnStep):
         def train_step(self, data):
             super().train_step(data)
             return super().train_step(data)
