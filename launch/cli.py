@@ -52,7 +52,7 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "max_workers",
     None,
-    "Room for so many workers under parameter_server and hogwild. The training begins with those of the description; tfdist "
+    "Room for this many workers under parameter_server and hogwild. The training begins with those of the description; tfdist "
     "scale adds and removes some while it goes on.",
     lower_bound=1,
 )

@@ -23,7 +23,7 @@ usage: tfdist COMMAND ...
   tfdist status [HANDLE]                       how a job in the background is doing, or all of them
   tfdist logs [-f] HANDLE [TASK]               its output, or that of one task
   tfdist cancel HANDLE                         end it
-  tfdist scale HANDLE worker=4                 train with so many workers from now on
+  tfdist scale HANDLE worker=4                 change the number of workers while it trains
   tfdist status HANDLE --svg FILE              a picture of it, with the states of its tasks
   tfdist doctor                                versions, devices, ports and tools: what a bug report needs
   tfdist completion bash                       a script that completes commands, flags and handles (zsh, fish)

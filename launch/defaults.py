@@ -82,7 +82,7 @@ def _table() -> tuple[str, Mapping[str, Any]]:
                 continue
             values = tools["tfdist"]
         if not isinstance(values, dict):
-            raise UsageError(f"{name}: tool.tfdist is no table; expected names of flags with values")
+            raise UsageError(f"{name}: tool.tfdist is not a table; expected names of flags with values")
         return (name if name == FILE else f"{name} [tool.tfdist]"), values
     return "", {}
 
@@ -96,7 +96,7 @@ def _parsed(name: str, text: str) -> dict[str, Any]:
         try:
             found: dict[str, Any] = toml.loads(text)
         except ValueError as error:
-            raise UsageError(f"{name} is no TOML: {error}") from error
+            raise UsageError(f"{name} is not TOML: {error}") from error
         return found
     if name == PROJECT and "tool.tfdist" not in text:
         return {}

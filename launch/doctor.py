@@ -22,7 +22,7 @@ from tfdist.version import __version__
 
 USAGE = """usage: tfdist doctor [--quick]
 
-Prints versions, devices, ports and tools of this machine: what a bug report needs. It holds no values of variables.
+Prints versions, devices, ports and tools of this machine: what a bug report needs. It shows no values of environment variables.
 
   --quick   do not import TensorFlow
 

@@ -41,7 +41,7 @@ Prints what the tasks of a job have printed so far, each line with the name of i
 """,
     "cancel": """usage: tfdist cancel HANDLE
 
-Ends a job as Ctrl-C would, and waits until it has ended. A job that has ended already stays as it is.
+Ends a job with SIGTERM, and waits until it has ended. A job that has ended already stays as it is.
 """,
 }
 

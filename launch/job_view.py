@@ -182,7 +182,7 @@ def _binds(binding: Mapping[str, Any]) -> str:
 
 def _exchange(progress: Progress) -> str:
     values = progress.exchange or {}
-    text = f"exchange every {values.get('period')} updates, delay {values.get('delay')}"
+    text = f"synchronization every {values.get('period')} updates, delay {values.get('delay')}"
     speed = values.get("bytes_per_second")
     if isinstance(speed, int | float) and math.isfinite(speed):
         text += f": {size(speed)}/s"

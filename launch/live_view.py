@@ -22,7 +22,7 @@ class LiveView:
         """
         self._terminal = terminal
         self._view = None
-        reason = "" if terminal.is_tty else "the output is no terminal that can draw"
+        reason = "" if terminal.is_tty else "output is not a terminal that can draw"
         if not reason and importlib.util.find_spec("rich") is None:
             reason = "the package rich is missing: pip install rich"
         if reason and mode == "live":

@@ -22,7 +22,7 @@ flags.DEFINE_string("state_file", None, "File for the states of job and tasks as
 flags.DEFINE_integer(
     "max_restarts",
     0,
-    "Start all tasks again after a task has failed, up to so many times. The training continues from its last backup.",
+    "Start all tasks again after a task has failed, up to this many times. The training continues from its last backup.",
     lower_bound=0,
 )
 flags.DEFINE_string(
@@ -42,7 +42,7 @@ flags.DEFINE_list(
 flags.DEFINE_float(
     "restart_window",
     WINDOW_SECONDS,
-    "A task that has run for so many seconds has all its --task_restarts again, a job that has trained for so many all its "
+    "A task that has run for this many seconds has all its --task_restarts again, a job that has trained for as many all its "
     "--max_restarts.",
     lower_bound=1.0,
 )

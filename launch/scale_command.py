@@ -85,7 +85,7 @@ def _log_dir(name: str) -> Path:
         return Path(name)
     jobs, job_id = job_of(name)
     if not isinstance(jobs, BackgroundJobs):
-        raise UsageError(f"{name}: no launcher of tfdist supervises this job; its system starts and ends the tasks")
+        raise UsageError(f"{name}: workers cannot join or leave a job of this back end")
     status = jobs.status(job_id)
     if status.state.is_final:
         raise UsageError(f"{name} has ended: {status.state}")

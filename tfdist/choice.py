@@ -177,7 +177,7 @@ def _check_partition(cluster: Cluster, choice: Choice) -> None:
         if not is_within and cluster.job("evaluator"):
             raise error(
                 "the chief writes the evaluator's checkpoints alone, and a replica here has devices in several tasks; leave "
-                "the evaluator away and use validation_data, or describe tasks with a whole replica each",
+                "the evaluator out and use validation_data, or describe tasks with a whole replica each",
                 field="partition",
             )
 

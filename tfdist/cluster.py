@@ -307,7 +307,7 @@ def _check(cluster: Cluster) -> None:
         raise error(f"there are {len(cluster.job('chief'))} chiefs; TensorFlow allows one")
     if not cluster.partial:
         if cluster.job("ps") and not cluster.job("worker"):
-            raise error(f"there are ps tasks but no workers ({cluster.describe()}); add workers or take the ps away")
+            raise error(f"there are ps tasks but no workers ({cluster.describe()}); add workers or remove the ps")
         if not cluster.training_tasks:
             raise error("there are evaluators but nothing that trains; add a chief or a worker")
         for job in JOBS[:3]:

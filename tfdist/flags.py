@@ -23,19 +23,20 @@ from tfdist.synchronization import (
 )
 
 HOGWILD_FLAGS = {
-    "sync_period": "Updates of a worker group between two synchronizations.",
+    "sync_period": "Updates of a worker group between two synchronizations. Default: as the description says, else 16.",
     "outer": f"Outer optimizer, which changes the global parameters: {', '.join(OUTER_OPTIMIZERS)}. nesterov if not given.",
     "outer_learning_rate": "Learning rate of the outer optimizer.",
     "outer_momentum": "Momentum of outer nesterov and delayed_nesterov.",
     "elastic_rate": "Moving rate of outer elastic.",
     "topology": f"Which parameters a group synchronizes with: {', '.join(TOPOLOGIES)}.",
     "compression": f"How progress is sent: {', '.join(COMPRESSIONS)}. By the network if not given. parameter_server has bf16.",
-    "fragments": "Parts of the parameters that are synchronized in turn.",
+    "fragments": "Number of parts of the parameters that are synchronized in turn. Default: 1.",
     "adaptive": "Synchronize slower groups after fewer updates.",
-    "synchronization_weights": f"What the weight of a push counts: {', '.join(WEIGHTS)}.",
+    "synchronization_weights": f"What gives a push its weight: {', '.join(WEIGHTS)}. Default: groups.",
     "delay": "Updates of a group between its push and its pull; measured if not given.",
-    "quorum": "Groups without which no round of outer nesterov ends.",
-    "grace": "Sync periods for which a group waits for others in a round of outer nesterov.",
+    "quorum": "Groups that must have pushed before a round of outer nesterov can end without the others. Default: 1.",
+    "grace": "Sync periods for which a group waits for others in a round of outer nesterov. Default: 4, or 1 beside a group "
+    "that is twice as slow.",
     "longest_period": "Most updates to which a slow network lengthens the sync period. Default: it stays.",
     "average_momentum": "Average the momentum buffers of the optimizer, too, in outer nesterov.",
 }
@@ -209,7 +210,7 @@ def _tasks_fault(cluster: Cluster, spanned: int, devices: int | None) -> str | N
     if devices is not None and (devices % spanned or slots - {1, devices // spanned}):
         return (
             f"a replica of {devices} devices cannot have those of {spanned} tasks, which have {min(slots)} slots each; give "
-            "--partition_devices a multiple, or leave it away"
+            "--partition_devices a multiple, or leave it out"
         )
     return None
 

@@ -19,8 +19,8 @@ from tfdist.process_cluster import current_cluster, current_rank_info
 def role() -> str:
     """Returns the job of this process: `chief`, `worker`, `ps` or `evaluator`.
 
-    In a cluster with ps tasks and without a chief, worker 0 runs the chief's program and its role is `chief`. Without ps tasks
-    it is `worker`, as in TensorFlow, and `is_chief()` is true.
+    Under ParameterServer and Hogwild, in a cluster without a chief, worker 0 runs the chief's program and its role is `chief`.
+    Under other strategies it is `worker`, as in TensorFlow, and `is_chief()` is true.
 
     Raises:
         ClusterError: for a bad environment, as every function here does.
@@ -46,7 +46,8 @@ def rank() -> int | None:
 def size() -> int:
     """Returns the number of tasks whose gradients make up one update, at least 1: the factor for the learning rate.
 
-    Without ps tasks these are the chief and the workers, one per rank. With ps tasks they are the workers of one group: groups
+    In data parallel training these are the chief and the workers, one per rank. Under ParameterServer and Hogwild they are the
+    worker tasks of the largest group: groups
     update the parameters asynchronously, one after the other, and need no scaling. Where tasks have several devices,
     `strategy.num_replicas_in_sync` counts the devices.
     """

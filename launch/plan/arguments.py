@@ -53,7 +53,7 @@ The measurement:
 
 The output:
 
-  --json              all options as JSON
+  --json              all choices as JSON
   --svg FILE          a drawing of the table
   --to DIALECT        prints the recommended cluster in a language of tfdist translate, and the table on standard error
   --rows N            rows of the table. Default: 12
@@ -151,7 +151,7 @@ def parsed(argv: list[str]) -> Arguments | None:
         "weights" if name == "synchronization_weights" else name: value for name, value in options.items()
     }
     if base.topology != "global" or changes.get("topology", "global") != "global":
-        notes = (*notes, "groups that exchange in a ring or in pairs are not predicted: the table is about global parameters")
+        notes = (*notes, "rings and pairs of groups are not predicted: the table is about global parameters")
         changes["topology"] = "global"
     synchronization = dataclasses.replace(base, **changes)
     synchronization.check(period or DEFAULT_SYNC_PERIOD, 1, Source("flags", "tfdist plan"))

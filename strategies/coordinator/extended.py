@@ -78,7 +78,7 @@ class GroupExtended(ParameterServerExtended):
         if self.worker_mesh is not None and not self._tfdist_tracing:
             raise RuntimeError(
                 "strategy.run cannot be traced by hand if the description of the cluster partitions the model: a function that "
-                "you schedule does not know the devices of its worker. Train with Keras' fit, or leave --partition away"
+                "you schedule does not know the devices of its worker. Train with Keras' fit, or leave --partition out"
             )
         if self._tfdist_widest > 1 and not (self._tfdist_tracing or self._tfdist_common_devices):
             raise RuntimeError(

@@ -139,7 +139,7 @@ class CoordinatorHooks(KerasHooks):
         if model.run_eagerly:
             raise ValueError(
                 f"run_eagerly=True cannot work under {self._name}: a worker runs compiled functions only. "
-                "Leave run_eagerly away, or debug in one process (--tier BASIC)."
+                "Leave run_eagerly out, or debug in one process (--tier BASIC)."
             )
         if model.jit_compile is True:
             _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self._name, self._no_xla)

@@ -73,7 +73,7 @@ class Arrangement:
         if self._described is not None:
             raise ValueError(
                 "the description of the cluster partitions the model (--partition), and the program calls "
-                "keras.distribution.set_distribution; leave one of them away"
+                "keras.distribution.set_distribution; leave one of them out"
             )
         wanted = local_mesh(distribution, self._devices, self._tasks, self._task)
         if wanted != self.current and self._strategy.extended.has_variables:

@@ -22,7 +22,7 @@ _described: list[Any] = []  # At most one: the DescribedLayouts of this process'
 
 _BOTH = (
     "the description of the cluster partitions the model (--partition), and the program calls "
-    "keras.distribution.set_distribution; leave one of them away"
+    "keras.distribution.set_distribution; leave one of them out"
 )
 _ADVICE = (
     "TensorFlow's backend of Keras ignores it, and tfdist follows it for models that are made inside the scope of mirrored or "
@@ -73,7 +73,7 @@ def check_model(model: Any, mesh: LocalMesh | None) -> None:
     if model.run_eagerly and len(mesh.replicas) > 1:
         raise ValueError(
             f"run_eagerly=True works with one replica of several devices per task, and {model.name} has "
-            f"{len(mesh.replicas)} replicas of {len(mesh.replicas[0])}; leave run_eagerly away, or debug with one replica"
+            f"{len(mesh.replicas)} replicas of {len(mesh.replicas[0])}; leave run_eagerly out, or debug with one replica"
         )
     if model.jit_compile is True:
         _log.warning("jit_compile=True has no effect on %s: XLA compiles for one device; it trains without XLA", model.name)
@@ -90,7 +90,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
     if _described and getattr(extended, "described", None) is not _described[0]:
         raise ValueError(
             f"the partition of the cluster's description has no effect on {model.name}, which is made outside the scope of the "
-            "strategy; make it inside `with strategy.scope():`, or leave --partition away"
+            "strategy; make it inside `with strategy.scope():`, or leave --partition out"
         )
     if _described:
         _described[0].check_matched(model.name, model.trainable_variables)

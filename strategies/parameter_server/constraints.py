@@ -43,7 +43,7 @@ def warn_of_lost_updates(model: Any, extended: ServerExtended) -> None:
     if names:
         _log.warning(
             "the training of %s loses updates: %s assigns a whole weight in each step, and what another worker group adds "
-            "meanwhile is lost. Use one group, or leave it away",
+            "meanwhile is lost. Use one group, or leave it out",
             *(model.name, names[0]),
         )
 

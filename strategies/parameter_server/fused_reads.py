@@ -301,7 +301,7 @@ def _without_gradient(variable: Any, value: Any) -> Any:
         def gradient(change: Any) -> Any:
             raise ValueError(
                 f"{variable.name} is sharded over {len(variable.parts)} ps tasks, and a tf.function that reads it is called "
-                "within a GradientTape; leave @tf.function away (fit compiles the whole step), or open the tape inside of it"
+                "within a GradientTape; leave @tf.function out (fit compiles the whole step), or open the tape inside of it"
             )
 
         return tf.identity(value), gradient

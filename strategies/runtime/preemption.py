@@ -35,7 +35,7 @@ class SaveOnSignal(keras.callbacks.Callback):
 
         Args:
             callbacks: the argument of `fit`.
-            saves: whether this task is the chief. Another ignores SIGUSR1, which all tasks get, and SIGTERM ends it.
+            saves: whether this task is the chief. Another ignores SIGUSR1, which all tasks get, and does not handle SIGTERM.
         """
         super().__init__()
         if isinstance(callbacks, keras.callbacks.CallbackList):

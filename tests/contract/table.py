@@ -135,7 +135,7 @@ class Row:
 
 NOT_EAGER = (
     "run_eagerly=True cannot work under {}: a worker runs compiled functions only. "
-    "Leave run_eagerly away, or debug in one process (--tier BASIC)."
+    "Leave run_eagerly out, or debug in one process (--tier BASIC)."
 )
 
 CHIEF_READS = (

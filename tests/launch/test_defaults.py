@@ -80,7 +80,7 @@ def test_pyproject_is_read_where_there_is_no_file_of_its_own(applied, tmp_path):
         ('tier = ["a"]', "tfdist.toml: tier: expected a text or a number"),
         ("[tier]\nx = 1", "tfdist.toml: tier: expected a text or a number"),
         ("dry_run = true", "tfdist.toml: dry_run belongs on the command line"),
-        ("tier = ", "tfdist.toml is no TOML: "),
+        ("tier = ", "tfdist.toml is not TOML: "),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(applied, text, message):

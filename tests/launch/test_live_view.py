@@ -189,7 +189,7 @@ def test_the_view_shows_each_task_and_the_progress():
     assert re.fullmatch(r"worker:0 +failed +exit code -9, 2 restarts", lines[3])
     assert re.fullmatch(r"ps:0 +running +61 MB", lines[4])
     assert re.fullmatch(r"[━╸╺ ]+ epoch 2/5, step 130/937, 1234 examples/s, 0:00:41 left, loss 0.3500", lines[5])
-    assert lines[6] == "exchange every 16 updates, delay 1: 3.4 MB/s as int8"
+    assert lines[6] == "synchronization every 16 updates, delay 1: 3.4 MB/s as int8"
     assert lines[7] == "binds: link of ps 0, busy for 98%; 3 ps would give 1.6 times the speed"
 
 
@@ -224,7 +224,7 @@ def test_numbers_are_short():
     ("is_tty", "has_rich", "mode", "said"),
     [
         (False, True, "auto", ""),
-        (False, True, "live", "tfdist: --view live: the output is no terminal that can draw; the output is shown as lines\n"),
+        (False, True, "live", "tfdist: --view live: output is not a terminal that can draw; the output is shown as lines\n"),
         (True, False, "auto", ""),
         (
             True,

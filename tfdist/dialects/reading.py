@@ -36,7 +36,8 @@ def read(
         source: one of
             a path, or text (a str that contains a line break, a `{` or a `: `; bytes are always text);
             the name of a CloudML scale tier, `STANDARD_1` or `standard-1`;
-            a dict: TF_CONFIG, a cluster specification, a CloudML Job or TrainingInput;
+            a dict: numbers of tasks (`{"chief": 1, "worker": 4, "ps": 3}`), TF_CONFIG, a cluster specification, a CloudML Job
+            or TrainingInput, a manifest, or the options of another launcher;
             a `tf.train.ClusterSpec` or a `ClusterResolver`;
             a `Cluster`, returned as it is;
             a command line, `horovodrun -np 4 -H a:2,b:2 python train.py`, or a shell script with one; nothing of it is

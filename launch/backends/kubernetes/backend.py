@@ -227,7 +227,7 @@ BACKEND = Backend(
         "kubernetes_kind": "What is submitted: job (indexed Jobs and a Service), tfjob or trainjob (Kubeflow's). Default: job.",
         "kubernetes_namespace": "Namespace. Default: that of the context.",
         "kubernetes_context": "Context of the kubeconfig. Default: the current one; inside a pod, that of its service account.",
-        "kubernetes_name": "Name of the job, with which the names of its objects begin. Default: tfdist- and six digits.",
+        "kubernetes_name": "Name of the job, with which the names of its objects begin. Default: tfdist- and six hex digits.",
         "kubernetes_pod": "YAML file with further fields of the pods' spec: resources, volumes, nodeSelector.",
         "kubernetes_runtime": "Name of the ClusterTrainingRuntime of a TrainJob.",
     },

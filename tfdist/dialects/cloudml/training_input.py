@@ -125,7 +125,7 @@ class _Training:
     def _fixed(self, tier: str) -> dict[str, _Replica]:
         for field in self.values:
             if field.endswith(("Type", "Count")):
-                raise self._error(f"this goes with scaleTier CUSTOM, and scaleTier is {tier}; take one of them away", field)
+                raise self._error(f"this goes with scaleTier CUSTOM, and scaleTier is {tier}; leave one of them out", field)
         for name, _ in REPLICAS:
             accelerator = self._config(name).get("acceleratorConfig")
             if accelerator:
