@@ -29,7 +29,7 @@ def explain(plan: Plan, from_file: Sequence[tuple[str, str]] = ()) -> None:
     if options := cluster.synchronization.non_default():
         print(f"options   {', '.join(f'{name} {value}' for name, value in options.items())}")
     if cluster.partition:
-        devices, slots = cluster.partition.devices, cluster.training_tasks[-1].slots
+        devices, slots = cluster.partition.devices, (cluster.job("worker") or cluster.training_tasks)[0].slots
         where = f"{devices // slots} tasks" if devices and devices > slots else "a task"
         print(f"partition {cluster.partition}   (over {devices or 'all'} devices of {where})")
     for warning in cluster.synchronization.warnings(len(cluster.worker_groups)):

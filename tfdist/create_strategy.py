@@ -56,7 +56,7 @@ def strategy(
         start_timeout: seconds to wait for the other tasks; default 300, or the flag `--start_timeout`.
         rendezvous_timeout: seconds to wait for the addresses of the other ranks, where only these ranks know them; default 300,
             or the flag `--rendezvous_timeout`.
-        synchronization: Hogwild's options. They replace those of `cfg`; options in flags and TF_CONFIG override them.
+        synchronization: Hogwild's options. They replace those of `cfg`; each option of flags and TF_CONFIG wins over them.
 
     Raises:
         ClusterError: for a bad description, one that contradicts the environment, or one that no strategy here can train.
@@ -120,8 +120,9 @@ def _resolve(cfg: Any, synchronization: Synchronization | None, meet: Rendezvous
         cluster = with_flags(cluster, flag_values)
         if flag_values.job_dir is None:
             flag_values.job_dir = cluster.job_dir  # The program also sees the --job_dir that the launcher was given.
-    if synchronization is not None and not cluster.synchronization.non_default():
-        cluster = dataclasses.replace(cluster, synchronization=synchronization)
+    if synchronization is not None:
+        options = dataclasses.replace(synchronization, **cluster.synchronization.non_default())
+        cluster = dataclasses.replace(cluster, synchronization=options)
     return cluster
 
 

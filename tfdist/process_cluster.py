@@ -98,7 +98,7 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
         described = dataclasses.replace(
             described,
             sync_period=described.sync_period if launched.sync_period == 1 else launched.sync_period,
-            synchronization=launched.synchronization if launched.synchronization.non_default() else described.synchronization,
+            synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
         )
     devices = {task.name: (task.slots, task.gpus) for task in described.tasks}
     tasks = []

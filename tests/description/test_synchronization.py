@@ -418,6 +418,8 @@ def test_flags_and_tf_config_override_the_options_of_the_program(chosen, monkeyp
     for description in (None, "STANDARD_1", hogwild("STANDARD_1", sync_period=4)):
         assert chosen(description, synchronization=mine).options == theirs
         assert chosen(description).period == 32
+        further = chosen(description, synchronization=Synchronization(outer="elastic", grace=2.0)).options
+        assert further == Synchronization(outer="sum", grace=2.0)  # Each option by itself.
     # The launcher's arguments after the program come last, so they win.
     program = chosen(parsed("--sync_period=8", "--outer=nesterov"))
     assert (program.period, program.options.outer) == (8, "nesterov")

@@ -71,7 +71,8 @@ def test_a_configuration_of_accelerate() -> None:
 def test_a_command_line_of_accelerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("c.yaml").write_text(ACCELERATE)
-    assert tfdist.read("accelerate launch --multi_gpu --num_processes 4 -m a.b").slots == 4
+    for name in ("accelerate launch", "accelerate-launch"):
+        assert tfdist.read(f"{name} --multi_gpu --num_processes 4 -m a.b").slots == 4
     assert {task.gpus for task in tfdist.read("accelerate launch --cpu --num_processes 4 a.py").tasks} == {0}
     ranks = description("accelerate launch --config_file c.yaml --machine_rank 0 train.py --num_processes 3")
     assert isinstance(ranks, RankInfo) and (ranks.size, ranks.rank) == (8, 0)

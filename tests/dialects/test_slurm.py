@@ -139,6 +139,15 @@ def test_a_batch_script_that_tfdist_did_not_write():
     assert tfdist.read(head + "#SBATCH -N 3 # nodes\nsrun x\n").describe() == "3 workers"
     assert tfdist.read(head + "#SBATCH -A group -N4 -n8\nsrun x\n").describe() == "8 workers"
     assert tfdist.read(head + "srun x\n").describe() == "1 worker"
+    for step in (
+        "timeout 3600 srun -n 2 python t.py",
+        "/usr/bin/srun --ntasks=2 t.py",
+        "env A=1 srun -n2 python t.py",
+        "srun -n2 ./t.sh",
+    ):
+        assert tfdist.read(head + f"#SBATCH -n 8\n{step}\n").describe() == "2 workers", step
+    assert tfdist.read(head + "#SBATCH -n 8\nsrun -n 1 ./stage.sh\nsrun python t.py\n").describe() == "8 workers"
+    assert tfdist.read(head + "#SBATCH -n 8\necho srun -n 2 python t.py\nsrun python t.py\n").describe() == "8 workers"
     # As sbatch(1) says: nothing counts behind the first command, and a second # makes a comment.
     assert tfdist.read(head + "##SBATCH -n 4\n\n # comment\n#SBATCH -n 3\nsrun x\n#SBATCH -n 8\n").describe() == "3 workers"
     for bad, message in (

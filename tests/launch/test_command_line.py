@@ -81,6 +81,14 @@ def test_a_dry_run_shows_hogwild_and_its_period(launch, tmp_path):
     assert "hogwild" in dry.stdout and "8 updates" in dry.stdout
 
 
+def test_a_dry_run_says_where_the_devices_of_a_partitioned_model_are(launch):
+    shards = ("--partition", "up/.*=columns,down/kernel=rows", "--partition_devices", "2", "--dry_run")
+    served = launch("--cluster", '{"ps": 1, "worker": 2}', *shards)
+    assert "(over 2 devices of a task)" in served.stdout, served.stderr
+    spanning = launch("-n", "2", *shards, "--partition_tasks", "2")
+    assert "(over 2 devices of 2 tasks)" in spanning.stdout, spanning.stderr
+
+
 def test_a_dry_run_explains_a_cluster_that_cannot_be_trained_and_a_real_run_refuses_it(launch, tmp_path):
     dry = launch("--tier=STANDARD_1", "--strategy=multi_worker_mirrored", "--dry_run")
     assert dry.returncode == 0

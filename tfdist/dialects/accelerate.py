@@ -151,5 +151,5 @@ DIALECT = Dialect(
     title="Accelerate",
     example="Accelerate's configuration or command line (accelerate launch --multi_gpu --num_processes 4 train.py)",
     text=TextReader(parse, words=WORDS, marks=MARKS, is_mapping=True, looks_like=looks_like),
-    command=CommandReader(("accelerate", "accelerate.commands.launch"), parse_command),
+    command=CommandReader(("accelerate", "accelerate-launch", "accelerate.commands.launch"), parse_command),
 )

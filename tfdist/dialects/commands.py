@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tfdist.dialects.parsing.command_line import names
+from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
 from tfdist.dialects.parsing.shell import ShellCommand, commands
 from tfdist.dialects.registry import command_readers, environment_readers, programs
@@ -22,13 +22,6 @@ MAX_WORDS = 10_000
 
 MAX_LAUNCHERS = 100
 """Launchers of a script that are read and compared."""
-
-PREFIXES = names(
-    "time exec nohup env sudo nice ionice numactl taskset stdbuf timeout setsid unbuffer catchsegv eval script uv poetry "
-    "pipenv pdm hatch rye pixi conda mamba micromamba singularity apptainer docker nvidia-docker podman shifter enroot nsys "
-    "nvprof ncu dlprof bash sh zsh srun"
-)
-"""Programs that start the program behind them."""
 
 _PYTHON = re.compile(r"(?:python|pypy)[0-9.]*", re.ASCII)
 _SHELL_OPTION = re.compile(r"-[a-z]*c", re.ASCII)

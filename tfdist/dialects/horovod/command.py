@@ -56,14 +56,14 @@ _MPI_WITHOUT_VALUE = (
     "allow-run-as-root oversubscribe nooversubscribe tag-output timestamp-output display-map display-allocation "
     "display-topo report-bindings q quiet v verbose bind-to-core bind-to-none bind-to-socket use-hwthread-cpus "
     "genvall envall genvnone envnone l prepend-rank enable-recovery disable-recovery do-not-launch xml novm tune-off "
-    "byslot bynode pernode"
+    "byslot bynode pernode leave-session-attached print-rank-map"
 )
 _MPI_ALONE = frozenset(_MPI_WITHOUT_VALUE.split())
 _MPI_WITH_VALUE = (
     "np n c H host hosts hostfile machinefile f default-hostfile N npernode ppn perhost map-by bind-to rank-by x wdir wd path "
     "prefix genvlist envlist output-filename am tune timeout stdin bootstrap bootstrap-exec launcher iface outfile-pattern "
     "errfile-pattern launch-agent cpu-set cpu-list ompi-server report-pid report-uri personality merge-stderr-to-stdout rmk "
-    "host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi output display"
+    "npersocket cpus-per-proc host-arg configfile app rankfile rf bind depth cpu-bind mem-bind gpu-bind pmi output display"
 )
 _MPI_VALUES = dict.fromkeys(
     _MPI_WITH_VALUE.split(),

@@ -16,6 +16,14 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+PREFIXES = names(
+    "time exec nohup env sudo nice ionice numactl taskset stdbuf timeout setsid unbuffer catchsegv eval script uv poetry "
+    "pipenv pdm hatch rye pixi conda mamba micromamba singularity apptainer docker nvidia-docker podman shifter enroot nsys "
+    "nvprof ncu dlprof bash sh zsh srun"
+)
+"""Programs that start the program behind them."""
+
+
 def options(
     words: list[str],
     source: Source,

@@ -8,10 +8,11 @@ TFDIST_CLUSTER in the script describes the cluster instead. Another launcher in 
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
+from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import Document
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import commands
@@ -63,7 +64,7 @@ def parse(document: Document) -> Cluster:
         return _exported(exported, document, source)
     wanted = _wanted(document.text, source)
     found = tasks(Values(source, wanted, "--"))
-    steps = list(_steps(document.text, wanted, source))
+    steps = _steps(document.text, wanted, source)
     if len({step for _, step in steps}) > 1:
         lines = ", ".join(str(line) for line, _ in steps[:5])
         raise source.error(f"srun starts programs on different numbers of tasks in lines {lines}; keep the one that trains")
@@ -107,25 +108,38 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
     return wanted
 
 
-def _steps(text: str, wanted: Mapping[str, str], source: Source) -> Iterator[tuple[int, Tasks]]:
-    """Yields the line and the tasks of each `srun` that starts a Python program with a number of tasks of its own."""
-    for line, words in _commands(text, source):
-        if "srun" not in words[:2]:
-            continue
-        given, end = options(words[words.index("srun") + 1 :])
-        program = words[words.index("srun") + 1 + end :]
-        if not any(_PYTHON.fullmatch(os.path.basename(word)) or word.endswith(".py") for word in program):
-            continue
-        check_one_component(words, given, source, line)
-        own = {name: of_allocation(value, wanted) for name, value in given.items() if name in _OF_TASKS or "gpu" in name}
-        own |= {name: value for name, value in given.items() if name == "gres"}
-        merged = dict(wanted) | own
-        if "ntasks" not in own and own.keys() & {"ntasks-per-node", "nodes"} and "ntasks-per-node" in merged:
-            merged.pop("ntasks", None)
-        try:
-            yield line, tasks(Values(source, merged, "--"))
-        except ClusterError as error:
-            raise source.error(str(error).partition(": ")[2], line=line) from None
+def _steps(text: str, wanted: Mapping[str, str], source: Source) -> list[tuple[int, Tasks]]:
+    """Returns the line and the tasks of each `srun` that starts a Python program; else those of the only `srun` of a script."""
+    steps = [(line, position, words) for line, words in _commands(text, source) if (position := _srun(words)) is not None]
+    python = [step for step in steps if _starts_python(*step[1:])]
+    return [_step(*step, wanted, source) for step in python or (steps if len(steps) == 1 else ())]
+
+
+def _srun(words: Sequence[str]) -> int | None:
+    """Returns the position of `srun` in a command that starts it, also behind `timeout 3600` or `env A=1`."""
+    position = next((place for place, word in enumerate(words) if os.path.basename(word) == "srun"), None)
+    return position if position == 0 or os.path.basename(words[0]) in PREFIXES else None
+
+
+def _starts_python(position: int, words: Sequence[str]) -> bool:
+    _, end = options(words[position + 1 :])
+    program = words[position + 1 + end :]
+    return any(_PYTHON.fullmatch(os.path.basename(word)) or word.endswith(".py") for word in program)
+
+
+def _step(line: int, position: int, words: Sequence[str], wanted: Mapping[str, str], source: Source) -> tuple[int, Tasks]:
+    """Returns the line and the tasks of an `srun`: as its own options ask, else as those of the script."""
+    given, _ = options(words[position + 1 :])
+    check_one_component(words, given, source, line)
+    own = {name: of_allocation(value, wanted) for name, value in given.items() if name in _OF_TASKS or "gpu" in name}
+    own |= {name: value for name, value in given.items() if name == "gres"}
+    merged = dict(wanted) | own
+    if "ntasks" not in own and own.keys() & {"ntasks-per-node", "nodes"} and "ntasks-per-node" in merged:
+        merged.pop("ntasks", None)
+    try:
+        return line, tasks(Values(source, merged, "--"))
+    except ClusterError as error:
+        raise source.error(str(error).partition(": ")[2], line=line) from None
 
 
 def _check_started(text: str, count: int, source: Source) -> None:
