@@ -61,6 +61,7 @@ def strategy(
     Raises:
         ClusterError: for a bad description, one that contradicts the environment, or one that no strategy here can train.
         StartTimeoutError: when tasks of the cluster do not start in time; the message names them.
+        UnsupportedVersionError: if TensorFlow or Keras is too old, or lacks a private name that tfdist builds on.
     """
     if is_flag_values(cfg):
         start_timeout = cfg.start_timeout if start_timeout is None else start_timeout

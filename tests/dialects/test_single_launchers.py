@@ -128,7 +128,7 @@ def test_bad_command_lines_of_deepspeed(tmp_path: Path, monkeypatch: pytest.Monk
         ("--hostfile hosts --include b:2", "--include: b has no GPU 2; it has 2"),
         ("--hostfile hosts --exclude a@b", "--exclude: it leaves no GPU"),
         ("--hostfile hosts --include a --exclude b", "takes --include or --exclude, not both"),
-        ("--elastic_training --num_gpus 2", "tfdist's clusters keep their size"),
+        ("--elastic_training --num_gpus 2", "multi_worker_mirrored keeps its tasks"),
         ("--num_gpsu 2", "there is no such option; did you mean num_gpus?"),
     ):
         assert message in refused(f"deepspeed {options} train.py")

@@ -49,7 +49,7 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     letters = {"H": "hostfile", "i": "include", "e": "exclude", "q": "quiet"}
     values = options(words[1:], source, _VALUED, _SWITCHES, letters=letters, abbreviates=True)
     if values.flag("elastic_training"):
-        raise values.error("elastic_training", "tfdist's clusters keep their size; give the number of nodes")
+        raise values.error("elastic_training", "multi_worker_mirrored keeps its tasks; give the number of nodes")
     limit = next(
         (
             values.number(name, least=1, most=MAX_GPUS_PER_TASK)

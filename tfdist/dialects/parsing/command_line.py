@@ -116,7 +116,7 @@ def nodes(values: Values, default: str) -> int:
     if bounds[0] != bounds[-1]:
         raise values.error(
             "nnodes",
-            f"{shown(text)} lets the number of nodes change, and tfdist's clusters keep their size; start the program with "
+            f"{shown(text)} lets the number of nodes change, and multi_worker_mirrored keeps its tasks; start the program with "
             "this command and call tfdist.strategy() without a description, or give one number",
         )
     return bounds[0]
