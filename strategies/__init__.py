@@ -11,6 +11,7 @@ of `launch`. Start with `create` below, then with the docstring of a room.
 
 import importlib
 import logging
+import re
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ MODULES = {
     "hogwild": "tfdist.strategies.hogwild.strategy",
 }
 """Strategy name -> module."""
+
+_TPU = re.compile(r"tpu|^ct[0-9]", re.IGNORECASE)
+"""In machine types with TPUs: CloudML's `cloud_tpu`, Vertex AI's `cloud-tpu` and `ct5lp-hightpu-4t`, accelerators `TPU_V2`."""
 
 SERVING_JOBS = dict.fromkeys(SERVED, ("worker", "ps"))
 """Strategy name -> the jobs whose tasks run a TensorFlow server instead of the user's program."""
@@ -71,7 +75,7 @@ def refusal(cluster: Cluster, choice: Choice) -> str | None:
 
 def tpu_note(cluster: Cluster) -> str | None:
     """Returns a warning, as a sentence, if the description asks for a Cloud TPU, which no strategy here can use; else None."""
-    asking = [task.name for task in cluster.tasks if task.machine_type == "cloud_tpu"]
+    asking = [task.name for task in cluster.tasks if _TPU.search(task.machine_type or "")]
     return f"{', '.join(asking)} asks for a Cloud TPU, which tfdist cannot use; it trains on the CPU" if asking else None
 
 

@@ -9,7 +9,7 @@ from tfdist import read
 from tfdist.choice import RULES, STRATEGIES, choose, prepared
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
-from tfdist.strategies import refusal
+from tfdist.strategies import refusal, tpu_note
 
 SINGA = "cluster {{ nworker_groups: {} nserver_groups: {} nworkers_per_group: {} nservers_per_group: {} server_worker_separate: {} }}"
 
@@ -142,3 +142,9 @@ def test_a_cluster_whose_workers_only_serve_gets_a_chief_beside_worker_0():
     assert cluster.job("chief")[0].host == cluster.job("worker")[0].host == "worker0"
     assert prepared(read(tf_config(worker=2))).job("chief") == ()
     assert len(prepared(read("STANDARD_1")).job("chief")) == 1
+
+
+@pytest.mark.parametrize("machine", ["cloud_tpu", "cloud_tpu+8xTPU_V2", "cloud-tpu", "ct5lp-hightpu-4t", "ct6e-standard-4t"])
+def test_a_machine_with_tpus_is_named(machine):
+    assert tpu_note(Cluster((Task("chief", 0, machine_type=machine),))).startswith("chief:0 asks for a Cloud TPU")
+    assert tpu_note(Cluster((Task("chief", 0, machine_type="n1-standard-4"), Task("worker", 0)))) is None
