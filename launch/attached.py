@@ -4,11 +4,13 @@ import dataclasses
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from tfdist import strategies
 from tfdist.errors import ClusterError
 from tfdist.launch import backups, scaling, summary
-from tfdist.launch.backends.interface import Attached, Plan, TaskRunner
+from tfdist.launch.backends.interface import Attached, BackendError, Plan, TaskRunner
 from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.errors import UsageError
 from tfdist.launch.failure import Failure, ended_by
@@ -21,22 +23,11 @@ from tfdist.launch.restarts import delay_after, is_steady
 from tfdist.launch.settings import Settings
 from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.launch.tensorboard import TensorBoard
+from tfdist.launch.watcher import Watcher
+from tfdist.messages import without_secrets
 from tfdist.strategies.evaluator.folder import VARIABLE, EvaluationFolder
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-
-
-class Watcher:
-    """Hears about the job while it runs. This one ignores everything; `background.py` has one that writes files."""
-
-    def started(self, plan: Plan, files: JobFiles) -> None:
-        """The tasks are being started, from now on in the background too."""
-
-    def changed(self, status: JobStatus) -> None:
-        """The state of the job or of a task has changed."""
-
-    def measured(self, status: JobStatus) -> None:
-        """Only memory or progress has changed."""
 
 
 def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher | None = None) -> int:
@@ -45,6 +36,7 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     Raises:
         ClusterError: if the back end cannot start it, for example because a described port is taken.
         UsageError: if a folder cannot be used.
+        SystemExit: if a signal ends this process before the tasks run. The watcher hears of this and of every error.
     """
     watcher = watcher or Watcher()
     cluster = plan.job.cluster
@@ -53,6 +45,19 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
     # Who chooses the level wants to see what it shows.
     verbose = plan.job.verbose or LEVEL in {**os.environ, **plan.job.environment}
     terminal = Terminal([task.name for task in cluster.tasks], verbose=verbose)
+    watcher.begins(terminal.say)
+    try:
+        with _signals_raise():
+            return _run(back_end, plan, settings, watcher, terminal)
+    except BaseException as error:
+        watcher.changed(_given_up(error))
+        raise
+    finally:
+        terminal.close()
+
+
+def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, terminal: Terminal) -> int:
+    cluster = plan.job.cluster
     view = LiveView(plan.job, terminal, settings.view)
     try:
         folder = LogFolder(settings.log_dir, terminal.say)
@@ -122,7 +127,38 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
             board.close()
         scaling.forget(folder.path)
         folder.close()
-        terminal.close()
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Within the block, a signal that ends the job raises SystemExit, so that what was prepared is undone.
+
+    While tasks run, the supervisor receives the signals instead.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(ended_by(number).exit_code)
+
+    wanted = [number for number in ending_signals() if signal.getsignal(number) not in (signal.SIG_IGN, None)]
+    previous = {number: signal.signal(number, end) for number in wanted}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _given_up(error: BaseException) -> JobStatus:
+    """Returns the status of a job that ended with an error of its launcher, or with a signal before its tasks ran."""
+    if isinstance(error, SystemExit | KeyboardInterrupt):
+        number = signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM
+        if isinstance(error, SystemExit) and isinstance(error.code, int) and error.code > 128:
+            number = signal.Signals(error.code - 128)
+        ending = ended_by(number)
+        return JobStatus(State.CANCELLED, reason=ending.reason, exit_code=ending.exit_code)
+    text = without_secrets(" ".join(str(error).split())) or type(error).__name__
+    is_expected = isinstance(error, ClusterError | UsageError | BackendError)
+    return JobStatus(State.FAILED, reason=text, exit_code=2 if is_expected else 1)
 
 
 def _started(back_end: Attached, plan: Plan, files: JobFiles, folder: LogFolder, watcher: Watcher | None) -> TaskRunner:

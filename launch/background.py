@@ -5,20 +5,20 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 
 from tfdist.errors import ClusterError
-from tfdist.launch.attached import Watcher, run_attached
-from tfdist.launch.backends.interface import Attached, Plan, handle_of
+from tfdist.launch import log_folder
+from tfdist.launch.attached import run_attached
+from tfdist.launch.backends.interface import Attached, BackendError, Plan, handle_of
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.job import JobFiles
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.settings import Settings
+from tfdist.launch.watcher import StatusWriter
 
 _STARTED = b"started"
-
-MEASURED_SECONDS = 5.0
-"""How often memory and progress are written."""
 
 
 def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Settings) -> int:
@@ -43,35 +43,49 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
         try:
             with open(read_end, "rb") as pipe:
                 answer = pipe.read()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # Nobody has the handle of this job.
             os.kill(pid, signal.SIGTERM)
+            os.waitpid(pid, 0)
+            folder.remove()
             return 128 + signal.SIGINT
         if answer == _STARTED:
             print(handle_of(backend, folder.id))
             return 0
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         sys.stderr.write(folder.output.read_text(encoding="utf-8", errors="replace"))
-        folder.remove()
+        if code > 128:  # Who has cancelled it asks for its state.
+            print_error(f"{handle_of(backend, folder.id)} was ended before its tasks ran")
+        else:
+            folder.remove()
         return code if code > 0 else 1
     os.close(read_end)
     _leave_terminal(folder)
-    os._exit(_supervise(back_end, plan, settings, _Recorder(folder, write_end, settings.grace_period)))
+    os._exit(_supervise(back_end, plan, settings, folder, write_end))
 
 
-def _supervise(back_end: Attached, plan: Plan, settings: Settings, recorder: "_Recorder") -> int:
+def _supervise(back_end: Attached, plan: Plan, settings: Settings, folder: JobFolder, started_pipe: int) -> int:
+    """Runs the job in this process, which has left the terminal; returns its exit code.
+
+    What it prints is in the folder of the job, and may find the disk full.
+    """
+    with suppress(OSError):
+        folder.write_status(JobStatus(State.STARTING))  # It names this process: the job can be cancelled from now on.
     try:
-        return run_attached(back_end, plan, settings, recorder)
-    except (ClusterError, UsageError) as error:
-        print_error(error)
-        recorder.failed(error, 2)
+        return run_attached(back_end, plan, settings, _Recorder(folder, started_pipe, settings.grace_period))
+    except (ClusterError, UsageError, BackendError) as error:
+        with suppress(OSError):
+            print_error(error)
         return 2
-    except Exception as error:
-        traceback.print_exc()
-        recorder.failed(error, 1)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        with suppress(OSError):
+            traceback.print_exc()
         return 1
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError):
+                stream.flush()
 
 
 def _leave_terminal(folder: JobFolder) -> None:
@@ -84,15 +98,14 @@ def _leave_terminal(folder: JobFolder) -> None:
     os.close(output)
 
 
-class _Recorder(Watcher):
+class _Recorder(StatusWriter):
     """Writes what happens into the folder of the job."""
 
     def __init__(self, folder: JobFolder, started_pipe: int, grace_period: float) -> None:
+        super().__init__(str(folder.path))
         self._folder = folder
         self._grace_period = grace_period
         self._pipe = started_pipe
-        self._complained = False
-        self._written_at = 0.0
 
     def started(self, plan: Plan, files: JobFiles) -> None:
         cluster, choice = plan.job.cluster, plan.job.choice
@@ -109,6 +122,7 @@ class _Recorder(Watcher):
                 "grace_period": self._grace_period,
                 "rule": choice.rule,
                 "log_dir": str(files.log_dir.absolute()),
+                "has_named_log_dir": log_folder.name_job(files.log_dir, self._folder.id),
                 "logs": {task.name: str(files.log(task).absolute()) for task in cluster.tasks},
             }
         )
@@ -116,19 +130,5 @@ class _Recorder(Watcher):
         os.write(self._pipe, _STARTED)
         os.close(self._pipe)
 
-    def failed(self, error: Exception, code: int) -> None:
-        """Takes note of an error of the launcher itself."""
-        self.changed(JobStatus(State.FAILED, reason=" ".join(str(error).split()), exit_code=code))
-
-    def measured(self, status: JobStatus) -> None:
-        if time.monotonic() - self._written_at > MEASURED_SECONDS:
-            self.changed(status)
-
-    def changed(self, status: JobStatus) -> None:
-        self._written_at = time.monotonic()
-        try:
-            self._folder.write_status(status)
-        except OSError as error:  # A full disk does not end the training.
-            if not self._complained:
-                print(f"tfdist: {self._folder.path}: {error.strerror}; tfdist status may be out of date", flush=True)
-            self._complained = True
+    def write(self, status: JobStatus) -> None:
+        self._folder.write_status(status)

@@ -18,8 +18,7 @@ def check_program(program: Program) -> None:
     if program.script is not None:
         if not os.path.isfile(program.script):
             folder, name = os.path.split(program.script)
-            others = os.listdir(folder or ".") if os.path.isdir(folder or ".") else []
-            raise UsageError(f"{program.script}: there is no such program{nearest(name, others)}")
+            raise UsageError(f"{program.script}: there is no such program{nearest(name, _names_in(folder or '.'))}")
         return
     assert program.module is not None
     # Only the first part of the name: the search for the rest would run the package's code in the launcher.
@@ -35,6 +34,13 @@ def check_program(program: Program) -> None:
         raise UsageError(f"-m {program.module}: there is no module {package} in {os.getcwd()} or among the installed packages")
     if program.module == command_line.EXAMPLE and importlib.util.find_spec("sklearn") is None:
         raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # There is none, or it cannot be read.
+        return []
 
 
 def check_numbers(values: flags.FlagValues) -> None:

@@ -6,7 +6,8 @@
     tfdist run --tier STANDARD_1 -m package.module -- --epochs=5
     tfdist run --cluster config.yaml --dry_run         what would be started, and why
 
-Every task runs the same program, which calls `tfdist.strategy()`. Words after the program (or after `--`) are its arguments.
+Every task runs the same program, which calls `tfdist.strategy()`. Words after the program are its arguments; a first `--` among
+them is dropped. Arguments of the bundled example come after `--`.
 
 Exit codes: 0 the program finished; 2 a bad description, flag or program, nothing was started; 130 Ctrl-C; 143 SIGTERM; else the
 exit code of the task that failed first, or 128 + N where signal N killed it.
@@ -26,7 +27,7 @@ from tfdist.cluster import Cluster
 from tfdist.devices import with_gpus_per_task
 from tfdist.errors import ClusterError
 from tfdist.flags import cluster_from_flags, define_flags, describes, with_flags
-from tfdist.launch import backups, checks, command_line, defaults, dry_run, run_flags, scaling
+from tfdist.launch import backups, checks, command_line, defaults, dry_run, run_flags, scaling, standard_streams
 from tfdist.launch.attached import run_attached
 from tfdist.launch.backends.interface import Attached, BackendError
 from tfdist.launch.backends.registry import backends, find
@@ -85,6 +86,7 @@ def main(argv: list[str] | None = None) -> NoReturn:
     Args:
         argv: the command line, with the name of the command. Default: that of the process.
     """
+    standard_streams.open_closed()
     try:
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # Tasks print arbitrary characters.
         code = _run(_parse(sys.argv if argv is None else argv))

@@ -16,18 +16,20 @@ def split(argv: list[str], flag_values: flags.FlagValues) -> tuple[list[str], li
     """Returns the words of the launcher and those of the program.
 
     The program begins at `--`, after `-m MODULE`, or at the first word that is neither a flag nor the value of one. The flags
-    of the launcher may be written with dashes: `--worker-count=2` becomes `--worker_count=2`.
+    of the launcher may be written with dashes: `--worker-count=2` becomes `--worker_count=2`. Their values stay as they are.
 
     Args:
         argv: the command line, with the name of the command.
         flag_values: the flags of the launcher.
     """
-    position = _start_of_program(argv, flag_values)
-    return understood([_with_underscores(word) for word in argv[:position]]), argv[position:]
+    words = _words_of_launcher(argv, flag_values)
+    return understood(words), argv[len(words) :]
 
 
 def program(words: list[str], module: str | None) -> Program:
     """Returns the program that `words`, the second result of `split`, name; the bundled example where they name none.
+
+    `-- train.py --epochs=5` names one as `train.py -- --epochs=5` does; `-- --epochs=5` are arguments of the bundled example.
 
     Args:
         words: the program, unless `module` is one, and its arguments.
@@ -35,8 +37,9 @@ def program(words: list[str], module: str | None) -> Program:
     """
     if module is not None:
         return Program(module=module, args=_without_separator(words))
-    if not words or words[0] == "--":
-        return Program(module=EXAMPLE, args=words[1:])
+    words = _without_separator(words)
+    if not words or words[0].startswith("-"):
+        return Program(module=EXAMPLE, args=words)
     return Program(script=words[0], args=_without_separator(words[1:]))
 
 
@@ -100,24 +103,27 @@ _ABSEIL = ("flagfile", "undefok")
 """Flags with a value that absl reads before all others."""
 
 
-def understood(words: list[str]) -> list[str]:
+def understood(words: list[tuple[str, bool]]) -> list[str]:
     """Returns the words of the launcher with what users of torchrun type as flags of the launcher.
 
     `--nproc_per_node=4` (`--nproc-per-node 4`, `-np 4`, `--num_processes 4`) becomes `--workers=4`; `--nnodes=1` and
     `--standalone`, which are what this launcher does anyway, are dropped.
+
+    Args:
+        words: the words, and whether each is the value of the flag before it.
 
     Raises:
         UsageError: for a flag of another launcher that means nothing here; the message says what to do instead.
     """
     result: list[str] = []
     rest = iter(words)
-    for word in rest:
+    for word, is_value in rest:
         name, equals, value = word.partition("=")
-        name = name.lstrip("-") if word.startswith("-") else ""
+        name = name.lstrip("-") if word.startswith("-") and not is_value else ""
         if name == "standalone":
             continue
         if name in _FOREIGN:
-            value = value if equals else next(rest, "")
+            value = value if equals else next(rest, ("", True))[0]
             if _FOREIGN[name].startswith("use -n") and value.isascii() and value.isdecimal():
                 result.append(f"--workers={value}")
             elif name != "nnodes" or value not in ("1", "1:1"):
@@ -127,18 +133,21 @@ def understood(words: list[str]) -> list[str]:
     return result
 
 
-def _start_of_program(argv: list[str], flag_values: flags.FlagValues) -> int:
+def _words_of_launcher(argv: list[str], flag_values: flags.FlagValues) -> list[tuple[str, bool]]:
+    """Returns the words before the program, flags with underscores, and whether each is the value of the flag before it."""
+    words = [(argv[0], True)]
     flag = ""  # The flag whose value the next word may be.
-    for position, word in enumerate(argv[1:], start=1):
+    for word in argv[1:]:
         if flag in ("-m", "--m"):
-            return position + 1
+            return [*words, (word, True)]
         is_value = (flag in flag_values and not flag_values[flag].boolean) or flag in (*_FOREIGN, *_ABSEIL)
         if word == "--" or not (word.startswith("-") or is_value):
-            return position
+            return words
+        words.append((word if is_value else _with_underscores(word), is_value))
         if word.startswith(("-m=", "--m=")):
-            return position + 1
+            return words
         flag = "" if is_value else word if word in ("-m", "--m") else word.lstrip("-").replace("-", "_")
-    return len(argv)
+    return words
 
 
 def _with_underscores(word: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from tfdist.errors import nearest
+from tfdist.launch import standard_streams
 from tfdist.launch.errors import UsageError, print_error
 from tfdist.version import __version__
 
@@ -92,6 +93,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def main() -> NoReturn:
     """Runs the command and exits with its code."""
+    standard_streams.open_closed()
     words = sys.argv[1:]
     try:
         code = _main(words)

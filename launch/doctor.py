@@ -16,7 +16,7 @@ from tfdist.cluster import DEFAULT_START_PORT
 from tfdist.devices import visible
 from tfdist.dialects.registry import environment_readers
 from tfdist.launch.backends.registry import backends
-from tfdist.launch.errors import print_error
+from tfdist.launch.errors import UsageError, print_error
 from tfdist.launch.job_folder import root
 from tfdist.version import __version__
 
@@ -122,14 +122,20 @@ def _surroundings(faults: list[str]) -> list[tuple[str, str]]:
         f"{variable} ({name})" for name, reader in environment_readers().items() if (variable := reader.recognizes(os.environ))
     ]
     lines = [("launcher", f"this shell has the variables of {', '.join(found)}" if found else "none started this shell")]
-    folder = next(path for path in (root(), *root().parents) if path.exists())
-    can_write = os.access(folder, os.W_OK)
-    lines.append(
-        ("job folders", f"{root()}{'' if can_write else f', but {folder} cannot be written: --detach needs TFDIST_STATE_DIR'}")
-    )
+    lines.append(("job folders", _job_folders()))
     free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else None
     lines.append(("/dev/shm", "absent" if free is None else f"{free / 2**20:.0f} MB free"))
     return lines
+
+
+def _job_folders() -> str:
+    try:
+        base = root()
+    except UsageError as error:
+        return str(error)
+    folder = next(path for path in (base, *base.parents) if os.path.exists(path))
+    can_write = os.access(folder, os.W_OK)
+    return f"{base}{'' if can_write else f', but {folder} cannot be written: --detach needs TFDIST_STATE_DIR'}"
 
 
 def _tensorflow(faults: list[str]) -> list[tuple[str, str]]:

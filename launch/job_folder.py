@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.launch.backends.interface import BackendError
+from tfdist.launch.errors import UsageError
 from tfdist.launch.job_status import JobStatus, State
 
 STATE_VARIABLE = "TFDIST_STATE_DIR"
@@ -27,10 +28,16 @@ _ID = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}", re.ASCII)
 
 
 def root() -> Path:
-    """Returns the folder that holds the folders of all jobs of this user."""
+    """Returns the folder that holds the folders of all jobs of this user. Raises UsageError if nothing says where it is."""
     state = os.environ.get(STATE_VARIABLE)
     if not state:
-        state = os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "tfdist")
+        base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        if base.startswith("~/.local"):  # As in a container that runs as a user without a name.
+            raise UsageError(
+                f"HOME is not set and user {os.geteuid()} is unknown here, so there is no folder for the states of jobs in the "
+                f"background; set {STATE_VARIABLE} to a folder that can be written"
+            )
+        state = os.path.join(base, "tfdist")
     return Path(state).absolute() / "jobs"
 
 
@@ -41,7 +48,7 @@ class ProcessName:
     Attributes:
         pid: its process id.
         start: its start time, in ticks since the boot.
-        place: machine, boot and process namespace.
+        place: machine, boot and process namespace. The machine, which may get another name, is only to be shown.
     """
 
     pid: int
@@ -58,7 +65,12 @@ class ProcessName:
     @property
     def is_here(self) -> bool:
         """Whether this process could see it."""
-        return self.place == _place()
+        return self.place.split()[-2:] == _place().split()[-2:]
+
+    @property
+    def machine(self) -> str:
+        """The name of its machine."""
+        return self.place.partition(" ")[0]
 
     @property
     def is_alive(self) -> bool:
@@ -80,6 +92,14 @@ def _place() -> str:
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
+def _is_own(path: Path) -> bool:
+    """Returns whether a folder is this user's; False if it is gone. Raises OSError."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False
+
+
 class JobFolder:
     """The folder of one job.
 
@@ -92,7 +112,7 @@ class JobFolder:
 
     @classmethod
     def create(cls, backend: str) -> "JobFolder":
-        """Creates the folder of a new job. Raises OSError."""
+        """Creates the folder of a new job, which this process supervises until another says so. Raises OSError, UsageError."""
         root().mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             path = root() / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
@@ -101,8 +121,13 @@ class JobFolder:
             except FileExistsError:
                 continue
             folder = cls(path)
-            folder.output.touch(mode=0o600)
-            folder._write("job.json", {"backend": backend, "created": time.time()})
+            try:
+                folder.output.touch(mode=0o600)
+                folder._write("job.json", {"backend": backend, "created": time.time()})
+                folder.write_status(JobStatus(State.STARTING))
+            except OSError:
+                folder.remove()
+                raise
             return folder
 
     @classmethod
@@ -113,6 +138,8 @@ class JobFolder:
             if not _ID.fullmatch(job_id):
                 raise FileNotFoundError
             status = path.lstat()
+        except PermissionError as error:
+            raise BackendError(f"{path} cannot be read: {error.strerror}") from error
         except OSError as error:
             raise BackendError(f"there is no job {backend}://{job_id} in {root()}; tfdist status lists your jobs") from error
         if status.st_uid != os.geteuid():
@@ -127,20 +154,27 @@ class JobFolder:
         """Yields the folders of this user's jobs, the oldest first; removes those of jobs that ended long ago.
 
         Args:
-            left_out: gets the error about each folder that is left out, because its `job.json` cannot be read.
+            left_out: gets the error about each folder that is left out, because it or its `job.json` cannot be read.
+
+        Raises:
+            UsageError: if the folder that holds them cannot be read, or nothing says where it is.
         """
-        if not root().is_dir():
+        try:
+            paths = [path for path in root().iterdir() if _ID.fullmatch(path.name) and _is_own(path)]
+        except (FileNotFoundError, NotADirectoryError):
             return
-        paths = (path for path in root().iterdir() if _ID.fullmatch(path.name) and path.lstat().st_uid == os.geteuid())
+        except OSError as error:
+            raise UsageError(f"{root()} cannot be read: {error.strerror}; allow it, or set {STATE_VARIABLE}") from error
         for folder in sorted(map(cls, paths), key=lambda folder: folder.created):
-            age = time.time() - max(each.stat().st_mtime for each in (folder.path, folder.output) if each.exists())
-            if age > KEEP_SECONDS and folder._has_ended():
-                folder.remove()
-                continue
             try:
+                if folder._age() > KEEP_SECONDS and folder._has_ended():
+                    folder.remove()
+                    continue
                 folder._read("job.json")
-            except BackendError as error:
-                left_out(error)
+            except FileNotFoundError:
+                continue  # It has just been removed.
+            except (BackendError, OSError) as error:
+                left_out(error if isinstance(error, BackendError) else BackendError(f"{folder.path} cannot be read: {error}"))
                 continue
             yield folder
 
@@ -189,7 +223,7 @@ class JobFolder:
             if status.state.is_final or supervisor is None:
                 return status
             if not supervisor.is_here:
-                where = supervisor.place.partition(" ")[0]
+                where = supervisor.machine
                 return JobStatus(status.state, status.tasks, f"as last written by its supervisor on {where}; ask there")
             if supervisor.is_alive:
                 return status
@@ -206,9 +240,14 @@ class JobFolder:
             found = f"{type(error).__name__}: {error}"
             raise BackendError(f"{path} holds no state of a job ({found}); if it has ended, remove its folder") from error
 
+    def _age(self) -> float:
+        """Returns the seconds since something was written to the folder or the output. Raises OSError."""
+        written: list[float] = [self.path.stat().st_mtime, *([self.output.stat().st_mtime] if self.output.exists() else ())]
+        return time.time() - max(written)
+
     def _has_ended(self) -> bool:
         try:
-            return self.status().state.is_final
+            return self.status().state.is_final or self.supervisor is None
         except BackendError:
             return True  # Nobody can read it.
 

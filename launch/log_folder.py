@@ -11,8 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+_JOB = ".tfdist_job"
+"""The file with the id of the job in the background whose logs are beside it."""
+
 _OURS = re.compile(
-    r"(chief|worker|ps|evaluator)-\d+\.log|(fork_server|tensorboard)\.log|workers\.(json|request)(\.part)?|agent-.*\.log|report\.json(\.progress)?(\.part)?"
+    r"(chief|worker|ps|evaluator)-\d+\.log|(fork_server|tensorboard)\.log|workers\.(json|request)(\.part)?|agent-.*\.log|"
+    rf"report\.json(\.progress|\.steps)?(\.part)?|{re.escape(_JOB)}"
 )
 MEMORY = Path("/dev/shm")
 STALE_SECONDS = 60.0
@@ -97,6 +101,29 @@ class LogFolder:
             raise LogFolderError(f"another launcher writes to {self.path} now; name another folder") from error
         except OSError:
             pass  # Some network file systems lock nothing.
+
+
+def name_job(path: Path, job_id: str) -> bool:
+    """Writes into the folder of a job in the background whose logs it holds; returns whether that was possible."""
+    try:
+        (path / _JOB).write_text(job_id, encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def holder(path: Path, job_id: str) -> Path | None:
+    """Returns the folder with the logs of a job that wrote to `path`: that one, or the one into which a later job moved them.
+
+    None if neither holds them.
+    """
+    for folder in (path, *path.glob("earlier-*")):
+        try:
+            if (folder / _JOB).read_text(encoding="ascii", errors="replace") == job_id:
+                return folder
+        except OSError:
+            pass  # It holds the logs of no job in the background.
+    return None
 
 
 def _new_name() -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 SUFFIX = ".progress"
+STEPS_SUFFIX = ".steps"
+"""The suffix of the file with the number of steps, which only `--fail_at` reads (punisher.py)."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,11 @@ def read(report: Path) -> Progress | None:
 
 def forget(report: Path) -> None:
     """Removes what an earlier attempt has written beside its report."""
-    try:
-        path_of(report).unlink(missing_ok=True)
-    except OSError:
-        pass  # It is then taken for that of this attempt, until there is another.
+    for suffix in (SUFFIX, STEPS_SUFFIX):
+        try:
+            Path(f"{report}{suffix}").unlink(missing_ok=True)
+        except OSError:
+            pass  # It is then taken for that of this attempt, until there is another.
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """The summary of a job that has ended: as lines for the terminal, and as JSON for programs."""
 
 import json
+import math
 from typing import Any
 
 from tfdist.launch.job import Job, JobFiles
@@ -73,7 +74,16 @@ def _line_of(task: dict[str, Any]) -> str | None:
 
 
 def write(summary: dict[str, Any], path: str) -> None:
-    """Writes the summary as JSON."""
+    """Writes the summary as JSON, which has no NaN: the loss of a training that diverged is null."""
     with open(path, "w", encoding="utf-8") as file:
-        json.dump(summary, file, indent=2)
+        json.dump(_finite(summary), file, indent=2, allow_nan=False)
         file.write("\n")
+
+
+def _finite(value: Any) -> Any:
+    """Returns a value of JSON with None for each number that is not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -117,6 +117,7 @@ def plan_slurm(job: Job) -> Plan:
         f"--chdir={job.folder}",
         "--output=tfdist-%j.log",
         "--open-mode=append",  # After a requeue it goes on.
+        "--export=ALL",
         f"--signal=B:TERM@{WARNING_SECONDS + math.ceil(_given_grace(job))}",  # So that the tasks save and end in order.
         *([f"--nodelist={','.join(sorted(hosts))}"] if hosts else []),
         *options,
@@ -141,7 +142,8 @@ class Batch:
     def submit(self, plan: Plan) -> str:
         """See `Detached`. Variables of `--env` travel in the environment of sbatch, which Slurm hands on."""
         environ = {**os.environ, **plan.job.environment}
-        return _slurm("sbatch", "--parsable", "--export=ALL", text=plan.request, environ=environ).strip().partition(";")[0]
+        environ.pop("SBATCH_EXPORT", None)  # It would win over what the script says.
+        return _slurm("sbatch", "--parsable", text=plan.request, environ=environ).strip().partition(";")[0]
 
     def status(self, job_id: str) -> JobStatus:
         """See `Detached`."""

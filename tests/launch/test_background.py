@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,9 +16,23 @@ import pytest
 from conftest import MARK, processes_of
 from support_paths import PROGRAMS
 
+from tfdist.launch.job_status import JobStatus, State
+from tfdist.launch.state_file import StateFile
+
 pytestmark = pytest.mark.cluster
 
 QUICK = str(PROGRAMS / "quick_launcher.py")
+WAITING = """
+import pathlib, sys, time
+from tfdist.launch import attached, cli
+def wait(*_):
+    pathlib.Path("waits").touch()
+    time.sleep(600)
+attached._started = wait  # As Ray does where there is no room.
+cli.main()
+"""
+"""A launcher that does not get to start its tasks."""
+
 COUNTS = "import time\nfor n in range(10000): print('count', n, flush=True); time.sleep(0.05)\n"
 
 
@@ -63,7 +78,7 @@ def detach(tfdist, tmp_path):
     return start
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline
@@ -169,3 +184,140 @@ def test_a_job_that_cannot_be_started_is_one_line_and_leaves_no_folder(detach, t
         assert (got.returncode, got.stdout, got.stderr.count("\n")) == (2, "", 1), got.stderr
         assert message in got.stderr
     assert list((tmp_path / "state").rglob("job.json")) == []
+
+
+def test_a_job_that_waits_for_its_start_can_be_cancelled_and_ctrl_c_leaves_nothing(tfdist, variables, tmp_path):
+    (tmp_path / "program.py").write_text("")
+    command = [sys.executable, "-c", WAITING, "--tier", "BASIC", "--detach", "program.py"]
+    launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True)
+    wait_for((tmp_path / "waits").exists)
+    (state,) = (tmp_path / "state").rglob("state.json")
+    supervisor = json.loads(state.read_text())["supervisor"]["pid"]
+    assert supervisor != launcher.pid and supervisor in processes_of(variables[MARK])
+    assert tfdist("status").stdout.startswith(f"local://{state.parent.name}  starting")
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(60) == 130
+    assert processes_of(variables[MARK]) == {} and not state.parent.exists()
+    (tmp_path / "waits").unlink()
+    launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True, stderr=subprocess.PIPE)
+    wait_for((tmp_path / "waits").exists)
+    (state,) = (tmp_path / "state").rglob("state.json")
+    handle = f"local://{state.parent.name}"
+    assert tfdist("cancel", handle).stdout == f"{handle}  cancelled\n"
+    _, errors = launcher.communicate(timeout=60)
+    assert (launcher.returncode, errors.decode()) == (143, f"tfdist: {handle} was ended before its tasks ran\n")
+    assert tfdist("status").stdout.startswith(f"{handle}  cancelled")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_state_file_says_that_a_signal_ended_the_job_before_its_start(variables, tmp_path, number):
+    (tmp_path / "program.py").write_text("")
+    command = [sys.executable, "-c", WAITING, "--tier", "BASIC", "--state_file", "state.json", "program.py"]
+    launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True)
+    wait_for((tmp_path / "waits").exists)
+    launcher.send_signal(number)
+    assert launcher.wait(60) == 128 + number
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (state["state"], state["reason"]) == ("cancelled", f"ended by {number.name}")
+    assert state["exit_code"] == 128 + number
+
+
+def test_a_job_that_is_started_without_standard_streams_has_its_output(tfdist, variables, tmp_path):
+    (tmp_path / "program.py").write_text("print('one')")
+    command = f"{sys.executable} {QUICK} --tier BASIC --detach program.py <&- >&- 2>&-"
+    assert subprocess.run(command, shell=True, cwd=tmp_path, env=variables, timeout=60).returncode == 0
+    (about,) = (tmp_path / "state").rglob("job.json")
+    got = tfdist("logs", "-f", f"local://{about.parent.name}")
+    assert got.returncode == 0 and "chief:0 | one\n" in got.stdout and "tfdist: done in" in got.stdout
+
+
+def test_a_state_file_says_why_a_job_cannot_be_started(tfdist, tmp_path):
+    (tmp_path / "program.py").write_text("")
+    flags = ("--tier", "BASIC", "--state_file", "state.json", "--log_dir", "/proc/self")
+    got = tfdist(*flags, "program.py", command=(QUICK,))
+    state = json.loads((tmp_path / "state.json").read_text())
+    assert (got.returncode, state["state"], state["exit_code"]) == (2, "failed", 2)
+    assert state["reason"].startswith("--log_dir: /proc/self cannot be written") and state["reason"] in got.stderr
+
+
+def test_the_logs_of_a_job_are_found_after_a_later_one_has_used_its_log_folder(detach, tfdist, tmp_path):
+    def run(text):
+        handle = detach(f"print({text!r})", "--log_dir", "logs")
+        assert tfdist("logs", "-f", handle).returncode == 0  # It has ended.
+        return handle
+
+    handles = {text: run(text) for text in ("one", "two", "three")}
+    for text, handle in handles.items():
+        assert tfdist("logs", handle, "chief:0").stdout == f"{text}\n"
+    for folder in (tmp_path / "logs").glob("earlier-*"):
+        shutil.rmtree(folder)
+    gone = tfdist("logs", handles["one"], "chief:0")
+    assert (gone.returncode, gone.stdout, gone.stderr.count("\n")) == (2, "", 1)
+    assert "holds the logs of another job now" in gone.stderr
+    assert tfdist("logs", handles["three"], "chief:0").stdout == "three\n"
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A file system of 256 KB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can make a small file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(path):
+    """Appends to a file until its disk is full."""
+    with open(path, "ab", buffering=0) as file:
+        for size in (4096, 1):
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                pass
+
+
+WAITS_FOR_GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+
+
+def test_a_full_state_folder_does_not_end_a_job_in_the_background(detach, tmp_path, small, read_json):
+    detach(WAITS_FOR_GO, "--summary", "summary.json", TFDIST_STATE_DIR=str(small))
+    (state,) = small.rglob("state.json")
+    wait_for(lambda: json.loads(state.read_text())["state"] == "running")
+    fill(state.parent / "output.log")
+    (tmp_path / "go").touch()
+    wait_for((tmp_path / "summary.json").exists)
+    wait_for(lambda: (tmp_path / "summary.json").read_text().endswith("}\n"))
+    assert read_json("summary.json")["exit_code"] == 0
+
+
+def test_a_full_disk_with_state_file_and_output_does_not_end_a_job(variables, tmp_path, small, read_json):
+    (tmp_path / "program.py").write_text(WAITS_FOR_GO)
+    flags = ("--tier", "BASIC", "--state_file", "small/state.json", "--summary", "summary.json")
+    with open(small / "output", "ab") as output:
+        command = [sys.executable, QUICK, *flags, "program.py"]
+        launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=output, stderr=output, start_new_session=True)
+    wait_for((small / "state.json").exists)
+    wait_for(lambda: json.loads((small / "state.json").read_text())["state"] == "running")
+    fill(small / "output")
+    (tmp_path / "go").touch()
+    assert launcher.wait(60) == 0
+    assert read_json("summary.json")["exit_code"] == 0
+
+
+def test_a_state_that_cannot_be_written_is_said_once(tmp_path):
+    said = []
+    writer = StateFile(str(tmp_path / "state.json"), 5.0)
+    writer.begins(said.append)
+    (tmp_path / "state.json").unlink()
+    (tmp_path / "state.json.part").mkdir()
+    for _ in range(3):
+        writer.changed(JobStatus(State.RUNNING))
+    assert said == [f"--state_file {tmp_path}/state.json: Is a directory; the state there may be out of date"]
+    (tmp_path / "state.json.part").rmdir()
+    writer.changed(JobStatus(State.SUCCEEDED))
+    writer.changed(JobStatus(State.CANCELLED))  # A signal after the end.
+    assert json.loads((tmp_path / "state.json").read_text())["state"] == "succeeded"

@@ -3,13 +3,22 @@
 import dataclasses
 import json
 import os
+import pwd
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
-from tfdist.launch import completion, job_commands, job_folder
+from tfdist.launch import checks, completion, job_commands, job_folder
 from tfdist.launch.backends.interface import BackendError
+from tfdist.launch.background_jobs import BackgroundJobs
+from tfdist.launch.errors import UsageError
+from tfdist.launch.job import Program
 from tfdist.launch.job_folder import JobFolder, ProcessName
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.progress import Progress
@@ -60,6 +69,98 @@ def test_a_supervisor_on_another_machine_is_not_declared_lost(folder):
     supervised_by(folder, place="elsewhere boot namespace", start=1)
     assert folder.status().state == State.RUNNING
     assert folder.status().reason == "as last written by its supervisor on elsewhere; ask there"
+
+
+def test_a_machine_that_has_another_name_now_is_the_same_machine(folder, monkeypatch):
+    folder.write_status(RUNNING)
+    monkeypatch.setattr(job_folder.socket, "gethostname", lambda: "renamed")
+    assert folder.supervisor.is_here and folder.status() == RUNNING
+
+
+def test_a_job_whose_launcher_died_before_it_named_a_supervisor_is_lost(folder):
+    supervised_by(folder, start=1)
+    assert folder.status().state == State.LOST
+
+
+def test_without_a_home_folder_nothing_is_written_and_the_variable_is_named(tmp_path, monkeypatch, capsys):
+    def unknown(uid):
+        raise KeyError(uid)
+
+    for name in ("HOME", "XDG_STATE_HOME", "TFDIST_STATE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"HOME is not set .*; set TFDIST_STATE_DIR"):
+        JobFolder.create("local")
+    assert job_commands.main("status", []) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def users_folder():
+    """A folder of a user who is not root, which this process is in the test."""
+    path = Path(tempfile.mkdtemp())
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:
+            os.chown(path, 54321, 54321)
+            os.seteuid(54321)
+        yield path
+    finally:
+        if is_root:
+            os.seteuid(0)
+        path.chmod(0o700)
+        shutil.rmtree(path)
+
+
+def test_a_folder_without_permissions_does_not_hide_the_other_jobs(users_folder, monkeypatch, capsys):
+    monkeypatch.setenv("TFDIST_STATE_DIR", str(users_folder))
+    good, closed = JobFolder.create("local"), JobFolder.create("local")
+    closed.path.chmod(0)
+    assert job_commands.main("status", []) == 0
+    shown, errors = capsys.readouterr()
+    assert good.id in shown and closed.id not in shown
+    assert errors.count("\n") == 1 and closed.id in errors and "Permission denied" in errors
+    users_folder.chmod(0)
+    for words in ([], [f"local://{good.id}"]):
+        assert job_commands.main("status", words) == 2
+        errors = capsys.readouterr().err
+        assert errors.count("\n") == 1 and "cannot be read: Permission denied" in errors
+
+
+def test_a_missing_program_in_a_folder_that_cannot_be_listed_is_one_sentence(users_folder, monkeypatch):
+    users_folder.chmod(0o300)
+    with pytest.raises(UsageError, match=r"missing\.py: there is no such program$"):
+        checks.check_program(Program(str(users_folder / "missing.py")))
+
+
+@pytest.fixture
+def sleeper(folder):
+    """Makes the folder that of another process, which sleeps; returns it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True)\nimport time; time.sleep(600)"], stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    folder.write_status(RUNNING)
+    supervised_by(folder, pid=process.pid, start=job_folder._start_time(process.pid))
+    yield process
+    process.kill()
+    process.stdout.close()
+    process.wait(10)
+
+
+@pytest.mark.parametrize("error", [AttributeError(), OSError(38, "Function not implemented"), PermissionError(1, "no")])
+def test_a_job_is_ended_where_the_system_gives_no_descriptors_of_processes(folder, sleeper, monkeypatch, error):
+    def refuse(pid):
+        raise error
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    supervised_by(folder, start=1)
+    BackgroundJobs("local").cancel(folder.id)
+    assert sleeper.poll() is None  # The number belongs to another process now.
+    supervised_by(folder, start=job_folder._start_time(sleeper.pid))
+    BackgroundJobs("local").cancel(folder.id)
+    assert sleeper.wait(10) == -15
 
 
 @pytest.mark.parametrize("job_id", ["..", "../jobs", "", "20200101-000000-abcdef", "a/b"])

@@ -96,6 +96,19 @@ def test_the_signal_before_the_time_limit_leaves_the_grace_period():
         assert f"#SBATCH --signal={expected}\n" in slurm.plan_slurm(job).request
 
 
+def test_options_of_the_user_come_last_in_the_script_and_nothing_overrides_them(monkeypatch):
+    got = []
+    monkeypatch.setattr(slurm, "_slurm", lambda *words, text, environ: got.append((words, text, environ)) or "7\n")
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    cluster = prepared(read({"worker": 2}))
+    options = {"slurm_options": "--gpus-per-node=4 --export=ALL,NAME=value"}
+    slurm.Batch().submit(slurm.plan_slurm(Job(cluster, choose(cluster), Program("x.py"), options=options)))
+    ((words, text, environ),) = got
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH ")]
+    assert lines[-2:] == ["#SBATCH --gpus-per-node=4", "#SBATCH --export=ALL,NAME=value"] and "#SBATCH --export=ALL" in lines
+    assert words == ("sbatch", "--parsable") and "SBATCH_EXPORT" not in environ
+
+
 def test_a_flag_that_is_given_twice_is_two_flags_in_the_script(tmp_path):
     cluster = '{"chief": 1,\n "worker": 2, "ps": 1}'
     faults = ["--fail_at=worker:1,step=30", "--fail_at=random,every=15,of=worker"]

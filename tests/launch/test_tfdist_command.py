@@ -11,6 +11,7 @@ from absl import flags
 from tfdist.launch import cli, command_line, help_topics
 from tfdist.launch.commands import COMMANDS, HELP
 from tfdist.launch.errors import UsageError
+from tfdist.launch.job import Program
 from tfdist.version import __version__
 
 
@@ -159,6 +160,51 @@ def test_a_flag_of_another_launcher_is_answered_with_the_right_one(words, answer
     with pytest.raises(UsageError, match="is a flag of another launcher") as error:
         split(*words, "train.py")
     assert answer in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--slurm_options", "--gpus-per-node=4 --mail-type=END"),
+        ("--slurm-options", "--nnodes=2"),
+        ("--slurm_options", "--standalone"),
+        ("--env", "--a-b=c"),
+    ],
+)
+def test_the_values_of_flags_stay_as_they_are(words):
+    launcher, program = split(*words, "--worker-count", "2", "train.py")
+    assert launcher == ["tfdist run", words[0].replace("slurm-", "slurm_"), words[1], "--worker_count", "2"]
+    assert program == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--", "train.py", "--epochs=5"), Program("train.py", args=["--epochs=5"])),
+        (("--", "train.py", "--", "-v"), Program("train.py", args=["-v"])),
+        (("--", "--epochs=5", "train.py"), Program(module=command_line.EXAMPLE, args=["--epochs=5", "train.py"])),
+        (("--",), Program(module=command_line.EXAMPLE)),
+        (("train.py", "--", "--epochs=5"), Program("train.py", args=["--epochs=5"])),
+    ],
+)
+def test_a_program_may_follow_the_separator(words, expected):
+    _, program = split("-n", "4", *words)
+    assert command_line.program(program, None) == expected
+
+
+def test_words_after_a_module_and_a_separator_are_its_arguments():
+    _, program = split("-n", "4", "-m", "package.module", "--", "train.py")
+    assert command_line.program(program, "package.module") == Program(module="package.module", args=["train.py"])
+
+
+@pytest.mark.parametrize("module", ["tfdist", "tfdist.launch"])
+def test_a_closed_standard_output_is_no_error(tmp_path, module):
+    verb = "run" if module == "tfdist" else ""
+    for words in (f"{verb} -n 2 --dry_run", "status") if verb else ("-n 2 --dry_run",):
+        command = f"{sys.executable} -m {module} {words} >&-"
+        environ = os.environ | {"TFDIST_STATE_DIR": str(tmp_path)}
+        got = subprocess.run(command, shell=True, stderr=subprocess.PIPE, cwd=tmp_path, env=environ, timeout=60)
+        assert (got.returncode, got.stderr) == (0, b"")
 
 
 def test_every_flag_of_run_is_under_one_topic():

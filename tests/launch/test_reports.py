@@ -1,0 +1,41 @@
+"""What the task that reports writes into files, and what the launcher makes of it."""
+
+import json
+
+import pytest
+
+from tfdist.launch import log_folder, progress, summary
+
+
+def refuse(constant):
+    raise ValueError(constant)
+
+
+def test_the_summary_of_a_training_that_diverged_is_json(tmp_path):
+    path = tmp_path / "summary.json"
+    values = {
+        "metrics": {"loss": float("nan"), "accuracy": 0.5},
+        "history": {"loss": float("inf")},
+        "tasks": [{"exit_code": 0}],
+    }
+    summary.write(values, str(path))
+    expected = {"metrics": {"loss": None, "accuracy": 0.5}, "history": {"loss": None}, "tasks": [{"exit_code": 0}]}
+    assert json.loads(path.read_text(), parse_constant=refuse) == expected
+
+
+@pytest.mark.parametrize("name", ["report.json", "report.json.progress", "report.json.steps", "report.json.progress.part"])
+def test_what_an_earlier_job_has_reported_is_out_of_the_way(tmp_path, name):
+    (tmp_path / name).write_text("30")
+    said = []
+    log_folder.LogFolder(str(tmp_path), said.append).close()
+    (moved,) = tmp_path.glob("earlier-*/*")
+    assert moved.name == name and not (tmp_path / name).exists() and str(moved.parent) in said[0]
+
+
+def test_another_attempt_does_not_begin_with_the_steps_of_the_one_before(tmp_path):
+    report = tmp_path / "report.json"
+    for name in ("report.json", "report.json.progress", "report.json.steps"):
+        (tmp_path / name).write_text("30")
+    for _ in range(2):
+        progress.forget(report)
+        assert list(tmp_path.iterdir()) == [report]
