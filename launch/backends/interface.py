@@ -95,7 +95,12 @@ class TaskRunner(Protocol):
         """
 
     def signal(self, names: list[str], number: int) -> None:
-        """Sends a signal to the process groups of the tasks with these names; ignores tasks that do not run."""
+        """Sends a signal to the tasks with these names; ignores tasks that do not run.
+
+        SIGUSR1, SIGUSR2 and the first SIGTERM go to the process of a task alone: the program may make another step and save,
+        with the processes that read its data. When it has ended after SIGTERM, what is left of its process group gets SIGTERM.
+        All other signals go to the process group.
+        """
 
     def close(self) -> list[Event]:
         """Ends every task, with the processes that it started, within 8 seconds; returns what was still to be read."""

@@ -19,6 +19,10 @@ ANSWER_SECONDS = 5.0
 """How long one question to a task may take. Then it is asked again."""
 
 
+_failures: dict[str, str] = {}
+"""Why tasks will not start, by their addresses."""
+
+
 class StartTimeoutError(TimeoutError):
     """Tasks did not start in time. The message names them."""
 
@@ -74,6 +78,20 @@ def waiting_for(tasks: Iterable[Task]) -> str:
     return ", ".join(named[:10]) + more
 
 
+def note_failures(tasks: Iterable[Task], reason: str | None) -> None:
+    """Notes why these tasks will not start, which ends every wait for them; None: they are being started.
+
+    Args:
+        tasks: tasks with addresses.
+        reason: a sentence.
+    """
+    for task in tasks:
+        if reason is None:
+            _failures.pop(task.address, None)
+        else:
+            _failures[task.address] = reason
+
+
 def _why_missing(task: Task, deadline: Deadline) -> Missing | None:
     return None if is_listening(task, min(1.0, max(0.01, deadline.remaining()))) else Missing.SILENT
 
@@ -96,7 +114,7 @@ def wait_for_tasks(
         is_enough: whether to go on although these tasks are missing.
 
     Raises:
-        StartTimeoutError: if a task has not started within `timeout` seconds.
+        StartTimeoutError: if a task has not started within `timeout` seconds, or will not start (`note_failures`).
     """
     deadline, begin = Deadline.after(timeout), time.monotonic()
     missing: dict[Task, Missing] = dict.fromkeys(tasks, Missing.SILENT)
@@ -108,11 +126,17 @@ def wait_for_tasks(
         while (reason := why_missing(task, deadline.within(seconds))) is not None:
             with changed:
                 missing[task] = reason
+                if task.address in _failures:
+                    changed.notify()
             if over.wait(POLL_SECONDS):
                 return
         with changed:
             del missing[task]
             changed.notify()
+
+    def failed() -> list[Task]:
+        found = [task for task in missing if task.address in _failures]
+        return [] if is_enough(found) else found
 
     def found() -> list[tuple[Missing, str]]:
         reasons = dict.fromkeys(missing.values())
@@ -122,12 +146,16 @@ def wait_for_tasks(
         threading.Thread(target=ask, args=(task,), name="tfdist-peers", daemon=True).start()
     try:
         with changed:
-            while not changed.wait_for(lambda: is_enough(missing.keys()), deadline.within(LOG_SECONDS).remaining()):
+            while not changed.wait_for(lambda: is_enough(missing.keys()) or failed(), deadline.within(LOG_SECONDS).remaining()):
                 if deadline.expired():
                     sentences = "; ".join(f"{sentence}; {reason.value[1]}" for reason, sentence in found())
                     raise StartTimeoutError(f"gave up after {timeout:.0f} s: {sentences}")
                 others = [sentence for reason, sentence in found() if reason is not Missing.SILENT]
                 log("; ".join([f"waiting {time.monotonic() - begin:.0f} s for {waiting_for(missing)}", *others]))
+            if not is_enough(missing.keys()):
+                reason = _failures[failed()[0].address]
+                named = [task for task in failed() if _failures[task.address] == reason]
+                raise StartTimeoutError(f"gave up on {waiting_for(named)}: {reason}")
     finally:
         over.set()
 

@@ -1,5 +1,8 @@
 """The main job of the README, on every tier and on SINGA's job files."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from support_paths import PROGRAMS
@@ -93,19 +96,25 @@ def test_a_module_runs_with_its_arguments_as_under_python_m(start, tmp_path):
 
 def test_a_script_has_its_own_name_folder_and_arguments(start, tmp_path):
     (tmp_path / "sub").mkdir()
+    (tmp_path / "link").mkdir()
     (tmp_path / "sub" / "beside.py").write_text("VALUE = 42\n")
     (tmp_path / "sub" / "train.py").write_text(
-        "import sys, beside, multiprocessing\nimport tfdist\n"
+        "import os, sys, beside, multiprocessing\nimport tfdist\n"
         "def double(x): return 2 * x\n"
         "if __name__ == '__main__':\n"
-        "    tfdist.strategy()\n"
+        "    if 'TF_CONFIG' in os.environ: tfdist.strategy()\n"
+        "    os.chdir('/')\n"
         "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
-        "        print(beside.VALUE, sys.argv, __file__, pool.map(double, [4]), flush=True)\n"
+        "        print(beside.VALUE, sys.argv, __file__, sys.path[0], pool.map(double, [4]), flush=True)\n"
     )
-    job = start("-m", "tfdist.launch", "--tier", "BASIC", "sub/train.py", "--my_flag=1")
-    assert job.wait() == 0, job.output
-    assert "chief:0 | 42 ['sub/train.py', '--my_flag=1'] " in job.output
-    assert "[8]" in job.output
+    (tmp_path / "link" / "train.py").symlink_to("../sub/train.py")
+    for script in ("sub/train.py", "link/train.py"):
+        command = [sys.executable, script, "--my_flag=1"]
+        plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
+        assert plain == f"42 {command[1:]} {tmp_path}/{script} {tmp_path}/sub [8]\n"
+        job = start("-m", "tfdist.launch", "--tier", "BASIC", script, "--my_flag=1")
+        assert job.wait() == 0, job.output
+        assert f"chief:0 | {plain}" in job.output
 
 
 def test_the_job_dir_reaches_the_program(start, tmp_path):

@@ -82,6 +82,7 @@ def test_the_launcher_says_so_in_one_sentence(launched, pretend, packages, empty
 def test_so_does_a_forked_task(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr("sys.argv", [])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     (tmp_path / "program.py").write_text(
         "from tfdist.errors import UnsupportedVersionError\nraise UnsupportedVersionError('keras 3.16.0 has no Trainer')\n"
     )

@@ -35,14 +35,20 @@ def children() -> dict[int, int]:
     found = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as stat:
-                    parent, group = (int(word) for word in stat.read().rpartition(")")[2].split()[1:3])
-            except (OSError, ValueError, IndexError):
-                continue
+            parent, group = parent_and_group(int(entry))
             if parent == os.getpid():
                 found[int(entry)] = group
     return found
+
+
+def parent_and_group(pid: int) -> tuple[int, int]:
+    """Returns the parent and the process group of a process; zeros if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            parent, group = (int(word) for word in stat.read().rpartition(")")[2].split()[1:3])
+    except (OSError, ValueError):
+        return 0, 0
+    return parent, group
 
 
 def end_children(spared: Set[int], reap: Callable[[], object]) -> None:
@@ -56,10 +62,7 @@ def end_children(spared: Set[int], reap: Callable[[], object]) -> None:
     while (left := children().keys() - spared) and time.monotonic() < deadline:
         for pid in left:
             kill_group(pid, signal.SIGKILL)  # It has one if it is its leader.
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            kill_process(pid, signal.SIGKILL)
         time.sleep(0.02)
         reap()
 
@@ -68,5 +71,13 @@ def kill_group(pid: int, number: int) -> None:
     """Sends a signal to the process group of this number, if it exists."""
     try:
         os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def kill_process(pid: int, number: int) -> None:
+    """Sends a signal to the process of this number, if it exists."""
+    try:
+        os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         pass

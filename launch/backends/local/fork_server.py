@@ -29,12 +29,20 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from typing import Any, NoReturn
 
 from tfdist.errors import UnsupportedVersionError
 from tfdist.launch.backends.local import memory_kills
-from tfdist.launch.backends.local.descendants import become_subreaper, children, die_with_parent, end_children, kill_group
+from tfdist.launch.backends.local.descendants import (
+    become_subreaper,
+    children,
+    die_with_parent,
+    end_children,
+    kill_group,
+    kill_process,
+    parent_and_group,
+)
 from tfdist.launch.backends.local.guard import continue_below_guard
 from tfdist.launch.backends.local.run_program import run
 from tfdist.launch.job import Program
@@ -52,6 +60,16 @@ MESSAGE_BYTES = 1 << 16
 GRACE_SECONDS = 2.0
 """How long tasks may take to end after SIGTERM, before SIGKILL."""
 
+OWNER_POLL_SECONDS = 1.0
+"""How often the fork server looks for its owner where nothing tells it of its end: without `os.pidfd_open`, as on Linux before
+5.3, in a Python built for one, and in some sandboxes."""
+
+OWNER_GONE = -1
+"""In place of a descriptor that can be read."""
+
+FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals after which a program may go on, with the processes that it has started."""
+
 
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
@@ -63,6 +81,7 @@ class ForkServer:
         self._running: dict[int, str] = {}  # pid -> task name
         self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
         self._killed: set[int] = set()  # Processes that were killed for the owner.
+        self._asked: set[int] = set()  # Processes that got SIGTERM.
         self._memory_kills = memory_kills.count()
 
     def serve(self) -> Callable[[], None] | None:
@@ -79,16 +98,20 @@ class ForkServer:
             selector.register(self._owner, selectors.EVENT_READ)
             selector.register(read_end, selectors.EVENT_READ)
             # Children of the owner may have inherited its end of the socket, which then outlives the owner.
-            owner_process = os.pidfd_open(self._owner_pid)
-            selector.register(owner_process, selectors.EVENT_READ)
+            owner_process = _descriptor_of(self._owner_pid)
+            if owner_process is not None:
+                selector.register(owner_process, selectors.EVENT_READ)
             self._report({"ready": True})
             while True:
-                for key, _ in selector.select():
-                    if key.fd == read_end:
+                ready = [key.fd for key, _ in selector.select(OWNER_POLL_SECONDS if owner_process is None else None)]
+                if owner_process is None and parent_and_group(os.getppid())[0] != self._owner_pid:
+                    ready = [OWNER_GONE]  # The guard, which is the parent of this process, has another parent.
+                for descriptor in ready:
+                    if descriptor == read_end:
                         os.read(read_end, 4096)
                         self._reap()
                         continue
-                    message, descriptors = (None, []) if key.fd == owner_process else self._receive()
+                    message, descriptors = (None, []) if descriptor in (owner_process, OWNER_GONE) else self._receive()
                     if message is None:
                         self._end_all()
                         return None
@@ -159,23 +182,22 @@ class ForkServer:
         return lambda: run(Program(**task["program"]))
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        asked = set()
+        for pid, status in _changes():
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 if pid in self._running:
                     number = os.WSTOPSIG(status) if os.WIFSTOPPED(status) else None
                     self._report({"stopped": self._running[pid], "pid": pid, "signal": number})
                 continue
+            if pid in self._asked:
+                self._asked.remove(pid)
+                asked.add(pid)
             name = self._running.pop(pid, None)  # None: a process that a task left behind.
             if name is not None:
                 code = os.waitstatus_to_exitcode(status)
                 note = self._why_killed(pid) if code == -signal.SIGKILL and pid not in self._killed else ""
                 self._report({"exited": name, "code": code, "time": time.time(), "note": note})
+        _signal_rest(asked, signal.SIGTERM)
 
     def _why_killed(self, pid: int) -> str:
         before, self._memory_kills = self._memory_kills, memory_kills.count()
@@ -184,19 +206,31 @@ class ForkServer:
     def _end_rest_of(self, name: str) -> None:
         """Kills what an earlier process of this task has left in its process group: it may hold its port or its GPUs."""
         group = self._groups.pop(name, None)
-        if group is not None and group in children().values():
-            kill_group(group, signal.SIGKILL)
+        _signal_rest({group} if group is not None else set(), signal.SIGKILL)
 
     def _signal(self, names: list[str], number: int) -> None:
         for pid, name in self._running.items():
             if name in names:
-                if number == signal.SIGKILL:
-                    self._killed.add(pid)
-                kill_group(pid, number)
+                self._signal_task(pid, number)
+
+    def _signal_task(self, pid: int, number: int) -> None:
+        """Sends a signal to a task: to its process group, or, while the program may still save, to its process alone.
+
+        The next step may need the processes that read its data. They get SIGTERM when the task has ended.
+        """
+        is_request = number == signal.SIGTERM and pid not in self._asked
+        if number == signal.SIGTERM:
+            self._asked.add(pid)
+        elif number == signal.SIGKILL:
+            self._killed.add(pid)
+        if is_request or number in FOR_THE_PROGRAM:
+            kill_process(pid, number)
+        else:
+            kill_group(pid, number)
 
     def _end_all(self) -> None:
         for pid in self._running:
-            kill_group(pid, signal.SIGTERM)
+            self._signal_task(pid, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self._running and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -205,6 +239,32 @@ class ForkServer:
             kill_group(pid, signal.SIGKILL)
         # Also the processes that the tasks left behind, even in a session that they created.
         end_children(spared=set(), reap=self._reap)
+
+
+def _descriptor_of(pid: int) -> int | None:
+    """Returns a descriptor that can be read when a process has ended; None where there are none."""
+    try:
+        return os.pidfd_open(pid)
+    except (OSError, AttributeError):  # Also if it has ended already.
+        return None
+
+
+def _changes() -> Iterator[tuple[int, int]]:
+    """Yields the process id and the status of each child that has ended, stopped or resumed."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
+
+
+def _signal_rest(groups: Set[int], number: int) -> None:
+    """Sends a signal to what tasks that have ended have left in their process groups."""
+    for group in groups & set(children().values()) if groups else ():  # Else the number may be that of another group by now.
+        kill_group(group, number)
 
 
 def _fail(owner: socket.socket, error: Exception) -> NoReturn:

@@ -19,6 +19,7 @@ from tfdist.launch.events import Event, Exited, Lost, NotStarted, Ready, Stopped
 from tfdist.launch.job import Job, JobFiles, Program
 from tfdist.launch.output import last_lines
 from tfdist.launch.restarts import Restarts
+from tfdist.strategies.runtime.peers import note_failures
 
 POLL_SECONDS = 0.5
 
@@ -29,7 +30,7 @@ def start_servers(cluster: Cluster, tasks: list[Task]) -> Cluster:
     """Starts `tasks` as servers on this machine, with this process as their chief; returns the cluster with addresses.
 
     The servers end when this process ends, for any reason. They write their output to files in a temporary folder, which is
-    removed at the end. When a server fails, the last lines of its output are logged.
+    removed at the end. When a server fails, the last lines of its output are logged, and a wait for its start ends.
 
     Raises:
         ClusterError: when a task belongs to another machine, or its port is taken.
@@ -77,6 +78,8 @@ class _Servers:
             can_continue=job.has_worker_group,
             awaited=job.awaited,
         )
+        self._tasks = tasks
+        note_failures(tasks, None)
         self._logs = {task.name: files.log(task) for task in tasks}
         for task in tasks:
             self._start(task)
@@ -111,6 +114,7 @@ class _Servers:
             return True
         if isinstance(event, Lost):
             _log.error("%s", event.reason)
+            note_failures(self._tasks, event.reason)
             return False
         if isinstance(event, Stopped):
             if event.message:
@@ -125,6 +129,7 @@ class _Servers:
         return True
 
     def _log_failure(self, event: Exited) -> None:
-        """Logs a failure and its cause. The program continues: TensorFlow reports the lost server to it."""
+        """Logs a failure and its cause. A program that has started continues: TensorFlow reports the lost server to it."""
         lines = last_lines(self._logs[event.task])
+        note_failures([task for task in self._tasks if task.name == event.task], event.cause)
         _log.error("%s failed: %s; its last lines:\n%s", event.task, event.cause, "\n".join(lines))

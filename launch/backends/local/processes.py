@@ -119,7 +119,7 @@ class LocalProcesses:
                 raise OSError(f"the parent process of all tasks does not answer; was it stopped? See {self.log}") from error
 
     def signal(self, names: Iterable[str], number: int) -> None:
-        """Sends a signal to the process groups of the tasks with these names (`job:index`)."""
+        """Sends a signal to the tasks with these names (`job:index`); see `TaskRunner.signal`."""
         try:
             self._socket.sendall(json.dumps({"signal": int(number), "tasks": list(names)}).encode())
         except OSError:

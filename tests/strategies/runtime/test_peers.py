@@ -84,3 +84,16 @@ def test_the_reason_why_a_port_cannot_be_used():
         task = Task("ps", 0, "localhost", listener.getsockname()[1])
         assert port_error(task) == "Address already in use"
     assert port_error(task) is None
+
+
+def test_a_wait_ends_when_a_task_that_it_needs_will_not_start():
+    ps, worker = Task("ps", 0, "localhost", 1), Task("worker", 0, "localhost", 2)
+    with task(index=1) as present:
+        peers.note_failures([worker], "its parent is gone")
+        wait_for_tasks([present, worker], 600.0, print, is_enough=lambda missing: set(missing) <= {worker})
+        threading.Timer(0.2, peers.note_failures, ([ps], "it exited with 1")).start()
+        with pytest.raises(StartTimeoutError, match=r"^gave up on ps:0 \(localhost:1\): it exited with 1$"):
+            wait_for_tasks([ps, present, worker], 600.0, print, is_enough=lambda missing: set(missing) <= {worker})
+        peers.note_failures([ps, worker], None)
+        with pytest.raises(StartTimeoutError, match="gave up after 0 s: no answer from ps:0"):
+            wait_for_tasks([ps, present], 0.3, print)

@@ -1,0 +1,128 @@
+"""What a signal reaches besides the process of a task: the processes that read its data must live until it has saved."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = pytest.mark.cluster
+
+QUICK = str(PROGRAMS / "quick_launcher.py")
+
+DATA_PROCESSES = """
+    import time
+    import keras, numpy as np, tfdist
+
+    class Batches(keras.utils.PyDataset):
+        def __init__(self):
+            super().__init__(workers=2, use_multiprocessing=True, max_queue_size=2)
+        def __len__(self):
+            return 3000
+        def __getitem__(self, index):
+            time.sleep(0.1)
+            return np.ones((8, 4), "f"), np.ones((8, 1), "f")
+
+    class Prints(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            print("batch", batch, flush=True)
+
+    with tfdist.strategy().scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.fit(Batches(), verbose=0, callbacks=[Prints()])
+"""
+
+
+def test_a_fit_whose_data_comes_from_processes_goes_on_after_sigusr1_and_saves_before_it_ends_by_sigterm(start, script):
+    flags = ["--tier", "BASIC", "--backup_dir", "backup", "--grace_period", "60"]
+    job = start("-m", "tfdist.launch", *flags, script(DATA_PROCESSES))
+    job.wait_for("| batch 8\n")
+    job.process.send_signal(signal.SIGUSR1)
+    job.wait_for("| tfdist: SIGUSR1: the backup is saved")
+    for _ in range(10):  # What was read before has long been used up.
+        job.wait_for("| batch ", after=job.output.splitlines()[-1])
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait(100) == 143, job.output
+    assert "| tfdist: SIGTERM: the backup is saved, and the program ends" in job.output
+    assert job.left() == {}
+
+
+CHILD = """
+import pathlib, signal, sys, time
+def receive(number, frame):
+    pathlib.Path("child-got").write_text(str(number))
+    sys.exit()
+for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM): signal.signal(number, receive)
+pathlib.Path("child-ready").touch()
+time.sleep(600)
+"""
+
+PARENT = f"""
+    import signal, socket, subprocess, sys, time
+    got = []
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("", int(json.loads(os.environ["TF_CONFIG"])["cluster"][me["type"]][me["index"]].rpartition(":")[2])))
+    listener.listen()
+    if (me["type"], me["index"]) == ("worker", 1):
+        def end(*_):
+            time.sleep(1)
+            print("the child has got", os.path.exists("child-got"), flush=True)
+            sys.exit(143)
+        signal.signal(signal.SIGTERM, end)
+        subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+    while not os.path.exists("end"): time.sleep(0.05)
+"""
+
+
+def test_what_a_worker_that_leaves_has_started_gets_sigterm_after_it(start, script, tmp_path):
+    flags = ["--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--max_workers", "2", "--log_dir", "logs"]
+    job = start(QUICK, *flags, script(PARENT))
+    _wait_for(tmp_path / "child-ready")
+    subprocess.run([sys.executable, "-m", "tfdist", "scale", "logs", "worker=1"], cwd=tmp_path, check=True)
+    job.wait_for("worker:1 | the child has got ")
+    assert "the child has got False" in job.output
+    _wait_for(tmp_path / "child-got")
+    assert (tmp_path / "child-got").read_text() == str(int(signal.SIGTERM))
+    (tmp_path / "end").touch()
+    assert job.wait(60) == 0, job.output
+    assert job.left() == {}
+
+
+def _wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, path
+        time.sleep(0.05)
+
+
+def test_user_signals_reach_only_the_program_and_ctrl_c_what_it_has_started_too(start, script, tmp_path):
+    body = f"""
+    import signal, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", {CHILD!r}])
+    def receive(number, frame):
+        time.sleep(0.5)
+        print("alive", child.poll() is None, flush=True)
+    signal.signal(signal.SIGUSR1, receive)
+    signal.signal(signal.SIGUSR2, receive)
+    while not os.path.exists("child-ready"): time.sleep(0.05)
+    try:
+        print("ready", flush=True)
+        while True: time.sleep(0.1)
+    except KeyboardInterrupt:
+        print("the child ended with", child.wait(), flush=True)
+    """
+    job = start(QUICK, "--tier", "BASIC", "--grace_period", "60", script(body))
+    job.wait_for("| ready")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        job.process.send_signal(number)
+        job.wait_for(f"{number.name} is passed on")
+        job.wait_for("| alive ", after=f"{number.name} is passed on")
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(100) == 130, job.output
+    assert "alive False" not in job.output and f"the child ended with {-signal.SIGINT}" in job.output and job.left() == {}
+    assert os.path.exists(tmp_path / "child-ready") and not os.path.exists(tmp_path / "child-got")
