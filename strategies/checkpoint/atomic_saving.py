@@ -53,16 +53,16 @@ def _save_keras(original: Callable[..., Any], model: Any, filepath: Any, *args: 
     return _atomically(original, not kwargs.get("zipped", True), model, filepath, *args, **kwargs)
 
 
-@save_order.after_chief()
 def _save_weights(
     original: Callable[..., Any], model: Any, filepath: Any, max_shard_size: Any = None, objects_to_skip: Any = None
 ) -> Any:
     if max_shard_size is not None or not is_local(filepath) or not str(filepath).endswith(".weights.h5"):
         return _save_keras(original, model, filepath, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
-    memory = memory_file.save_weights(model, objects_to_skip)
-    if is_chief():
-        with atomic_path(os.fspath(filepath)) as partial:
-            memory_file.copy_to(memory, partial)
+    with save_order.after_chief(filepath):
+        memory = memory_file.save_weights(model, objects_to_skip)
+        if is_chief():
+            with atomic_path(os.fspath(filepath)) as partial:
+                memory_file.copy_to(memory, partial)
 
 
 def _save_h5(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,8 +77,12 @@ def _make_folder(original: Callable[..., Any], path: Any) -> Any:
             raise
 
 
-@save_order.after_chief()
 def _atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    with save_order.after_chief(filepath):
+        return _save_atomically(save, make_folder, model, filepath, *args, **kwargs)
+
+
+def _save_atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     if is_local(filepath):
         with atomic_path(os.fspath(filepath), make_folder) as partial:
             return save(model, partial, *args, **kwargs)
@@ -89,7 +93,6 @@ def _atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepat
     return save(model, filepath, *args, **kwargs)
 
 
-@save_order.after_chief()
 def _save_checkpoint(
     original: Callable[..., Any],
     saver: Any,
@@ -101,10 +104,11 @@ def _save_checkpoint(
     options = _with_io_device(options, tf.train.CheckpointOptions)
     # TensorFlow writes a new checkpoint under temporary names. One that exists already it would destroy first.
     is_new = not (checkpoint_number is None and is_local(file_prefix) and os.path.exists(f"{os.fspath(file_prefix)}.index"))
-    if is_participating() or (is_chief() and is_new):
-        return original(saver, file_prefix, checkpoint_number, session, options)
-    with atomic_path(os.fspath(file_prefix) if is_chief() else os.path.basename(str(file_prefix))) as partial:
-        written = original(saver, partial, checkpoint_number, session, options)
+    with save_order.after_chief(file_prefix):
+        if is_participating() or (is_chief() and is_new):
+            return original(saver, file_prefix, checkpoint_number, session, options)
+        with atomic_path(os.fspath(file_prefix) if is_chief() else os.path.basename(str(file_prefix))) as partial:
+            written = original(saver, partial, checkpoint_number, session, options)
     written = written.numpy().decode() if isinstance(written, tf.Tensor) else written
     return str(file_prefix) + written.removeprefix(partial)  # The name of the chief's checkpoint, with its number.
 
@@ -118,16 +122,15 @@ def _on_chief_only(original: Callable[..., Any], *args: Any, **kwargs: Any) -> N
         original(*args, **kwargs)
 
 
-@save_order.after_chief()
 def _save_saved_model(
     original: Callable[..., Any], obj: Any, export_dir: Any, signatures: Any = None, options: Any = None, **kwargs: Any
 ) -> Any:
     options = _with_io_device(options, tf.saved_model.SaveOptions)
-    if is_chief() and not is_local(export_dir):
-        with strategy_state.left_out():
+    with save_order.after_chief(export_dir), strategy_state.left_out():
+        if is_chief() and not is_local(export_dir):
             return original(obj, export_dir, signatures, options, **kwargs)
-    with atomic_path(os.fspath(export_dir), make_folder=True) as partial, strategy_state.left_out():
-        return original(obj, partial, signatures, options, **kwargs)
+        with atomic_path(os.fspath(export_dir), make_folder=True) as partial:
+            return original(obj, partial, signatures, options, **kwargs)
 
 
 def _with_io_device(options: Any, kind: Any) -> Any:

@@ -91,8 +91,12 @@ def _is_multi_worker(strategy: tf.distribute.Strategy) -> bool:
 # Replacements. The first parameter is the function that they replace.
 
 
-@save_order.after_chief()
 def _save(original: Callable[..., Any], callback: Any) -> None:
+    with save_order.after_chief(callback._weights_path):
+        _save_in_order(original, callback)
+
+
+def _save_in_order(original: Callable[..., Any], callback: Any) -> None:
     if not is_local(callback.backup_dir):
         if _is_multi_worker(callback.model.distribute_strategy):
             raise ValueError(
@@ -127,8 +131,10 @@ def _load(original: Callable[..., Any], callback: Any) -> None:
         with h5py.File(callback._weights_path) as file:
             if _PROGRESS in file.attrs:
                 callback.model._initial_epoch = json.loads(file.attrs[_PROGRESS])["epoch"]
-    position, epochs = data_position.current(), callback.model._initial_epoch
-    if position is not None and epochs:
+    # Keras counts from 0 in a new process. A backup in the first epoch after a restart would begin the training anew.
+    callback._current_epoch = callback.model._initial_epoch or 0
+    position = data_position.current()
+    if position is not None and (epochs := callback._current_epoch - position.initial_epoch) > 0:
         position.resumption = data_position.Resumption(epochs, 0)
 
 

@@ -1,10 +1,13 @@
 """The file of tfdist's own backup of a model: its weights as Keras writes them, and how far its training is.
 
-There are two generations of it. A damaged latest one gives way to the one before. The chief writes and chooses; under
-multi_worker_mirrored the other tasks read a copy of the chief's.
+There are two generations of it. A damaged latest one gives way to the one before. While a later call of `fit` trains, the
+weights at the end of the calls before it stay in files of their own: a program that is started again saves and evaluates them
+between its calls. The chief writes and chooses; under multi_worker_mirrored the other tasks read a copy of the chief's.
 """
 
+import contextlib
 import dataclasses
+import glob
 import json
 import logging
 import os
@@ -26,6 +29,9 @@ _METRICS = "tfdist_metrics"
 _SEEDS = "tfdist_seeds"
 """The HDF5 dataset with a `Progress` as JSON, and the groups with `Arrays`."""
 
+KEEP = 5
+"""How many finished calls of `fit` before the latest call keep their weights, as many as TensorFlow keeps checkpoints."""
+
 _log = logging.getLogger("tfdist")
 
 
@@ -42,7 +48,8 @@ class Progress:
         batches_per_epoch: see `Resumption`.
         random_state: see `Resumption`.
         callbacks: see `callback_states.states`.
-        finished_fits: of each call that has returned the epochs and values of its `History`, and the state of its callbacks.
+        finished_fits: of each call that has returned the epochs and values of its `History`, and the state of its callbacks;
+            None for a call that raised.
     """
 
     fit: int
@@ -88,6 +95,8 @@ class BackupFile:
         self._writer: threading.Thread | None = None
         self._has_warned = False
         self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._base = base
+        self._ended: int | None = None  # The number of the call whose end the latest generation holds; None: of none.
         self.path = f"{base}.weights.h5"
         self.earlier = f"{base}.earlier.weights.h5"
 
@@ -114,21 +123,34 @@ class BackupFile:
             for name, values in arrays.callbacks.items():
                 _put(file, f"{_CALLBACKS}/{name}", values)
         self.wait()
-        self._writer = threading.Thread(target=self._write, args=(memory, state), name="tfdist-backup")
+        self._writer = threading.Thread(target=self._write, args=(memory, state, progress), name="tfdist-backup")
         self._writer.start()
 
-    def _write(self, memory: MemoryFile, state: dict[str, Any]) -> None:
+    def _write(self, memory: MemoryFile, state: dict[str, Any], progress: Progress) -> None:
         if state:  # Under hogwild it is larger than the weights. No step changes these arrays.
             with h5py.File(memory, "a") as file:
                 strategy_state.add(file, state)
         try:
             os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            self._keep_end(progress.fit)
             with atomic_path(self.path) as partial:
                 memory_file.copy_to(memory, partial)
                 generations.seal(partial)
                 generations.keep(self.path, self.earlier)
+            self._ended = progress.fit if progress.finished else None
         except OSError as error:
             _log.warning("the backup %s cannot be written, and stays as it was: %s", self.path, error)
+
+    def _keep_end(self, number: int) -> None:
+        """Keeps the latest generation, before that of call `number` replaces it, if it is the end of an earlier call."""
+        if self._ended is None or self._ended >= number:
+            return
+        with contextlib.suppress(OSError):  # `find_end` does without it.
+            generations.keep(self.path, self._end(self._ended))
+            os.remove(self._end(self._ended - KEEP))
+
+    def _end(self, number: int) -> str:
+        return f"{self._base}.fit-{number}.weights.h5"
 
     def wait(self) -> None:
         """Waits until what `write` got is on the disk."""
@@ -146,26 +168,56 @@ class BackupFile:
             Broadcast(self._strategy).send_files([self.path], [self._readable])
         if not os.path.exists(self._readable):
             return None
-        with h5py.File(self._readable) as file:
-            return Progress(**json.loads(file[_PROGRESS][()]))
+        progress = progress_in(self._readable)
+        self._ended = progress.fit if progress.finished else None
+        return progress
 
-    def load(self, model: Any) -> Arrays:
+    def find_end(self, number: int, found: Progress) -> str | None:
+        """Returns the path of a file with the weights at the end of call `number`; None if it is not kept.
+
+        Every task of multi_worker_mirrored has to call it.
+
+        Args:
+            number: of a call that has returned.
+            found: the progress in the backup.
+        """
+        if found.fit == number:
+            return self._readable
+        path = self._end(number)
+        if is_chief() and not _is_end(path, number, found):
+            path = f"{path}.none"
+        target = path if self._copy is None else os.path.join(self._copy.name, os.path.basename(path))
+        if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            Broadcast(self._strategy).send_files([path], [target])
+        return target if os.path.exists(target) else None
+
+    def load(self, model: Any, path: str | None = None) -> Arrays:
         """Gives a model its weights, and its optimizer and strategy what they need; returns the arrays beside them.
 
+        Args:
+            model: the model.
+            path: what `find_end` returned; by default the latest backup.
+
         Raises:
-            ValueError: if the backup is of another model.
+            ValueError: if the backup is of another model, or if the model is not built.
         """
+        path = path or self._readable
         try:
             with self._strategy.scope():
                 if model.optimizer is not None and not model.optimizer.built:
                     model.optimizer.build(model.trainable_variables)
-                model.load_weights(self._readable)
+                model.load_weights(path)
         except ValueError as error:
+            if not model.built:
+                raise ValueError(
+                    f"the training cannot continue from the backup {self.path}: {model.name} makes its variables with its "
+                    "first batch, and its data have no fixed shape; build it before fit, for example by calling it on a batch"
+                ) from error
             raise ValueError(
                 f"the backup {self.path} is not of this model ({error}); name another folder with --backup_dir, or remove "
                 "this one to train from the beginning"
             ) from error
-        with h5py.File(self._readable) as file:
+        with h5py.File(path) as file:
             callbacks = {name: _get(group) for name, group in file.get(_CALLBACKS, {}).items()}
             return Arrays(_get(file.get(_METRICS, {})), _get(file.get(_SEEDS, {})), callbacks)
 
@@ -178,7 +230,7 @@ class BackupFile:
     def remove(self) -> None:
         """Removes the backup."""
         self.wait()
-        for path in (self.path, self.earlier):
+        for path in (self.path, self.earlier, *glob.glob(f"{glob.escape(self._base)}.fit-*.weights.h5")):
             if os.path.exists(path):
                 os.remove(path)
 
@@ -195,6 +247,21 @@ class BackupFile:
             return
         _log.warning("%s %s, and there is no whole backup before it: the training begins anew", self.path, reason)
         os.remove(self.path)
+
+
+def progress_in(path: str) -> Progress:
+    """Returns the progress in a backup."""
+    with h5py.File(path) as file:
+        return Progress(**json.loads(file[_PROGRESS][()]))
+
+
+def _is_end(path: str, number: int, found: Progress) -> bool:
+    """Returns whether a file is the end of call `number` of the training that `found` belongs to."""
+    if not os.path.exists(path) or _damage(path) is not None:
+        return False
+    progress = progress_in(path)
+    own, others = (json.dumps(each) for each in (progress.finished_fits, found.finished_fits[:number]))
+    return progress.finished and progress.fit == number and own == others
 
 
 def _damage(path: str) -> str | None:

@@ -18,6 +18,7 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
     keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen", "_current_epoch"),
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.History: ("epoch", "history"),
 }
 _ARRAYS = {keras.callbacks.EarlyStopping: "best_weights"}

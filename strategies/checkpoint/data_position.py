@@ -7,6 +7,7 @@ Keras iterates once for all epochs (`steps_per_epoch`) have to be read from thei
 """
 
 import dataclasses
+import inspect
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -47,9 +48,13 @@ class DataPosition:
         iterator: Keras' iterator of epochs; None before Keras has made it.
         resumption: where the next epoch continues; None for its beginning.
         random_state: what `random_state` returned when the current epoch began.
+        initial_epoch: the argument of `fit`.
+        is_passed_over: whether an earlier process has finished this call, so that no epoch is left.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, initial_epoch: int = 0) -> None:
+        self.initial_epoch = initial_epoch
+        self.is_passed_over = False
         self.iterator: Any = None
         self.resumption: Resumption | None = None
         self.random_state: Any = None
@@ -85,7 +90,8 @@ def set_random_state(state: Any) -> None:
 
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     model._initial_epoch = None  # Keras keeps that of an earlier `fit` that has restored a backup.
-    position = DataPosition()
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    position = DataPosition(int(bound.arguments.get("initial_epoch", 0)))
     _positions.append(position)
     try:
         return original(model, *args, **kwargs)

@@ -3,7 +3,8 @@
 The launcher names the folder with TFDIST_BACKUP_DIR (`--backup_dir`, `--max_restarts`). A program with a `BackupAndRestore` of
 its own keeps that one. This one also continues in the middle of an epoch, and knows what Keras' callbacks remember, the
 `History` included. Each model has one file, which holds its latest call of `fit`. A program that is started again passes over
-the calls that were finished. When it has finished, the files are removed.
+the calls that were finished: the model gets the weights that it had at their end. A call that raised an exception, which the
+program has caught, runs again. When the program has finished, the files are removed.
 """
 
 import dataclasses
@@ -19,12 +20,13 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint import callback_states, data_position, model_states
 from tfdist.strategies.checkpoint.atomic_path import is_chief
-from tfdist.strategies.checkpoint.backup_file import Arrays, BackupFile, Progress
+from tfdist.strategies.checkpoint.backup_file import KEEP, Arrays, BackupFile, Progress, progress_in
 from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.program_end import at_program_end
 
 _log = logging.getLogger("tfdist")
@@ -47,6 +49,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     patches.FIT.patch(_fit)
     patches.BEGIN_EPOCH.patch(_begin_epoch)
     patches.END_EPOCH.patch(_end_epoch)
+    patches.METRICS_RESULT_OR_LOGS.patch(_metrics_result_or_logs)
     at_program_end(_backups.end)
 
 
@@ -85,11 +88,17 @@ class _Backups:
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
+            preemption.end_after_fit(backup.wait)
             return history
         finally:
             self._is_in_fit = False
+            backup.forget_call()
             for logger in loggers:
                 logger.append = False
+
+    def has_restored_metrics(self, model: Any) -> bool:
+        """Returns whether the metrics of a model hold those of the epoch under way, from a backup within it."""
+        return model in self._of_model and self._of_model[model].has_restored_metrics
 
     def end(self, failed: bool) -> None:
         """Removes the files of a program that has finished: another start is another training."""
@@ -115,6 +124,8 @@ class _Backup:
         self._callbacks: list[Any] = []
         self._saved_batches = 0  # Batches of the epoch that the latest backup holds.
         self._restored: tuple[Progress, Arrays] | None = None
+        self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
+        self.has_restored_metrics = False
 
     # The beginning and the end of a call of `fit`.
 
@@ -129,7 +140,9 @@ class _Backup:
         """
         if not self._is_read:
             self._found, self._is_read = self._file.read(), True
-        self._progress = Progress(self._progress.fit + 1, call, finished_fits=self._progress.finished_fits)
+        before = self._progress
+        raised = [None] * (before.fit - len(before.finished_fits))
+        self._progress = Progress(before.fit + 1, call, finished_fits=[*before.finished_fits, *raised])
         self._saved_batches = 0
         found = self._found
         if found is None:
@@ -142,12 +155,16 @@ class _Backup:
             )
             self._found = None
             return None
-        return call["epochs"] if self._is_done else found.epoch
+        if self._is_done:
+            return call["epochs"]
+        return found.epoch if found.fit == self._progress.fit else None
 
     @property
     def _is_done(self) -> bool:
         """Whether an earlier process has finished this call of `fit`."""
-        return self._found is not None and (self._found.fit > self._progress.fit or self._found.finished)
+        if self._found is None or self._found.fit == self._progress.fit:
+            return self._found is not None and self._found.finished
+        return self._found.finished_fits[self._progress.fit - 1] is not None
 
     def restore(self, model: Any, callbacks: list[Any]) -> None:
         """Takes what an earlier process has saved, when Keras has built the model and before the first epoch."""
@@ -155,14 +172,15 @@ class _Backup:
         if (found := self._found) is None:
             return
         if self._is_done:
-            _log.warning("fit %d of %s was finished before the restart", self._progress.fit, model.name)
-            model._initial_epoch = self._progress.call["epochs"]  # No epoch is left.
+            self._pass_over(model, found)
+            return
+        if found.fit > self._progress.fit:
+            _log.warning("fit %d of %s raised an exception before the restart: it runs again", self._progress.fit, model.name)
             return
         batches = f" and {found.batch} batches" if found.batch else ""
         done = f"{found.epoch} epochs{batches}"
         _log.warning("fit %d of %s continues after %s, from %s", found.fit, model.name, done, self._file.path)
-        if isinstance(example := getattr(_position().iterator._distributed_dataset, "element_spec", None), tuple):
-            model_states.build(model, example)
+        _build(model)
         self._restored = found, self._file.load(model)
         model_states.set_seeds(model, self._restored[1].seeds)
         self._file.forget()
@@ -173,9 +191,35 @@ class _Backup:
         epochs = found.epoch - self._progress.call["initial_epoch"]
         _position().resumption = Resumption(epochs, found.batch, found.batches_per_epoch, found.random_state)
 
+    def _pass_over(self, model: Any, found: Progress) -> None:
+        """Leaves no epoch to a call that an earlier process has finished, and gives the model what it had at the end.
+
+        Callbacks of the user save and evaluate at the end of training, and the program does so between its calls.
+        """
+        number = self._progress.fit
+        _log.warning("fit %d of %s was finished before the restart", number, model.name)
+        model._initial_epoch = self._progress.call["epochs"]
+        _position().is_passed_over = True
+        _build(model)
+        arrays: Arrays | None = None
+        if (path := self._file.find_end(number, found)) is not None:
+            arrays = self._file.load(model, path)
+            model_states.set_seeds(model, arrays.seeds)
+            self._end_state = progress_in(path).random_state
+        else:
+            _log.warning(
+                "the backup has no weights of %s at the end of fit %d, only of the last %d calls: what the program saves and "
+                "evaluates before fit %d is of fit %d",
+                *(model.name, number, KEEP, number + 1, found.fit),
+            )
+            self._file.load(model)
+        states = found.finished_fits[number - 1][2]
+        callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)
+
     def begin_epoch(self, model: Any, callbacks: list[Any]) -> None:
         """Sets what callbacks and metrics had, after Keras has reset them."""
         self._callbacks = callbacks
+        self.has_restored_metrics = False
         position = _position()
         position.random_state = data_position.random_state()
         if self._restored is None:
@@ -185,31 +229,42 @@ class _Backup:
         if found.batch:
             position.random_state = found.random_state
             model_states.set_metrics(model, arrays.metrics)
+            # Under parameter_server and hogwild the sums are elsewhere until the first step of a process.
+            self.has_restored_metrics = len(arrays.metrics) == len(model.metrics_variables)
 
     def end(self, model: Any, history: Any) -> None:
         """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
         if self._is_done:
-            self._take_end(model, history)
+            self._take_end(history)
             return
+        if self._found is not None:
+            _log.warning(
+                "fit %d of %s raised an exception before the restart, and now it has not: the calls of fit after it begin anew",
+                self._progress.fit,
+                model.name,
+            )
+            self._found = None
         values = callback_states.states([history])[0]["History-1"]
         states = callback_states.states(each for each in self._callbacks if each is not history)[0]
         self._progress.finished_fits = [*self._progress.finished_fits, [values["epoch"], values["history"], states]]
         self._progress.finished = True
         self._save(model, self._progress.call["epochs"], 0, None)
 
-    def _take_end(self, model: Any, history: Any) -> None:
+    def _take_end(self, history: Any) -> None:
         found, number = self._found, self._progress.fit
         assert found is not None
-        arrays = self._file.load(model)
         self._progress.finished_fits = found.finished_fits[:number]
-        history.epoch, history.history, states = found.finished_fits[number - 1]
-        callback_states.restore(self._callbacks, states, arrays.callbacks if found.fit == number else {})
-        if found.fit > number:
-            return
-        model_states.set_seeds(model, arrays.seeds)
-        data_position.set_random_state(found.random_state)
-        self._found = None
-        self._file.forget()
+        history.epoch, history.history, _ = found.finished_fits[number - 1]
+        if self._end_state is not None:
+            data_position.set_random_state(self._end_state)
+        if found.fit == number:
+            self._found = None
+            self._file.forget()
+
+    def forget_call(self) -> None:
+        """Forgets what belongs to a call of `fit` that is over. Callbacks refer to their model, which nobody may need now."""
+        self._callbacks, self._restored, self._end_state = [], None, None
+        self.has_restored_metrics = False
 
     # Saving.
 
@@ -229,20 +284,28 @@ class _Backup:
         if self._batches is not None and batches - self._saved_batches >= self._batches:
             self.save_in_epoch(model, epoch, batches)
 
-    def save_in_epoch(self, model: Any, epoch: int, batches: int) -> None:
-        """Saves within an epoch. The arguments are those of `end_batch`."""
+    def save_in_epoch(self, model: Any, epoch: int, batches: int) -> bool:
+        """Saves within an epoch. The arguments are those of `end_batch`.
+
+        Returns:
+            False if the epoch is about to end, which saves.
+        """
         hooks = hooks_of(model.distribute_strategy)
         done = batches if hooks is None else hooks.batches_done(model, batches)
         position = _position()
         whole = position.iterator.num_batches
-        if whole is None or done < whole:  # Else the epoch is about to end.
-            self._save(model, epoch, done, position)
+        if whole is not None and done >= whole:
+            return False
+        self._save(model, epoch, done, position)
+        return True
 
     def wait(self) -> None:
         """Waits until the latest backup is on the disk."""
         self._file.wait()
 
     def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
+        if self._found is not None:  # This call runs again, and the backup holds a later one.
+            return
         progress = dataclasses.replace(self._progress, epoch=epoch, batch=batch)
         if position is not None:
             progress.batches_per_epoch = position.iterator._num_batches
@@ -256,6 +319,11 @@ def _position() -> DataPosition:
     position = data_position.current()
     assert position is not None, "a callback of fit runs outside of fit"
     return position
+
+
+def _build(model: Any) -> None:
+    if isinstance(example := getattr(_position().iterator._distributed_dataset, "element_spec", None), tuple):
+        model_states.build(model, example)
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -279,9 +347,14 @@ class _EachEpoch(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch
 
-    def save_on_signal(self, batch: int) -> None:
+    def save_on_signal(self, batch: int) -> bool:
         """Saves, and waits until the backup is on the disk. See runtime/preemption.py."""
-        self.backup.save_in_epoch(self.model, self._epoch, batch + 1)
+        is_saved = self.backup.save_in_epoch(self.model, self._epoch, batch + 1)
+        self.backup.wait()
+        return is_saved
+
+    def wait_for_save(self) -> None:
+        """Waits until the latest backup is on the disk."""
         self.backup.wait()
 
 
@@ -312,3 +385,11 @@ def _end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: A
     for callback in callbacks.callbacks:
         if isinstance(callback, _EachEpoch):
             callback.backup.end_epoch(callbacks.model, epoch)
+
+
+def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:
+    assert _backups is not None
+    # A backup that was saved after the last batch leaves the epoch no step.
+    if not logs and _backups.has_restored_metrics(model):
+        logs = model.get_metrics_result()
+    return original(model, logs)

@@ -1,5 +1,6 @@
 """What a model has beside its weights and its optimizer in the middle of a training: metrics, and seeds of random layers."""
 
+import contextlib
 import logging
 from typing import Any
 
@@ -16,12 +17,18 @@ def build(model: Any, example: Any) -> None:
 
     Args:
         model: the model.
-        example: nested `tf.TypeSpec`s of a batch. Without all dimensions but the first nothing is made.
+        example: nested `tf.TypeSpec`s of a batch. Without all dimensions but the first only a model that has no variables is
+            made, if that is possible.
     """
     leaves = tf.nest.flatten(example)
-    known = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank and None not in leaf.shape[1:] for leaf in leaves)
-    if hooks_of(model.distribute_strategy) is None and known:
+    has_ranks = all(isinstance(leaf, tf.TensorSpec) and leaf.shape.rank for leaf in leaves)
+    if hooks_of(model.distribute_strategy) is not None or not has_ranks:
+        return
+    if all(None not in leaf.shape[1:] for leaf in leaves):
         model._symbolic_build(data_batch=example)
+    elif not model.built:
+        with contextlib.suppress(Exception):  # `BackupFile.load` says what to do.
+            model._symbolic_build(data_batch=example)
 
 
 def metrics(model: Any) -> list[Any]:

@@ -1,12 +1,16 @@
 """Under multi_worker_mirrored a save returns on other tasks after the chief's: a program that loads the file next finds it.
 
-The chief waits for nobody, so it may save alone. The saves of a task are counted: the chief says how many it has finished, and
-the n-th of another task waits for that. Paths are not compared, because every task may have its own.
+The chief waits for nobody, so it may save alone, as a program does that gives ModelCheckpoint to rank 0 only. So saves are
+paired by name: the chief lists what it saves, and the n-th save of a name on another task waits for the chief's n-th of that
+name. A name is the last part of a path, with every number as `#`: tasks may save to folders and files of their own rank.
 """
 
 import contextlib
 import logging
+import os
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,9 +20,18 @@ from tfdist.strategies.private_api import publish, published
 WAIT_SECONDS = 300.0
 """How long a task waits for the chief's save. After one wait in vain it does not wait any more."""
 
+OTHER_NAME_SECONDS = 60.0
+"""How long it waits for the chief to begin a save of a name that the chief has never saved. Then this name does not wait."""
+
 _applies = False
-_count = 0
 _depth = 0
+_counts: dict[str, int] = {}
+"""The saves of this task, by name."""
+_chiefs: list[str] = []
+"""The names of the chief's saves, as far as this task knows them; on the chief all of them."""
+_unpaired: set[str] = set()
+
+_log = logging.getLogger("tfdist")
 
 
 def install(strategy: tf.distribute.Strategy) -> None:
@@ -29,31 +42,75 @@ def install(strategy: tf.distribute.Strategy) -> None:
 
 
 @contextlib.contextmanager
-def after_chief() -> Iterator[None]:
-    """Surrounds a save. Of saves inside one another, such as the checkpoint of a SavedModel, the outermost counts."""
-    global _applies, _count, _depth
+def after_chief(path: Any) -> Iterator[None]:
+    """Surrounds a save. Of saves inside one another, such as the checkpoint of a SavedModel, the outermost counts.
+
+    A save that raises counts too, but then this task does not wait.
+    """
+    global _depth
+    outermost = _applies and not _depth
+    name = _name(path) if outermost else ""
+    number = _begin(name) if outermost and is_chief() else 0
     _depth += 1
     try:
         yield
     finally:
         _depth -= 1
-    if not _applies or _depth:
-        return
-    _count += 1
-    if is_chief():
-        publish(f"saves/{_count}", "")
-        return
+        if outermost:
+            _counts[name] = _counts.get(name, 0) + 1
+        if number:
+            publish(f"saves/{number}/done", "")
+    if outermost and not is_chief() and name not in _unpaired:
+        _wait(name)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Surrounds saves that this task makes without the others. They do not count."""
+    global _depth
+    _depth += 1
     try:
-        published(f"saves/{_count}", WAIT_SECONDS)
+        yield
+    finally:
+        _depth -= 1
+
+
+def _name(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike):
+        return ""
+    return re.sub(r"\d+", "#", os.path.basename(os.path.normpath(os.fsdecode(path))))
+
+
+def _begin(name: str) -> int:
+    """Lists a save of the chief; returns its number, from 1."""
+    _chiefs.append(name)
+    publish(f"saves/{len(_chiefs)}", name)
+    return len(_chiefs)
+
+
+def _wait(name: str) -> None:
+    """Waits until the chief has made as many saves of a name as this task."""
+    global _applies
+    try:
+        while _chiefs.count(name) < _counts[name]:
+            is_known = name in _chiefs or sum(_counts.values()) > len(_chiefs)
+            try:
+                _chiefs.append(published(f"saves/{len(_chiefs) + 1}", WAIT_SECONDS if is_known else OTHER_NAME_SECONDS))
+            except tf.errors.DeadlineExceededError:
+                if is_known:
+                    raise
+                _unpaired.add(name)
+                _log.info("the chief saves nothing named %s, so this task does not wait for it", name)
+                return
+        number = [index for index, each in enumerate(_chiefs, 1) if each == name][_counts[name] - 1]
+        published(f"saves/{number}/done", WAIT_SECONDS)
     except tf.errors.DeadlineExceededError:
         _applies = False
-        logging.getLogger("tfdist").warning(
+        _log.warning(
             "the chief has not saved within %.0f s what this task has saved. Only the chief's files are kept: call save on"
             " every task, or on the chief alone. This task does not wait for the chief's saves any more",
             WAIT_SECONDS,
         )
     except tf.errors.OpError as error:  # The first task serves what tasks publish, until its program ends.
         _applies = False
-        logging.getLogger("tfdist").info(
-            "the chief ended while this task waited for its save number %d: %s", _count, error.message
-        )
+        _log.info("the chief ended while this task waited for its save of %s: %s", name, error.message)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import strategy_state
+from tfdist.strategies.checkpoint import data_position, save_order, strategy_state
 from tfdist.strategies.evaluator.folder import FAILED, FINISHED, RUNNING, EvaluationFolder
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
@@ -78,10 +78,14 @@ class _Writer:
 
         def save() -> None:
             if self._is_wanted():
-                with strategy_state.left_out():
+                with strategy_state.left_out(), save_order.alone():
                     self._folder.save(fit, epoch, model.save_weights)
 
         return self._or_warn(save)
+
+    def has_final(self, fit: int) -> bool:
+        """Returns whether the file with the weights at the end of a call exists."""
+        return self._folder.final(fit).exists()
 
     def write_fit(self, fit: int, state: dict[str, Any]) -> None:
         """Writes where call `fit` stands. See `EvaluationFolder.write_fit`."""
@@ -162,7 +166,10 @@ class _WriteCheckpoints(keras.callbacks.Callback):
         self._writer.write_fit(self._fit, self._state)
 
     def on_train_end(self, logs: Any = None) -> None:
-        # EarlyStopping and averaged weights may have changed them after the last epoch.
-        self._state["final_not_written"] = self._writer.save(self._fit, None, self.model)
+        # EarlyStopping and averaged weights may have changed them after the last epoch. A call that an earlier process has
+        # finished has written its file, and the model may have later weights now.
+        position = data_position.current()
+        if position is None or not position.is_passed_over or not self._writer.has_final(self._fit):
+            self._state["final_not_written"] = self._writer.save(self._fit, None, self.model)
         self._state["ended"] = True
         self._writer.write_fit(self._fit, self._state)

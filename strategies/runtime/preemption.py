@@ -3,6 +3,7 @@
 The launcher, Slurm and Kubernetes send SIGTERM before they kill a task; Slurm can send SIGUSR1 earlier.
 """
 
+import inspect
 import os
 import signal
 import sys
@@ -12,17 +13,41 @@ from typing import Any
 
 import keras
 
+from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.private_api import patches
 
 EXIT_CODE = 128 + signal.SIGTERM
+
+_late: set[int] = set()
+"""Signals that came with the last step of a `fit`, whose end saves the backup."""
+
+
+def install() -> None:
+    """Makes `fit` of every Keras model with a backup heed the signals. Calling it again does nothing."""
+    patches.FIT.patch(_fit)
+
+
+def end_after_fit(wait: Callable[[], None]) -> None:
+    """Heeds the signals that came with the last step of a `fit`. The backup that holds its end calls it.
+
+    Args:
+        wait: returns when that backup is on the disk.
+    """
+    received = set(_late)
+    _late.clear()
+    if received:
+        wait()
+        _report(received)
 
 
 class SaveOnSignal(keras.callbacks.Callback):
     """Makes each backup save after the step in which a signal arrives. After SIGTERM the program ends with 143.
 
-    A backup is a `BackupAndRestore`, or a callback with a method `save_on_signal(batch)`. Does nothing in programs that handle
-    the signals themselves, or have no backup. After a `BackupAndRestore` Keras later resumes at the beginning of the epoch,
+    A backup is a `BackupAndRestore`, or a callback with a method `save_on_signal(batch)`. If that returns False, the epoch is
+    about to end, whose end saves; then its method `wait_for_save()` waits for that. Does nothing in programs that handle the
+    signals themselves, or have no backup. After a `BackupAndRestore` Keras later resumes at the beginning of the epoch,
     with the weights of the backup, as with `save_freq=1`.
 
     Under multi_worker_mirrored the chief's signal makes all tasks save, after the step that follows.
@@ -42,11 +67,18 @@ class SaveOnSignal(keras.callbacks.Callback):
             callbacks = callbacks.callbacks
         each = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
         self._backups = [save for one in each if (save := _function_to_save(one)) is not None]
+        self._waits = [wait for one in each if (wait := getattr(one, "wait_for_save", None)) is not None]
+        self._late: set[int] = set()
         self._saves = saves
         self._requests: SaveRequests | None = None
         self._received: set[int] = set()
         self._before: dict[int, Any] = {}
         self._process = os.getpid()
+
+    @property
+    def has_backups(self) -> bool:
+        """Whether there is something to save."""
+        return bool(self._backups)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
@@ -77,16 +109,30 @@ class SaveOnSignal(keras.callbacks.Callback):
         elif not self._received:
             return
         received, self._received = self._received, set()
-        for save in self._backups:
-            save(batch)
+        saved = [save(batch) for save in self._backups]
         if not self._saves:
             return
-        ends = signal.SIGTERM in received
-        what = "SIGTERM: the backup is saved, and the program ends" if ends else "SIGUSR1: the backup is saved"
-        print(f"tfdist: {what}", flush=True)
-        if ends:
+        if any(each is False for each in saved):
+            self._late |= received
+        else:
+            self._report(received)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`. The end of the epoch before has saved."""
+        received, self._late = self._late, set()
+        if received:
+            for wait in self._waits:
+                wait()
+            self._report(received)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        _late.update(self._late)
+
+    def _report(self, received: set[int]) -> None:
+        if signal.SIGTERM in received:
             self.release()
-            sys.exit(EXIT_CODE)
+        _report(received)
 
     def release(self) -> None:
         """Gives the signals back."""
@@ -94,7 +140,16 @@ class SaveOnSignal(keras.callbacks.Callback):
             signal.signal(*self._before.popitem())
 
 
-def _function_to_save(callback: Any) -> Callable[[int], None] | None:
+def _report(received: set[int]) -> None:
+    """Says that the backup is saved, and ends the program after SIGTERM."""
+    ends = signal.SIGTERM in received
+    what = "SIGTERM: the backup is saved, and the program ends" if ends else "SIGUSR1: the backup is saved"
+    print(f"tfdist: {what}", flush=True)
+    if ends:
+        sys.exit(EXIT_CODE)
+
+
+def _function_to_save(callback: Any) -> Callable[[int], bool | None] | None:
     if not isinstance(callback, keras.callbacks.BackupAndRestore):
         return getattr(callback, "save_on_signal", None)
 
@@ -104,3 +159,20 @@ def _function_to_save(callback: Any) -> Callable[[int], None] | None:
         callback.save_freq = every
 
     return save
+
+
+# Replacements. The first parameter is the function that they replace.
+
+
+def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(original).bind(model, *args, **kwargs)
+    given = bound.arguments.get("callbacks")
+    saver = SaveOnSignal(given, saves=bool(model.distribute_strategy.extended.should_checkpoint))
+    _late.clear()
+    if not saver.has_backups and not isinstance(given, keras.callbacks.CallbackList):
+        return original(model, *args, **kwargs)
+    bound.arguments["callbacks"] = with_callback(saver, model, given)  # In the place of one of an earlier call in that list.
+    try:
+        return original(*bound.args, **bound.kwargs)
+    finally:
+        saver.release()

@@ -1,7 +1,7 @@
 """What the launcher's summary shows of the training: steps, examples, metrics. The chief writes it to a file.
 
 The launcher asks for it with TFDIST_REPORT: the path of that file, or nothing on the tasks that train together with the chief.
-Without TFDIST_REPORT nothing here runs.
+Without TFDIST_REPORT nothing here counts.
 """
 
 import contextlib
@@ -18,9 +18,8 @@ import numpy as np
 
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
-from tfdist.strategies.runtime import measured_fit
+from tfdist.strategies.runtime import measured_fit, preemption
 from tfdist.strategies.runtime.fit_progress import FitProgress
-from tfdist.strategies.runtime.preemption import SaveOnSignal
 
 _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 _path = ""
@@ -66,8 +65,9 @@ def install() -> None:
     """Makes `fit` and `evaluate` of every Keras model write the summary, if the launcher has asked for it.
 
     Every task of the launcher counts, and the task with a path writes: all tasks that train together have to read a metric, or
-    none.
+    none. The signals that save a backup work with and without the launcher. Their callback runs after the one that counts.
     """
+    preemption.install()
     global _path, _counts_steps, _is_measured
     if "TFDIST_REPORT" in os.environ:
         _path = os.environ.pop("TFDIST_REPORT")
@@ -85,18 +85,14 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     if _is_measured:
         measured_fit.change(bound.arguments)
     given = bound.arguments.get("callbacks")
-    callbacks, saver = with_callback(_Count(), model, given), SaveOnSignal(given, saves=bool(_path))
+    callbacks = with_callback(_Count(), model, given)
     if _path:
         callbacks = with_callback(FitProgress(_path, _summary), model, callbacks)
         if _is_measured:
             callbacks = with_callback(measured_fit.MeasuredFit(_path, bound.arguments), model, callbacks)
-    callbacks = with_callback(saver, model, callbacks)
     bound.arguments["callbacks"] = callbacks
     begin = time.monotonic()
-    try:
-        history = original(*bound.args, **bound.kwargs)
-    finally:
-        saver.release()
+    history = original(*bound.args, **bound.kwargs)
     seconds = time.monotonic() - begin
     with _or_warn():
         _summary["fit_seconds"] += seconds

@@ -103,3 +103,50 @@ def test_a_restored_fit_sees_the_data_in_the_order_of_its_epochs_and_the_next_fi
     model, rest = train(5, [keras.callbacks.BackupAndRestore(tmp_path)])
     assert rest == whole[3:]
     assert model.fit(numbers, numbers, epochs=2, verbose=0).epoch == [0, 1]
+
+
+class Interrupted(Exception):
+    pass
+
+
+def interrupted(folder, batches, **arguments):
+    """Trains until some batches are done; returns where the training began, and the first numbers that each epoch saw."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(1e-9), "mse")
+    begun, read = [], []
+
+    def stop(batch, logs=None):
+        if len(begun) and model.optimizer.iterations.numpy() - begun[0][1] >= batches:
+            raise Interrupted
+
+    def begin(epoch, logs=None):
+        begun.append((epoch, int(model.optimizer.iterations.numpy())))
+
+    def numbers():
+        for number in range(100):
+            read.append(number)
+            yield np.full((1, 1), number, "float32"), np.zeros((1, 1), "float32")
+
+    kinds = (tf.TensorSpec((1, 1)), tf.TensorSpec((1, 1)))
+    data = tf.data.Dataset.from_generator(numbers, output_signature=kinds)
+    observer = keras.callbacks.LambdaCallback(on_epoch_begin=begin, on_train_batch_end=stop)
+    callbacks = [keras.callbacks.BackupAndRestore(folder, save_freq=arguments.pop("save_freq", "epoch")), observer]
+    with pytest.raises(Interrupted):
+        model.fit(data, steps_per_epoch=4, verbose=0, callbacks=callbacks, **arguments)
+    return begun, len(read)
+
+
+def test_a_second_interruption_in_the_first_epoch_after_a_restart_begins_in_that_epoch_again(tmp_path):
+    data_position.install()
+    backup.install()
+    assert [epoch for epoch, _ in interrupted(tmp_path, 11, epochs=5, save_freq=2)[0]] == [0, 1, 2]
+    for _ in range(2):
+        assert interrupted(tmp_path, 3, epochs=5, save_freq=2)[0][0][0] == 2
+
+
+def test_only_the_data_of_epochs_of_this_call_are_passed_over(tmp_path):
+    data_position.install()
+    backup.install()
+    assert interrupted(tmp_path, 9, epochs=10, initial_epoch=5)[0] == [(5, 0), (6, 4), (7, 8)]
+    begun, read = interrupted(tmp_path, 2, epochs=10, initial_epoch=5)
+    assert begun == [(7, 8)] and 10 <= read < 20  # tf.data reads a little ahead.

@@ -2,6 +2,7 @@
 
 import errno
 import json
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -110,3 +111,15 @@ def test_weights_that_the_chief_could_not_write_for_a_full_disk_are_an_error_tha
         evaluate(tmp_path, ends)
     assert "evaluator:0: the chief could not write it (OSError: [Errno 28] No space left" in caplog.text
     assert "the checkpoint after epoch 1, 2" in caplog.text and "deleted" not in caplog.text
+
+
+def test_a_fit_that_is_passed_over_after_a_restart_leaves_the_final_weights_as_they_are(tmp_path, ends, monkeypatch):
+    train(tmp_path, ends, [3.0, 2.0])
+    final = EvaluationFolder(tmp_path).final(1)
+    content = final.read_bytes()
+    monkeypatch.setattr(chief_callback.data_position, "current", lambda: SimpleNamespace(is_passed_over=True))
+    train(tmp_path, ends, [])
+    assert final.read_bytes() == content and EvaluationFolder(tmp_path).fit(1)["ended"]
+    final.unlink()
+    train(tmp_path, ends, [])
+    assert final.exists()

@@ -1,5 +1,6 @@
 """What the chief writes about its `fit` for the launcher, and what it does on SIGTERM."""
 
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import pytest
 from tfdist.launch.progress import SUFFIX as LAUNCHER_SUFFIX
 from tfdist.launch.progress import path_of, read
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
+from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress
 from tfdist.strategies.runtime.preemption import EXIT_CODE, SaveOnSignal
 
@@ -169,6 +171,30 @@ def test_other_callbacks_can_save_too():
     saver.on_train_batch_end(4)
     saver.release()
     assert saved == [4]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("is_last_epoch", [False, True])
+def test_a_signal_in_the_last_step_of_an_epoch_is_heeded_when_its_end_is_saved(capsys, number, is_last_epoch):
+    done = []
+    backup = SimpleNamespace(save_on_signal=lambda batch: False, wait_for_save=lambda: done.append("wait"))
+    saver = SaveOnSignal([backup], saves=True)
+    saver.on_train_begin()
+    os.kill(os.getpid(), number)
+    saver.on_train_batch_end(9)
+    assert "saved" not in capsys.readouterr().out
+    end = contextlib.nullcontext() if number == signal.SIGUSR1 else pytest.raises(SystemExit, match=str(EXIT_CODE))
+    with end:
+        if is_last_epoch:
+            saver.on_train_end()
+            saver.release()
+            preemption.end_after_fit(lambda: done.append("wait"))
+        else:
+            saver.on_epoch_begin(1)
+    saver.release()
+    assert done == ["wait"] and capsys.readouterr().out.startswith(f"tfdist: {number.name}: the backup is saved")
+    preemption.end_after_fit(lambda: done.append("again"))
+    assert done == ["wait"]
 
 
 def test_sigterm_stays_as_it_is_without_a_backup_or_with_a_handler_of_the_program(tmp_path):

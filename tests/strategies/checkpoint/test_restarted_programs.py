@@ -1,0 +1,271 @@
+"""Programs with several calls of `fit`, callbacks with a memory and odd data, that are killed and started again with a backup.
+
+The processes run here one after the other, with an exception in place of the kill.
+"""
+
+import gc
+import signal
+import weakref
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.checkpoint import backup_file, data_position, job_backup
+from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+
+X = np.random.default_rng(1).random((64, 3), "float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAt(keras.callbacks.Callback):
+    """Raises when an epoch, or the validation of an epoch, begins."""
+
+    def __init__(self, epoch, in_validation=False):
+        super().__init__()
+        self.at, self.in_validation, self.epoch = epoch, in_validation, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+        if epoch == self.at and not self.in_validation:
+            raise Killed
+
+    def on_test_begin(self, logs=None):
+        if self.epoch == self.at and self.in_validation:
+            raise Killed
+
+
+class AtEnd(keras.callbacks.Callback):
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def on_train_end(self, logs=None):
+        self.seen.append(values(self.model))
+
+
+def values(model):
+    return [*(weight.tolist() for weight in model.get_weights()), int(model.optimizer.iterations.numpy())]
+
+
+def dense(optimizer="sgd"):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.2), keras.layers.Dense(1)], name="net")
+    model.compile(optimizer, "mse")
+    return model
+
+
+@pytest.fixture
+def process(tmp_path, monkeypatch):
+    """`process(program, folder)`: runs a function as a new process; returns what it returns, None if it was killed."""
+
+    def run(program, folder="backup", frequency="epoch"):
+        monkeypatch.setenv(FOLDER, str(tmp_path / folder))
+        monkeypatch.setenv(FREQUENCY, str(frequency))
+        data_position.install()
+        job_backup.install(tf.distribute.get_strategy())
+        keras.utils.set_random_seed(5)
+        try:
+            result = program()
+        except Killed:
+            for file in job_backup._backups._files:
+                file.wait()
+            return None
+        job_backup._backups.end(failed=False)
+        assert not (tmp_path / folder).exists()
+        return result
+
+    yield run
+    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+
+
+def phases(seen, killed_at=99):
+    """A program that keeps what a user would save: at the end of training, and between two calls of `fit`."""
+    model = dense(keras.optimizers.Adam(0.1))
+    early = keras.callbacks.EarlyStopping("loss", patience=50, restore_best_weights=True)
+    model.fit(X, Y, epochs=3, verbose=0, callbacks=[early, AtEnd(seen)])
+    seen += [values(model), np.random.random()]
+    model.fit(X, Y + 5, epochs=2, verbose=0)
+    seen += [values(model)]
+    model.fit(X, Y, epochs=3, verbose=0, callbacks=[KillAt(killed_at)])
+    return values(model)
+
+
+def test_a_fit_that_is_passed_over_gives_the_model_the_weights_of_its_end(process, tmp_path):
+    whole, first, again = [], [], []
+    end = process(lambda: phases(whole))
+    assert process(lambda: phases(first, killed_at=2)) is None
+    names = ("", "earlier.", "fit-1.", "fit-2.")
+    assert {path.name for path in (tmp_path / "backup").iterdir()} == {f"model-1.{name}weights.h5" for name in names}
+    assert process(lambda: phases(again)) == end
+    assert first == whole[: len(first)] and again == whole
+
+
+def test_weights_that_are_not_kept_or_belong_to_another_training_are_named(process, tmp_path, monkeypatch, caplog):
+    for module in (backup_file, job_backup):
+        monkeypatch.setattr(module, "KEEP", 1)
+    whole, again = [], []
+    end = process(lambda: phases(whole))
+    assert process(lambda: phases([], killed_at=2)) is None
+    ends = [tmp_path / "backup" / f"model-1.fit-{number}.weights.h5" for number in (1, 2)]
+    assert [path.exists() for path in ends] == [False, True]
+    ends[0].write_bytes(ends[1].read_bytes())
+    assert process(lambda: phases(again)) == end
+    assert "has no weights of net" in caplog.text and caplog.text.count("at the end of fit") == 1
+    assert again[0] != whole[0] and again[3] == whole[3]
+
+
+class Raise(keras.callbacks.Callback):
+    def __init__(self, raises):
+        super().__init__()
+        self.raises = raises
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.raises:
+            raise MemoryError
+
+
+def retries(killed_at=99, raises=True):
+    model, epochs = dense(), []
+    for size in (64, 16):
+        callbacks = [Raise(raises and size == 64), KillAt(killed_at)]
+        try:
+            history = model.fit(X, Y, batch_size=size, epochs=4, verbose=0, callbacks=callbacks)
+        except MemoryError:
+            continue
+        epochs.append(history.epoch)
+    return epochs, values(model)
+
+
+def test_a_fit_that_raised_runs_again_and_the_one_after_it_continues(process, caplog):
+    whole = process(retries)
+    assert process(lambda: retries(killed_at=2)) is None
+    assert process(lambda: retries(killed_at=3)) is None
+    assert process(retries) == whole
+    assert whole[0] == [[0, 1, 2, 3]] and "fit 1 of net raised an exception before the restart" in caplog.text
+    assert caplog.text.count("fit 2 of net continues after") == 2
+
+
+def test_if_it_does_not_raise_again_the_calls_after_it_begin_anew(process, caplog):
+    whole = process(lambda: retries(raises=False))
+    assert process(lambda: retries(killed_at=2)) is None
+    assert process(lambda: retries(raises=False)) == whole
+    assert "now it has not: the calls of fit after it begin anew" in caplog.text
+
+
+def test_averaged_weights_are_swapped_after_a_restart_as_without_one(process):
+    def program(killed_at=99):
+        model = dense(keras.optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9))
+        callbacks = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True), KillAt(killed_at)]
+        history = model.fit(X, Y, epochs=5, verbose=0, callbacks=callbacks, validation_data=(X, Y))
+        return history.history, values(model)
+
+    whole = process(program)
+    assert process(lambda: program(killed_at=3)) is None
+    assert process(program) == whole
+
+
+def test_an_epoch_whose_batches_are_all_in_the_backup_has_its_metrics(process):
+    def program(killed_at=99):
+        model = dense()
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).filter(lambda x, y: True).batch(8)
+        callbacks = [KillAt(killed_at, in_validation=True)]
+        history = model.fit(data, epochs=3, verbose=0, callbacks=callbacks, validation_data=(X, Y))
+        return history.history, values(model)
+
+    whole = process(program, frequency=4)
+    for epoch in range(2):
+        assert process(lambda epoch=epoch: program(killed_at=epoch), frequency=4) is None
+    assert process(program, frequency=4) == whole and len(whole[0]["loss"]) == 3
+
+
+def test_a_model_that_nobody_needs_is_not_kept(process):
+    def program():
+        model = dense()
+        model.fit(X, Y, epochs=2, verbose=0)
+        return weakref.ref(model)
+
+    model = process(program)
+    keras.backend.clear_session()
+    gc.collect()
+    assert model() is None
+
+
+class Text(keras.Model):
+    def __init__(self, pool):
+        super().__init__()
+        self.embed, self.pool, self.dense = keras.layers.Embedding(50, 4), pool(), keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(self.pool(self.embed(x)))
+
+
+def read(pool, killed_at=99):
+    numbers = np.random.default_rng(1)
+
+    def examples():
+        for n in range(24):
+            yield numbers.integers(0, 50, 3 + n // 8), np.float32([n % 2])
+
+    shapes = (tf.TensorSpec((None,), tf.int64), tf.TensorSpec((1,)))
+    data = tf.data.Dataset.from_generator(examples, output_signature=shapes).padded_batch(8)
+    model = Text(pool)
+    model.compile("adam", "mse")
+    return model.fit(data, epochs=3, verbose=0, callbacks=[KillAt(killed_at)]).epoch
+
+
+def test_a_model_without_variables_and_data_of_variable_length_continue(process):
+    pool = keras.layers.GlobalAveragePooling1D
+    assert process(lambda: read(pool, killed_at=2)) is None
+    assert process(lambda: read(pool)) == [0, 1, 2]
+
+
+def test_where_the_variables_cannot_be_made_the_message_says_what_to_do(process):
+    assert process(lambda: read(keras.layers.GlobalAveragePooling1D, killed_at=2)) is None
+    with pytest.raises(ValueError, match=r"text.* makes its variables with its first batch.*build it before fit"):
+        process(lambda: read(keras.layers.Flatten))
+
+
+@pytest.mark.cluster
+def test_sigterm_in_the_last_step_of_an_epoch_saves_its_end_and_needs_no_launcher(start, script, tmp_path):
+    program = script(
+        """
+        import os, signal, sys
+        import tfdist
+        strategy = tfdist.strategy()
+        import keras, numpy as np
+        x = np.ones((40, 3), "float32")
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        class Terminate(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                self.epoch = epoch
+                print("epoch", epoch, "step", int(model.optimizer.iterations.numpy()), flush=True)
+            def on_train_batch_begin(self, batch, logs=None):
+                if self.epoch == int(sys.argv[1]) and batch == 4: os.kill(os.getpid(), signal.SIGTERM)
+        history = model.fit(x, x[:, :1], batch_size=8, epochs=4, verbose=0, callbacks=[Terminate()])
+        print("done", history.epoch, int(model.optimizer.iterations.numpy()), flush=True)
+        """
+    )
+
+    def run(epoch):
+        job = start(program, str(epoch), environment={FOLDER: str(tmp_path / "backup")})
+        return job.wait(120), job
+
+    code, job = run(1)
+    assert code == 128 + signal.SIGTERM, job.output
+    assert "tfdist: SIGTERM: the backup is saved, and the program ends" in job.output
+    assert "epoch 1 step 5" in job.output
+    with h5py.File(tmp_path / "backup" / "model-1.weights.h5") as file:
+        assert b'"epoch": 2, "batch": 0' in file["tfdist_progress"][()]
+    code, job = run(3)
+    assert code == 128 + signal.SIGTERM, job.output
+    assert "epoch 2 step 10" in job.output and "done" not in job.output and "the backup is saved" in job.output
+    code, job = run(9)
+    assert code == 0 and "done [0, 1, 2, 3] 20" in job.output and "step" not in job.output, job.output

@@ -1,0 +1,90 @@
+"""Which of the chief's saves another task waits for. The chief and the task run here one after the other."""
+
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.checkpoint import save_order
+
+
+class Tasks:
+    """What the chief has published, and what another task asks for."""
+
+    def __init__(self, monkeypatch):
+        self.board, self.asked = {}, []
+        self._patch = monkeypatch.setattr
+        self._patch(save_order, "_applies", True)
+        self._patch(save_order, "publish", self.board.__setitem__)
+        self._patch(save_order, "published", self._published)
+        self.become(chief=True)
+
+    def _published(self, key, seconds):
+        self.asked.append((key, seconds))
+        if key not in self.board:
+            raise tf.errors.DeadlineExceededError(None, None, key)
+        return self.board[key]
+
+    def become(self, chief):
+        self._patch(save_order, "is_chief", lambda: chief)
+        for name, empty in (("_counts", {}), ("_chiefs", []), ("_unpaired", set())):
+            self._patch(save_order, name, empty)
+
+
+@pytest.fixture
+def tasks(monkeypatch):
+    return Tasks(monkeypatch)
+
+
+def save(path, error=None):
+    with save_order.after_chief(path):
+        if error:
+            raise error
+
+
+def test_a_task_waits_for_the_file_that_it_has_saved_and_not_for_what_the_chief_saves_alone(tasks):
+    for path in ("best.weights.h5", "m.keras", "best.weights.h5", "best.weights.h5", "m.keras"):
+        save(path)
+    with save_order.alone():
+        save("m.keras")  # For the evaluator.
+    tasks.become(chief=False)
+    save("m.keras")
+    assert tasks.asked[-1][0] == "saves/2/done"
+    save("m.keras")
+    assert tasks.asked[-1][0] == "saves/5/done" and save_order._applies
+    assert len(tasks.board) == 10
+
+
+def test_of_saves_within_one_another_the_outermost_counts_and_tasks_may_save_to_folders_and_files_of_their_own(tasks):
+    with save_order.after_chief("/here/model-0"):
+        save("/here/.model-0.part/variables/variables")
+    assert tasks.board == {"saves/1": "model-#", "saves/1/done": ""}
+    tasks.become(chief=False)
+    save("/there/worker_1/model-12/")
+    assert tasks.asked[-1][0] == "saves/1/done"
+
+
+def test_a_save_of_the_chief_that_fails_keeps_nobody_waiting(tasks):
+    with pytest.raises(OSError, match="full"):
+        save("m.keras", OSError("full"))
+    tasks.become(chief=False)
+    save("m.keras")
+    assert tasks.asked[-1][0] == "saves/1/done" and save_order._applies
+
+
+def test_a_name_that_the_chief_does_not_save_is_waited_for_once_and_other_names_as_before(tasks):
+    save("chief.keras")
+    save("m.keras")
+    tasks.become(chief=False)
+    save("worker_1.keras")
+    assert tasks.asked[-1] == ("saves/3", save_order.OTHER_NAME_SECONDS)
+    save("m.keras")
+    assert tasks.asked[-1][0] == "saves/2/done"
+    asked = len(tasks.asked)
+    save("worker_1.keras")
+    assert len(tasks.asked) == asked and save_order._applies
+
+
+def test_after_a_wait_in_vain_a_task_does_not_wait_any_more(tasks, caplog):
+    tasks.become(chief=False)
+    save("m.keras")
+    assert tasks.asked == [("saves/1", save_order.WAIT_SECONDS)] and not save_order._applies
+    assert "the chief has not saved within 300 s" in caplog.text
