@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout, per_replica
-from tfdist.strategies.inputs.batches import concatenated, rows_of
+from tfdist.strategies.inputs.batches import concatenated, none_without_examples, rows_of
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.private_api.user_functions import without_optionals
 
@@ -54,7 +54,7 @@ class PredictionOutputs:
     def of_replica(self, outputs: Any, rows: Any) -> Any:
         """See `StepOutputs`."""
         outputs = tf.nest.map_structure(lambda v: tf.convert_to_tensor(v) if isinstance(v, _InParts) else v, outputs)
-        return outputs if rows is None else tf.nest.map_structure(lambda v: v[:rows] if v.shape.rank else v, outputs)
+        return outputs if rows is None else none_without_examples(outputs, rows)
 
     def after_steps(self) -> Any:
         """See `StepOutputs`."""

@@ -11,9 +11,10 @@ import tensorflow as tf
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
+from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
-from tfdist.strategies.inputs.batches import as_tensors, concatenated
+from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
@@ -23,9 +24,6 @@ from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normal
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 from tfdist.strategies.private_api.user_functions import without_optionals
-
-WRITERS = (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)
-"""Callbacks that only write files: they run on the chief."""
 
 
 class DataParallelHooks(KerasHooks):
@@ -76,7 +74,7 @@ class DataParallelHooks(KerasHooks):
             with entered(Replica(self._strategy, self.layout.local_index(), None)):
                 self._strategy.extended.check_same(shard)
                 outputs = step(at_least_one(shard))
-            return tf.nest.map_structure(lambda v: v[:rows] if v.shape.rank else v, outputs)
+            return none_without_examples(outputs, rows)
 
         def on_batch(shards: Any, rows: Any) -> Any:
             with self._strategy.extended.tracing():
@@ -160,7 +158,7 @@ class DataParallelHooks(KerasHooks):
         return tf.nest.map_structure(lambda v: self._strategy.experimental_local_results(v)[0], next(iter(source)))
 
     def callbacks(self, callbacks: list[Any]) -> list[Any]:
-        """See `KerasHooks`: on the chief all, elsewhere all but those that only write files.
+        """See `KerasHooks`: on the chief all, elsewhere all but those that only write files, and no files of the others.
 
         Raises:
             ValueError: for a callback that reads on the chief alone what the tasks of a replica have together.
@@ -173,7 +171,7 @@ class DataParallelHooks(KerasHooks):
                         f"TensorBoard(histogram_freq={each.histogram_freq}) reads all weights on the chief alone, and the "
                         "model is sharded over tasks; leave histogram_freq at 0"
                     )
-        return callbacks if self.is_chief else [each for each in callbacks if not isinstance(each, WRITERS)]
+        return callbacks if self.is_chief else without_files(callbacks)
 
     def metric_values(self, model: Any) -> list[Any]:
         """See `KerasHooks`. Every task has to call it: the values are those of all replicas."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.inputs.batches import without_optionals
+from tfdist.strategies.inputs.batches import builds_models, named_leaves, prefetched, without_optionals
 from tfdist.strategies.inputs.source import BatchIterator, BatchSource, EmptyDatasetError
 from tfdist.strategies.private_api import regroup
 
@@ -37,8 +37,16 @@ class Layout:
 
         Returns:
             `shards`, a tuple with one shard per replica of this task, and `examples`, the size of the whole batch, int32.
+
+        Raises:
+            ValueError: if no tensor of the batch has a first dimension, or two have different numbers of rows. If these are not
+                known yet in a function, it asserts that they are equal.
         """
         examples = examples_of(batch)
+        if self.replicas == 1:
+            return {"shards": (batch,), "examples": examples}
+        with tf.control_dependencies(_assertions_of_equal_rows(batch)):
+            examples = tf.identity(examples)
         size, longer = examples // self.replicas, examples % self.replicas
 
         def begin(replica: int) -> tf.Tensor:
@@ -68,6 +76,13 @@ class Layout:
         return int(number) - self.local.start
 
 
+_ONE_ROW_PER_EXAMPLE = (
+    "replicas share the rows of a batch, so each of its tensors needs one row per example. Give what belongs to one example a "
+    "dimension of its own, as `dataset.batch(k)` does before `zip` and `batch`, or put it into a ragged tensor; keep what all "
+    "examples share, such as a table, in the model, or train in one process"
+)
+
+
 def _has_rows(value: Any) -> bool:
     return value is not None and not isinstance(value, tf.experimental.Optional) and value.shape.rank != 0
 
@@ -80,12 +95,36 @@ def examples_of(batch: Any) -> tf.Tensor:
     """
     for value in tf.nest.flatten(batch):
         if _has_rows(value):
-            if isinstance(value, tf.RaggedTensor):
-                return tf.cast(value.nrows(), tf.int32)
-            if isinstance(value, tf.SparseTensor):
-                return tf.cast(value.dense_shape[0], tf.int32)
-            return tf.shape(value)[0]
+            return _count_of_rows(value)
     raise ValueError("a batch has no tensor with a first dimension, along which its examples could be split among the replicas")
+
+
+def _count_of_rows(value: Any) -> tf.Tensor:
+    if isinstance(value, tf.RaggedTensor):
+        return tf.cast(value.nrows(), tf.int32)
+    if isinstance(value, tf.SparseTensor):
+        return tf.cast(value.dense_shape[0], tf.int32)
+    return tf.shape(value)[0]
+
+
+def _assertions_of_equal_rows(batch: Any) -> list[Any]:
+    """Returns assertions that each tensor of a batch has as many rows as the first, where no shape tells it.
+
+    Replicas that shared a batch by the rows of one tensor would drop rows of the others.
+    """
+    (first_name, first), *others = [(name, value) for name, value in named_leaves(batch) if _has_rows(value)]
+    assertions = []
+    for name, value in others:
+        is_known = first.shape[0] is not None and value.shape[0] is not None
+        if is_known and first.shape[0] != value.shape[0]:
+            raise ValueError(
+                f"{first_name} has {first.shape[0]} rows and {name} has {value.shape[0]}, but {_ONE_ROW_PER_EXAMPLE}"
+            )
+        if not is_known:
+            rows, others_rows = _count_of_rows(first), _count_of_rows(value)
+            message = [f"{first_name} has as many rows:", rows, f"{name} has:", others_rows, f"But {_ONE_ROW_PER_EXAMPLE}"]
+            assertions.append(tf.debugging.Assert(tf.equal(rows, others_rows), message))
+    return assertions
 
 
 def _rows(value: Any, begin: tf.Tensor, end: tf.Tensor) -> Any:
@@ -134,7 +173,7 @@ class ShardedDataset(BatchSource):
                 watch(number, batch)
             return layout.split(batch)
 
-        self._split = dataset.enumerate().map(tf.autograph.experimental.do_not_convert(split)).prefetch(tf.data.AUTOTUNE)
+        self._split = prefetched(dataset.enumerate().map(tf.autograph.experimental.do_not_convert(split)))
         self._unused: ShardedIterator | None = None
 
     def __iter__(self) -> "ShardedIterator":
@@ -143,10 +182,9 @@ class ShardedDataset(BatchSource):
 
     def example(self) -> Any:
         """See `BatchSource`: the spec if it has all dimensions but the first, else the first batch."""
-        leaves = [leaf for leaf in tf.nest.flatten(self.element_spec) if isinstance(leaf, tf.TensorSpec)]
-        only_tensors = len(leaves) == len(tf.nest.flatten(self.element_spec))
-        if only_tensors and all(leaf.shape.rank is not None and None not in leaf.shape[1:] for leaf in leaves):
-            return self.element_spec
+        spec = without_optionals(self.element_spec)
+        if builds_models(spec):
+            return spec
         self._unused = iter(self)
         return without_optionals(self._unused.peek()["shards"][0])
 

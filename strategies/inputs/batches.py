@@ -1,24 +1,78 @@
 """Batches as nested structures of tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+_KEPT = (type(None), tf.SparseTensor, tf.RaggedTensor)
 
 
 def as_tensors(batch: Any) -> Any:
-    """Returns a batch of numpy arrays, lists or tensors as tensors; None stays None."""
-    return tf.nest.map_structure(lambda v: None if v is None else tf.convert_to_tensor(v), batch)
+    """Returns a batch of numpy arrays, lists or tensors as tensors; None, sparse and ragged tensors stay what they are."""
+    return tf.nest.map_structure(lambda v: v if isinstance(v, _KEPT) else tf.convert_to_tensor(v), batch)
 
 
 def without_optionals(batch: Any) -> Any:
-    """Returns the batch with None in place of each `tf.experimental.Optional`: Keras makes them of None."""
-    return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional) else v, batch)
+    """Returns the batch, or its spec, with None in place of each `tf.experimental.Optional`: Keras makes them of None."""
+    return tf.nest.map_structure(lambda v: None if isinstance(v, tf.experimental.Optional | tf.OptionalSpec) else v, batch)
+
+
+def prefetched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset, read ahead, unless it says that nobody may: Keras does so for a `PyDataset` with workers.
+
+    These stop at the end of each epoch. Who reads on then gets an error, or takes a batch of the next epoch.
+    """
+    return dataset if dataset.options().autotune.enabled is False else dataset.prefetch(tf.data.AUTOTUNE)
+
+
+def builds_models(spec: Any) -> bool:
+    """Returns whether a nested spec without optionals says enough of a batch to build a model: all dimensions but the first."""
+    return all(leaf is None or _has_inner_dimensions(leaf) for leaf in tf.nest.flatten(spec))
+
+
+def with_dimensions_of(spec: Any, batch: Any) -> Any:
+    """Returns a nested spec without optionals, with the shapes of a batch where it does not say enough.
+
+    Args:
+        spec: of batches of all sizes.
+        batch: nested arrays; it may lack the last leaves of the spec.
+    """
+    leaves, values = tf.nest.flatten(spec), tf.nest.flatten(batch)
+    for index, (leaf, value) in enumerate(zip(leaves, values, strict=False)):
+        if isinstance(leaf, tf.TensorSpec) and not _has_inner_dimensions(leaf):
+            leaves[index] = tf.TensorSpec(np.shape(value), leaf.dtype)
+    return tf.nest.pack_sequence_as(spec, leaves)
+
+
+def _has_inner_dimensions(leaf: Any) -> bool:
+    is_plain = isinstance(leaf, tf.TensorSpec | tf.SparseTensorSpec)
+    return is_plain and leaf.shape.rank is not None and None not in leaf.shape[1:]
+
+
+def named_leaves(batch: Any, name: str = "batch") -> list[tuple[str, Any]]:
+    """Returns the leaves of a batch in the order of TensorFlow, each with its place, such as "batch[0]['x']"."""
+    if isinstance(batch, Mapping):
+        return [leaf for key in sorted(batch) for leaf in named_leaves(batch[key], f"{name}[{key!r}]")]
+    if isinstance(batch, tuple | list):
+        return [leaf for index, value in enumerate(batch) for leaf in named_leaves(value, f"{name}[{index}]")]
+    leaves = tf.nest.flatten(batch)  # Several of an object of a class of the user's own.
+    return [(name, leaf) for leaf in leaves]
 
 
 def concatenated(outputs: Sequence[Any]) -> Any:
     """Returns the outputs for several batches or shards, concatenated along the first dimension."""
     return outputs[0] if len(outputs) == 1 else tf.nest.map_structure(lambda *o: tf.concat(o, axis=0), *outputs)
+
+
+def none_without_examples(outputs: Any, examples: tf.Tensor) -> Any:
+    """Returns the outputs for a shard; no rows of them if the shard has no examples, and the step has run on a stand-in.
+
+    An output may have any number of rows per example.
+    """
+    end = tf.where(examples > 0, tf.int32.max, 0)
+    return tf.nest.map_structure(lambda v: v[:end] if v.shape.rank else v, outputs)
 
 
 def rows_of(batch: Any) -> int | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.inputs.batches import without_optionals
+from tfdist.strategies.inputs.batches import builds_models, prefetched, without_optionals
 from tfdist.strategies.inputs.source import BatchIterator, BatchSource, EmptyDatasetError
 from tfdist.strategies.private_api import next_tensors
 
@@ -38,7 +38,7 @@ class InputFeed(BatchIterator):
     def __init__(self, dataset: tf.data.Dataset, owner: "FedDataset") -> None:
         super().__init__(owner)
         # Made at once, as Keras does: every iterator of a shuffled dataset has another order.
-        self._iterator = iter(dataset.prefetch(tf.data.AUTOTUNE))
+        self._iterator = iter(prefetched(dataset))
         self._packer = _packer_of(dataset.element_spec) if tf.config.experimental.get_synchronous_execution() else None
         self._ahead: deque[Batch] = deque()
 
@@ -125,7 +125,9 @@ class FedDataset(BatchSource):
         return feed
 
     def example(self) -> Any:
-        """See `BatchSource`. The first batch, which stays the first: a generator cannot start again."""
+        """See `BatchSource`. If it is the first batch, it stays the first: a generator cannot start again."""
+        spec = without_optionals(self.element_spec)
+        if builds_models(spec):
+            return spec
         self._unused_feed = iter(self)
-        (batch,) = self._unused_feed.peek(1)
-        return without_optionals(batch.values)
+        return next((without_optionals(batch.values) for batch in self._unused_feed.peek(1)), spec)

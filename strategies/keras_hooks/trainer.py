@@ -14,9 +14,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, user_functions
-from tfdist.strategies.keras_hooks.interface import Logs, hooks_of
+from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
 
@@ -87,9 +88,9 @@ def _make_predict_function(original: Callable[..., Any], model: Any, force: bool
 
 def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Logs) -> Logs:
     if (hooks := hooks_of(model.distribute_strategy)) is not None:
-        logs = hooks.end_epoch(model, logs)
-        if logs:
-            return {name: _as_number(value) for name, value in logs.items()}
+        of_epoch = hooks.end_epoch(model, logs)
+        if of_epoch:
+            return {name: _as_number(value) for name, value in of_epoch.items()}
     return original(model, logs)
 
 
@@ -129,10 +130,10 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     hooks = hooks_of(model._distribute_strategy)
     if hooks is not None:
         _adopt(model)
-    if hooks is not None and iterator is not None:
-        iterator, data_batch = None, hooks.example_batch(iterator._distributed_dataset)
     if hooks is not None and not model.built and type(model).call in (keras.Model.call, keras.Layer.call):
         _mark_as_built(model)
+    if hooks is not None and iterator is not None:
+        iterator, data_batch = None, None if _is_complete(model) else _example_batch(hooks, iterator)
     try:
         original(model, iterator, data_batch)
     except (ValueError, RuntimeError):
@@ -140,6 +141,25 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
             raise
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
+
+
+def _is_complete(model: Any) -> bool:
+    """Returns whether Keras needs no batch to build a model, its metrics and its loss: it has built them."""
+    compiled = [part for part in (model._compile_metrics, model._compile_loss) if part is not None]
+    return all(part.built for part in (*model._flatten_layers(), *compiled))
+
+
+def _example_batch(hooks: KerasHooks, iterator: Any) -> Any:
+    """Returns what `KerasHooks.example_batch` does, without beginning an epoch of a `PyDataset`.
+
+    Keras ends that epoch before it begins the first. Then the dataset shuffles its examples, and its workers stop. A batch that
+    is read ahead would be of the wrong order, or never come.
+    """
+    source, dataset = iterator._distributed_dataset, getattr(iterator.data_adapter, "py_dataset", None)
+    if dataset is None or not isinstance(source, BatchSource):
+        return hooks.example_batch(source)
+    spec = without_optionals(source.element_spec)
+    return spec if builds_models(spec) else with_dimensions_of(spec, dataset[0])
 
 
 def _calls_itself(model: Any) -> bool:

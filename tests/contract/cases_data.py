@@ -53,12 +53,21 @@ def generator(strategy):
 @case("py_dataset")
 def py_dataset(strategy):
     class Batches(keras.utils.PyDataset):
+        """Threads load its batches. It shuffles its examples at the end of an epoch, as in Keras' documentation."""
+
+        def __init__(self):
+            super().__init__(workers=2)
+            self.order, self.random = np.arange(N), np.random.default_rng(1)
+
         def __len__(self):
             return 5
 
         def __getitem__(self, index):
-            part = slice(50 * index, 50 * index + 50)
+            part = self.order[50 * index : 50 * index + 50]
             return X[part], NUMBERED[part]
+
+        def on_epoch_end(self):
+            self.random.shuffle(self.order)
 
     model = counting(strategy)
     return once(model, fit(model, Batches(), epochs=2), 2)

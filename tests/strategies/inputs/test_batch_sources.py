@@ -1,6 +1,7 @@
 """All sources of batches count an epoch alike, lose no batch to `example`, and split batches evenly."""
 
 import collections
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs import worker_input
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset
+from tfdist.strategies.inputs.batches import as_tensors, builds_models, none_without_examples, with_dimensions_of
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.inputs.source import EmptyDatasetError
 
@@ -60,6 +62,52 @@ def test_an_example_takes_no_batch_away(name):
 
 
 @pytest.mark.parametrize("name", ["shards", "feed"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "with none"])
+def test_an_example_is_not_read_if_the_spec_says_enough(name, kind):
+    def elements():
+        raise AssertionError("somebody reads")
+        yield
+
+    dense = tf.TensorSpec([None, 4])
+    spec = {"dense": dense, "sparse": tf.SparseTensorSpec([None, 4]), "with none": (dense, tf.OptionalSpec(None))}[kind]
+    example = SOURCES[name](tf.data.Dataset.from_generator(elements, output_signature=spec)).example()
+    assert example == ((dense, None) if kind == "with none" else spec)
+
+
+def test_an_example_of_data_that_have_run_dry_is_the_spec():
+    batches = iter(np.ones((2, 2, 4), "float32"))
+    source = FedDataset(tf.data.Dataset.from_generator(lambda: batches, output_types=tf.float32))
+    assert len(iter(source).take(5)) == 2
+    assert source.example() == source.element_spec == tf.TensorSpec(None)
+
+
+@pytest.mark.parametrize("name", ["shards", "feed"])
+def test_data_that_say_so_are_not_read_ahead(name):
+    read = []
+
+    def elements():
+        for number in range(5):
+            read.append(number)
+            yield [number]
+
+    dataset = tf.data.Dataset.from_generator(elements, output_signature=tf.TensorSpec([1], tf.int64))
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    iterator = iter(SOURCES[name](dataset.with_options(options)))
+    for number in range(3):
+        assert len(iterator.take(1)) == 1
+        assert read == list(range(number + 1))
+
+
+def test_a_batch_gives_the_spec_of_a_dataset_the_dimensions_that_it_lacks():
+    spec = {"z": tf.TensorSpec([None, None, 4]), "a": (tf.TensorSpec([None, 2]), None), "b": tf.TensorSpec([None])}
+    batch = {"z": np.ones((8, 3, 4)), "a": (np.ones((8, 2)), None), "b": np.ones(8)}
+    assert not builds_models(spec)
+    made = with_dimensions_of(spec, batch)
+    assert made == spec | {"z": tf.TensorSpec([8, 3, 4])} and builds_models(made)
+
+
+@pytest.mark.parametrize("name", ["shards", "feed"])
 def test_an_empty_dataset_says_so(name):
     source = SOURCES[name](tf.data.Dataset.from_generator(lambda: iter(()), output_types=tf.float32))
     with pytest.raises(EmptyDatasetError, match="the dataset has no batches"):
@@ -82,6 +130,36 @@ def test_shards_differ_by_one_example_at_most(examples, sizes):
 def test_a_task_gets_the_shards_of_its_own_replicas():
     element = Layout(4, range(2, 4)).split(tf.range(10))
     assert [shard.numpy().tolist() for shard in element["shards"]] == [[6, 7], [8, 9]]
+
+
+def test_one_replica_takes_whole_batches():
+    (few, many), *_ = Layout(1, range(1)).split((tf.range(2), tf.range(6)))["shards"]
+    assert (len(few), len(many)) == (2, 6)
+
+
+BATCHES_OF_TWO_SIZES = {
+    "dense": ((tf.zeros([8, 4]), tf.zeros([24, 4])), "batch[0] has 8 rows and batch[1] has 24, but "),
+    "by name": (
+        ({"atoms": tf.zeros([56, 3]), "bonds": tf.zeros([56])}, tf.zeros([8])),
+        "batch[0]['atoms'] has 56 rows and batch[1] has 8, ",
+    ),
+    "sparse": ((tf.sparse.from_dense(tf.eye(3)), None, tf.zeros(2)), "batch[0] has 3 rows and batch[2] has 2, but "),
+    "ragged": ([tf.zeros([2, 1]), tf.ragged.constant([[1.0], [], [2.0]])], "batch[0] has 2 rows and batch[1] has 3, but "),
+}
+
+
+@pytest.mark.parametrize("name", BATCHES_OF_TWO_SIZES)
+def test_replicas_cannot_share_tensors_of_two_sizes(name):
+    batch, message = BATCHES_OF_TWO_SIZES[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Layout(2, range(2)).split(batch)
+
+
+def test_replicas_cannot_share_tensors_of_two_sizes_that_only_the_data_know():
+    few, many = tf.data.Dataset.range(20).batch(2), tf.data.Dataset.range(60).batch(6)
+    source = ShardedDataset(tf.data.Dataset.zip((few, many)), Layout(2, range(2)))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape("[batch[0] has as many rows:] [2] [batch[1] has:] [6]")):
+        iter(source).take(1)
 
 
 def test_data_without_examples_cannot_be_split():
@@ -128,3 +206,16 @@ def _plain(values):
     return type(values).__name__, (
         tf.sparse.to_dense(values) if isinstance(values, tf.SparseTensor) else values
     ).numpy().tolist()
+
+
+def test_sparse_and_ragged_tensors_stay_what_they_are():
+    ragged, sparse = tf.ragged.constant([[1, 2], [3]]), tf.sparse.from_dense([[0.0, 1.0]])
+    got = as_tensors((ragged, {"x": sparse, "y": np.ones(2)}, None))
+    assert got[0] is ragged and got[1]["x"] is sparse and isinstance(got[1]["y"], tf.Tensor) and got[2] is None
+
+
+def test_outputs_are_cut_only_for_a_shard_without_examples():
+    outputs = (tf.ones([12, 2]), tf.ones([3]), tf.constant(1.0), tf.ragged.constant([[1.0], [], [2.0, 3.0]]))
+    for examples, rows in ((3, [12, 3, None, 3]), (0, [0, 0, None, 0])):
+        cut = none_without_examples(outputs, tf.constant(examples))
+        assert [value.shape[0] if value.shape.rank else None for value in cut] == rows

@@ -1,0 +1,35 @@
+"""Keras' callbacks that write files: the files come from the chief alone."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from typing import Any
+
+import keras
+
+_PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
+"""Callbacks that do nothing but write -> the attribute that says where."""
+
+
+def without_files(callbacks: list[Any]) -> list[Any]:
+    """Returns the callbacks for a task that is not the chief.
+
+    Those that only write files are left out. A subclass may do more, such as set the learning rate, or call `predict`, in which
+    all tasks have to take part. It runs, and what it writes goes into a folder that is removed with it.
+    """
+    kept = [each for each in callbacks if type(each) not in _PATHS]
+    for each in kept:
+        for kind, attribute in _PATHS.items():
+            if isinstance(each, kind):
+                _redirect(each, attribute)
+    return kept
+
+
+def _redirect(callback: Any, attribute: str) -> None:
+    if getattr(callback, "_tfdist_redirected", False):
+        return
+    folder = tempfile.mkdtemp(prefix="tfdist-")
+    weakref.finalize(callback, shutil.rmtree, folder, ignore_errors=True)
+    setattr(callback, attribute, os.path.join(folder, os.path.basename(os.path.normpath(getattr(callback, attribute)))))
+    callback._tfdist_redirected = True

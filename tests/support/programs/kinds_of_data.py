@@ -1,0 +1,241 @@
+"""Passes kinds of data to Keras that iterate in their own way.
+
+kinds_of_data.py DESCRIPTION [CASE ...]: writes the results to kinds_of_data.json. DESCRIPTION is a number of local replicas, or
+that of a cluster, as JSON.
+"""
+
+import json
+import sys
+import traceback
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tfdist.cluster import Cluster, Task
+from tfdist.errors import Source
+
+CASES = {}
+BATCHES, SIZE = 8, 8
+N = BATCHES * SIZE
+X = np.linspace(-1, 1, 4 * N, dtype="float32").reshape(N, 4)
+Y = X.sum(axis=1, keepdims=True) + 1  # The models of `regression` have a loss of 1.
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+class Batches(keras.utils.PyDataset):
+    """Each example once, in a new order in each epoch, as in Keras' documentation."""
+
+    def __init__(self, **arguments):
+        super().__init__(**arguments)
+        self.order = np.arange(N)
+        self.random = np.random.default_rng(7)
+
+    def __len__(self):
+        return BATCHES
+
+    def __getitem__(self, index):
+        ids = self.order[SIZE * index : SIZE * (index + 1)]
+        return self.inputs(index), np.eye(N, dtype="float32")[ids]
+
+    def inputs(self, index):
+        return np.zeros((SIZE, 4), "float32")
+
+    def on_epoch_end(self):
+        self.random.shuffle(self.order)
+
+
+class TextsOfTwoLengths(Batches):
+    def inputs(self, index):
+        return np.zeros((SIZE, 3 + index % 2, 4), "float32")
+
+
+class Seen(keras.metrics.Metric):
+    """Counts how often it sees each example."""
+
+    def __init__(self):
+        super().__init__(name="seen")
+        self.seen = self.add_variable((N,), "zeros", name="seen")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.seen.assign_add(tf.reduce_sum(tf.cast(y_true, "float32"), axis=0))
+
+    def result(self):
+        return tf.identity(self.seen)
+
+
+def counting(scope, *first):
+    with scope():
+        model = keras.Sequential([*first, keras.layers.Dense(N)])
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[Seen()])
+    return model
+
+
+def regression(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+def counts(values):
+    """Returns, for each epoch, the examples that it has not seen, those that it has seen more than once, and their number."""
+    return [[int((seen == 0).sum()), int((seen > 1).sum()), int(seen.sum())] for seen in map(np.asarray, values)]
+
+
+def every_call(model, kind, **arguments):
+    record = model.fit(kind(**arguments), epochs=2, verbose=0, shuffle=False, validation_data=kind(**arguments)).history
+    evaluated = model.evaluate(kind(**arguments), verbose=0, return_dict=True)["seen"]
+    predicted = model.predict(kind(**arguments), verbose=0)
+    return [*counts([*record["seen"], *record["val_seen"], evaluated]), list(predicted.shape)]
+
+
+@case
+def a_dataset_that_shuffles_at_the_end_of_an_epoch(scope):
+    return every_call(counting(scope), Batches)
+
+
+@case
+def threads_that_load(scope):
+    return every_call(counting(scope), Batches, workers=4, max_queue_size=4)
+
+
+@case
+def processes_that_load(scope):
+    data = Batches(workers=2, use_multiprocessing=True, max_queue_size=4)
+    return counts(counting(scope).fit(data, epochs=2, verbose=0, shuffle=False).history["seen"])
+
+
+@case
+def evaluation_before_training(scope):
+    model = counting(scope)
+    return counts([model.evaluate(Batches(workers=4), verbose=0, return_dict=True)["seen"] for _ in range(2)])
+
+
+@case
+def inputs_of_two_shapes(scope):
+    return every_call(counting(scope, keras.layers.GlobalAveragePooling1D()), TextsOfTwoLengths)
+
+
+@case
+def inputs_of_two_shapes_that_threads_load(scope):
+    return every_call(counting(scope, keras.layers.GlobalAveragePooling1D()), TextsOfTwoLengths, workers=4)
+
+
+@case
+def some_batches_in_an_epoch(scope):
+    data = Batches(workers=4, max_queue_size=4)
+    return counts(counting(scope).fit(data, epochs=4, steps_per_epoch=3, verbose=0, shuffle=False).history["seen"])
+
+
+@case
+def a_generator_that_runs_dry(scope):
+    batches = ((X[begin : begin + SIZE], Y[begin : begin + SIZE]) for begin in range(0, N, SIZE))
+    record = regression(scope).fit(batches, steps_per_epoch=BATCHES, epochs=2, verbose=0).history
+    return {name: np.round(values, 5).tolist() for name, values in record.items()}
+
+
+@case
+def validation_data_that_run_dry(scope):
+    batches = iter([(X[:24], Y[:24]), (X[24:48], Y[24:48])])  # Keras takes each once.
+    signature = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 1]))
+    dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=signature)
+    record = regression(scope).fit(X, Y, validation_data=dataset, epochs=2, verbose=0).history
+    return {name: np.round(values, 5).tolist() for name, values in record.items()}
+
+
+@case
+def sparse_batches(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((4,), sparse=True), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    batch, zeros = tf.sparse.from_dense(X[:8]), np.zeros((8, 1), "float32")
+    outputs = np.asarray(model.predict_on_batch(batch)).ravel()
+    losses = [model.test_on_batch(batch, zeros), model.train_on_batch(batch, zeros)]
+    return [outputs.tolist(), np.ravel(losses).tolist()]
+
+
+@case
+def ragged_batches(scope):
+    class Sums(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, x):
+            return self.dense(tf.reduce_sum(x, axis=1)[:, None])
+
+    with scope():
+        model = Sums()
+        model.build((None, 4))
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    batch, zeros = tf.ragged.constant([[1.0, 2.0], [3.0], [4.0, 5.0, 6.0]]), np.zeros((3, 1), "float32")
+    outputs = np.asarray(model.predict_on_batch(batch)).ravel()
+    return [outputs.tolist(), np.ravel(model.train_on_batch(batch, zeros)).tolist()]
+
+
+@case
+def outputs_of_two_rows_for_an_example(scope):
+    with scope():
+        x = keras.Input((4,))
+        model = keras.Model(x, [keras.ops.reshape(x, (-1, 2)), keras.ops.sum(x, axis=1)])
+    pairs, sums = model.predict(X, batch_size=9, verbose=0)  # The last batch has one example.
+    on_batch, _ = model.predict_on_batch(X[:1])
+    return [np.asarray(values).tolist() for values in (pairs, sums, on_batch)]
+
+
+@case
+def batches_of_two_sizes(scope):
+    class Both(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+            self.build((None, 4))
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            few, many = data
+            return {"rows": tf.cast(tf.shape(few)[0] + tf.shape(many)[0], "float32")}
+
+    few, many = (tf.data.Dataset.from_tensor_slices(each) for each in (X, np.concatenate([X] * 3)))
+    messages = []
+    for remainder in (False, True):
+        with scope():
+            model = Both()
+            model.compile(keras.optimizers.SGD(0.0))
+        both = tf.data.Dataset.zip((few.batch(8, drop_remainder=remainder), many.batch(24, drop_remainder=remainder)))
+        try:
+            messages.append(model.fit(both, verbose=0).history["rows"])
+        except Exception as error:
+            messages.append(str(error))
+    return messages
+
+
+def main():
+    description, *names = sys.argv[1:]
+    if description.isdigit():
+        task = Task("chief", 0, slots=int(description))
+        strategy = tfdist.strategy(Cluster((task,), source=Source("python", "a test")))
+    else:
+        strategy = tfdist.strategy(json.loads(description))
+    results = {}
+    for name, function in CASES.items():
+        if names and name not in names:
+            continue
+        try:
+            results[name] = function(strategy.scope)
+        except Exception:
+            results[name] = traceback.format_exc()
+    with open("kinds_of_data.json", "w") as file:
+        json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main()
