@@ -383,6 +383,14 @@ def _period_faults(options: Synchronization, period: int) -> list[_Fault]:
             faults.append(
                 ("longest_period", "the period follows from measured times, and a given delay is not measured; give one")
             )
+        elif period // options.fragments == 1:
+            faults.append(
+                (
+                    "longest_period",
+                    "groups synchronize with every update, so they cannot tell how long an update takes without; "
+                    "choose a longer sync period, at least two updates for each fragment",
+                )
+            )
         elif options.adaptive:
             faults.append(("longest_period", "adaptive chooses the period of each group; give one of the two"))
     if options.adaptive and options.fragments > 1:

@@ -2,10 +2,24 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+
+
+@dataclass
+class Use:
+    """The variables that functions use.
+
+    Attributes:
+        variables: all of them, by id.
+        assigned: those that the functions assign, by id.
+    """
+
+    variables: dict[int, LocalVariable] = field(default_factory=dict)
+    assigned: dict[int, LocalVariable] = field(default_factory=dict)
 
 
 class BlockRegistry:
@@ -20,23 +34,23 @@ class BlockRegistry:
 
     def __init__(self, make_block: Callable[[list[LocalVariable]], ParameterBlock]) -> None:
         self._make_block = make_block
-        self._used: dict[int, LocalVariable] = {}
+        self._use = Use()
         self.blocks: list[ParameterBlock] = []
 
-    def record_use(self, variable: LocalVariable) -> None:
-        """Records that the function that is being traced uses `variable`."""
-        self._used[id(variable)] = variable
+    def record_use(self, variable: LocalVariable, assigns: bool = False) -> None:
+        """Records that the function that is being traced uses `variable`, and whether it assigns it."""
+        self._use.variables[id(variable)] = variable
+        if assigns:
+            self._use.assigned[id(variable)] = variable
 
     @contextlib.contextmanager
-    def recording_use(self) -> Iterator[list[LocalVariable]]:
-        """Records the variables that functions use. The list is filled at the end of the context."""
-        outer, self._used = self._used, {}
-        used: list[LocalVariable] = []
+    def recording_use(self) -> Iterator[Use]:
+        """Records the variables that functions use, in the object that it yields."""
+        outer, self._use = self._use, Use()
         try:
-            yield used
+            yield self._use
         finally:
-            used += self._used.values()
-            self._used = outer
+            self._use = outer
 
     def register(
         self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1

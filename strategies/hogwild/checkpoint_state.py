@@ -6,7 +6,7 @@ so a checkpoint does not depend on the number of ps tasks or on how variables ar
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -134,6 +134,8 @@ def restore(replicas: Any, model: Any, state: dict[str, Any]) -> None:
             if all(value.shape in ((1,), tuple(variable.shape)) for value in outer.values()):
                 variable.restored_outer = outer
     for block in replicas.blocks:
+        if any(variable.restored_outer for variable in block.variables):
+            block.trained_by = block.inner_optimizer = None  # The momentum is that of the file.
         restore_outer(block)
 
 
@@ -152,6 +154,27 @@ def restore_outer(block: ParameterBlock) -> None:
     block.retried(lambda: _restore_outer(block))
     for variable in block.variables:
         variable.restored_outer = {}
+
+
+def forget_outer(block: ParameterBlock, variables: Sequence[LocalVariable]) -> None:
+    """Sets the state of the outer optimizer for some variables of a block to zero: it would move them on.
+
+    No execution may be in flight, and all progress must be collected: a push adds to the state.
+    """
+    for variable in variables:
+        variable.restored_outer = zero_outer(variable)
+    restore_outer(block)
+
+
+def has_momentum(block: ParameterBlock) -> bool:
+    """Returns whether the outer optimizer moves the variables of a block on after their last progress."""
+    return "momentum" in block.shards[0][0].state
+
+
+def zero_outer(variable: LocalVariable) -> dict[str, Any]:
+    """Returns state of the outer optimizer that does not move a variable, as `LocalVariable.restored_outer`."""
+    names = _saved_names(variable.block) - _scalars(variable.block)
+    return {name: np.zeros(variable.shape, variable.dtype.as_numpy_dtype) for name in names}
 
 
 def _restore_outer(block: ParameterBlock) -> None:
@@ -173,6 +196,11 @@ def _scalars(block: ParameterBlock) -> set[str]:
     return {name for name, variable in block.shards[0][0].state.items() if variable.shape.rank == 0}
 
 
+def _saved_names(block: ParameterBlock) -> set[str]:
+    """Returns the names of the outer optimizer's state that is saved."""
+    return set(block.shards[0][0].state) - set(block.optimizer.not_saved)
+
+
 def _outer_of(block: ParameterBlock) -> dict[str, Any]:
     """Returns the saved state of the outer optimizer, as vectors of the whole block by name. Repeats numbers of a shard."""
     shards = list(zip(block.shards[0], block.sizes, strict=True))
@@ -180,8 +208,7 @@ def _outer_of(block: ParameterBlock) -> dict[str, Any]:
         name: np.concatenate(
             [np.broadcast_to(chief_device.fetched(shard.state[name].read()).numpy(), [size]) for shard, size in shards]
         )
-        for name in block.shards[0][0].state
-        if name not in block.optimizer.not_saved
+        for name in _saved_names(block)
     }
 
 

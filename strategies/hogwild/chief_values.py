@@ -5,8 +5,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
@@ -97,8 +95,7 @@ class ChiefValues:
         if variable.block is not None:
             variable.block.assigned[id(variable)] = variable
             variable.version = variable.block.version
-            if "momentum" in variable.block.shards[0][0].state:  # That of the old value would move the new one.
-                variable.restored_outer = {"momentum": np.zeros(variable.shape, variable.dtype.as_numpy_dtype)}
+            variable.restored_outer = checkpoint_state.zero_outer(variable)  # That of the old value would move the new one.
 
     def publish(self) -> None:
         """Gives what the chief has assigned to the ps. Call it before executions are scheduled.

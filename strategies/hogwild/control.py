@@ -72,28 +72,33 @@ class Control:
 
 
 class CallNumbers:
-    """The one vector that the chief sends with a call of a group: `Control`, the number of steps, and variables of the chief.
+    """The one vector that the chief sends with a call of a group: `Control`, the number of steps, and values of the chief.
 
     Args:
         sent: the variables whose values the chief sends, scalars: learning rates.
+        counts: how many counts follow, see `StepCounters.counts_at`.
 
     Attributes:
         spec: the type of the vector.
     """
 
-    def __init__(self, sent: Sequence[LocalVariable]) -> None:
-        self._sent = list(sent)
+    def __init__(self, sent: Sequence[LocalVariable], counts: int = 0) -> None:
+        self._sent, self._counts = list(sent), counts
         self._fixed = int(Control.SPEC.shape[0])
-        self.spec = tf.TensorSpec([self._fixed + 1 + len(self._sent)], tf.float64)
+        self.spec = tf.TensorSpec([self._fixed + 1 + len(self._sent) + counts], tf.float64)
 
-    def pack(self, control: Sequence[float], steps: int) -> Any:
+    def pack(self, control: Sequence[float], steps: int, counts: Sequence[float] = ()) -> Any:
         """Returns the vector for a call, numpy float64."""
-        return np.array([*control, steps, *(float(variable.value_on_chief()) for variable in self._sent)])
+        return np.array([*control, steps, *(float(variable.value_on_chief()) for variable in self._sent), *counts])
 
     @contextlib.contextmanager
-    def unpacked(self, numbers: Any) -> Iterator[tuple[Control, Any]]:
-        """Unpacks the vector in a function, where the variables have the values in it. Yields also the steps, int32 scalar."""
-        values = tf.unstack(numbers[self._fixed :])
-        sent = {id(variable): tf.cast(value, variable.dtype) for variable, value in zip(self._sent, values[1:], strict=True)}
+    def unpacked(self, numbers: Any) -> Iterator[tuple[Control, Any, list[Any]]]:
+        """Unpacks the vector in a function, where the variables have the values in it.
+
+        Yields also the steps, int32 scalar, and the counts, float64 scalars.
+        """
+        steps, *values = tf.unstack(numbers[self._fixed :])
+        rates, counts = values[: len(self._sent)], values[len(self._sent) :]
+        sent = {id(variable): tf.cast(value, variable.dtype) for variable, value in zip(self._sent, rates, strict=True)}
         with sent_values(sent):
-            yield Control.of(numbers[: self._fixed]), tf.cast(values[0], tf.int32)
+            yield Control.of(numbers[: self._fixed]), tf.cast(steps, tf.int32), counts

@@ -6,6 +6,7 @@ they hold the values from which a new or restarted group starts.
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -61,6 +62,9 @@ class ParameterBlock:
         dirty: groups with progress that the shards do not have.
         retried: makes calls to the ps, again after a ps was lost.
         assigned: variables that the chief has assigned and whose values the shards do not have yet, by id.
+        trained_by: identifies the `GroupCalls` that have trained the block last; None before.
+        inner_optimizer: the optimizer of the groups from whose progress the outer momentum comes; None if it is zero or from a
+            file.
     """
 
     def __init__(
@@ -99,6 +103,8 @@ class ParameterBlock:
         self.rates = (1.0, 0.0)
         self.dirty: set[int] = set()
         self.assigned: dict[int, LocalVariable] = {}
+        self.trained_by: object = None
+        self.inner_optimizer: weakref.ref[Any] | None = None
         for variable in variables:
             variable.block = self
 

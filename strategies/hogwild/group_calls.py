@@ -6,6 +6,7 @@ synchronizes before them, when the period is over.
 
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatc
 from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
+from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
@@ -29,6 +31,7 @@ from tfdist.strategies.hogwild.step_counters import (
     counters_of,
     innermost,
     learning_rate_of,
+    optimizers_by_variable,
     optimizers_of,
     rates_of,
     steps_of,
@@ -86,8 +89,8 @@ class GroupCalls:
             position = self._replicas.position_of(model)
             self._since, self._turns = position.since, position.turns
         # A replica that several groups train at once does not show what one of them has counted.
-        self.counters = StepCounters(counters_of(model) if trains and not strategy.shares_replicas else ())
-        self._numbers = CallNumbers(rates_of(model) if trains else ())
+        self.counters = StepCounters(counters_of(model) if trains else (), measured=not strategy.shares_replicas)
+        self._numbers = CallNumbers(rates_of(model) if trains else (), self.counters.known)
         options = strategy.synchronization
         given = options.delay if trains and stacks_results else FIRST
         longest = options.longest_period and options.longest_period // options.fragments
@@ -103,6 +106,10 @@ class GroupCalls:
         self._blocks: dict[ParameterBlock, None] = {}  # All that the functions use.
         self._parameters: list[ParameterBlock] = []  # Those that are trained: the first of the blocks that are synchronized.
         self._averaged: list[ParameterBlock] = []  # The others.
+        self._assigned: dict[ParameterBlock, None] = {}  # Those with variables that the functions assign.
+        self._trained: set[int] = set()  # The variables that are trained, by id.
+        self._identity = object()
+        self._has_begun = False  # Whether the blocks have been this object's to train.
         self._averages_momentum = trains and bool(options.average_momentum)
         optimizer = innermost(getattr(model, "optimizer", None))
         inner, learning_rate = type(optimizer).__name__, learning_rate_of(optimizer) if trains else None
@@ -119,9 +126,12 @@ class GroupCalls:
         """
         period = period or self.delay.between
         batches = _taken_apart(batches)
-        synchronizes = self._trains and is_due(len(batches), len(batches), period)
+        pushes = self._trains and not self._replicas.keeps_progress
+        synchronizes = pushes and is_due(len(batches), len(batches), period)
         several = period if len(batches) > period and self.takes_several_periods() else 0
         functions = self._functions_for(batches, element_spec, synchronizes, several)
+        if self._trains:
+            self._take_blocks()
         return functools.partial(self._run, functions, batches, period)
 
     def pushes_in(self, batches: int) -> bool:
@@ -175,7 +185,8 @@ class GroupCalls:
         with tracing_lock, self._replicas.recording_use() as used:
             traced = [self._traced(batches, element_spec, (turn, several)) for turn in each_turn + without]
         self._register_weights()  # The first call of a model may have built it.
-        self._add_used(used)
+        self._add_used(list(used.variables.values()))
+        self._assigned.update(dict.fromkeys(v.block for v in used.assigned.values() if v.block is not None))
         first = batches[0]
         examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
         return _Functions(traced, each_turn, synchronizes, float(examples or 1))
@@ -189,11 +200,11 @@ class GroupCalls:
         turn = self._turns[group] % len(functions.turns)
         is_clean = pushes and not self._has_progress(owner, functions.turns[turn])
         if self._trains:
-            if not functions.synchronizes and owner == group and is_due(self._since[owner], steps, period):
+            is_over = is_due(self._since[owner], steps, period) and not replicas.keeps_progress
+            if not functions.synchronizes and owner == group and is_over:
                 self._synchronize(group)
-            for block in self._blocks:
-                if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED:
-                    block.dirty.add(owner)
+        for block in self._changed_blocks():
+            block.dirty.add(owner)
         if isinstance(batches[0], WorkerBatch):
             device = self._strategy.worker_groups[group].devices[0]
             batches[0].data.begin(group, self._strategy.membership.incarnation(group), device)
@@ -210,7 +221,38 @@ class GroupCalls:
         control = replicas.control_numbers(group, rates, step, delay=self.delay.updates, begins=begins)
         if is_clean:
             control[Control.LIVE] *= -1
-        return function(batches, group, self._numbers.pack(control, steps))
+        return function(batches, group, self._numbers.pack(control, steps, self.counters.counts_at(step)))
+
+    def _changed_blocks(self) -> Iterable[ParameterBlock]:
+        """Returns the blocks of which a call makes progress that the chief has to collect."""
+        if not self._trains:
+            return self._assigned
+        return [block for block in self._blocks if block in self._steps.blocks or block.kind is not Kind.SYNCHRONIZED]
+
+    def _take_blocks(self) -> None:
+        """Makes the trained blocks this object's own. Then nothing moves variables that it does not train.
+
+        The outer momentum comes from what was trained before: another model that shares blocks with this one, or this model
+        with weights that are frozen now, or with an optimizer that is replaced. Runs on the chief, before calls are scheduled.
+        """
+        taken = [block for block in self._parameters if block.trained_by is not self._identity]
+        if not taken:
+            return
+        is_first, inner = not self._has_begun, innermost(getattr(self._model, "optimizer", None)) or self._model
+        forgotten: dict[ParameterBlock, list[LocalVariable]] = {}
+        for block in filter(checkpoint_state.has_momentum, taken):
+            before = block.inner_optimizer
+            is_new = is_first and before is not None and before() is not inner
+            forgotten[block] = [v for v in block.variables if is_new or id(v) not in self._trained]
+        shared = [block for block in self._blocks if block.kind is Kind.SYNCHRONIZED]
+        if any(forgotten.values()) or (is_first and any(block.dirty for block in shared)):
+            self._replicas.wait_until_idle()
+            self._replicas.collect(shared)
+            for block, variables in forgotten.items():
+                checkpoint_state.forget_outer(block, variables)
+        self._has_begun = True
+        for block in taken:
+            block.trained_by, block.inner_optimizer = self._identity, weakref.ref(inner)
 
     def _traced(self, batches: list[Any], element_spec: Any, variant: Hashable) -> Callable[..., Any]:
         if not isinstance(batches[0], WorkerBatch):
@@ -243,9 +285,12 @@ class GroupCalls:
                 self._replicas.synchronize_now(block, group, begins)
 
     def _has_progress(self, owner: int, turn: tuple[int, ...]) -> bool:
-        """Returns whether a replica has anything to push of the blocks of a turn. Without rounds it always pushes."""
+        """Returns whether a replica has anything to push of the blocks of a turn. Without rounds it always pushes.
+
+        A turn without blocks counts as one with progress, or it would never be over.
+        """
         blocks = [self._steps.blocks[number] for number in turn]
-        return any(owner in block.dirty for block in blocks) or not self._in_rounds
+        return any(owner in block.dirty for block in blocks) or not self._in_rounds or not turn
 
     def _begin_push(self, group: int, turns: int, is_in_round: bool, is_scheduled: bool) -> bool:
         """Notes that a group pushes now, and returns whether all groups begin an epoch.
@@ -269,8 +314,8 @@ class GroupCalls:
                 weights[id(variable)] = variable
                 variable.keras_constraint = weight.constraint
         floating = [v for v in weights.values() if v.dtype.is_floating]
-        trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
-        active = [v for v in floating if id(v) in trained]
+        self._trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
+        active = [v for v in floating if id(v) in self._trained]
         # In blocks of their own: the outer rates would let a moving variance overshoot, below zero.
         statistics = [v for v in floating if not v.trainable]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
@@ -291,6 +336,8 @@ class GroupCalls:
         for block in self._averaged:
             block.rates = AVERAGE
         self._steps.blocks = self._parameters + self._averaged
+        if self._trains:
+            self._strategy.synchronized_blocks = weakref.WeakSet(self._steps.blocks)
 
     def _rates_at(self, step: int) -> tuple[float, float]:
         """Returns the outer rates at an update. Synchronizations outside of calls, as before an evaluation, use the same."""
@@ -306,7 +353,11 @@ class GroupCalls:
         self._replicas.register(variables)
         blocks = dict.fromkeys(v.block for v in variables if v.block is not None)
         self._blocks.update(blocks)
-        self._replicas.use(self._model, blocks)
+        owners = optimizers_by_variable(self._model)
+        for block in blocks:
+            # Slots are gone with their optimizer, which `compile` replaces.
+            for owner in {id(each): each for each in (owners.get(id(v), self._model) for v in block.variables)}.values():
+                self._replicas.use(owner, [block])
         if self._trains:
             self.counters.add_others(variables)
 

@@ -13,6 +13,7 @@ from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
+from tfdist.strategies.hogwild.local_variable import local_variables
 from tfdist.strategies.hogwild.measured_delay import COLUMNS
 from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.push_pull import PushPull
@@ -59,6 +60,10 @@ class InnerSteps(GroupProgram):
         self._stacks_results = stacks_results
         self._waits = strategy.synchronization.delay == 0
         self._measures = measures
+        # In the function that is traced: counts of the chief, the group's own, and the number of the first step.
+        self._counts: list[Any] = []
+        self._begun: list[Any] = []
+        self._first_step: Any = None
         self.blocks: list[ParameterBlock] = []
 
     def variant_of(self, group: WorkerGroup, variant: Any) -> Any:
@@ -84,7 +89,8 @@ class InnerSteps(GroupProgram):
             numbers: see `CallNumbers`.
         """
         (chosen, period), servers, home = variant
-        with self._strategy.extended.home(home), self._numbers.unpacked(numbers) as (control, count):
+        with self._strategy.extended.home(home), self._numbers.unpacked(numbers) as (control, count, counts):
+            self._counts, self._begun, self._first_step = counts, self._counters.values(), control.step
             if period:
                 return self._periods(devices, batch, count, control, chosen, servers, period)
             synchronizations = self._push(chosen, servers, control)
@@ -172,11 +178,14 @@ class InnerSteps(GroupProgram):
 
     def _one_step(self, devices: tuple[str, ...], batch: Any, number: Any) -> Any:
         own = {id(each) for each in with_inner(getattr(self._model, "optimizer", None))}
-        groups = len(self._strategy.worker_groups)
 
         def number_for(optimizer: Any) -> Any:
-            # A model's other optimizers may make more updates than steps, or fewer. Take the group's count times the groups.
-            return number if id(optimizer) in own else optimizer._iterations * groups
+            if id(optimizer) in own:
+                return number
+            # A model's other optimizers may make more updates than steps, or fewer.
+            numbers = self._counters.numbers(self._counts, self._begun, number - self._first_step)
+            held = [numbers[id(v)] for v in local_variables(optimizer._iterations._value) if id(v) in numbers]
+            return held[0] if held else optimizer._iterations
 
         before = self._counters.values()
         with numbered(number_for):

@@ -19,7 +19,7 @@ from tfdist.strategies.coordinator.backups import SILENT_SECONDS
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.named_resource import NamedVariable
 from tfdist.strategies.hogwild import checkpoint_state, network
-from tfdist.strategies.hogwild.block_registry import BlockRegistry
+from tfdist.strategies.hogwild.block_registry import BlockRegistry, Use
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
 from tfdist.strategies.hogwild.control import Control
@@ -27,6 +27,7 @@ from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.grace import Grace
 from tfdist.strategies.hogwild.last_calls import LastCalls
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
+from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
 from tfdist.strategies.hogwild.outer_optimizers import OUTER_OPTIMIZERS
 from tfdist.strategies.hogwild.push_pull import PushPull
 from tfdist.strategies.hogwild.push_weights import PushWeights
@@ -73,7 +74,7 @@ class LocalReplicas:
         self._calls_train = False  # Those that were scheduled last.
         self._locks = [threading.RLock() for _ in groups]
         self._pulled: dict[tuple[int, ParameterBlock], tuple[int, int]] = {}  # See `_current`.
-        self._models: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # Those whose functions use a block.
+        self._used_by: dict[ParameterBlock, weakref.WeakSet[Any]] = {}  # See `use`.
         self._positions: weakref.WeakKeyDictionary[Any, checkpoint_state.Period] = weakref.WeakKeyDictionary()
         self._chief = ChiefValues(self.blocks, self.collect, lambda: self.in_flight(), lambda: self.wait_until_idle())
 
@@ -84,11 +85,11 @@ class LocalReplicas:
         """All variables that functions of groups use, in blocks."""
         return self._registry.blocks
 
-    def record_use(self, variable: LocalVariable) -> None:
+    def record_use(self, variable: LocalVariable, assigns: bool = False) -> None:
         """See `BlockRegistry.record_use`."""
-        self._registry.record_use(variable)
+        self._registry.record_use(variable, assigns)
 
-    def recording_use(self) -> contextlib.AbstractContextManager[list[LocalVariable]]:
+    def recording_use(self) -> contextlib.AbstractContextManager[Use]:
         """See `BlockRegistry.recording_use`."""
         return self._registry.recording_use()
 
@@ -100,21 +101,21 @@ class LocalReplicas:
                 self._functions.prepare_rounds(block)
             checkpoint_state.restore_outer(block)
 
-    def use(self, model: Any, blocks: Iterable[ParameterBlock]) -> None:
-        """Notes that functions of `model` use these blocks. They are kept as long as one of their models exists."""
+    def use(self, owner: Any, blocks: Iterable[ParameterBlock]) -> None:
+        """Notes that `owner`, a model or an optimizer, uses these blocks. They are kept as long as an owner of them exists."""
         for block in blocks:
-            self._models.setdefault(block, weakref.WeakSet()).add(model)
+            self._used_by.setdefault(block, weakref.WeakSet()).add(owner)
 
     def release_unused(self) -> None:
-        """Frees the blocks whose models are all gone. Does nothing while executions are in flight."""
-        unused = [block for block, models in self._models.items() if not models]
+        """Frees the blocks whose owners are all gone. Does nothing while executions are in flight."""
+        unused = [block for block, owners in self._used_by.items() if not owners]
         if not unused or self.in_flight():
             return
         devices = {self._strategy.worker_groups[owner].devices[0] for owner in self.owners}
         for block in unused:
             remote = block.remote_variables(devices)
             self._chief.release(block)
-            del self._models[block]
+            del self._used_by[block]
             self._functions.forget(block)
             for key in [key for key in list(self._pulled) if key[1] is block]:
                 self._pulled.pop(key, None)
@@ -187,6 +188,14 @@ class LocalReplicas:
         if one != (self._membership.alone is not None):
             self.synchronize_groups()
             self._membership.train_alone(one)
+
+    @property
+    def keeps_progress(self) -> bool:
+        """Whether the group that trains now pushes nothing before the chief collects: it would lose a part of its progress.
+
+        This is a group that trains alone and pushes parameters, toward which the global parameters go only a part of the way.
+        """
+        return self.outer_optimizer.pushes_parameters and self._membership.alone is not None
 
     # In the thread of a group, before it runs a function.
 
@@ -262,7 +271,7 @@ class LocalReplicas:
 
     def _rates_now(self, rates: tuple[float, float]) -> tuple[float, float]:
         """Returns outer rates with which the progress of a group that trains alone counts in full, as in one process."""
-        return (1.0, 0.0) if self.outer_optimizer.in_rounds and self._membership.alone is not None else rates
+        return AVERAGE if self._membership.alone is not None else rates
 
     def _complete_round(self, block: ParameterBlock) -> None:
         rates = self._rates_now(block.rates)

@@ -195,13 +195,24 @@ class LocalVariable(VariableBase):
             if not self._strategy_of.extended.is_tracing:
                 self._assigned_by.add(outermost_graph())
             else:
+                self._check_step_may_assign()
                 self.is_assigned = True
+                self._strategy_of.local_replicas.record_use(self, assigns=True)
             with tf.device(self._here):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self
         with self._strategy_of.local_replicas.assigning(self):
             getattr(self._counted(), method)(value)
         return self
+
+    def _check_step_may_assign(self) -> None:
+        """Raises ValueError if the chief sends the value with every call, so that nobody would read what a step assigns."""
+        if self.kind is Kind.FROM_CHIEF:
+            raise ValueError(
+                "a step assigns the learning rate of an optimizer. Under hogwild the chief sends the learning rate with every "
+                "call of a worker group, so the assignment would have no effect. Give the optimizer a LearningRateSchedule, or "
+                "assign optimizer.learning_rate in a callback."
+            )
 
     # On the chief.
 

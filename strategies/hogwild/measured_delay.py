@@ -7,7 +7,7 @@ Each group measures both times in its first periods, and the chief decides once.
 
 import math
 import statistics
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +24,9 @@ PART, MOST = 4, 4
 
 MEASURED = 4
 """Synchronizations of each group that count. Its first call, which compiles, does not."""
+
+STEPS = 1000
+"""The last so many updates count."""
 
 COLUMNS = 2
 """Columns that a measuring group adds to the results of each step: the moment of its end, in seconds, and the seconds that the
@@ -109,7 +112,7 @@ class MeasuredDelay:
         self._is_decided = given is not None
         self._calls = [0] * groups
         self._synchronizations: dict[int, list[float]] = defaultdict(list)
-        self._steps: list[float] = []
+        self._steps: deque[float] = deque(maxlen=STEPS)
 
     def note(self, group: int, rows: Any) -> None:
         """Takes what a group has measured in a call.

@@ -28,10 +28,12 @@ def turns(fragments: int, parameters: int, averaged: int) -> list[tuple[int, ...
     """Returns the blocks that are synchronized together, by their position, for each turn.
 
     Args:
-        fragments: number of fragments. With one, all blocks are synchronized in one turn.
+        fragments: number of fragments, and of turns. If there are more than blocks, nothing is synchronized in some turns. With
+            one, all blocks are synchronized in one turn.
         parameters: number of blocks of parameters, which come first.
         averaged: number of blocks of which groups take the mean: those of buffers, then those of moving averages.
     """
-    if fragments == 1 or not parameters:
-        return [tuple(range(parameters + averaged))]
-    return [(number, *range(parameters + number, parameters + averaged, parameters)) for number in range(parameters)]
+    return [
+        (*range(turn, parameters, fragments), *range(parameters + turn, parameters + averaged, fragments))
+        for turn in range(fragments)
+    ]

@@ -47,12 +47,47 @@ class StepCounters:
     """The counters (`iterations`) of a model's optimizers, which the chief advances after each execution.
 
     Args:
-        measured: the counters whose changes each step returns. A step may move them by 0, 1 or more.
+        counters: the counters that are known before the first step. Each step may move them by 0, 1 or more.
+        measured: whether each step returns their changes. Otherwise every step counts as one.
     """
 
-    def __init__(self, measured: Sequence[LocalVariable] = ()) -> None:
-        self._measured = list(measured)
+    def __init__(self, counters: Sequence[LocalVariable] = (), measured: bool = True) -> None:
+        self._known = list(counters)
+        self._measured = self._known if measured else []
         self._others: dict[int, LocalVariable] = {}
+        self._per_step = [1.0] * len(self._known)  # Updates of each in a step of the execution before.
+        # The number of the first step whose changes are not counted, and the counts before it. Threads of groups read them.
+        self._counted: tuple[int, list[float]] = (0, [0.0] * len(self._known))
+
+    @property
+    def known(self) -> int:
+        """How many counters are known."""
+        return len(self._known)
+
+    def begin(self, step: int) -> None:
+        """Notes that the step of this number, over all groups, is the next one, and that all before are counted."""
+        self._counted = step, [float(counter.value_on_chief()) for counter in self._known]
+
+    def counts_at(self, step: int) -> list[float]:
+        """Returns the values of the known counters, over all groups, before the step of this number.
+
+        The chief knows some of them only when other groups have made their steps. They are taken for steps like the last.
+        """
+        counted, counts = self._counted
+        later = max(0, step - counted)
+        return [count + per_step * later for count, per_step in zip(counts, self._per_step, strict=True)]
+
+    def numbers(self, counts: Sequence[Any], begun: Sequence[Any], steps: Any) -> dict[int, Any]:
+        """Returns the numbers of the updates, over all groups, that a step makes, int64 scalars by the ids of the counters.
+
+        Args:
+            counts: what the chief has sent of `counts_at` with the call.
+            begun: `values` at the begin of the call.
+            steps: steps of the call before this one, int64 scalar.
+        """
+        made = [now - before for now, before in zip(self.values(), begun, strict=True)] or [steps] * len(self._known)
+        each = zip(self._known, counts, made, strict=True)
+        return {id(counter): tf.cast(count, tf.int64) + tf.cast(more, tf.int64) for counter, count, more in each}
 
     def values(self) -> list[Any]:
         """Returns the measured counters' values, in a function."""
@@ -77,6 +112,11 @@ class StepCounters:
             results: what each step returned, numpy float64 [steps, n].
         """
         sums = np.sum(results[:, results.shape[1] - len(self._measured) :], axis=0)
+        if self._measured:
+            self._per_step = (sums / len(results)).tolist()
+        step, counts = self._counted
+        after = [count + per_step * len(results) for count, per_step in zip(counts, self._per_step, strict=True)]
+        self._counted = step + len(results), after
         made = [(v, round(change)) for v, change in zip(self._measured, sums.tolist(), strict=True)]
         return made + [(v, len(results)) for v in self._others.values()]
 
@@ -92,9 +132,28 @@ def rates_of(model: Any) -> list[LocalVariable]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Returns the optimizers that the model was compiled with or holds in its attributes, and those inside them."""
-    own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-    return [each for optimizer in [model.optimizer, *own] for each in with_inner(optimizer)]
+    """Returns the optimizers that the model was compiled with, and those that it and its layers hold in attributes, also in
+    lists and dicts; and those inside them."""
+    found: dict[int, Any] = {}
+
+    def add(value: Any) -> None:
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.setdefault(id(value), value)
+        elif isinstance(value, dict | list | tuple):
+            for each in value.values() if isinstance(value, dict) else value:
+                add(each)
+
+    add(getattr(model, "optimizer", None))  # `predict` takes a model that is not compiled, too.
+    for layer in model._flatten_layers():
+        for value in list(vars(layer).values()):
+            add(value)
+    return [each for optimizer in found.values() for each in with_inner(optimizer)]
+
+
+def optimizers_by_variable(model: Any) -> dict[int, Any]:
+    """Returns the optimizers of the model by the ids of their variables."""
+    held = ((optimizer, variable) for optimizer in optimizers_of(model) for variable in optimizer.variables)
+    return {id(v): optimizer for optimizer, variable in held for v in local_variables(variable._value)}
 
 
 def _unique(variables: Iterable[Any]) -> list[LocalVariable]:

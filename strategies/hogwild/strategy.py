@@ -9,6 +9,7 @@ its sum and without its lost updates.
 
 import logging
 import weakref
+from collections.abc import Collection
 from typing import Any
 
 import tensorflow as tf
@@ -19,6 +20,7 @@ from tfdist.strategies.coordinator.server_recovery import ServerRecovery, device
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.hogwild import checkpoint_state, lost_shards, network, step_counters
 from tfdist.strategies.hogwild.extended import HogwildExtended
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.hooks import HogwildHooks
 from tfdist.strategies.hogwild.local_replicas import LocalReplicas
 from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
@@ -54,12 +56,14 @@ class Hogwild(CoordinatorStrategy):
         server_recovery: lets the training go on after the loss of a ps.
         remote_garbage: frees on the workers what the program has dropped.
         speeds: how fast the groups are.
+        synchronized_blocks: the blocks of parameters that groups push and pull in the training that was begun last.
         delay: the delay of the groups, as it was given or measured, and their period; None before the first `fit`.
         compression_is_measured: whether `synchronization.compression` follows from the network, and not from the user.
     """
 
     delay: MeasuredDelay | None = None
     compression_is_measured = False
+    synchronized_blocks: Collection[ParameterBlock] = ()
 
     def __init__(self, cluster: Cluster) -> None:
         self.synchronization = cluster.synchronization.resolved(len(cluster.worker_groups))
@@ -147,5 +151,7 @@ class Hogwild(CoordinatorStrategy):
         return checkpoint_state.state_of(self.local_replicas, model)
 
     def set_training_state(self, model: Any, state: dict[str, Any]) -> None:
-        """See `strategy_state.Stateful`."""
+        """See `strategy_state.Stateful`. Waits for the executions in flight."""
+        self.executions.wait_until_idle()
+        self.local_replicas.publish()  # Else the progress that the state replaces would come into the outer momentum.
         checkpoint_state.restore(self.local_replicas, model, state)

@@ -10,10 +10,9 @@ def bytes_per_period(strategy: Any) -> int:
     """Returns the bytes of all pushes and replies of a worker group in one sync period."""
     compressor = COMPRESSORS[strategy.synchronization.compression]
     total = 0
-    for block in strategy.local_replicas.blocks:
-        if block.kind is Kind.SYNCHRONIZED:
-            sizes = (compressor.size(n) if block.compressed else n * block.dtype.size for n in block.sizes)
-            total += 2 * sum(sizes)
+    for block in strategy.synchronized_blocks:
+        sizes = (compressor.size(n) if block.compressed else n * block.dtype.size for n in block.sizes)
+        total += 2 * sum(sizes)
     return total
 
 

@@ -6,7 +6,6 @@ reads the logs of single steps. The call returns the logs of each step, and Kera
 
 import functools
 import itertools
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.coordinator import call_size
 from tfdist.strategies.coordinator.execution import Execution
 from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.group_function import runs_of_equal_shapes
@@ -29,21 +29,6 @@ from tfdist.strategies.keras_hooks.interface import Logs
 
 TURN_SECONDS = 10.0
 """If a step belongs to one group, the others leave it to that group for this long. After that any group may do it."""
-
-MOST_CALL_BYTES = 2**29
-"""The batches of a call have at most so many bytes, unless one batch has more. Messages end at 2 GiB, and the chief holds the
-batches of two calls for each group. With fewer bytes, groups with large batches would synchronize between their calls."""
-
-
-def batches_per_call(batches: int, batch_bytes: int) -> int:
-    """Returns how many of so many batches, at least one, the chief sends with a call: all, or an equal part of them.
-
-    Args:
-        batches: number of batches.
-        batch_bytes: bytes that the chief sends for a batch.
-    """
-    most = max(1, MOST_CALL_BYTES // max(1, batch_bytes))
-    return math.ceil(batches / math.ceil(batches / most))
 
 
 class Steps:
@@ -81,7 +66,7 @@ class Steps:
         if not are_read and self._calls.takes_several_periods():
             left = in_epoch and in_epoch - iterator.taken
             steps *= periods_per_call(left, groups, self._period, self._batch_bytes if self._is_packed else None)
-        steps = batches_per_call(steps, self._batch_bytes)
+        steps = call_size.batches_per_call(steps, self._batch_bytes)
         batches = iterator.take(steps)
         if batches:
             later = None
@@ -166,6 +151,7 @@ class Steps:
         """Returns the calls that a group makes one after the other, and in how many of them it pushes."""
         if self._next_step is None:
             self._next_step = steps_of(self._model.optimizer) if self._trains else 0
+            self._calls.counters.begin(self._next_step)
         calls: list[Callable[[int], Any]] = []
         pushes = 0
         runs: list[list[Any]] = [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches)
@@ -184,10 +170,9 @@ class Steps:
     def _parts(self, run: list[Any]) -> list[list[Any]]:
         """Splits batches of equal shapes into those of calls: whole periods and the rest, fewer if they are large."""
         whole = len(run) // self._period * self._period
-        parts = []
+        parts: list[list[Any]] = []
         for part in filter(None, (run[:whole], run[whole:])):
-            size = batches_per_call(len(part), _bytes_of(part[0]))
-            parts += [part[begin : begin + size] for begin in range(0, len(part), size)]
+            parts += [part] if isinstance(part[0], WorkerBatch) else call_size.calls_of(part)
         return parts
 
     def _run_adaptively(self, batches: list[Any], element_spec: Any, group: int, step: int) -> Any:
@@ -237,13 +222,8 @@ class Steps:
 
 
 def _bytes_of(batch: Any) -> int:
-    """Returns how many bytes the chief sends for a batch, as far as shapes tell it: without those of texts, for example."""
-    if isinstance(batch, WorkerBatch):
-        return 0
-    if batch.arrays is not None:
-        return sum(array.nbytes for array in batch.arrays)
-    dense = [value for value in batch.flat if isinstance(value, tf.Tensor)]
-    return sum(value.shape.num_elements() * value.dtype.size for value in dense)
+    """Returns how many bytes the chief sends for a batch: none if a group reads it itself."""
+    return 0 if isinstance(batch, WorkerBatch) else call_size.bytes_of(batch)
 
 
 def _rows_of(execution: Execution) -> Any:

@@ -196,6 +196,7 @@ def test_the_default_elastic_rate_is_divided_by_the_number_of_groups():
         ({"longest_period": 4}, "longest_period: 4 updates are less than the sync period, 8"),
         ({"longest_period": 16, "delay": 1}, "longest_period: the period follows from measured times"),
         ({"longest_period": 16, "adaptive": True}, "longest_period: adaptive chooses the period of each group"),
+        ({"longest_period": 16, "fragments": 8}, "longest_period: groups synchronize with every update"),
         ({"adaptive": True, "fragments": 2}, "adaptive: it changes the period in which fragments take turns"),
     ],
 )

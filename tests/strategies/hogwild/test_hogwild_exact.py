@@ -55,6 +55,8 @@ CASES = {
     "several_periods": None,
     "what_steps_wait_for": None,
     "alone_and_late": None,
+    "alone_in_full": None,
+    "fewer_blocks_than_fragments": None,
     "averaged_momentum": None,
     "momentum_follows_schedule": None,
     "short_epochs": None,
@@ -437,6 +439,21 @@ def test_fragments_take_turns_step_by_step(results):
     np.testing.assert_allclose(got["together"][:3], [[10.0] * 4] * 3, rtol=1e-6)  # The mean of 30 steps of three groups.
     # The weight without a gradient stays what it was.
     assert got["alone"][3] == got["together"][3] == [1.0, 1.0]
+
+
+def test_each_fragment_is_synchronized_once_in_a_period_also_if_there_are_fewer_blocks(results):
+    average, nesterov = (
+        [[values[0], values[4], values[8]] for values in history] for history in results["fewer_blocks_than_fragments"]
+    )
+    # Steps 1 to 4 synchronize a block each, the last of which has no gradient, and steps 5 and 6 none.
+    assert average == [[0, 0, 0], [0, 1, 0], *[[0, 1, 2]] * 4, [6, 1, 2], [6, 7, 2], [6, 7, 8]]
+    # In rounds the first push, without progress, is no turn of its fragment.
+    assert nesterov == [[0, 0, 0], [1, 0, 0], [1, 2, 0], *[[1, 2, 3]] * 4, [7, 2, 3], [7, 8, 3]]
+
+
+def test_the_progress_of_train_on_batch_counts_in_full_with_all_outer_optimizers(results):
+    for outer, difference in results["alone_in_full"].items():
+        assert difference < 1e-5, outer
 
 
 def test_pushes_weigh_by_their_examples(results):

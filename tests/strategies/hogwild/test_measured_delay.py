@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tfdist.strategies.hogwild.measured_delay import MEASURED, MeasuredDelay, delay_for, period_for, updates_alone
+from tfdist.strategies.hogwild.measured_delay import MEASURED, STEPS, MeasuredDelay, delay_for, period_for, updates_alone
 from tfdist.strategies.hogwild.training_loop import Steps
 
 
@@ -128,6 +128,13 @@ def test_calls_of_one_update_leave_the_delay_as_it_is():
     for _ in range(20):
         delay.note(0, rows(0.5, steps=1))
     assert delay.updates == 1
+
+
+def test_a_delay_that_is_never_measured_keeps_few_times():
+    delay = MeasuredDelay(None, groups=1, between=64)
+    for _ in range(2 * STEPS // 16):
+        delay.note(0, rows(0.0))
+    assert len(delay._steps) == STEPS
 
 
 def test_a_group_that_has_pulled_nothing_does_not_count():

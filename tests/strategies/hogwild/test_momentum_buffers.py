@@ -16,10 +16,12 @@ from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turn
         (2, 2, 2, [(0, 2), (1, 3)]),
         (3, 3, 2, [(0, 3), (1, 4), (2,)]),
         (2, 2, 3, [(0, 2, 4), (1, 3)]),
-        (2, 0, 1, [(0,)]),  # All layers are frozen but for their moving averages.
+        (2, 0, 1, [(0,), ()]),  # All layers are frozen but for their moving averages.
+        (2, 5, 1, [(0, 2, 4, 5), (1, 3)]),  # Other models have put some of the weights into blocks.
+        (4, 2, 0, [(0,), (1,), (), ()]),  # A small model.
     ],
 )
-def test_buffers_take_the_turns_of_their_fragments(fragments, parameters, averaged, expected):
+def test_each_block_has_its_turn_once_in_a_period(fragments, parameters, averaged, expected):
     assert turns(fragments, parameters, averaged) == expected
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tfdist.strategies.coordinator.call_size import MOST_CALL_BYTES, batches_per_call
 from tfdist.strategies.hogwild.schedules import (
     PERIOD_SCHEDULES,
     Speeds,
@@ -12,7 +13,6 @@ from tfdist.strategies.hogwild.schedules import (
     periods_per_call,
     steps_per_call,
 )
-from tfdist.strategies.hogwild.training_loop import MOST_CALL_BYTES, batches_per_call
 
 
 def synchronizations(steps, period, calls=24):

@@ -16,18 +16,20 @@ def strategy(compression=None, affords=True):
     blocks = [
         SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, sizes=[256, 512], compressed=bool(compression and affords)),
         SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float64, sizes=[10], compressed=False),
+        SimpleNamespace(kind=Kind.SYNCHRONIZED, dtype=tf.float32, sizes=[20_000], compressed=False),  # Frozen.
         SimpleNamespace(kind=kinds[0], dtype=tf.float32, sizes=[10_000]),
     ]
     return SimpleNamespace(
         synchronization=Synchronization(compression=compression, fragments=2),
         delay=SimpleNamespace(updates=3, between=8),  # The period has grown.
         local_replicas=SimpleNamespace(blocks=blocks),
+        synchronized_blocks=blocks[:2],
         steps_per_synchronization=4,
     )
 
 
 @pytest.mark.parametrize(("compression", "of_float32"), [(None, 4 * 768), ("bf16", 2 * 768), ("int8", 768 + 4 * 3)])
-def test_a_period_pushes_and_pulls_every_synchronized_value_once(compression, of_float32):
+def test_a_period_pushes_and_pulls_every_value_of_the_training_once(compression, of_float32):
     assert bytes_per_period(strategy(compression)) == 2 * (of_float32 + 8 * 10)
 
 

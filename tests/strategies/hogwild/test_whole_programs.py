@@ -138,7 +138,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.strategies.hogwild import training_loop
+from tfdist.strategies.coordinator import call_size
 from tfdist.strategies.hogwild.group_calls import GroupCalls
 
 cluster = dataclasses.replace(tfdist.read({"chief": 1, "worker": 1, "ps": 1}), strategy="hogwild", sync_period=16)
@@ -169,10 +169,10 @@ def trained(data):
 plain = tf.data.Dataset.from_tensor_slices((x, x.sum(1, keepdims=True))).batch(8)
 masked = plain.map(lambda x, y: (x, y, tf.ones([8, 1], tf.bool)))
 for data in (plain, masked):
-    training_loop.MOST_CALL_BYTES = 2**29
+    call_size.MOST_CALL_BYTES = 2**29
     at_once, calls = trained(data)
     assert 16 in calls, calls
-    training_loop.MOST_CALL_BYTES = 1000
+    call_size.MOST_CALL_BYTES = 1000
     by_parts, calls = trained(data)
     assert max(calls) <= 6, calls
     for got, expected in zip(by_parts, at_once, strict=True):

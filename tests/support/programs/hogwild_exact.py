@@ -302,6 +302,21 @@ def fragments_in_turn(strategy):
     return {"parameters": history, "alone": alone, "order": order, "together": trained.collect()}
 
 
+def fewer_blocks_than_fragments(strategy):
+    """One group with four blocks and six fragments: in two of six turns nothing is synchronized."""
+    batch = np.zeros((2, 1), "float32"), np.zeros((2, 1), "float32")
+    histories = []
+    for options in ({}, {"outer": "nesterov", "outer_learning_rate": 1.0, "outer_momentum": 0.0}):
+        begin(strategy, 1, period=6, fragments=6, **options)
+        trained = Trained(strategy, upwards, batch)
+        history = []
+        for _ in range(9):
+            trained.steps(0, batch)
+            history.append(trained.parameters())
+        histories.append(history)
+    return histories
+
+
 def examples(strategy):
     """Two groups with batches of 2 and of 6, whose pushes weigh by their examples."""
     batches = [(np.zeros((size, 1), "float32"), np.zeros((size, 1), "float32")) for size in (2, 6)]
@@ -693,6 +708,37 @@ def alone_and_late(strategy):
         is_over.set()
         tfdist.strategies.hogwild.training_loop.TURN_SECONDS = limit
     return {"keras": keras_losses, "late": late, "gone": gone}
+
+
+def alone_in_full(strategy):
+    """`train_on_batch` with other outer optimizers and outer rates, beside plain Keras.
+
+    Returns for each the greatest difference of the weights.
+    """
+    generator = np.random.default_rng(4)
+    batch = generator.normal(size=(8, 3)).astype("float32"), generator.normal(size=(8, 1)).astype("float32")
+
+    def trained():
+        keras.utils.set_random_seed(11)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        for _ in range(7):
+            model.train_on_batch(*batch)
+        return model
+
+    plain, found = trained().get_weights(), {}
+    for options in (
+        {"outer": "average", "outer_learning_rate": 0.5},
+        {"outer": "elastic"},
+        {"outer": "delayed_nesterov"},
+        {"outer": "nesterov"},
+    ):
+        begin(strategy, 3, period=2, **options)
+        with strategy.scope():
+            model = trained()
+        differences = [float(np.abs(a - b).max()) for a, b in zip(model.get_weights(), plain, strict=True)]
+        found[options["outer"]] = max(differences)
+    return found
 
 
 def frozen_weights_that_a_step_assigns(strategy):

@@ -1,0 +1,62 @@
+"""Under hogwild, models that are compiled again, loaded and called in other ways are what they are in one process."""
+
+import json
+
+import numpy as np
+import pytest
+from support_paths import PROGRAMS
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory, run_python):
+    folder = tmp_path_factory.mktemp("continued")
+    cluster = ["--cluster", '{"chief": 1, "worker": 2, "ps": 1}', "--strategy", "hogwild", "--sync_period", "4"]
+    code = run_python(folder, "-m", "tfdist.launch", *cluster, str(PROGRAMS / "hogwild_continued.py"), timeout=360)
+    assert code == 0, (folder / "output.txt").read_text()[-5000:]
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_weights_that_are_frozen_after_a_training_do_not_move(results):
+    base, head = results["frozen"]
+    assert base == 0.0 and head > 0.0
+    assert results["adapted"] == 0.0
+
+
+def test_a_model_does_not_move_weights_of_another_one_that_share_a_block_with_its_own(results):
+    assert results["shared"] == [0.0, 0.0]
+
+
+def test_a_new_optimizer_with_learning_rate_0_moves_nothing(results):
+    assert results["without_rate"] == 0.0
+
+
+def test_weights_that_are_loaded_within_an_epoch_replace_what_was_in_flight(results):
+    assert np.isfinite(results["loaded_within_an_epoch"])
+
+
+def test_variables_that_predict_and_evaluate_assign_are_kept(results):
+    (calls, whole), (more_calls, more_whole) = results["counted_calls"]
+    assert (calls, more_calls) == (4.0, 8.0)  # 8 batches each time, and the mean of 2 groups.
+    assert 0 <= whole <= 8 and more_whole >= whole and more_whole > 0
+
+
+def test_a_stateful_layer_is_refused(results):
+    assert "layer memory is stateful" in results["stateful"] and "2 worker groups" in results["stateful"]
+
+
+def test_an_optimizer_that_is_replaced_leaves_no_blocks(results):
+    first, *others = results["blocks"]
+    assert others == [first, first]
+
+
+def test_the_schedule_of_a_models_own_optimizer_follows_the_updates_of_all_groups(results):
+    numbers, count = results["own_schedule"]
+    assert count == 2 * 3 * 32  # Two updates in each of 32 steps of 3 epochs.
+    # Each step of the last epoch has its own number: the first epoch measures how many updates a step makes.
+    assert sorted(numbers[64:]) == list(range(128, 192, 2))
+
+
+def test_a_step_that_assigns_the_learning_rate_is_refused(results):
+    assert "LearningRateSchedule" in results["assigned_rate"]

@@ -1,0 +1,78 @@
+"""Which updates the steps of a group make, counted over all groups, for optimizers that do not make one update in each step."""
+
+import keras
+import numpy as np
+import pytest
+
+from tfdist.strategies.hogwild.local_variable import Kind
+from tfdist.strategies.hogwild.step_counters import StepCounters, optimizers_of
+
+
+class Counter:
+    """Stands for a counter, with the value on the chief and that of the group."""
+
+    kind = Kind.COUNTER
+
+    def __init__(self, on_chief, own=0):
+        self.on_chief, self.own = on_chief, own
+
+    def value_on_chief(self):
+        return self.on_chief
+
+    def value(self):
+        return self.own
+
+
+def rows(steps, *changes):
+    """The results of steps, with the changes of counters at their end."""
+    return np.float64([[0.5, *changes]] * steps)
+
+
+def test_the_count_at_a_step_follows_from_the_updates_of_the_steps_before():
+    fast, slow = Counter(10), Counter(100)
+    counters = StepCounters([fast, slow])
+    counters.begin(20)
+    assert counters.counts_at(24) == [14, 104]  # One for each step, before anything is known.
+    made = dict(counters.changes(rows(4, 5, 0.5)))
+    assert made == {fast: 20, slow: 2}
+    assert counters.counts_at(24) == [30, 102]
+    assert counters.counts_at(28) == [50, 104]  # Another group makes the steps from 24 on.
+    assert counters.counts_at(20) == [30, 102]
+
+
+def test_a_call_begins_anew_from_the_chiefs_count():
+    counter = Counter(7)
+    counters = StepCounters([counter])
+    counters.changes(rows(4, 5))
+    counters.begin(20)
+    assert counters.counts_at(20) == [7]
+
+
+@pytest.mark.parametrize("own", [0, 90])  # What a group has counted itself since its worker was restarted does not matter.
+def test_a_step_of_a_restarted_group_has_the_number_of_the_cluster(own):
+    counter = Counter(100, own)
+    counters = StepCounters([counter])
+    begun = counters.values()
+    counter.own += 5
+    assert counters.numbers([100.0], begun, 1) == {id(counter): 105}
+
+
+def test_where_groups_share_replicas_every_step_counts_as_one():
+    counter, not_used = Counter(100, 3), Counter(0)
+    counters = StepCounters([counter, not_used], measured=False)
+    counters.add_others([counter])
+    assert counters.values() == [] and counters.known == 2
+    assert counters.numbers([100.0, 0.0], [], 3)[id(counter)] == 103
+    assert counters.changes(np.float64([[0.5]] * 4)) == [(counter, 4)]
+
+
+def test_optimizers_in_lists_and_dicts_and_of_other_models_are_found():
+    model = keras.Model()
+    other = keras.Sequential([keras.layers.Dense(1)])
+    compiled, own, listed, by_name = (keras.optimizers.SGD() for _ in range(4))
+    model.compile(compiled)
+    other.compile(own)
+    model.other, model.listed, model.by_name = other, [listed], {"critic": by_name}
+    found = optimizers_of(model)
+    assert found[0] is compiled and {id(each) for each in found} == {id(each) for each in (compiled, own, listed, by_name)}
+    assert len(found) == 4

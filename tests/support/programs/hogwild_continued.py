@@ -1,0 +1,251 @@
+"""Models that are compiled again, loaded and called in other ways between and within trainings, under hogwild.
+
+Two groups and a ps. Writes what it finds to results.json.
+"""
+
+import gc
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+strategy = tfdist.strategy()  # Workers and ps serve here, and do not return.
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(1).normal(size=(256, 8)).astype("float32")
+y = (x @ np.arange(8.0)[:, None]).astype("float32")
+
+
+def compiled(rate=0.003):
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(rate), "mse")
+    return model
+
+
+def compile_again(model, rate=0.003):
+    with strategy.scope():
+        model.compile(keras.optimizers.SGD(rate), "mse")
+
+
+def fit(model, **options):
+    return model.fit(x, y, batch_size=8, verbose=0, **options)
+
+
+def moved(before, after):
+    """Returns how far the values have moved at most."""
+    return max(float(np.abs(old - new).max()) for old, new in zip(before, after, strict=True))
+
+
+def frozen():
+    """Returns how far weights move that are frozen after a training, and how far the others do."""
+    model = compiled()
+    fit(model, epochs=2)
+    base, head = model.layers
+    before = base.get_weights(), head.get_weights()
+    base.trainable = False
+    compile_again(model)
+    fit(model, epochs=2)
+    return moved(before[0], base.get_weights()), moved(before[1], head.get_weights())
+
+
+def adapted():
+    """Returns how far a kernel moves that LoRA has frozen after a training."""
+    model = compiled()
+    fit(model, epochs=2)
+    layer = model.layers[0]
+    with strategy.scope():
+        layer.enable_lora(2)
+    compile_again(model)
+    before = layer._kernel.numpy()
+    fit(model, epochs=2)
+    return moved([before], [layer._kernel.numpy()])
+
+
+def shared():
+    """Returns how far a head moves while another model trains the layer that was put into a block with it."""
+    model = compiled()
+    base, head = model.layers
+    with strategy.scope():
+        other = keras.Sequential([keras.Input((8,)), base, keras.layers.Dense(1)])
+        other.compile(keras.optimizers.SGD(0.003), "mse")
+    found = []
+    for _ in range(2):  # The second time both models go on with what they have traced.
+        fit(model, epochs=1)
+        before = head.get_weights()
+        fit(other, epochs=1)
+        found.append(moved(before, head.get_weights()))
+    return found
+
+
+def without_rate():
+    """Returns how far a new optimizer with learning rate 0 moves weights."""
+    model = compiled()
+    fit(model, epochs=2)
+    before = model.get_weights()
+    compile_again(model, rate=0.0)
+    fit(model, epochs=1)
+    return moved(before, model.get_weights())
+
+
+def loaded_within_an_epoch():
+    """Returns the loss of a training whose weights are loaded after a batch with NaN."""
+    model = compiled()
+    fit(model, epochs=2)
+    model.save_weights("good.weights.h5")
+    bad = x.copy()
+    bad[80:88] = np.nan
+
+    class Load(keras.callbacks.Callback):
+        done = False
+
+        def on_train_batch_end(self, batch, logs=None):
+            if np.isnan(logs["loss"]) and not self.done:
+                self.done = True
+                model.load_weights("good.weights.h5")
+
+    callback = Load()
+    model.fit(bad, y, batch_size=8, shuffle=False, verbose=0, callbacks=[callback])
+    assert callback.done
+    fit(model, epochs=1)
+    return float(model.evaluate(x, y, verbose=0))
+
+
+class Calls(keras.layers.Layer):
+    """Counts its calls."""
+
+    def build(self, shape):
+        self.calls = self.add_weight(name="calls", shape=(), initializer="zeros", trainable=False)
+        self.whole = self.add_weight(name="whole", shape=(), dtype="int32", initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        self.whole.assign_add(1)
+        return x
+
+
+def counted_calls():
+    """Returns what a layer has counted after `predict`, then after `evaluate`: the mean of the groups, and one group's."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), Calls(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    layer, found = model.layers[0], []
+    for run in (lambda: model.predict(x, batch_size=32, verbose=0), lambda: model.evaluate(x, y, batch_size=32, verbose=0)):
+        run()
+        found.append([float(layer.calls.numpy()), int(layer.whole.numpy())])
+    return found
+
+
+def stateful():
+    """Returns the error of a stateful layer."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((5, 3), batch_size=4), keras.layers.LSTM(2, stateful=True, name="memory")])
+        model.compile("sgd", "mse")
+    try:
+        model.predict(np.zeros((8, 5, 3), "float32"), batch_size=4, verbose=0)
+    except ValueError as error:
+        return str(error)
+
+
+def blocks():
+    """Returns the number of blocks after each training of one model with a new optimizer."""
+    model, found = compiled(), []
+    for _ in range(3):
+        with strategy.scope():
+            model.compile(keras.optimizers.Adam(1e-3), "mse")
+        gc.collect()
+        fit(model)
+        found.append(len(strategy.local_replicas.blocks))
+    return found
+
+
+class Count(keras.optimizers.schedules.LearningRateSchedule):
+    """The number of the update, so small that it trains nothing."""
+
+    def __call__(self, step):
+        return 1e-9 * tf.cast(step, tf.float32)
+
+    def get_config(self):
+        return {}
+
+
+class Critic(keras.Model):
+    """Has an optimizer of its own, in a dict, that makes two updates in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+        self.own = {"critic": keras.optimizers.SGD(Count())}
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        x, y = data
+        own = self.own["critic"]
+        before = own.learning_rate * 1e9
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            own.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss, "number": before}
+
+
+def own_schedule():
+    """Returns the numbers of the updates at which steps have asked the schedule of a model's own optimizer, and its count."""
+    with strategy.scope():
+        model = Critic()
+        model.build((None, 8))
+        model.compile()
+    numbers = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            numbers.append(round(float(logs["number"])))
+
+    fit(model, epochs=3, callbacks=[Look()])
+    return numbers, int(model.own["critic"].iterations.numpy())
+
+
+class Assigns(keras.Model):
+    """Assigns the learning rate in each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = keras.layers.Dense(1)
+
+    def build(self, shape):
+        self.layer.build(shape)
+
+    def call(self, x):
+        return self.layer(x)
+
+    def train_step(self, data):
+        self.optimizer.learning_rate.assign(0.0)
+        return super().train_step(data)
+
+
+def assigned_rate():
+    """Returns the error of a step that assigns the learning rate."""
+    with strategy.scope():
+        model = Assigns()
+        model.build((None, 8))
+        model.compile("sgd", "mse")
+    try:
+        fit(model)
+    except ValueError as error:
+        return str(error)
+
+
+cases = (
+    *(frozen, adapted, shared, without_rate, loaded_within_an_epoch, counted_calls, stateful, blocks, own_schedule),
+    assigned_rate,
+)
+results = {case.__name__: case() for case in cases}
+Path("results.json").write_text(json.dumps(results))
