@@ -60,6 +60,14 @@ class VariableBase(BaseResourceVariable):
         object_map[self] = tf.Variable(self.value(), trainable=self.trainable, name=self.name.partition(":")[0])
 
 
+_ON_HANDLE = (
+    *("scatter_add", "scatter_sub", "scatter_update", "scatter_max", "scatter_min", "scatter_mul", "scatter_div"),
+    *("scatter_nd_add", "scatter_nd_sub", "scatter_nd_update", "scatter_nd_max", "scatter_nd_min"),
+    *("gather_nd", "count_up_to", "_strided_slice_assign"),
+)
+"""Methods of TensorFlow's variables that compute with the one handle of a variable."""
+
+
 class _Shard(threading.local):
     number: int | None = None
 
@@ -173,6 +181,26 @@ class InShards(VariableBase):
         """Returns the whole value as a numpy array."""
         return self.value().numpy()
 
+    def _of_whole_shape(self, method: str, value: Any) -> Any:
+        """Returns what is to be written as a tensor. Nothing is written if its shape is not that of the whole variable.
+
+        Raises:
+            ValueError: if the shape is known and another one. If it is not known, the function raises when it runs.
+        """
+        value = tf.convert_to_tensor(value, self.dtype)
+        if not value.shape.is_compatible_with(self._shape):
+            raise ValueError(
+                f"{method} of {self._name}: the variable has the shape {self._shape}, and the value {value.shape}; they must "
+                "be equal"
+            )
+        if value.shape.is_fully_defined():
+            return value
+        message = f"{method} of {self._name}: the value has not the shape of the variable"
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(value), self._shape.as_list(), message)]):
+            value = tf.identity(value)
+        value.set_shape(self._shape)
+        return value
+
     @overrides(VariableBase)
     def _export_to_saved_model_graph(self, object_map: Any, tensor_map: Any, options: Any, **kwargs: Any) -> list[Any]:
         raise NotImplementedError(
@@ -183,3 +211,22 @@ class InShards(VariableBase):
     def __repr__(self) -> str:
         shards = f"in {len(self.shards)} shards"
         return f"<{type(self).__name__} {self._name!r} shape={self._shape} dtype={self.dtype.name} {shards}>"
+
+
+def _refused(method: str) -> Any:
+    what = "assigning a slice" if method == "_strided_slice_assign" else method
+
+    def refuse(self: InShards, *args: Any, **kwargs: Any) -> Any:
+        if self.is_shard:
+            return getattr(VariableBase, method)(self, *args, **kwargs)
+        raise NotImplementedError(
+            f"{what} of {self._name} cannot work: it is sharded over {len(self.shards)} {self.where}; compute the whole value "
+            "and assign it"
+        )
+
+    refuse.__name__ = method
+    return overrides(VariableBase)(refuse) if method.startswith("_") else refuse
+
+
+for _method in _ON_HANDLE:
+    setattr(InShards, _method, _refused(_method))

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.strategies.private_api import (
     PerWorkerVariable,
     PerWorkerVariableSpec,
+    ResourceVariable,
     create_per_worker,
     dispatch_context,
     is_saving,
@@ -48,7 +49,11 @@ class SyncOnReadVariable(PerWorkerVariable):
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, next_creator: Any, **kwargs: Any) -> None:
-        super().__init__(strategy, next_creator, **kwargs)
+        if tf.inside_function():  # A metric creates it with its first batch, and `next_creator` is that of the function.
+            with tf.init_scope(), tf.device(chief_device.DEVICE):
+                super().__init__(strategy, _create_outside, **kwargs)
+        else:
+            super().__init__(strategy, next_creator, **kwargs)
         self._groups = strategy.worker_groups
         # Keras and checkpoints need these, which TensorFlow leaves empty.
         self._unique_id = f"worker_local_{id(self)}"
@@ -154,3 +159,10 @@ class SyncOnReadVariable(PerWorkerVariable):
         self._version += 1  # Each group sets its copies to zero when it runs its next function.
         self._coordinator_instance.assign(value)
         return self
+
+
+def _create_outside(**kwargs: Any) -> Any:
+    """Creates a variable that belongs to no function."""
+    return ResourceVariable(
+        **{name: kwargs[name] for name in ("initial_value", "trainable", "name", "dtype") if name in kwargs}
+    )

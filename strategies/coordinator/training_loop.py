@@ -70,6 +70,14 @@ class _Epoch:
     ready: deque[Logs] = field(default_factory=deque)
     error: Exception | None = None
 
+    def is_around(self) -> bool:
+        """Returns whether another call of Keras' trainer runs within the one of the epoch."""
+        return self.call is not None and self.call is not calls.running() and not calls.is_over(self.call)
+
+    def is_in_its_call(self) -> bool:
+        """Returns whether the program is in the call of the epoch, and in no other within it."""
+        return self.call is not None and self.call is calls.running()
+
 
 class OpenEpochs:
     """The epochs of a strategy that are not over, the innermost last: a callback of `fit` may call `evaluate`."""
@@ -78,8 +86,12 @@ class OpenEpochs:
         self._epochs: list[_Epoch] = []
 
     def of(self, loop: "TrainingLoop") -> _Epoch | None:
-        """Returns the epoch of a loop; None if it is over."""
-        return next((epoch for epoch in self._epochs if epoch.loop is loop), None)
+        """Returns the innermost epoch of a loop; None if none is open."""
+        return next((epoch for epoch in reversed(self._epochs) if epoch.loop is loop), None)
+
+    def with_iterator(self, loop: "TrainingLoop", iterator: BatchIterator) -> _Epoch | None:
+        """Returns the epoch of a loop with this iterator; None if it has not begun."""
+        return next((epoch for epoch in self._epochs if epoch.loop is loop and epoch.iterator is iterator), None)
 
     def innermost_of(self, model: Any) -> "TrainingLoop | None":
         """Returns the loop of `model` with the innermost epoch; None if it is over or has made no step."""
@@ -170,21 +182,28 @@ class TrainingLoop:
             self._check.run(examples)
 
     def _enter(self, iterator: BatchIterator) -> _Epoch:
-        epoch = self._open_epochs.of(self)
+        epoch = self._open_epochs.with_iterator(self, iterator)
         if epoch is not None:
-            for inner in self._open_epochs.within(epoch):  # They were interrupted.
-                inner.loop.end(inner)
-            if epoch.iterator is iterator:
-                return epoch
-            # It was interrupted. Its last steps count, but not in the logs of this epoch.
+            self._end_within(epoch)
+            return epoch
+        other = self._open_epochs.of(self)
+        if other is not None:
             self._executions.wait_until_idle()
-            self.end(epoch)
-            self.metric_logs.reset()
+            if other.is_around():  # A callback of its `fit` calls `fit` of the same model: it goes on later.
+                other.ready += self._steps.rest()
+            else:  # It was interrupted. Its last steps count, but not in the logs of this epoch.
+                self._end_within(other)
+                self.end(other)
+            self.metric_logs.reset()  # As Keras does: both epochs use the same metrics.
         if self._open_epochs.end_interrupted():
             gc.collect()  # Their models may be gone for the program. Then they are freed before this one takes memory.
         epoch = _Epoch(self, iterator)
         self._open_epochs.begin(epoch)
         return epoch
+
+    def _end_within(self, epoch: _Epoch) -> None:
+        for inner in self._open_epochs.within(epoch):  # They were interrupted.
+            inner.loop.end(inner)
 
     def end(self, epoch: _Epoch) -> None:
         """Ends an epoch of this loop. Adds its last steps."""
@@ -209,7 +228,8 @@ class TrainingLoop:
     def reset(self, error: Exception | None) -> None:
         """Prepares for metrics that start from zero. Nothing is in flight.
 
-        An epoch that is not over, because a callback evaluates within it, goes on later with its own sums.
+        An epoch that is not over, because a callback evaluates within it, goes on later with its own sums. If a callback of its
+        own `fit` resets the metrics, or calls `train_on_batch`, which does so, it counts from there on, as in one process.
 
         Args:
             error: what a step raised while the strategy waited for it; for the epoch that is not over.
@@ -221,14 +241,16 @@ class TrainingLoop:
             return
         epoch.error = epoch.error or error
         self._add_finished(epoch)
-        self.metric_logs.carry()
+        if epoch.is_in_its_call():
+            self.metric_logs.reset()
+        else:
+            self.metric_logs.carry()
 
     def finish(self) -> Logs:
         """Waits for the executions of an epoch at its end and returns its logs."""
         epoch = self._open_epochs.of(self)
         assert epoch is not None
-        for inner in self._open_epochs.within(epoch):
-            inner.loop.end(inner)
+        self._end_within(epoch)
         self._add_finished(epoch)
         self.metric_logs.publish_sums()
         self.end(epoch)

@@ -1,4 +1,4 @@
-"""Which of Keras' calls is running: `fit`, `evaluate` or `predict`, and with which epochs."""
+"""Which of Keras' calls is running: `fit`, `evaluate`, `predict` or `test_on_batch`, and with which epochs."""
 
 import inspect
 from collections.abc import Callable
@@ -29,6 +29,7 @@ def install() -> None:
     patches.FIT.patch(_fit)
     patches.EVALUATE.patch(_evaluate)
     patches.PREDICT.patch(_predict)
+    patches.TEST_ON_BATCH.patch(_test_on_batch)
 
 
 def running() -> Call | None:
@@ -62,3 +63,7 @@ def _evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: An
 
 def _predict(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     return _during(Call("predict"), lambda: original(model, *args, **kwargs))
+
+
+def _test_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    return _during(Call("test_on_batch"), lambda: original(model, *args, **kwargs))

@@ -56,6 +56,8 @@ class _Reads:
         devices: those of the replica: where the values are; none for the device of the function.
         values: the values, by id of the variable. Branches of a condition have their own.
         in_place: ids of variables that the step has assigned.
+        fresh: tensors that were read in place, by id of the variable, since the step has assigned it.
+        stale: tensors that were read before the step assigned the variable.
         loops: for each id of a variable the graphs of loops that use a value from outside of the loop.
     """
 
@@ -63,6 +65,8 @@ class _Reads:
     devices: tuple[str, ...]
     values: dict[int, list[_Value]] = field(default_factory=lambda: defaultdict(list))
     in_place: set[int] = field(default_factory=set)
+    fresh: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    stale: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
     loops: dict[int, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
     def place(self, variable: Any) -> str | None:
@@ -182,6 +186,25 @@ class StepReads:
         """Returns whether the body of a loop or a condition is traced. Gradient tapes cannot follow an operation out of it."""
         return not tf.executing_eagerly() and len(self._here()[1]) > 1
 
+    def read_in_place(self, variable: Any, value: Any) -> Any:
+        """Notes and returns the value of `variable` that was read in place."""
+        if not tf.executing_eagerly() and (reads := self._here()[0]) is not None:
+            reads.fresh[id(variable)].append(value)
+        return value
+
+    def reads_of(self, variable: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """Returns the tensors that are the value of `variable` where a step is traced.
+
+        Returns:
+            Those that were read since the step has assigned it, in order; those that were read before that; and the graph that
+            is traced, those around it, and at last that of the function.
+        """
+        reads, graphs = self._here()
+        if reads is None:
+            return [], [], graphs
+        own = [value.tensor for value in reads.values.get(id(variable), [])]
+        return own + reads.fresh.get(id(variable), []), reads.stale.get(id(variable), []), graphs
+
     def forget(self, variable: Any) -> None:
         """Makes the step read `variable` in place, because it is being assigned.
 
@@ -197,7 +220,8 @@ class StepReads:
                 "from the ps once per step; make the updates in a Python loop, or one in each train_step"
             )
         for reads in [*self._replicas.values(), *([here] if here is not None else [])]:
-            reads.values.pop(id(variable), None)
+            before = [value.tensor for value in reads.values.pop(id(variable), [])]
+            reads.stale[id(variable)] += before + reads.fresh.pop(id(variable), [])
             reads.in_place.add(id(variable))
 
     def _here(self) -> tuple[_Reads | None, list[Any]]:

@@ -13,13 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
-from tfdist.strategies.coordinator.extended import GroupExtended, unwrapped, update_on
+from tfdist.strategies.coordinator.extended import GroupExtended, SharedByReplicas, unwrapped, update_on
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.model_parallel.shard_updates import for_shards
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
 from tfdist.strategies.model_parallel.variables import current_column
 from tfdist.strategies.parameter_server import fused_reads
+from tfdist.strategies.parameter_server.relative_assigns import Change, change_of
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.variable_base import InShards, shard_scope
@@ -132,6 +133,16 @@ class ServerExtended(GroupExtended):
         finally:
             self._tfdist_elementwise = outer
 
+    def shared(self, variable: Any, aggregation: Any) -> Any:
+        """See `GroupExtended`."""
+        shared = super().shared(variable, aggregation)
+        return shared if shared is variable else _Shared(self._container_strategy(), variable, shared.aggregation)
+
+    def update_elements(self, variable: Any, change: Change) -> Any:
+        """Makes a change of a variable on the ps that hold it. Replicas that share a variable may not call it."""
+        with self.elementwise_updates(True):
+            return self.update(variable, change.apply, args=(change.rest,), group=False)
+
     def by_ps(self, gradients_and_variables: Sequence[tuple[Any, Any]]) -> dict[str, dict[int | None, list[tuple[Any, Any]]]]:
         """Groups pairs by the ps that updates the variable.
 
@@ -178,6 +189,18 @@ class ServerExtended(GroupExtended):
                     shard.device, variable, fn, [p[number] for p in pieces], {name: p[number] for name, p in named.items()}
                 )
         return variable
+
+
+class _Shared(SharedByReplicas):
+    """A variable on a ps that the replicas of a group share."""
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns a value, as `tf.Variable.assign`; if it is computed from the old one, see relative_assigns.py."""
+        means = (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        change = change_of(self.get(), value, self.aggregation in means)
+        if change is None:
+            return super().assign(value, *args, **kwargs)
+        return self._assign_func(change.rest, f=change.apply)
 
 
 def _update_on_ps(device: str, variable: Any, update: Callable[..., Any], args: Any, kwargs: Any) -> Any:

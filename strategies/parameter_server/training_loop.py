@@ -2,12 +2,14 @@
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.coordinator import call_size
 from tfdist.strategies.coordinator.execution import Execution
 from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import unwrapped
@@ -78,7 +80,8 @@ class Steps:
         """See `coordinator.training_loop.Steps`."""
 
     def _schedule(self, batches: list[Any], element_spec: Any = None, owner: Any = None) -> Execution:
-        calls = [self._function.prepare(run, element_spec) for run in runs_of_equal_shapes(batches)]
+        runs = itertools.chain.from_iterable(map(call_size.calls_of, runs_of_equal_shapes(batches)))
+        calls = [self._function.prepare(run, element_spec) for run in runs]
         self._metric_logs.begin_steps()
 
         def run(group: int) -> Any:

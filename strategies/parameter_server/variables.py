@@ -11,6 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.parameter_server import fused_reads
+from tfdist.strategies.parameter_server.relative_assigns import change_of
+from tfdist.strategies.parameter_server.row_access import RowAccess
 from tfdist.strategies.private_api import (
     CachingVariable,
     record_operation,
@@ -19,7 +21,6 @@ from tfdist.strategies.private_api import (
     variable_accessed,
 )
 from tfdist.strategies.private_api.overrides import overrides
-from tfdist.strategies.variable_base import InShards
 
 
 class ServerVariable(CachingVariable):
@@ -28,9 +29,11 @@ class ServerVariable(CachingVariable):
     Attributes:
         column: the number of the device that reads it, from 0, if it is a shard of a variable that is sharded over the devices
             of a replica. None for others, which the first device reads.
+        tfdist_strategy: the strategy that has created it; None for a shard.
     """
 
     column: int | None = None
+    tfdist_strategy: Any = None
 
     @property
     def parts(self) -> list[Any]:
@@ -70,30 +73,35 @@ class ServerVariable(CachingVariable):
         record_operation("ResourceGather", [found], [self.handle], gradient)
         return found
 
+    def _in_place(self, value: Any) -> Any:
+        return fused_reads.current().read_in_place(self, value)
+
     def value(self) -> Any:
         """Returns the value as a tensor."""
         value = fused_reads.current().value_of(self)
-        return super().value() if value is None else value
+        return self._in_place(super().value()) if value is None else value
 
     def read_value(self) -> Any:
         """Returns the value as a tensor."""
         value = fused_reads.current().value_of(self)
-        return super().read_value() if value is None else value
+        return self._in_place(super().read_value()) if value is None else value
 
     @overrides(CachingVariable)
     def _dense_var_to_tensor(self, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
         value = fused_reads.current().value_of(self)
-        return super()._dense_var_to_tensor(dtype, name, as_ref) if value is None else value
+        return self._in_place(super()._dense_var_to_tensor(dtype, name, as_ref)) if value is None else value
 
     def handle_for_update(self) -> Any:
         """Returns the resource, for an operation that changes it. A step that reads the variable afterwards reads it again."""
         fused_reads.current().forget(self)
         return self.get().handle
 
-    def assign(self, *args: Any, **kwargs: Any) -> Any:
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Assigns a value, as `tf.Variable.assign`. A step that reads the variable afterwards reads it again."""
+        if (change := change_of(self, value)) is not None:
+            return self.tfdist_strategy.extended.update_elements(self, change)
         fused_reads.current().forget(self)
-        return super().assign(*args, **kwargs)
+        return super().assign(value, *args, **kwargs)
 
     def assign_add(self, *args: Any, **kwargs: Any) -> Any:
         """Adds to the value, as `tf.Variable.assign_add`."""
@@ -115,7 +123,7 @@ for _name in tf.Tensor.OVERLOADABLE_OPERATORS - {"__eq__", "__ne__"}:  # TensorF
     setattr(ServerVariable, _name, _operator(_name))
 
 
-class ShardedVariable(InShards):
+class ShardedVariable(RowAccess):
     """A variable whose rows are sharded over several ps tasks.
 
     Attributes:
@@ -123,6 +131,7 @@ class ShardedVariable(InShards):
     """
 
     where = "ps tasks"
+    tfdist_strategy: Any = None
 
     def __init__(self, shards: list[Any], offsets: list[int], name: str) -> None:
         """Takes the shards (`ServerVariable`), their first rows, and the name of the variable."""
@@ -145,7 +154,7 @@ class ShardedVariable(InShards):
             return self._here.value()
         reads = fused_reads.current()
         value = reads.value_of(self)
-        return reads.read_whole(self) if value is None else value
+        return reads.read_in_place(self, reads.read_whole(self)) if value is None else value
 
     @property
     def parts(self) -> list[Any]:
@@ -228,29 +237,17 @@ class ShardedVariable(InShards):
         return None if self._here is None else self._here.handle_for_update()
 
     def _write(self, method: str, value: Any) -> "ShardedVariable":
+        if method == "assign" and self._here is None and (change := change_of(self, value)) is not None:
+            self.tfdist_strategy.extended.update_elements(self, change)
+            return self
         fused_reads.current().forget(self)
         if self._here is not None:
             getattr(self._here, method)(value)
             return self
-        value = value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value, self.dtype)
+        value = value if isinstance(value, tf.IndexedSlices) else self._of_whole_shape(method, value)
         for shard, piece in zip(self.shards, self.split(value), strict=True):
             getattr(shard, method)(piece)
         return self
-
-    def scatter_add(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Adds slices, as `tf.Variable.scatter_add`."""
-        del use_locking, name
-        return self._write("scatter_add", sparse_delta)
-
-    def scatter_sub(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Subtracts slices, as `tf.Variable.scatter_sub`."""
-        del use_locking, name
-        return self._write("scatter_sub", sparse_delta)
-
-    def scatter_update(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Assigns slices, as `tf.Variable.scatter_update`."""
-        del use_locking, name
-        return self._write("scatter_update", sparse_delta)
 
 
 register_tensor_conversion(ShardedVariable, lambda v, dtype=None, name=None, as_ref=False: v.value())

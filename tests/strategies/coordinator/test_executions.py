@@ -315,6 +315,7 @@ def test_a_slow_callback_lets_no_batch_be_trained_twice(start, strategy):
 @pytest.mark.parametrize("strategy", ["parameter_server", "hogwild"])
 def test_calls_inside_fit_lose_no_steps(start, strategy):
     found = found_by(start, "nested_calls.py", strategy, without="ran out of data")
+    own = found.pop("own")
     for name, seen in found.items():
         assert (seen["batches"], seen["iterations"]) == (80, 80), name
         assert len(seen["inside"]) == (0 if name == "none" else 4), name
@@ -323,3 +324,13 @@ def test_calls_inside_fit_lose_no_steps(start, strategy):
         # The epoch's loss is that of its own steps, and the training is as good as without.
         assert seen["loss"][0] == pytest.approx(found["none"]["loss"][0], rel=0.2), name
         assert seen["final"] == pytest.approx(found["none"]["final"], rel=0.2), name
+    # What resets the metrics in a callback of the epoch itself resets them for good, as in one process.
+    assert own["after reset"] < 1000
+    returned, its_own = own["one batch"]
+    assert returned == pytest.approx(its_own, rel=1e-3)
+    # A `fit` of the same model inside of it trains its own step, and the outer one goes on where it was.
+    assert own["fits"] == {"batches": 20, "iterations": 22}
+    # A metric that creates its variables in the first step counts all examples.
+    *epochs, expected = own["scores"]
+    for score in epochs:
+        assert score == pytest.approx(expected, abs=1e-5)

@@ -88,7 +88,8 @@ def make():
     executions, epochs = Executions(), OpenEpochs()
 
     def loop():
-        logs = SimpleNamespace(logs=None, reset=lambda: None, carry=lambda: None, publish_sums=lambda: None)
+        logs = SimpleNamespace(logs=None, calls=[], publish_sums=lambda: None)
+        logs.reset, logs.carry = (lambda: logs.calls.append("reset")), (lambda: logs.calls.append("carry"))
         return TrainingLoop(Steps(executions, logs), logs, executions, epochs)
 
     return SimpleNamespace(loop=loop, executions=executions, epochs=epochs)
@@ -183,3 +184,46 @@ def test_the_error_of_a_step_is_raised_by_the_next_call_and_only_by_that(make):
     with pytest.raises(ValueError, match="a step"):
         loop(batches)
     assert loop(batches) == 3
+
+
+def test_metrics_that_a_callback_resets_start_anew_and_those_of_an_evaluation_within_the_epoch_do_not(make):
+    loop, batches = make.loop(), Batches(6)
+
+    def fit():
+        loop(batches)
+        loop.reset(None)  # `reset_metrics` or `train_on_batch` in a callback.
+        during(lambda: loop.reset(None))  # `evaluate` in a callback.
+
+    during(fit)
+    assert loop.metric_logs.calls == ["reset", "carry"]
+
+
+def test_an_epoch_goes_on_after_a_fit_of_the_same_model_within_it(make):
+    loop, batches, inner = make.loop(), Batches(6), Batches(3)
+
+    def inner_fit():
+        loop.reset(None)
+        assert loop(inner) == 1
+        assert loop.finish() == 2
+        return len(inner._left)
+
+    def fit():
+        assert loop(batches) == 1
+        assert during(inner_fit) == 0
+        seen = [loop(batches), loop(batches)]
+        loop.finish()
+        return seen
+
+    assert during(fit) == [2, 4]  # The step that was in flight counts before the inner epoch begins.
+    assert make.epochs.of(loop) is None and not make.executions.waiting
+
+
+def test_a_fit_within_an_epoch_of_the_same_model_that_was_interrupted_ends_when_the_outer_one_goes_on(make):
+    loop, batches = make.loop(), Batches(6)
+
+    def fit():
+        loop(batches)
+        interrupted(loop, Batches(4))
+        return [loop(batches), loop(batches)]
+
+    assert during(fit) == [3, 5]

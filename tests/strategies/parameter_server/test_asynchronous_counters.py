@@ -9,7 +9,7 @@ from support_paths import PROGRAMS
 
 from tfdist.strategies.parameter_server.constraints import warn_of_lost_updates
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 CLUSTER = (
     "cluster { nworker_groups: 2 nworkers_per_group: 2 nworkers_per_procs: 2 nserver_groups: 1 nservers_per_group: 2 "
@@ -23,8 +23,11 @@ def results(tmp_path_factory, run_python):
     (folder / "job.conf").write_text(CLUSTER)
     program = str(PROGRAMS / "asynchronous_counters.py")
     assert (
-        run_python(folder, "-m", "tfdist.launch", "--cluster", "job.conf", program, "--", "results.json", timeout=200) == 0
+        run_python(folder, "-m", "tfdist.launch", "--cluster", "job.conf", program, "--", "results.json", timeout=500) == 0
     ), (folder / "output.txt").read_text()[-3000:]
+    warnings = [line for line in (folder / "output.txt").read_text().splitlines() if "a step assigns" in line]
+    assert all("/most a value that it computes from the old one" in line for line in warnings)  # A maximum.
+    assert len(warnings) == 2  # Of two models.
     return json.loads((folder / "results.json").read_text())
 
 
@@ -49,6 +52,28 @@ def test_a_layer_that_assigns_its_whole_kernel_is_named_if_several_groups_train_
     assert ("the training of model loses updates: model/spectral, a SpectralNormalization, assigns" in caplog.text) == (
         groups > 1
     )
+
+
+@pytest.mark.parametrize("case", ["assigned", "assigned in a loop"])
+def test_what_a_step_assigns_from_the_old_value_loses_nothing_of_another_group(results, case):
+    found = results[case]
+    assert [found[name] for name in ("count", "twice", "own", "table", "last")] == [[96], [288], [96], [96], [3]]
+    assert found["average"] == pytest.approx(8 * (1 - 0.9**96), rel=1e-3)
+
+
+@pytest.mark.parametrize("case", ["assigned", "assigned in a loop"])
+def test_rows_that_steps_write_are_those_of_all_shards(results, case):
+    assert results[case]["rows"] == 384  # Two for each of the 2 replicas.
+
+
+def test_the_moving_averages_of_batch_normalization_take_every_step(results):
+    assert results["averaged"] == pytest.approx([10 * (1 - 0.99**60)] * 4, rel=0.02)
+
+
+def test_a_stateful_layer_is_refused_if_groups_would_overwrite_its_state(results):
+    assert len(results["stateful"]) == 3
+    for error in results["stateful"]:
+        assert "layer memory is stateful" in error and "2 worker groups" in error and "one worker group" in error
 
 
 def test_the_loss_scale_grows_after_its_number_of_steps(results):

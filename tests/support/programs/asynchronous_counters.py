@@ -1,4 +1,4 @@
-"""Trains models whose gradient is 1 for each weight, and writes what asynchronous worker groups made of it.
+"""Trains models whose gradient is 1 for each weight, or that assign, and writes what asynchronous worker groups made of it.
 
 asynchronous_counters.py RESULTS
 """
@@ -57,6 +57,81 @@ def constrained(steps, x):
     return [float(updates.min()), float(updates.max())]
 
 
+class Assigning(keras.Model):
+    """Each step assigns variables what it computes from their old values."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        # A reader of steps, in one message with other variables, and in large shards.
+        self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
+        self.twice = self.add_weight(shape=(), initializer="zeros", trainable=False, name="twice")
+        self.average = self.add_weight(shape=(), initializer="zeros", trainable=False, name="average")
+        self.own = tf.Variable(0, trainable=False)
+        self.table = tf.Variable(tf.zeros([300_000]), trainable=False)
+        self.most = self.add_weight(shape=(), initializer="zeros", trainable=False, name="most")
+        self.last = self.add_weight(shape=(), initializer="zeros", trainable=False, name="last")
+        self.bank = tf.Variable(tf.zeros([200_000, 2]), trainable=False)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x = data[0]
+        self.count.assign(self.count + 1)
+        self.twice.assign(self.twice + 1)
+        self.twice.assign(self.twice + 2)
+        self.average.assign(0.9 * self.average + 0.1 * 8.0)
+        self.own.assign(self.own + 1)
+        self.table.assign(self.table + 1)
+        self.most.assign(tf.maximum(self.most, tf.reduce_max(x)))
+        self.last.assign(tf.reduce_max(x) * 0 + 3)
+        begin = tf.cast(x[0, 0], tf.int32)
+        self.bank[begin : begin + 2].assign(tf.ones([2, 2]))
+        return super().train_step(data)
+
+
+def assigned(steps, steps_per_execution=1):
+    """Returns what the variables of `Assigning` are after so many steps."""
+    with strategy.scope():
+        model = Assigning()
+        model.compile(keras.optimizers.SGD(0.0), "mse", steps_per_execution=steps_per_execution)
+    x = np.linspace(0, 199_998, 2 * steps, dtype="float32")[:, None]
+    model.fit(x, np.zeros_like(x), batch_size=2, verbose=0)
+    found = {name: np.unique(np.asarray(getattr(model, name))).tolist() for name in ("count", "twice", "own", "table", "last")}
+    return {
+        **found,
+        "average": float(model.average.numpy()),
+        "rows": int((model.bank.numpy()[:, 0] == 1).sum()),
+    }
+
+
+def averaged():
+    """Returns the moving mean of a BatchNormalization after 60 steps whose batches have the mean 10."""
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization()
+        model = keras.Sequential([keras.Input((4,)), layer])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    model.fit(np.full((240, 4), 10, "float32"), np.zeros((240, 4), "float32"), batch_size=4, verbose=0)
+    return layer.moving_mean.numpy().tolist()
+
+
+def stateful():
+    """Returns the errors of the methods of a model with a stateful layer."""
+    with strategy.scope():
+        layer = keras.layers.SimpleRNN(1, stateful=True, name="memory")
+        model = keras.Sequential([keras.Input(batch_shape=(4, 1, 1)), layer])
+        model.compile("sgd", "mse")
+    x, y, errors = np.ones((16, 1, 1), "float32"), np.ones((16, 1), "float32"), []
+    for call in (lambda: model.predict(x, batch_size=4), lambda: model.evaluate(x, y, batch_size=4), lambda: model.fit(x, y)):
+        try:
+            call()
+            errors.append("")
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
 few, many = np.ones((2, 4), "float32"), np.ones((2, 140_000), "float32")
 table = keras.layers.Embedding(2, 1, embeddings_initializer="zeros")
 results = {
@@ -67,6 +142,10 @@ results = {
     "loss scale": loss_scale(),
     "constrained": constrained(200, few),
     "constrained and sharded": constrained(24, many),
+    "assigned": assigned(96),
+    "assigned in a loop": assigned(96, 4),
+    "averaged": averaged(),
+    "stateful": stateful(),
 }
 with open(sys.argv[1], "w") as file:
     json.dump(results, file)

@@ -1,4 +1,4 @@
-"""`nested_calls.py STRATEGY`: calls of evaluate, predict and test_on_batch inside `fit`; prints what callbacks saw as JSON."""
+"""`nested_calls.py STRATEGY`: calls of other methods of the model inside `fit`; prints what callbacks saw as JSON."""
 
 import dataclasses
 import json
@@ -6,6 +6,7 @@ import sys
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 
@@ -35,6 +36,71 @@ CALLS = {
 }
 
 
+class At(keras.callbacks.Callback):
+    """Makes one call in each epoch, after the batch with this number."""
+
+    def __init__(self, at, call):
+        super().__init__()
+        self.at, self.call = at, call
+        self.batches, self.results = 0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if batch == self.at:
+            self.results.append(self.call(self.model))
+
+
+def without_training(strategy):
+    """Returns a model that does not learn: its loss for some examples stays the same."""
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    return model
+
+
+class Scored(keras.Model):
+    """Each step counts in a metric that creates its variables with its first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.f1 = keras.metrics.F1Score(name="f1")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        self.f1.update_state(data[1], data[0])
+        return {**super().train_step(data), "f1": self.f1.result()}
+
+
+def scores(strategy):
+    """Returns the scores of two epochs, and what they are for all examples."""
+    with strategy.scope():
+        model = Scored()
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    guesses, classes = X[:, :3], np.eye(3, dtype="float32")[np.argmax(X[:, 1:], axis=1)]
+    found = model.fit(guesses, classes, batch_size=8, epochs=2, verbose=0).history["f1"]
+    metric = keras.metrics.F1Score()
+    metric.update_state(classes, guesses)
+    return [np.asarray(score).tolist() for score in [*found, metric.result()]]
+
+
+def own_calls(strategy):
+    """Returns what calls inside `fit` find that count in the metrics of that `fit`, or train the same model."""
+    high = Y + np.repeat([100.0, 0.0], [len(Y) // 4, len(Y) - len(Y) // 4])[:, None]  # The first quarter has a loss of 10000.
+    model, at = without_training(strategy), At(3 * BATCHES // 4, lambda model: model.reset_metrics())
+    after_reset = model.fit(X, high, batch_size=8, verbose=0, shuffle=False, callbacks=[at]).history["loss"][0]
+    at = At(4, lambda model: float(model.train_on_batch(X[:8], high[:8])))
+    model.fit(X, Y, batch_size=8, verbose=0, shuffle=False, callbacks=[at])
+    one_batch = [at.results[0], float(model.test_on_batch(X[:8], high[:8]))]
+    model, at = without_training(strategy), At(3, lambda model: model.fit(X[:24], Y[:24], batch_size=24, verbose=0) and None)
+    forever = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
+    model.fit(forever, steps_per_epoch=10, epochs=2, verbose=0, callbacks=[at])
+    fits = {"batches": at.batches, "iterations": int(model.optimizer.iterations.numpy())}
+    return {"after reset": after_reset, "one batch": one_batch, "fits": fits, "scores": scores(strategy)}
+
+
 def main():
     cluster = tfdist.read({"chief": 1, "worker": 2, "ps": 1})
     if sys.argv[1] == "hogwild":
@@ -54,6 +120,7 @@ def main():
             "final": model.evaluate(X, Y, verbose=0),
             **record,
         }
+    found["own"] = own_calls(strategy)
     print("FOUND", json.dumps(found), flush=True)
 
 

@@ -1,0 +1,180 @@
+"""What a step of one of several worker groups assigns from the old value: a moving average, a counter.
+
+Such a step reads a variable, computes, and assigns. What another group assigns in between would be lost. If the new value is
+
+    coefficient * old value + rest
+
+the step sends only the rest, and the ps computes with the value that it holds then. So TensorFlow's own moving averages were
+trained asynchronously, and the coefficient keeps them stable: the sum of many groups' differences from an old value would not
+be. For any other function of the old value a warning names the variable.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.coordinator.extended import unwrapped
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.parameter_server import fused_reads
+
+_SAME = ("Identity", "StopGradient", "PreventGradient", "CheckNumerics", "EnsureShape", "Snapshot", "Reshape")
+"""Operations whose result is their first operand."""
+
+_log = logging.getLogger("tfdist")
+_warned: set[str] = set()
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new value of a variable as a function of the value that the ps holds.
+
+    Attributes:
+        coefficient: that of the old value: a number, an array or a tensor.
+        rest: what is added, a tensor of the shape of the variable.
+    """
+
+    coefficient: Any
+    rest: Any
+
+    def apply(self, variable: Any, rest: Any = None, **kwargs: Any) -> Any:
+        """Assigns the new value, on the ps. It is a sum, of which nothing is lost.
+
+        Args:
+            variable: the variable on the ps.
+            rest: `rest` where the update runs.
+            **kwargs: not used; what TensorFlow passes to an assignment.
+        """
+        del kwargs
+        rest = self.rest if rest is None else rest
+        if isinstance(self.coefficient, float) and self.coefficient == 1:
+            return variable.assign_add(rest)
+        kept = tf.cast(1 - self.coefficient, variable.dtype)
+        return variable.assign_add(rest - kept * variable.value())
+
+
+def change_of(variable: Any, value: Any, aggregated: bool = True) -> Change | None:
+    """Returns how a step changes a variable that it assigns; None if it has to assign the value as it is.
+
+    Args:
+        variable: the variable on the ps, `ServerVariable` or `ShardedVariable`.
+        value: what is assigned, a tensor.
+        aggregated: whether the mean, or the first, of what several replicas assign counts.
+    """
+    replica = replica_context.current()
+    if replica is None or replica.reduced or tf.executing_eagerly() or not tf.is_symbolic_tensor(value):
+        return None
+    if replica_context.is_trial() or tf.distribute.get_replica_context() is None:
+        return None
+    strategy = getattr(variable, "tfdist_strategy", None)
+    if strategy is None or not strategy.extended.has_several_groups:
+        return None
+    reads, stale, graphs = fused_reads.current().reads_of(variable)
+    if _Affine(stale, graphs, variable.shape).depends(value):
+        coefficient = None
+    else:
+        coefficient = _Affine(reads, graphs, variable.shape).of(value)
+    if isinstance(coefficient, float) and coefficient == 0:
+        return None
+    if coefficient is None or variable.trainable or not aggregated or (variable.dtype.is_integer and coefficient != 1):
+        _warn(replica, variable)
+        return None
+    old = next(read for read in reversed(reads) if read.graph in graphs)
+    return Change(coefficient, value - tf.cast(coefficient, value.dtype) * tf.cast(old, value.dtype))
+
+
+def _warn(replica: Any, variable: Any) -> None:
+    held = (v for v in replica.assigned.values() if unwrapped(getattr(v, "_value", None)) is variable)
+    name = next((v.path for v in held), variable.name)
+    if name not in _warned:
+        _warned.add(name)
+        _log.warning(
+            "a step assigns %s a value that it computes from the old one, and what another worker group assigns meanwhile is "
+            "lost. Use assign_add, or one worker group",
+            name,
+        )
+
+
+class _Affine:
+    """Finds the coefficient of a value in what a function that is traced computes from it.
+
+    Args:
+        sources: the tensors that are the value.
+        graphs: the graph that is traced, those around it, and at last that of the function.
+        shape: the shape of the value.
+    """
+
+    def __init__(self, sources: Sequence[Any], graphs: Sequence[Any], shape: Any) -> None:
+        self._shape = shape
+        self._found: dict[tuple[int, str], Any] = {_key(source): 1.0 for source in sources}
+        self._dependent = _dependent(sources, graphs)
+
+    def depends(self, tensor: Any) -> bool:
+        """Returns whether a tensor is computed from the value."""
+        return _key(tensor) in self._dependent
+
+    def of(self, tensor: Any) -> Any:
+        """Returns the coefficient of the value in a tensor: a float, 0.0 if it does not depend, an array, or a tensor.
+
+        Returns None if the tensor is no multiple of the value plus something that does not depend on it.
+        """
+        key = _key(tensor)
+        if key not in self._found:
+            self._found[key] = self._of(tensor) if key in self._dependent else 0.0
+        return self._found[key]
+
+    def _of(self, tensor: Any) -> Any:
+        operation, inputs = tensor.op, tensor.op.inputs
+        kind = operation.type
+        if tensor.shape != self._shape:
+            return None
+        if kind == "Placeholder":
+            return self.of(next(outside for outside, inside in tensor.graph.captures if inside is tensor))
+        if kind == "IdentityN":
+            return self.of(inputs[tensor.value_index])
+        if kind in _SAME or (kind == "Cast" and inputs[0].dtype.is_floating and tensor.dtype.is_floating):
+            return self.of(inputs[0])
+        if kind in ("Add", "AddV2", "AddN", "Sub", "Neg"):
+            parts = [self.of(each) for each in inputs]
+            if any(part is None for part in parts):
+                return None
+            return parts[0] - parts[1] if kind == "Sub" else -parts[0] if kind == "Neg" else sum(parts[1:], parts[0])
+        if kind in ("Mul", "RealDiv") and self.depends(inputs[0]) != self.depends(inputs[1]):
+            own, factor = inputs if self.depends(inputs[0]) else reversed(inputs)
+            coefficient = self.of(own)
+            if coefficient is None or (kind == "RealDiv" and own is not inputs[0]):
+                return None
+            number = _number(factor)
+            return coefficient * number if kind == "Mul" else coefficient / number
+        return None
+
+
+def _number(tensor: Any) -> Any:
+    static = tf.get_static_value(tensor)
+    if static is None:
+        return tensor
+    return float(static) if static.ndim == 0 else static
+
+
+def _key(tensor: Any) -> tuple[int, str]:
+    return id(tensor.graph), tensor.name
+
+
+def _dependent(sources: Sequence[Any], graphs: Sequence[Any]) -> set[tuple[int, str]]:
+    """Returns the keys of all tensors of these graphs that are computed from `sources`, which are included."""
+    found = {_key(source) for source in sources}
+    for graph in reversed(graphs):  # From the function to the innermost loop or condition.
+        waiting = [source for source in sources if source.graph is graph]
+        for outside, inside in getattr(graph, "captures", ()):
+            if tf.is_symbolic_tensor(outside) and _key(outside) in found:
+                found.add(_key(inside))
+                waiting.append(inside)
+        while waiting:
+            for operation in waiting.pop().consumers():
+                for output in operation.outputs:
+                    if _key(output) not in found:
+                        found.add(_key(output))
+                        waiting.append(output)
+    return found

@@ -1,0 +1,75 @@
+"""The coefficient of a variable's old value in what a step assigns: only of a multiple of it plus something it is known."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
+
+
+def coefficient_in(compute, around=lambda compute, old, x: compute(old, x)):
+    """Returns the coefficient of `old` in `compute(old, x)`; `around` may call `compute` in a condition."""
+    found = []
+
+    @tf.function(autograph=False)
+    def step(old, x):
+        def note(old_there, x):
+            result = compute(old_there, x)
+            graphs = [tf.compat.v1.get_default_graph()]
+            while graphs[-1] is not old.graph:
+                graphs.append(graphs[-1].outer_graph)
+            value = _Affine([old], graphs, old.shape).of(result)
+            found.append(value if value is None or isinstance(value, float) else "a tensor")
+            return result
+
+        around(note, old, x)
+
+    step.get_concrete_function(tf.TensorSpec([3]), tf.TensorSpec([3]))
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda old, x: old + 1, 1.0),
+        (lambda old, x: old * 0.75 + x * 0.25, 0.75),
+        (lambda old, x: old - (old - x) * 0.25, 0.75),
+        (lambda old, x: tf.identity(x + old / 4), 0.25),
+        (lambda old, x: tf.add_n([old, x, -old * 0.5]), 0.5),
+        (lambda old, x: tf.cast(tf.cast(old, tf.float16) * 0.5, tf.float32), 0.5),
+        (lambda old, x: tf.stop_gradient(old) * x[0] + 1, "a tensor"),
+        (lambda old, x: x + tf.reduce_max(x), 0.0),
+        (lambda old, x: tf.zeros_like(x), 0.0),
+        (lambda old, x: tf.maximum(old, x), None),
+        (lambda old, x: old * old, None),
+        (lambda old, x: x / old, None),
+        (lambda old, x: x + tf.reduce_sum(old), None),
+        (lambda old, x: tf.cast(tf.cast(old, tf.int32) + 1, tf.float32), None),
+    ],
+)
+def test_the_coefficient_of_the_old_value(compute, expected):
+    assert coefficient_in(compute) == expected
+
+
+def test_the_coefficient_is_found_in_a_branch_of_a_condition():
+    branch = lambda compute, old, x: tf.cond(x[0] > 0, lambda: compute(old, x), lambda: x)  # noqa: E731
+    assert coefficient_in(lambda old, x: old * 0.5 + x, branch) == 0.5
+
+
+@pytest.mark.parametrize("coefficient", [1.0, 0.75, np.float32(0.75)])
+def test_a_change_keeps_what_another_group_has_added(coefficient):
+    variable = tf.Variable([4.0])
+    change = Change(coefficient, tf.constant([2.0]))
+    variable.assign_add([4.0])  # By another group, since the step has read 4.
+    change.apply(variable)
+    assert variable.numpy().tolist() == [8 * coefficient + 2]
+
+
+def test_many_groups_at_the_same_time_keep_a_moving_average_stable():
+    # All read the same value. The sum of 32 differences from it would overshoot: 32 * 0.1 is more than 2.
+    variable = tf.Variable([0.0])
+    for _ in range(50):
+        changes = [Change(0.9, tf.constant([1.0]))] * 32
+        for change in changes:
+            change.apply(variable)
+    assert variable.numpy()[0] == pytest.approx(10, rel=1e-3)
