@@ -4,11 +4,13 @@ Every task takes its part of each batch. If a program divides the data by rank, 
 of its own part, and most examples are never seen: the numbers of batches are equal, so nothing else shows it. Each task
 computes a fingerprint of the first batch that a call reads, in the input pipeline, and the first task compares them.
 
-The fingerprint is that of the targets where there are any: augmented inputs may differ, because parallel calls of `Dataset.map`
-draw random numbers in any order.
+Augmented inputs may differ, because parallel calls of `Dataset.map` draw random numbers in any order. So three fingerprints are
+compared, of what is least likely augmented: integers and texts of the targets; those of the inputs, such as words that a
+vocabulary numbers, but no images; and floats only if a batch has neither.
 """
 
 import contextlib
+import json
 import logging
 import threading
 from collections.abc import Sequence
@@ -20,6 +22,17 @@ from tfdist.strategies.data_parallel.board import DATA_ADVICE, Board, DifferentC
 
 WAIT_SECONDS = 1.0
 """How long the first task waits for the fingerprints of others after an execution, in which all have read a batch."""
+
+SENTENCES = (
+    f"%s and %s read different batches, so examples may be left out or count twice; {DATA_ADVICE}. This does no harm if the "
+    "program draws each task's examples at random on purpose",
+    "%s and %s read different integers or texts as inputs. If words or categories are numbered in the order of a set, each "
+    f"task numbers them differently: sort them first. Otherwise, {DATA_ADVICE}. This does no harm if the program draws or "
+    "masks each task's inputs at random on purpose",
+    "%s and %s read different batches. This does no harm if they are augmented at random, as views of images are. Otherwise "
+    f"examples may be left out or count twice; {DATA_ADVICE}",
+)
+"""What is said if the first, the second or the third fingerprint differs."""
 
 _log = logging.getLogger("tfdist")
 
@@ -37,21 +50,21 @@ class FirstBatch:
     def __init__(self, me: str, names: Sequence[str], key: str, board: Board) -> None:
         self._me, self._names, self._key, self._board = me, list(names), key, board
         self._is_read = threading.Event()
-        self._fingerprint = 0
+        self._fingerprints = [0, 0, 0]
         self._is_told = False
 
     def watch(self, number: tf.Tensor, batch: Any) -> None:
-        """Notes the fingerprint of batch 0, in the function of a `Dataset.map`."""
+        """Notes the fingerprints of batch 0, in the function of a `Dataset.map`."""
 
         def note(value: Any) -> Any:
             if not self._is_read.is_set():
-                self._fingerprint = int(value)
+                self._fingerprints = [int(each) for each in value]
                 self._is_read.set()
             return value
 
-        zero = tf.constant(0, tf.int64)
+        zeros = tf.zeros([len(SENTENCES)], tf.int64)
         # Stateful, so it runs although nothing reads its output.
-        tf.cond(tf.equal(number, 0), lambda: tf.numpy_function(note, [fingerprint(batch)], tf.int64), lambda: zero)
+        tf.cond(tf.equal(number, 0), lambda: tf.numpy_function(note, [fingerprints(batch)], tf.int64), lambda: zeros)
 
     def compare(self) -> None:
         """Warns, in the first task, if a task has read another first batch. Later calls do nothing."""
@@ -60,16 +73,15 @@ class FirstBatch:
         self._is_told = True
         with contextlib.suppress(tf.errors.OpError, DifferentCallsError):
             if self._me != self._names[0]:
-                self._board.put(f"{self._key}/{self._me}", str(self._fingerprint))
+                self._board.put(f"{self._key}/{self._me}", json.dumps(self._fingerprints))
                 return
             for name in self._names[1:]:
                 other = self._board.take(f"{self._key}/{name}", WAIT_SECONDS)
-                if other is not None and int(other) != self._fingerprint:
-                    _log.warning(
-                        "%s and %s read different batches, so examples may be left out or count twice; %s. This does no harm "
-                        "if the program draws each task's examples at random on purpose",
-                        *(self._me, name, DATA_ADVICE),
-                    )
+                if other is None:
+                    continue
+                pairs = zip(json.loads(other), self._fingerprints, SENTENCES, strict=True)
+                if (sentence := next((text for theirs, own, text in pairs if theirs != own), None)) is not None:
+                    _log.warning(sentence, self._me, name)
                     return
 
     def close(self) -> None:
@@ -79,9 +91,27 @@ class FirstBatch:
                 self._board.remove(f"{self._key}/{self._me}")
 
 
-def fingerprint(batch: Any) -> tf.Tensor:
-    """Returns a number, int64, that depends on the targets of a batch; on all of it if it has no targets."""
-    chosen = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else batch
-    leaves = [leaf for leaf in tf.nest.flatten(chosen, expand_composites=True) if isinstance(leaf, tf.Tensor)]
-    texts = [tf.io.serialize_tensor(leaf) for leaf in leaves if leaf.dtype != tf.variant]
+def fingerprints(batch: Any) -> tf.Tensor:
+    """Returns numbers that depend on a batch: on its discrete targets, its discrete inputs and, without both, its floats.
+
+    The numbers are int64. Floats are those of the targets, or of all of it if it has no targets.
+    """
+    inputs, targets = (batch[0], batch[1]) if isinstance(batch, tuple) and len(batch) > 1 else (batch, None)
+    of_targets = [leaf for leaf in _leaves(targets) if not leaf.dtype.is_floating]
+    of_inputs = [leaf for leaf in _leaves(inputs) if not leaf.dtype.is_floating and not _is_image(leaf)]
+    floats = [] if of_targets or of_inputs else _leaves(targets) or _leaves(inputs)
+    return tf.stack([_fingerprint(leaves) for leaves in (of_targets, of_inputs, floats)])
+
+
+def _leaves(nested: Any) -> list[tf.Tensor]:
+    leaves = tf.nest.flatten(nested, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.variant]
+
+
+def _is_image(leaf: tf.Tensor) -> bool:
+    return leaf.dtype == tf.uint8 and (leaf.shape.rank is None or leaf.shape.rank > 2)
+
+
+def _fingerprint(leaves: Sequence[tf.Tensor]) -> tf.Tensor:
+    texts = [tf.io.serialize_tensor(leaf) for leaf in leaves]
     return tf.strings.to_hash_bucket_fast(tf.strings.join(texts), 2**62) if texts else tf.constant(0, tf.int64)

@@ -48,7 +48,7 @@ class ReplicaMetrics:
             begun: what `begin` returned before the steps.
             shares: each replica's part of the examples of the last step, `PerReplica` float32 scalars.
             logs: what the replicas' last steps returned, `PerReplica`.
-            assigned: the ids of the variables that the steps assigned.
+            assigned: the ids of the variables that the steps assigned and that no optimizer updates.
         """
         metrics, shared, assigned = self.variables(), self.shared_variables(), set(assigned)
         own: set[str] = set()
@@ -104,9 +104,18 @@ class ReplicaMetrics:
         return sums[: len(counted)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs, wish
 
     def _layer_state(self, assigned: set[int]) -> list[Any]:
-        """Returns the variables that layers update in each replica, such as the moving averages of BatchNormalization."""
+        """Returns the variables that steps assign in each replica, such as the moving averages of BatchNormalization.
+
+        A codebook that follows the mean of examples may be trainable although no optimizer updates it.
+        """
+        counted = {id(v) for v in self._model.metrics_variables}
+        is_whole = self._strategy.extended.mesh is None
         return [
             v
-            for v in self._model.non_trainable_variables
-            if id(v) in assigned and v.aggregation == "none" and v.synchronization == "auto" and "float" in v.dtype
+            for v in (self._model.variables if is_whole else self._model.non_trainable_variables)
+            if id(v) not in counted
+            and id(v) in assigned
+            and v.aggregation == "none"
+            and v.synchronization == "auto"
+            and "float" in v.dtype
         ]

@@ -7,7 +7,8 @@ nothing.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -18,10 +19,23 @@ from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
 from tfdist.strategies.inputs.source import EmptyDatasetError
+from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
+
+
+class UnbuiltOptimizersError(Exception):
+    """A step that is traced updates variables with optimizers that have none yet. The user never sees it.
+
+    Attributes:
+        updates: as (optimizer, variables).
+    """
+
+    def __init__(self, updates: Sequence[tuple[Any, Any]]) -> None:
+        super().__init__()
+        self.updates = updates
 
 
 class TrainingLoop:
@@ -44,6 +58,7 @@ class TrainingLoop:
         self._step = compiled(model, self._uncompiled_step)
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         self._functions: dict[Any, Any] = {}
+        self._is_discovered = False  # Whether the optimizers of a step that runs eagerly are.
 
     def __call__(self, iterator: Any) -> Any:
         """Runs the next steps and returns their logs.
@@ -58,7 +73,7 @@ class TrainingLoop:
                 self._check_first_of(iterator)
             if steps > 1 and self._loops and not self._model.run_eagerly and not iterator.is_peeked:
                 try:
-                    done, logs = self._function("loop", iterator.element_spec)(iterator.elements, steps)
+                    done, logs = self._call("loop", iterator.element_spec, iterator.elements, steps)
                     if int(done) == 0:
                         raise StopIteration
                     return logs
@@ -79,17 +94,15 @@ class TrainingLoop:
             elements = iterator.take(1)
             if not elements:
                 raise StopIteration
-            self._build_optimizers(elements[0])
             is_small = int(elements[0]["examples"]) < self._layout.replicas
-            return self._function("small" if is_small else "full", iterator.element_spec)(elements[0])
+            return self._call("small" if is_small else "full", iterator.element_spec, elements[0])
         batch = next(iterator)
         if is_distributed(batch):
-            return self._function("distributed", None)(batch)
+            return self._call("distributed", None, batch)
         element = self._layout.split(as_tensors(batch))  # train_on_batch, test_on_batch
         if self._check is not None and self._check.is_open:
             self._check_step(element)
-        self._build_optimizers(element)
-        return self._function("small", None)(element)
+        return self._call("small", None, element)
 
     def _check_first_of(self, iterator: ShardedIterator) -> None:
         with contextlib.suppress(EmptyDatasetError):
@@ -100,29 +113,36 @@ class TrainingLoop:
         if self._check is not None and int(element["examples"]) >= 2 * self._layout.replicas:
             self._check.run(without_optionals(element["shards"][0]))
 
-    def _build_optimizers(self, element: Any) -> None:
-        """Builds the optimizers of a model that has its own, such as a GAN's two, before the step is compiled.
+    def _call(self, kind: str, spec: Any, *arguments: Any) -> Any:
+        """Calls the compiled function of this kind, and builds the optimizers that it misses first.
 
-        Mirrored variables cannot be made inside a compiled step. Only the step knows which optimizer updates which variables:
-        it is traced once to find out.
+        A model may have optimizers of its own, such as a GAN's two. Mirrored variables cannot be made inside a compiled step,
+        and only the step knows which optimizer updates which variables. So it is traced anew after its tracing has told.
         """
-        held = [each for each in vars(self._model).values() if isinstance(each, keras.optimizers.Optimizer)]
-        if all(optimizer.built for optimizer in held):
+        if self._model.run_eagerly and not self._is_discovered:
+            self._discover(*arguments)
+        while True:
+            try:
+                return self._function(kind, spec)(*arguments)
+            except UnbuiltOptimizersError as error:
+                del self._functions[kind, str(spec)]
+                self._build(error.updates)
+
+    def _discover(self, element: Any) -> None:
+        """Builds the optimizers of a step that runs eagerly, which is traced for this: it must not run in part."""
+        self._is_discovered = True
+        if all(optimizer.built for optimizer in optimizers_of(self._model)):
             return
-        updates: list[Any] = []
+        body = self._step_on_distributed if is_distributed(element) else functools.partial(self._step_on_shards, small=True)
+        try:
+            tf.function(body, autograph=False).get_concrete_function(element)
+        except UnbuiltOptimizersError as error:
+            self._build(error.updates)
 
-        def on_replica(shard: Any, share: Any) -> None:
-            with entered(Replica(self._strategy, self._layout.local_index(), share, discovered=updates)):
-                self._uncompiled_step(at_least_one(shard))
-
-        def step(element: Any) -> None:
-            with self._strategy.extended.tracing():
-                shares = self._layout.shares(element["examples"])
-                self._strategy.run(on_replica, args=(per_replica(element["shards"]), per_replica(shares)))
-
-        tf.function(step, autograph=False).get_concrete_function(element)
+    def _build(self, updates: Sequence[tuple[Any, Any]]) -> None:
         with self._strategy.scope():
             for optimizer, variables in updates:
+                adopt_optimizer(optimizer, self._strategy)
                 if not optimizer.built:
                     optimizer.build(variables)
 
@@ -193,7 +213,16 @@ class TrainingLoop:
         If the batch may be too small for every replica, a replica without examples computes another one's example. It counts
         for nothing: the share is 0, and the replica's metrics get their values back.
         """
-        with entered(Replica(self._strategy, self._layout.local_index(), share, rows_of(shard), looping=looping)) as replica:
+        state = Replica(
+            self._strategy,
+            self._layout.local_index(),
+            share,
+            rows_of(shard),
+            tf.maximum(examples_of(shard), 1),
+            unbuilt=None if tf.executing_eagerly() else [],
+            looping=looping,
+        )
+        with entered(state) as replica:
             self._strategy.extended.check_same(shard)
             if not small:
                 logs = self._step(shard)
@@ -202,10 +231,29 @@ class TrainingLoop:
                 logs = self._step(at_least_one(shard))
                 for variable, value in before:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
-        self._assigned.update(replica.assigned)
+        if replica.unbuilt:
+            raise UnbuiltOptimizersError(replica.unbuilt)
+        self._assigned.update({key: v for key, v in replica.assigned.items() if key not in replica.updated})
         return logs
 
 
 def is_distributed(batch: Any) -> bool:
     """Returns whether a batch has values per replica already."""
     return any(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(batch))
+
+
+def optimizers_of(model: Any) -> Iterator[Any]:
+    """Yields the optimizers that a model and its layers hold, also in dicts and lists."""
+    waiting = [value for layer in (model, *model._flatten_layers(include_self=False)) for value in vars(layer).values()]
+    seen = set()
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield value
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set):
+            waiting += value

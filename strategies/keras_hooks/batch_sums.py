@@ -64,7 +64,7 @@ def is_sum_over_examples(loss: Any, rows: int | None, left: int = _MOST_OPERATIO
         return True
     if operation.type not in _KEEPS_A_SUM or _divides_by_examples(operation, rows):
         return False
-    found = [value for value in operation.inputs if not _is_fixed(value)]
+    found = [value for value in operation.inputs if not is_fixed(value)]
     if operation.type in _ADDS:
         return any(is_sum_over_examples(value, rows, left - 1) for value in found)
     return len(found) == 1 and is_sum_over_examples(found[0], rows, left - 1)
@@ -78,7 +78,7 @@ def _divides_by_examples(operation: Any, rows: int | None) -> bool:
     return divisor is not None and bool((divisor % rows == 0).all())
 
 
-def _is_fixed(value: Any) -> bool:
+def is_fixed(value: Any) -> bool:
     """Returns whether a tensor is made of constants and variables only."""
     seen, waiting = set(), [value.op]
     while waiting:
@@ -95,7 +95,7 @@ def _is_fixed(value: Any) -> bool:
 def _is_along_examples(reduction: Any, rows: int | None) -> bool:
     """Returns whether a reduction removes the first dimension, and that is the dimension of the examples."""
     values = reduction.inputs[0]
-    is_of_batch = _removes_first(reduction) and values.shape[0] == rows and not _is_fixed(values)
+    is_of_batch = _removes_first(reduction) and values.shape[0] == rows and not is_fixed(values)
     return is_of_batch and not _is_reduced(values)
 
 
@@ -111,7 +111,7 @@ def _is_reduced(values: Any) -> bool:
         operation = values.op
         if operation.type in _REDUCES and _removes_first(operation):
             return True
-        operands = [value for value in operation.inputs if not _is_fixed(value)]
+        operands = [value for value in operation.inputs if not is_fixed(value)]
         if len(operands) != 1:
             return False
         values = operands[0]

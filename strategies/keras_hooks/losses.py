@@ -18,12 +18,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.whole_batch import can_be_gathered, check_order, gathered
 from tfdist.strategies.private_api import keras_loss_module, patches
 
 _log = logging.getLogger("tfdist")
@@ -36,7 +38,6 @@ def install() -> None:
     patches.REDUCE_LOSS.patch(_reduce)
     patches.CALL_LOSS.patch(_call)
     patches.COMPILE_LOSS.patch(_call_compiled)
-    patches.UPDATE_MEAN.patch(_update_mean)
 
 
 def _replica() -> Replica | None:
@@ -119,13 +120,12 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     outer, replica.has_scalar_loss = replica.has_scalar_loss, False
     value = original(loss, y_true, y_pred, sample_weight)
     is_scalar, replica.has_scalar_loss = replica.has_scalar_loss, outer
-    if not is_scalar:
+    if not is_scalar and not _is_over_batch(loss, y_pred):
         return value
     if replica.recorded is not None:
         return 0.0 * value  # It may be anything, and counts right below.
-    tensors = tf.nest.flatten([y_true, y_pred])
     weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
-    if replica.postponed is not None or not all(isinstance(t, tf.Tensor) and t.shape.rank for t in tensors):
+    if replica.postponed is not None or not can_be_gathered(y_true, y_pred):
         _warn_once(
             replica,
             f"the loss {loss.name} returns one number for a batch, which the replicas cannot compute together here; it counts "
@@ -134,12 +134,15 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
         return value
     if replica.looping:
         raise replica_context.NotInLoopError
-    y_true, y_pred = (_whole_batch(nested, loss.dtype, replica) for nested in (y_true, y_pred))
+    local, all_rows = (y_true, y_pred), gathered((y_true, y_pred), replica, loss.dtype)
     if weight is not None and weight.shape.rank:
-        weight = _whole_batch(weight, loss.dtype, replica)
+        weight = gathered(weight, replica, loss.dtype)
     replica.has_whole_batch = True
     try:
-        whole = original(loss, y_true, y_pred, weight)
+        whole = original(loss, *all_rows, weight)
+        check_order(
+            whole, lambda y_true, y_pred: original(loss, y_true, y_pred), local, all_rows, replica, f"the loss {loss.name}"
+        )
     finally:
         replica.has_whole_batch = False
     if replica.in_compile_loss and whole.shape.rank:
@@ -147,6 +150,14 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     # Every replica has the whole loss, and gradients of its own examples only: these count in full.
     scaled = tf.math.divide_no_nan(whole, tf.cast(replica.share, whole.dtype))
     return scaled + tf.stop_gradient(whole - scaled)
+
+
+def _is_over_batch(loss: Any, y_pred: Any) -> bool:
+    """Returns whether a loss of Keras has a number for each class, over all examples of a batch."""
+    if not isinstance(loss, keras.losses.Dice | keras.losses.Tversky) or loss.axis is None:
+        return False
+    rank = tf.nest.flatten(y_pred)[0].shape.rank
+    return any(axis in (0, -rank) for axis in tf.nest.flatten(loss.axis))
 
 
 def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -164,39 +175,6 @@ def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred:
     if replica.recorded is not None:
         return tf.reduce_mean(value)
     return tf.math.divide_no_nan(value, tf.cast(replica.share, value.dtype))
-
-
-def _whole_batch(nested: Any, dtype: Any, replica: Replica) -> Any:
-    """Returns the tensors of all replicas with their masks, concatenated; gradients flow to this replica's examples only."""
-    context = tf.distribute.get_replica_context()
-    number = context.replica_id_in_sync_group
-    replicas = context.num_replicas_in_sync
-
-    def gather(value: Any) -> Any:
-        rows = tf.where(replica.share > 0, tf.shape(value)[0], 0)  # A replica without examples repeats one.
-        value = tf.cast(value[:rows], dtype)
-        counts = tf.cast(all_reduce_sum([tf.one_hot(number, replicas) * tf.cast(rows, tf.float32)])[0], tf.int32)
-        before, after = tf.reduce_sum(counts[:number]), tf.reduce_sum(counts[number + 1 :])
-        rest = [[0, 0]] * (value.shape.rank - 1)
-        padded = tf.pad(value, [[before, after], *rest])
-        others = all_reduce_sum([padded])[0] - tf.stop_gradient(padded)
-        return padded + tf.stop_gradient(others)
-
-    def with_mask(value: Any) -> Any:
-        whole, mask = gather(value), keras_loss_module.backend.get_keras_mask(value)
-        if mask is not None:
-            keras_loss_module.backend.set_keras_mask(whole, tf.cast(gather(mask), tf.bool))
-        return whole
-
-    return tf.nest.map_structure(with_mask, nested)
-
-
-def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
-    """Counts a number for a whole batch by the replica's share, so that the replicas together count it once."""
-    replica = _replica()
-    if replica is not None and sample_weight is None and not tf.convert_to_tensor(values).shape.rank:
-        sample_weight = replica.share
-    return original(metric, values, sample_weight)
 
 
 def _warn_once(replica: Replica, message: str) -> None:

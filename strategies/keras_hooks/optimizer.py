@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import batch_sums, losses, replica_context, update_kernels, variables
+from tfdist.strategies.keras_hooks import batch_sums, losses, metric_updates, replica_context, update_kernels, variables
 from tfdist.strategies.keras_hooks.build_scope import strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
@@ -44,6 +44,7 @@ def install() -> None:
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
     batch_sums.install()
+    metric_updates.install()
     update_kernels.install()
     variables.install()
 
@@ -71,8 +72,8 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
             return original(optimizer, sums, trainable_variables)
     if replica is None or replica.reduced or not tf.distribute.get_replica_context():
         return original(optimizer, grads, trainable_variables)
-    if replica.discovered is not None:
-        replica.discovered.append((optimizer, trainable_variables))
+    if replica.unbuilt is not None and not optimizer.built:
+        replica.unbuilt.append((optimizer, trainable_variables))
         return None
     if replica.postponed is not None:
         if replica.postponed:
@@ -83,6 +84,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         replica.postponed.append((optimizer, list(grads), trainable_variables))
         return None
     replica.same.update(_ids_of_counters(optimizer))
+    replica.updated.update(id(variable) for variable in trainable_variables or getattr(optimizer, "_trainable_variables", ()))
     grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in grads])
     replica.reduced = True
     try:

@@ -25,10 +25,13 @@ class Replica:
         index: its number among the replicas of this task.
         share: its part of the examples of the whole batch, a float32 scalar; the shares of all replicas add up to 1.
         rows: the number of its examples; None if it is not known while the step is traced.
+        examples: the same as a tensor, at least 1; None if the strategy does not say.
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
-        discovered: updates that the step asks for while it is only traced to find them, as (optimizer, variables); else None.
+        updated: the ids of the variables that optimizers update.
+        unbuilt: updates of optimizers that have no variables yet, as (optimizer, variables). They are left out, and what is
+            traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
         draw: which random numbers a step draws that is only tried out, an integer scalar; None for those of one process.
@@ -36,24 +39,30 @@ class Replica:
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch.
-        has_whole_batch: whether the loss function that runs sees the examples of all replicas.
+        has_whole_batch: whether the loss or metric function that runs sees the examples of all replicas.
+        gathered: tensors of the whole batch with those of this replica (whole_batch.py).
+        metric_numbers: what the metric function that runs has returned for a batch, if that is one number; else None.
     """
 
     strategy: tf.distribute.Strategy
     index: int
     share: Any
     rows: int | None = None
+    examples: Any = None
     assigned: dict[int, Any] = field(default_factory=dict)
     reduced: bool = False
     postponed: list[Any] | None = None
-    discovered: list[Any] | None = None
+    unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
     draw: Any = None
     looping: bool = False
+    updated: set[int] = field(default_factory=set)
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False
     has_scalar_loss: bool = False
     has_whole_batch: bool = False
+    gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
+    metric_numbers: list[Any] | None = None
 
 
 _thread = threading.local()

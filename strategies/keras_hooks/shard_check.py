@@ -90,8 +90,8 @@ class ShardCheck:
     def run(self, examples: Any) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
 
-        It skips a step that changes anything but Keras variables, or whose random numbers differ from call to call, and batches
-        that are not dense tensors of two examples or more.
+        A step that changes anything but Keras variables, or whose random numbers differ from call to call, cannot be tried out,
+        and a warning says so. Batches that are not dense tensors of two examples or more are skipped.
 
         Args:
             examples: examples of the first batch, nested tensors.
@@ -111,16 +111,21 @@ class ShardCheck:
             return
         nodes = _nodes(function)
         if changes := _changes(nodes):
-            _log.debug("the step of %s is not tried out: it runs %s", self._model.name, ", ".join(sorted(changes)))
+            self._warn_of(function, changes)
             return
         batches = [_joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
         ab, ba, aa, bb, a = ([value.numpy() for value in function(batch, tf.constant(0))] for batch in (*batches, first))
         tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
         if _large(ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4, tolerance):
+            advice = (
+                f"Let {type(self._model.optimizer).__name__} change them in update_step, which gets their sum over the replicas"
+                if _has_own_updates(self._model.optimizer)
+                else "Let the optimizer clip (global_clipnorm)"
+            )
             self._warn(
                 "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
-                "gradients. Compare examples in a loss function for compile that returns one number: it gets the whole batch. "
-                "Let the optimizer clip (global_clipnorm)"
+                "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
+                f"each example: it gets the whole batch. {advice}"
             )
             return
         if any("Random" in node.op for node in nodes):  # The numbers for 4 and for 8 examples differ.
@@ -158,6 +163,26 @@ class ShardCheck:
         large, small = np.sqrt(np.mean(squares, axis=0))
         return float(large / small) if small else 1.0
 
+    def _warn_of(self, function: Any, changes: set[str]) -> None:
+        """Logs a warning, once for each model, that its step cannot be tried out, and why."""
+        if f"{self._model.name}/unchecked" in _warned:
+            return
+        _warned.add(f"{self._model.name}/unchecked")
+        if names := _assigned_variables(function):
+            what = (
+                f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
+                "add_weight or keras.Variable: after each step the replicas get the mean of what they have assigned"
+            )
+        elif random := sorted(each for each in changes if "Random" in each or each == "Multinomial"):
+            what = f"it draws random numbers that no seed fixes ({', '.join(random)}). Draw them with keras.random"
+        else:
+            what = f"it runs {', '.join(sorted(changes))}"
+        _log.warning(
+            "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a mean "
+            "to which every example of a batch adds its own part, for %d replicas share each batch",
+            *(self._model.name, type(self._model).__name__, what, self._replicas),
+        )
+
     def _warn(self, what: str) -> None:
         if self._model.name not in _warned:
             _warned.add(self._model.name)
@@ -176,7 +201,7 @@ class ShardCheck:
             recorded: list[tuple[str | None, Any]] = []
             state = Replica(self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw)
             with self._as_replica(), entered(state), _Frozen(self._model):
-                if _has_own_step(self._model):
+                if _has_own_step(self._model) or _has_own_updates(self._model.optimizer):
                     self._step(batch)
                 else:
                     _compute_loss(self._model, batch, recorded)
@@ -191,6 +216,19 @@ def _has_own_step(model: Any) -> bool:
     return type(model).train_step is not TensorFlowTrainer.train_step
 
 
+def _has_own_updates(optimizer: Any) -> bool:
+    """Returns whether an optimizer has code of the user's that gets the gradients of a shard, before they are added up."""
+    owners = [next((c for c in type(optimizer).__mro__ if name in vars(c)), object) for name in ("apply", "apply_gradients")]
+    return optimizer is not None and not all(map(_is_known, owners))
+
+
+def _has_own_regularizer(layer: Any) -> bool:
+    """Returns whether the outputs of a layer are regularized by code that may compare the examples."""
+    regularizer = layer.activity_regularizer
+    is_known = _is_known(regularizer if hasattr(regularizer, "__name__") else type(regularizer))
+    return not is_known or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
+
+
 def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
     """Adds the outputs of a model and its loss to `recorded`, as Keras' `train_step` computes them.
 
@@ -199,7 +237,7 @@ def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]
     """
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
     outputs = model(x, training=True) if model._call_has_training_arg else model(x)
-    loss = model.compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
+    loss = model._compute_loss(x=x, y=y, y_pred=outputs, sample_weight=sample_weight, training=True)
     floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
     recorded += [(_OUTPUT, each) for value in floats for each in (value, value * value)]
     recorded.append((None, loss))
@@ -248,6 +286,8 @@ def _has_own_code(model: Any) -> bool:
     losses = tf.nest.flatten(getattr(model, "loss", None))
     return (
         _has_own_step(model)
+        or _has_own_updates(model.optimizer)
+        or any(map(_has_own_regularizer, model._flatten_layers()))
         or type(model).compute_loss is not TensorFlowTrainer.compute_loss
         or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
         or any(not _is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
@@ -321,3 +361,12 @@ def _nodes(function: Any) -> list[Any]:
 def _changes(nodes: Sequence[Any]) -> set[str]:
     """Returns the types of operations that may change something, or give another result when they run again."""
     return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}
+
+
+def _assigned_variables(function: Any) -> list[str]:
+    """Returns the names of the variables that a traced function assigns in operations of its own."""
+    handles = {id(inner): outer for outer, inner in function.graph.captures}
+    names = {id(variable.handle): variable.name for variable in function.graph.variables}
+    operations = [each for each in function.graph.get_operations() if "Assign" in each.type or "Scatter" in each.type]
+    found = [names.get(id(handles.get(id(each.inputs[0])))) for each in operations if each.inputs]
+    return [name.partition(":")[0] for name in found if name is not None]

@@ -147,8 +147,19 @@ CALL_LOSS = PatchPoint(
 COMPILE_LOSS = PatchPoint(
     CompileLoss, "__call__", "self, y_true, y_pred, sample_weight", "Losses of compile without a reduction count as sums."
 )
+
+# keras_hooks/metric_updates.py
 UPDATE_MEAN = PatchPoint(
     keras.metrics.Mean, "update_state", "self, values, sample_weight", "The replicas together count a number per batch once."
+)
+UPDATE_SUM = PatchPoint(
+    keras.metrics.Sum, "update_state", "self, values, sample_weight", "The replicas together count 1 per batch once."
+)
+UPDATE_METRIC_FUNCTION = PatchPoint(
+    keras.metrics.MeanMetricWrapper,
+    "update_state",
+    "self, y_true, y_pred, sample_weight",
+    "A metric function that is one number of a batch needs the whole batch.",
 )
 
 # keras_hooks/batch_sums.py
@@ -375,6 +386,9 @@ PREDICT = PatchPoint(
 )
 TRAIN_ON_BATCH = PatchPoint(
     TensorFlowTrainer, "train_on_batch", "self, x, y, sample_weight, class_weight, return_dict", "The evaluator does not train."
+)
+TEST_ON_BATCH = PatchPoint(
+    TensorFlowTrainer, "test_on_batch", "self, x, y, sample_weight, return_dict", "It resets the metrics of a `fit` around it."
 )
 SAVE_METHODS = {
     name: PatchPoint(keras.Model, name, parameters, "The evaluator does not write files that are the chief's.")

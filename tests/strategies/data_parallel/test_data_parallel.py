@@ -31,6 +31,11 @@ LOSSES = (  # tests/support/programs/losses.py
     "one_number_for_a_batch_with_weights_of_classes",
     "one_number_for_a_batch_with_sample_weights_and_no_reduction",
     "one_number_for_a_batch_with_a_mask",
+    "one_number_that_compares_two_views",
+    "one_number_of_more_rows_than_examples_in_any_order",
+    "a_loss_of_keras_with_a_number_for_each_class",
+    "metric_functions_of_one_number",
+    "sums_over_batches_and_examples",
     "logs_of_an_own_step_under_the_name_of_a_metric",
     "a_keras_loss_in_add_loss",
     "regularizers_of_kernels_and_activities",
@@ -39,6 +44,12 @@ LOSSES = (  # tests/support/programs/losses.py
     "a_model_without_call",
     "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
     "ragged_batches_of_fewer_examples_than_replicas",
+)
+OWN_STEPS = (
+    "an_own_train_step_with_optimizers_in_a_dict",
+    "an_own_train_step_with_optimizers_in_layers",
+    "an_own_train_step_with_an_optimizer_for_later",
+    "an_own_train_step_that_assigns_a_trainable_weight",
 )
 FEW = (
     "adam",
@@ -62,12 +73,15 @@ LOSSES_OF_UNEVEN_REPLICAS = (  # What each counts depends on the examples of the
     "one_number_for_a_batch_with_weights_of_classes",
     "one_number_for_a_batch_with_sample_weights_and_no_reduction",
     "one_number_for_a_batch_with_a_mask",
+    "one_number_that_compares_two_views",
+    "a_loss_of_keras_with_a_number_for_each_class",
+    "metric_functions_of_one_number",
     "logs_of_an_own_step_under_the_name_of_a_metric",
     "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
     "ragged_batches_of_fewer_examples_than_replicas",
 )
 CLUSTERS = {
-    "mirrored": (1, (*FEW, *LOSSES_OF_UNEVEN_REPLICAS)),
+    "mirrored": (1, (*FEW, *OWN_STEPS, *LOSSES_OF_UNEVEN_REPLICAS)),
     "multi_worker_mirrored": (2, None),
     "multi_worker_mirrored, two replicas each": (2, FEW),
 }
@@ -161,6 +175,7 @@ COMPARED = (
     "models_built_outside_the_scope",
     "an_own_train_step_whose_batches_the_model_does_not_take",
     "an_own_train_step_with_two_optimizers_in_compiled_functions",
+    *OWN_STEPS,
     "a_metric_that_makes_its_variables_itself",
     "clipping_in_a_loop_of_the_users_own",
     *LOSSES,
@@ -225,6 +240,9 @@ def test_what_cannot_work_says_so(results):
         assert "was built outside the strategy's scope, and its variables cannot move; make it" in task["outside"]
         assert "BatchNormalization(synchronized=True) does: XLA cannot compile that" in task["synchronized"]
         assert "this train_step applies gradients twice; leave jit_compile at 'auto'" in task["two_updates"]
+        assert (
+            "the loss nt_xent depends on the order of its rows, and that of the whole batch is not known" in task["two_views"]
+        )
         assert "was created outside the strategy's scope" in task["lora"] and "call enable_lora, inside" in task["lora"]
 
 

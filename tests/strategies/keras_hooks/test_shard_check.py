@@ -21,13 +21,21 @@ WARNED = {
     "a_loss_for_each_example_that_compares_them": ONE_BY_ONE,
     "operations_over_the_batch": ONE_BY_ONE,
     "circle_loss": ONE_BY_ONE,
+    "a_compute_loss_without_training": ONE_BY_ONE,
+    "an_optimizer_that_changes_gradients": "Let Signs change them in update_step, which gets their sum over the replicas",
+    "a_regularizer_that_compares_examples": ONE_BY_ONE,
     "batch_normalization": "BatchNormalization (bn) normalizes each replica's part",
+}
+UNCHECKED = {
+    "random_numbers_without_a_seed": "it draws random numbers that no seed fixes (RandomStandardNormal)",
+    "a_variable_of_tensorflow": "it assigns the tf.Variable queue, of which every replica keeps its own value",
 }
 EQUAL = (
     "a_mean_of_the_examples",
     "random_numbers",
     "few_random_numbers",
     "a_moving_average",
+    "an_optimizer_that_centralizes_gradients",
     "two_optimizers",
     "losses_of_keras",
     "a_mask",
@@ -38,8 +46,8 @@ FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the
 
 GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
 CLUSTERS = {
-    "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", (*WARNED, *EQUAL)),
-    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", (*WARNED, *EQUAL)),
+    "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", (*WARNED, *UNCHECKED, *EQUAL)),
+    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", (*WARNED, *UNCHECKED, *EQUAL)),
     "parameter_server": (GROUPS, FEW),
     "hogwild": (GROUPS, FEW),
 }
@@ -63,6 +71,13 @@ def test_steps_that_differ_are_named(messages):
         (message,) = [each for each in messages[name] if "differs from that in one process" in each]
         assert message.startswith(f"the training of {name} ") and WARNED[name] in message
         assert "because 2 replicas share each batch" in message
+
+
+def test_steps_that_cannot_be_tried_out_are_named_with_the_reason(messages):
+    for name in UNCHECKED.keys() & messages.keys():
+        (message,) = messages[name]
+        assert message.startswith(f"it was not checked whether the training of {name} (OwnStep) equals that in one process: ")
+        assert UNCHECKED[name] in message
 
 
 def test_other_steps_are_not(messages):

@@ -146,7 +146,7 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
     return results
 
 
-for _function in (*losses.CASES, *own_steps.CASES):
+for _function in (*losses.CASES, *losses.WHOLE_BATCH_CASES, *own_steps.CASES):
     compared(_function)
 
 trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9), results=all_of)
@@ -435,6 +435,8 @@ def what_cannot_work_says_so(strategy):
         normalization = keras.layers.BatchNormalization(synchronized=True)
         models["synchronized"] = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])
         models["synchronized"].compile("sgd", "mse", jit_compile=True)
+        models["two_views"] = losses.Views(0)
+        models["two_views"].compile("sgd", losses.nt_xent)
     for name, model in models.items():
         try:
             model.fit(X, Y, epochs=1, verbose=0)

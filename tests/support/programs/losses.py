@@ -10,10 +10,16 @@ X = np.random.default_rng(0).normal(size=(N, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, size=N).astype("float32")
 CASES = []
+WHOLE_BATCH_CASES = []  # Of data-parallel strategies only.
 
 
 def case(function):
     CASES.append(function)
+    return function
+
+
+def whole_batch_case(function):
+    WHOLE_BATCH_CASES.append(function)
     return function
 
 
@@ -240,6 +246,96 @@ def a_mean_over_what_a_mask_leaves(scope):
         return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="ones")(embedded))
 
     return trained(scope, build, x=x, y=x[:, :, None].astype("float32"), loss="mse")
+
+
+class Views(keras.Model):
+    """Two views of each example: one below the other, or side by side."""
+
+    def __init__(self, axis):
+        super().__init__()
+        self.axis, self.dense = axis, keras.layers.Dense(3)
+        self.build((None, 4))
+
+    def call(self, x):
+        combine = ops.concatenate if self.axis == 0 else ops.stack
+        return combine([self.dense(x), self.dense(x * 1.1 + 0.1)], axis=self.axis)
+
+
+def nt_xent(_, z):
+    """The loss of SimCLR: rows i and i + n are views of one example."""
+    if len(z.shape) == 3:
+        z = ops.concatenate([z[:, 0], z[:, 1]], axis=0)
+    z = ops.normalize(z, axis=-1)
+    n = ops.shape(z)[0] // 2
+    logits = ops.matmul(z, ops.transpose(z)) - 1e9 * ops.eye(2 * n)
+    pairs = ops.concatenate([ops.arange(n) + n, ops.arange(n)], axis=0)
+    return ops.mean(keras.losses.sparse_categorical_crossentropy(pairs, logits, from_logits=True))
+
+
+@whole_batch_case
+def one_number_that_compares_two_views(scope):
+    return trained(scope, lambda: Views(1), loss=nt_xent)
+
+
+@whole_batch_case
+def one_number_of_more_rows_than_examples_in_any_order(scope):
+    return trained(scope, lambda: Views(0), loss=lambda _, z: ops.logsumexp(ops.square(z)))
+
+
+@whole_batch_case
+def a_loss_of_keras_with_a_number_for_each_class(scope):
+    def build():
+        return linear(activation="sigmoid", kernel_constraint="unit_norm")
+
+    y = (Y > 0).astype("float32")
+    return {
+        type(loss).__name__: trained(scope, build, y=y, loss=loss, rate=0.5)
+        for loss in (keras.losses.Dice(axis=(0,)), keras.losses.Tversky(axis=-2))
+    }
+
+
+def f1(y_true, y_pred):
+    positive = ops.cast(y_true, "float32")
+    return 2 * ops.sum(positive * y_pred) / (ops.sum(positive) + ops.sum(y_pred))
+
+
+def masked_accuracy(y_true, y_pred):
+    """NaN for a part of a batch that has no positives."""
+    counted = ops.cast(y_true > 0, "float32")
+    return ops.sum(ops.cast(y_pred > 0.5, "float32") * counted) / ops.sum(counted)
+
+
+@whole_batch_case
+def metric_functions_of_one_number(scope):
+    y = (np.arange(N)[:, None] % 16 < 3).astype("int32")  # The first replica has all positives of a batch.
+    results = {}
+    for steps in (1, 3):
+        compiled = {"metrics": [f1, masked_accuracy], "steps_per_execution": steps}
+        results[f"{steps}"] = trained(scope, sigmoid, y=y, loss="binary_crossentropy", **compiled)
+    return results
+
+
+class Counts(LowerLevel):
+    """Counts batches, and examples."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.batches, self.examples = keras.metrics.Sum(name="batches"), keras.metrics.Sum(name="examples")
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.batches, self.examples]
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.batches.update_state(1.0)
+        self.examples.update_state(ops.ones_like(data[1]))
+        return {**logs, "batches": self.batches.result(), "examples": self.examples.result()}
+
+
+@whole_batch_case
+def sums_over_batches_and_examples(scope):
+    return trained(scope, lambda: linear(Counts))
 
 
 def sigmoid():

@@ -109,3 +109,135 @@ def an_own_train_step_with_two_optimizers_in_compiled_functions(scope):
         model.compile()
     record = model.fit(X, X[::-1], batch_size=50, epochs=2, verbose=0, shuffle=False).history
     return {**record, "weights": weights_of(model.generator, model.discriminator)}
+
+
+def squared_error(model, x, y):
+    return tf.reduce_mean(tf.square(model(x) - y))
+
+
+class SeveralOptimizers(keras.Model):
+    """Two models, with optimizers in a dict and in a list."""
+
+    def __init__(self):
+        super().__init__()
+        self.models = [keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2)]
+
+    def compile(self, **arguments):
+        super().compile(optimizer=None, **arguments)
+        self.others = {"first": keras.optimizers.Adam(0.01), "more": [keras.optimizers.SGD(0.02, momentum=0.9)]}
+
+    def train_step(self, data):
+        logs = {}
+        for model, optimizer in zip(self.models, (self.others["first"], *self.others["more"]), strict=True):
+            with tf.GradientTape() as tape:
+                logs[f"loss{len(logs)}"] = loss = squared_error(model, *data)
+            optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return logs
+
+
+@case
+def an_own_train_step_with_optimizers_in_a_dict(scope):
+    results = {}
+    for name, arguments in {"compiled": {}, "eager": {"run_eagerly": True}}.items():
+        with scope():
+            model = SeveralOptimizers()
+            model.compile(**arguments)
+        record = model.fit(X, Y, batch_size=100, epochs=2, verbose=0, shuffle=False).history
+        results[name] = {**record, "weights": weights_of(*model.models)}
+    return results
+
+
+class LearnsByItself(keras.layers.Layer):
+    """A layer of Hinton's forward-forward algorithm: it has an optimizer."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(4, activation="tanh")
+        self.optimizer = keras.optimizers.Adam(0.03)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def learn(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.dense(x) - 1))
+        weights = self.dense.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return tf.stop_gradient(self(x)), loss
+
+
+class ForwardForward(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = LearnsByItself(), LearnsByItself()
+        for layer in (self.first, self.second):
+            layer.build((None, 4))
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def train_step(self, data):
+        hidden, _ = self.first.learn(data[0])
+        return {"error": self.second.learn(hidden)[1]}
+
+
+@case
+def an_own_train_step_with_optimizers_in_layers(scope):
+    with scope():
+        model = ForwardForward()
+        model.compile()
+    record = model.fit(X, Y, batch_size=50, epochs=2, verbose=0, shuffle=False).history
+    return {**record, "weights": weights_of(model)}
+
+
+class FineTunedLater(OwnStep):
+    traces = 0
+
+    def train_step(self, data):
+        self.traces += 1
+        return super().train_step(data)
+
+
+@case
+def an_own_train_step_with_an_optimizer_for_later(scope):
+    with scope():
+        model = FineTunedLater()
+        model.compile(keras.optimizers.SGD(0.02), "mse")
+        model.fine_tuning = keras.optimizers.Adam(1e-5)
+    model.fit(X, Y, batch_size=25, epochs=3, verbose=0, shuffle=False)
+    return {"traced few times": int(model.traces < 15), "weights": weights_of(model)}  # There are 33 steps.
+
+
+class Codebook(keras.Model):
+    """Its codes follow the mean of the examples; that they are trainable is an oversight, as in many programs."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.codes = self.add_weight(shape=(4,), initializer="zeros", name="codes")
+        self.build((None, 4))
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        self.codes.assign(0.9 * self.codes + 0.1 * tf.reduce_mean(x, axis=0))
+        with tf.GradientTape() as tape:
+            loss = squared_error(self, x, y)
+        weights = self.dense.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"error": loss}
+
+
+@case
+def an_own_train_step_that_assigns_a_trainable_weight(scope):
+    with scope():
+        model = Codebook()
+        model.compile(keras.optimizers.SGD(0.02))
+    record = model.fit(X, Y, batch_size=50, epochs=2, verbose=0, shuffle=False).history
+    local = [v.numpy() for v in getattr(model.codes.value, "values", [model.codes.value])]
+    return {**record, "weights": weights_of(model), "differences": max(float(abs(v - local[0]).max()) for v in local)}

@@ -174,10 +174,68 @@ def circle_loss():
 
 
 @case
+def a_compute_loss_without_training():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__(name="a_compute_loss_without_training")
+            self.net = small()
+
+        def call(self, x):
+            return self.net(x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return ops.mean(cross_entropies(similarities(y_pred)))
+
+    model = Own()
+    model.compile("sgd")
+    return model
+
+
+class Signs(keras.optimizers.SGD):
+    def apply(self, grads, trainable_variables=None):
+        super().apply([ops.sign(gradient) for gradient in grads], trainable_variables)
+
+
+@case
+def an_optimizer_that_changes_gradients():
+    model = small(name="an_optimizer_that_changes_gradients")
+    model.compile(Signs(0.01), "mse")
+    return model
+
+
+@case
+def a_regularizer_that_compares_examples():
+    regularized = layers.Dense(9, activity_regularizer=lambda z: ops.sum(ops.square(similarities(z))))
+    model = small(regularized, name="a_regularizer_that_compares_examples")
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
 def batch_normalization():
     model = small(layers.BatchNormalization(name="bn"), name="batch_normalization")
     model.compile("sgd", "mse")
     return model
+
+
+# Steps that cannot be tried out.
+
+
+@case
+def random_numbers_without_a_seed():
+    return own(
+        "random_numbers_without_a_seed", loss=lambda model, x, y, z: ops.mean((z + tf.random.normal(tf.shape(z)) - y) ** 2)
+    )
+
+
+@case
+def a_variable_of_tensorflow():
+    queue = tf.Variable(np.zeros((16, 4), "float32"), trainable=False, name="queue")
+
+    def before(model, x, y, z, gradients):
+        queue.assign(tf.concat([queue[tf.shape(z)[0] :], z], axis=0))
+
+    return own("a_variable_of_tensorflow", before=before)
 
 
 # Steps that they compute as one process does.
@@ -191,6 +249,20 @@ def a_mean_of_the_examples():
 @case
 def random_numbers():
     return own("random_numbers", loss=lambda model, x, y, z: ops.mean((z + keras.random.normal(ops.shape(z)) - y) ** 2))
+
+
+class Centralized(keras.optimizers.SGD):
+    """Subtracts the means of gradients, which can be done before they are added up and after."""
+
+    def apply_gradients(self, grads_and_vars):
+        super().apply_gradients([(gradient - ops.mean(gradient), variable) for gradient, variable in grads_and_vars])
+
+
+@case
+def an_optimizer_that_centralizes_gradients():
+    model = small(name="an_optimizer_that_centralizes_gradients")
+    model.compile(Centralized(0.01), "mse", metrics=["mae"])
+    return model
 
 
 @case

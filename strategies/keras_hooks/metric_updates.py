@@ -1,0 +1,116 @@
+"""Updates of Keras' metrics by numbers of a whole batch, which the replicas together have to count once.
+
+* A metric function that returns one number for a batch, such as a Dice coefficient, may be anything. Every replica computes it
+  on the whole batch, and counts it by its share.
+* `keras.metrics.Mean` counts a number without weights, such as a loss, by the replica's share.
+* `keras.metrics.Sum` counts a number that is no result of the batch, such as 1 for each batch, by the replica's share; a sum
+  over the replica's examples counts in full.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.batch_sums import is_fixed
+from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.whole_batch import can_be_gathered, check_order, gathered
+from tfdist.strategies.private_api import patches
+
+_log = logging.getLogger("tfdist")
+_warned: set[str] = set()
+
+
+def install() -> None:
+    """Makes the metrics count for the current replica. Calling it again does nothing."""
+    patches.UPDATE_MEAN.patch(_update_mean)
+    patches.UPDATE_SUM.patch(_update_sum)
+    patches.UPDATE_METRIC_FUNCTION.patch(_update_function)
+
+
+def _replica() -> Replica | None:
+    """Returns the current replica; None outside of tfdist's step functions, for one that is alone and in a trial."""
+    replica = replica_context.current()
+    return None if replica is None or replica.share is None or replica.recorded is not None else replica
+
+
+def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    """Updates a metric that is made of a function; on the whole batch if that returns one number."""
+    replica = _replica()
+    if replica is None:
+        return original(metric, y_true, y_pred, sample_weight)
+    numbers: list[Any] = []
+    replica.metric_numbers = numbers
+    try:
+        result = original(metric, y_true, y_pred, sample_weight)
+        if not numbers:
+            return result
+        if replica.postponed is not None or not can_be_gathered(y_true, y_pred):
+            _warn_once(metric.name)
+            replica.metric_numbers = None
+            return original(metric, y_true, y_pred, sample_weight)
+        if replica.looping:
+            raise replica_context.NotInLoopError
+        return _update_with_whole_batch(original, metric, y_true, y_pred, sample_weight, replica)
+    finally:
+        replica.metric_numbers = None
+
+
+def _update_with_whole_batch(
+    original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any, replica: Replica
+) -> Any:
+    local, whole = (y_true, y_pred), gathered((y_true, y_pred), replica)
+    replica.has_whole_batch = True
+    try:
+        result = original(metric, *whole, sample_weight)  # Keras refuses weights of examples.
+        assert replica.metric_numbers is not None
+        number = tf.convert_to_tensor(replica.metric_numbers[-1])
+        check_order(
+            number, lambda *nested: metric._fn(*nested, **metric._fn_kwargs), local, whole, replica, f"the metric {metric.name}"
+        )
+        return result
+    finally:
+        replica.has_whole_batch = False
+
+
+def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """Counts a number for a whole batch by the replica's share, so that the replicas together count it once."""
+    replica = _replica()
+    if replica is None or tf.convert_to_tensor(values).shape.rank:
+        return original(metric, values, sample_weight)
+    if replica.metric_numbers is not None:
+        replica.metric_numbers.append(values)
+        if not replica.has_whole_batch:
+            return None  # `_update_function` will update with the number of the whole batch.
+    if sample_weight is None:
+        sample_weight = replica.share
+    elif replica.has_whole_batch:
+        sample_weight = tf.convert_to_tensor(sample_weight)
+        sample_weight *= tf.cast(replica.share, sample_weight.dtype)
+    return original(metric, values, sample_weight)
+
+
+def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """Counts a number that is the same on every replica by the replica's share."""
+    replica = _replica()
+    if replica is not None and sample_weight is None and _is_same_everywhere(values):
+        sample_weight = replica.share
+    return original(metric, values, sample_weight)
+
+
+def _is_same_everywhere(value: Any) -> bool:
+    if not isinstance(value, tf.Tensor):
+        return not tf.convert_to_tensor(value).shape.rank
+    return not value.shape.rank and tf.is_symbolic_tensor(value) and is_fixed(value)
+
+
+def _warn_once(name: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        _log.warning(
+            "the metric %s returns one number for a batch, which the replicas cannot compute together here; the mean of their "
+            "numbers counts. Return one number per example instead",
+            name,
+        )

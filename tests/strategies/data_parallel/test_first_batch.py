@@ -1,0 +1,63 @@
+"""The first batches of two tasks: what is compared, and what is said if it differs."""
+
+import pytest
+import tensorflow as tf
+from local_board import LocalBoard
+
+from tfdist.strategies.data_parallel.first_batch import FirstBatch
+
+NAMES = ["worker:0", "worker:1"]
+IMAGES = tf.zeros([2, 3, 3, 1])
+TEXTS = tf.constant([["a", "b"], ["c", "d"]])
+IDS = tf.constant([[1, 2], [3, 4]])
+LABELS = tf.constant([0, 1])
+FLOATS = tf.constant([[1.0], [2.0]])
+
+
+def message_of(one, other, caplog):
+    """Returns what the first task says of its batch and that of the second; "" if nothing."""
+    board = LocalBoard()
+    for name, batch in zip(reversed(NAMES), (other, one), strict=True):
+        first = FirstBatch(name, NAMES, "first_batch/1", board)
+        for _ in (
+            tf.data.Dataset.from_tensors(batch).enumerate().map(lambda number, *b, first=first: watched(first, number, *b))
+        ):
+            pass
+        first.compare()
+    return caplog.text
+
+
+def watched(first, number, batch):
+    first.watch(number, batch)
+    return number
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ((IMAGES, LABELS), (IMAGES + 1.0, LABELS)),
+        ((tf.cast(IMAGES, tf.uint8), LABELS), (tf.cast(IMAGES + 1.0, tf.uint8), LABELS)),
+        ((IDS, FLOATS), (IDS, FLOATS + 1e-7)),
+        ((IMAGES, FLOATS), (IMAGES + 1.0, FLOATS)),
+    ],
+    ids=["augmented images", "augmented images of integers", "rounded targets", "augmented images and float targets"],
+)
+def test_what_may_differ_on_purpose_is_not_compared(one, other, caplog):
+    assert message_of(one, other, caplog) == ""
+
+
+def test_other_targets_are_other_batches(caplog):
+    message = message_of((IMAGES, LABELS), (IMAGES, LABELS + 1), caplog)
+    assert "worker:0 and worker:1 read different batches, so examples may be left out or count twice" in message
+
+
+@pytest.mark.parametrize(("one", "other"), [(IDS, IDS[::-1]), (TEXTS, TEXTS[::-1])], ids=["integers", "texts"])
+@pytest.mark.parametrize("targets", [LABELS, FLOATS], ids=["labels", "float targets"])
+def test_inputs_that_are_numbered_differently_are_named(one, other, targets, caplog):
+    message = message_of((one, targets), (other, targets), caplog)
+    assert "worker:0 and worker:1 read different integers or texts as inputs. If words or categories are numbered" in message
+
+
+def test_two_augmented_views_may_be_meant(caplog):
+    message = message_of((IMAGES, IMAGES), (IMAGES + 1.0, IMAGES + 2.0), caplog)
+    assert "This does no harm if they are augmented at random, as views of images are" in message
