@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import callback_states, data_position, model_states
+from tfdist.strategies.checkpoint import callback_states, data_position, folder_lock, model_states
 from tfdist.strategies.checkpoint.atomic_path import is_chief
 from tfdist.strategies.checkpoint.backup_file import KEEP, Arrays, BackupFile, Progress, progress_in
 from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
@@ -38,6 +38,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
 
     Raises:
         ValueError: if the frequency is neither `epoch` nor a number of batches above 0.
+        ClusterError: if another program that runs now keeps its backup there.
     """
     folder, frequency = os.environ.pop(FOLDER, None), os.environ.pop(FREQUENCY, None) or "epoch"
     if not folder:
@@ -45,6 +46,8 @@ def install(strategy: tf.distribute.Strategy) -> None:
     if frequency != "epoch" and not (frequency.isdecimal() and int(frequency) > 0):
         raise ValueError(f"{FREQUENCY} is {frequency!r}; it has to be epoch or a number of batches above 0")
     global _backups
+    if is_chief():
+        folder_lock.lock(os.path.abspath(folder))
     _backups = _Backups(strategy, os.path.abspath(folder), None if frequency == "epoch" else int(frequency))
     patches.FIT.patch(_fit)
     patches.BEGIN_EPOCH.patch(_begin_epoch)

@@ -1,0 +1,55 @@
+"""Keeps the backups of two programs apart: one that found the other's would go on with its weights, as if they were its own."""
+
+import contextlib
+import fcntl
+import functools
+import os
+import time
+
+from tfdist.errors import Source
+from tfdist.strategies.checkpoint.environment import FOLDER
+
+WAIT_SECONDS = 5.0
+"""How long the program of an attempt that was killed may take to end."""
+
+POLL_SECONDS = 0.2
+
+
+def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
+    """Locks a folder until the process ends. Returns the descriptor; None where the file system locks nothing.
+
+    Args:
+        folder: the folder, which is made if there is none.
+        seconds: how long to wait for another program that has it.
+
+    Raises:
+        ClusterError: if another program has it locked.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None  # The first backup says so.
+    latest = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.register_at_fork(after_in_child=functools.partial(_close, descriptor))  # A child may outlive the program.
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() < latest:
+                time.sleep(POLL_SECONDS)
+                continue
+            os.close(descriptor)
+            raise Source("environment", FOLDER).error(
+                f"{folder} holds the backup of another program that runs now; name another folder (--backup_dir), or end that "
+                "program"
+            ) from None
+        except OSError:
+            os.close(descriptor)
+            return None  # Some network file systems lock nothing.
+
+
+def _close(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
