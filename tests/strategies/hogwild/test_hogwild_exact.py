@@ -41,7 +41,7 @@ from support_paths import PROGRAMS
 
 from tfdist.strategies.hogwild.outer_schedule import momentum_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(920)]
 
 PROGRAM = PROGRAMS / "hogwild_exact.py"
 CLUSTER = "nworker_groups: 3 nserver_groups: 3 nservers_per_group: 1 server_worker_separate: true"
@@ -554,6 +554,6 @@ def results_without_ps(tmp_path_factory, run_python):
 
 def found(folder, run_python, cases, *flags):
     (folder / "cases.json").write_text(json.dumps(cases))
-    run_python(folder, "-m", "tfdist.launch", *flags, str(PROGRAM), "--", "cases.json", "results.json", timeout=380)
+    run_python(folder, "-m", "tfdist.launch", *flags, str(PROGRAM), "--", "cases.json", "results.json", timeout=900)
     assert (folder / "results.json").exists(), (folder / "output.txt").read_text()[-5000:]
     return json.loads((folder / "results.json").read_text())
