@@ -14,6 +14,9 @@ WAIT_SECONDS = 5.0
 
 POLL_SECONDS = 0.2
 
+_held: dict[str, int] = {}
+"""The descriptors of the folders that this program has locked."""
+
 
 def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
     """Locks a folder until the process ends. Returns the descriptor; None where the file system locks nothing.
@@ -25,6 +28,8 @@ def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
     Raises:
         ClusterError: if another program has it locked.
     """
+    if folder in _held:
+        return _held[folder]
     try:
         os.makedirs(folder, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
@@ -35,6 +40,7 @@ def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.register_at_fork(after_in_child=functools.partial(_close, descriptor))  # A child may outlive the program.
+            _held[folder] = descriptor
             return descriptor
         except BlockingIOError:
             if time.monotonic() < latest:

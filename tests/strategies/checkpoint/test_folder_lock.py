@@ -1,7 +1,9 @@
 """Two programs that run at the same time do not share the folder of their backups."""
 
+import fcntl
 import os
 import signal
+import time
 
 import pytest
 
@@ -10,19 +12,35 @@ from tfdist.strategies.checkpoint.folder_lock import lock
 
 
 def test_a_folder_that_another_program_uses_is_refused_and_free_when_that_has_ended(tmp_path):
+    folder = str(tmp_path)
+    other = os.open(folder, os.O_RDONLY)  # Another description of the open folder, as that of another program.
+    fcntl.flock(other, fcntl.LOCK_EX)
+    with pytest.raises(ClusterError, match=r"TFDIST_BACKUP_DIR: .* holds the backup of another program that runs now"):
+        lock(folder, seconds=0.0)
+    os.close(other)
+    held = lock(folder, seconds=0.0)
+    assert held is not None and lock(folder, seconds=0.0) == held
+
+
+def test_a_child_of_a_program_does_not_keep_its_lock(tmp_path):
     folder = str(tmp_path / "backup")
     held = lock(folder)
-    assert held is not None and os.path.isdir(folder)
-    with pytest.raises(ClusterError, match=r"TFDIST_BACKUP_DIR: .*/backup holds the backup of another program that runs now"):
-        lock(folder, seconds=0.0)
+    assert held is not None
     child = os.fork()
     if not child:
         signal.pause()
     try:
         os.close(held)  # As at the end of the program; its child lives on.
-        again = lock(folder)  # Waits until the child has let go.
-        assert again is not None
-        os.close(again)
+        other = os.open(folder, os.O_RDONLY)
+        latest = time.monotonic() + 30
+        while True:
+            try:
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                assert time.monotonic() < latest
+                time.sleep(0.05)
+        os.close(other)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.strategies.hogwild.group_calls import GroupCalls
 from tfdist.strategies.hogwild.measured_delay import MeasuredDelay
+from tfdist.strategies.hogwild.step_counters import StepCounters
 from tfdist.strategies.hogwild.training_loop import Steps
 from tfdist.synchronization import Synchronization
 
@@ -57,6 +58,7 @@ def test_a_thread_of_a_group_traces_nothing(delay, periods, begins_built, monkey
     calls = object.__new__(GroupCalls)
     calls._trains, calls._strategy, calls._functions, calls._steps = True, strategy, {}, SimpleNamespace(blocks=blocks)
     calls._model = SimpleNamespace(weights=[])
+    calls.counters = StepCounters()
     calls.delay = MeasuredDelay(delay, 1, strategy.steps_per_synchronization)
     steps = Steps(strategy, SimpleNamespace(optimizer=None), calls, None, trains=True)
     (call,), pushes = steps._prepare([tf.zeros([4, 2])] * 8, None)
