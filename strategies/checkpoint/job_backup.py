@@ -46,9 +46,10 @@ def install(strategy: tf.distribute.Strategy) -> None:
     if frequency != "epoch" and not (frequency.isdecimal() and int(frequency) > 0):
         raise ValueError(f"{FREQUENCY} is {frequency!r}; it has to be epoch or a number of batches above 0")
     global _backups
+    folder = os.path.abspath(folder)
     if is_chief():
-        folder_lock.lock(os.path.abspath(folder))
-    _backups = _Backups(strategy, os.path.abspath(folder), None if frequency == "epoch" else int(frequency))
+        folder_lock.lock(folder)
+    _backups = _Backups(strategy, folder, None if frequency == "epoch" else int(frequency))
     patches.FIT.patch(_fit)
     patches.BEGIN_EPOCH.patch(_begin_epoch)
     patches.END_EPOCH.patch(_end_epoch)

@@ -135,11 +135,19 @@ class CoordinatorHooks(KerasHooks):
             raise ValueError(f"{own_loop}. A model that the description of the cluster partitions cannot train otherwise")
 
     def _check_model(self, model: Any) -> None:
-        """Raises ValueError if the model cannot run under this strategy as it was compiled."""
+        """Raises ValueError if the model cannot run under this strategy as it was compiled, or on several worker groups."""
         if model.run_eagerly:
             raise ValueError(
                 f"run_eagerly=True cannot work under {self._name}: a worker runs compiled functions only. "
                 "Leave run_eagerly out, or debug in one process (--tier BASIC)."
+            )
+        groups = len(self._strategy.worker_groups)
+        stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True]
+        if stateful and groups > 1:
+            raise ValueError(
+                f"layer {stateful[0]} is stateful: it continues with each batch from the one before, and under {self._name} "
+                f"{groups} worker groups compute batches at the same time. Make the layer with stateful=False, or describe a "
+                "cluster with one worker group (one worker)."
             )
         if model.jit_compile is True:
             _log.warning("jit_compile=True has no effect under %s: %s; the model trains without XLA", self._name, self._no_xla)

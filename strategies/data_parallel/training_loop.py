@@ -8,10 +8,9 @@ nothing.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
@@ -19,7 +18,7 @@ from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, rows_of, without_optionals
 from tfdist.strategies.inputs.source import EmptyDatasetError
-from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer
+from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck
@@ -131,7 +130,7 @@ class TrainingLoop:
     def _discover(self, element: Any) -> None:
         """Builds the optimizers of a step that runs eagerly, which is traced for this: it must not run in part."""
         self._is_discovered = True
-        if all(optimizer.built for optimizer in optimizers_of(self._model)):
+        if all(optimizer.built for optimizer in held_optimizers(self._model)):
             return
         body = self._step_on_distributed if is_distributed(element) else functools.partial(self._step_on_shards, small=True)
         try:
@@ -240,20 +239,3 @@ class TrainingLoop:
 def is_distributed(batch: Any) -> bool:
     """Returns whether a batch has values per replica already."""
     return any(isinstance(v, tf.distribute.DistributedValues) for v in tf.nest.flatten(batch))
-
-
-def optimizers_of(model: Any) -> Iterator[Any]:
-    """Yields the optimizers that a model and its layers hold, also in dicts and lists."""
-    waiting = [value for layer in (model, *model._flatten_layers(include_self=False)) for value in vars(layer).values()]
-    seen = set()
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, keras.optimizers.Optimizer):
-            yield value
-        elif isinstance(value, dict):
-            waiting += value.values()
-        elif isinstance(value, list | tuple | set):
-            waiting += value

@@ -50,18 +50,6 @@ class HogwildHooks(CoordinatorHooks):
         """See `KerasHooks`. The chief reads the data, unless worker groups read their own."""
         return worker_input.of_dataset(dataset) or FedDataset(dataset)
 
-    def _check_model(self, model: Any) -> None:
-        """Raises ValueError if the model cannot run under this strategy as it was compiled, or on several worker groups."""
-        super()._check_model(model)
-        groups = len(self._strategy.worker_groups)
-        stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
-        if stateful and groups > 1:
-            raise ValueError(
-                f"layer {stateful[0]} is stateful: it continues with each batch from the one before, and under hogwild each "
-                f"of {groups} worker groups takes a part of the batches. Make the layer with stateful=False, or describe a "
-                "cluster with one worker group."
-            )
-
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         """See `KerasHooks`."""
         trainer.check_optimizer(model, self._strategy)

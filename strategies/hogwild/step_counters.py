@@ -4,12 +4,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
-from tfdist.strategies.keras_hooks.optimizer import with_inner
+from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
 from tfdist.strategies.private_api import LearningRateSchedule, patches
 from tfdist.strategies.runtime import chief_device
 
@@ -132,22 +131,8 @@ def rates_of(model: Any) -> list[LocalVariable]:
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Returns the optimizers that the model was compiled with, and those that it and its layers hold in attributes, also in
-    lists and dicts; and those inside them."""
-    found: dict[int, Any] = {}
-
-    def add(value: Any) -> None:
-        if isinstance(value, keras.optimizers.Optimizer):
-            found.setdefault(id(value), value)
-        elif isinstance(value, dict | list | tuple):
-            for each in value.values() if isinstance(value, dict) else value:
-                add(each)
-
-    add(getattr(model, "optimizer", None))  # `predict` takes a model that is not compiled, too.
-    for layer in model._flatten_layers():
-        for value in list(vars(layer).values()):
-            add(value)
-    return [each for optimizer in found.values() for each in with_inner(optimizer)]
+    """Returns the optimizers of `held_optimizers`, and those inside them."""
+    return [each for optimizer in held_optimizers(model) for each in with_inner(optimizer)]
 
 
 def optimizers_by_variable(model: Any) -> dict[int, Any]:

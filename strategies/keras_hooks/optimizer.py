@@ -139,6 +139,22 @@ def _all_reduce_gradients(original: Callable[..., Any], optimizer: Any, grads_an
     return original(optimizer, pairs)
 
 
+def held_optimizers(model: Any) -> list[Any]:
+    """Returns the optimizers that a model was compiled with, and that it and its layers hold, also in lists, sets and dicts."""
+    layers = (model, *model._flatten_layers(include_self=False))
+    waiting = [getattr(model, "optimizer", None), *(value for layer in layers for value in vars(layer).values())]
+    found: dict[int, Any] = {}
+    for value in waiting:  # It grows by the contents of containers.
+        if id(value) in found:
+            continue
+        found[id(value)] = value
+        if isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+    return [value for value in found.values() if isinstance(value, keras.optimizers.Optimizer)]
+
+
 def with_inner(optimizer: Any) -> list[Any]:
     """Returns an optimizer and the optimizers inside it; nothing for None."""
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", [])]

@@ -50,18 +50,6 @@ class ParameterServerHooks(CoordinatorHooks):
         """See `KerasHooks`. The chief reads the data."""
         return FedDataset(dataset)
 
-    def _check_model(self, model: Any) -> None:
-        """Raises ValueError if the model cannot run under this strategy as it was compiled, or on several worker groups."""
-        super()._check_model(model)
-        groups = len(self._strategy.worker_groups)
-        stateful = [layer.name for layer in model._flatten_layers() if getattr(layer, "stateful", False) is True]
-        if stateful and groups > 1:
-            raise ValueError(
-                f"layer {stateful[0]} is stateful: it continues with each batch from the one before, and under "
-                f"parameter_server {groups} worker groups compute batches at the same time and overwrite its one state. Make "
-                "the layer with stateful=False, or describe a cluster with one worker group (one worker)."
-            )
-
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Any]:
         """See `KerasHooks`."""
         trainer.check_optimizer(model, self._strategy)

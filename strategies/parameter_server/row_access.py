@@ -4,6 +4,7 @@ TensorFlow's own methods use the handle of a variable, and that is the first sha
 """
 
 from collections.abc import Iterator
+from functools import partialmethod
 from typing import Any
 
 import tensorflow as tf
@@ -87,78 +88,24 @@ class RowAccess(InShards):
 
     # Each shard changes the rows that it holds.
 
-    def scatter_add(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Adds slices, as `tf.Variable.scatter_add`."""
+    def _scatter(self, method: str, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
         del use_locking, name
-        return self._scatter("scatter_add", sparse_delta)
-
-    def scatter_sub(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Subtracts slices, as `tf.Variable.scatter_sub`."""
-        del use_locking, name
-        return self._scatter("scatter_sub", sparse_delta)
-
-    def scatter_update(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Assigns slices, as `tf.Variable.scatter_update`."""
-        del use_locking, name
-        return self._scatter("scatter_update", sparse_delta)
-
-    def scatter_max(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Takes the maxima with slices, as `tf.Variable.scatter_max`."""
-        del use_locking, name
-        return self._scatter("scatter_max", sparse_delta)
-
-    def scatter_min(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Takes the minima with slices, as `tf.Variable.scatter_min`."""
-        del use_locking, name
-        return self._scatter("scatter_min", sparse_delta)
-
-    def scatter_mul(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Multiplies by slices, as `tf.Variable.scatter_mul`."""
-        del use_locking, name
-        return self._scatter("scatter_mul", sparse_delta)
-
-    def scatter_div(self, sparse_delta: tf.IndexedSlices, use_locking: Any = False, name: Any = None) -> Any:
-        """Divides by slices, as `tf.Variable.scatter_div`."""
-        del use_locking, name
-        return self._scatter("scatter_div", sparse_delta)
-
-    def _scatter(self, method: str, slices: tf.IndexedSlices) -> Any:
-        if not isinstance(slices, tf.IndexedSlices):
-            raise TypeError(f"{method} of {self._name} takes tf.IndexedSlices, and not {type(slices).__name__}")
-        values = tf.convert_to_tensor(slices.values, self.dtype)
-        expected = slices.indices.shape.concatenate(self._shape[1:])
+        if not isinstance(sparse_delta, tf.IndexedSlices):
+            raise TypeError(f"{method} of {self._name} takes tf.IndexedSlices, and not {type(sparse_delta).__name__}")
+        values = tf.convert_to_tensor(sparse_delta.values, self.dtype)
+        expected = sparse_delta.indices.shape.concatenate(self._shape[1:])
         if values.shape.rank == 0:  # One number for all rows, which TensorFlow allows.
-            shape = tf.concat([tf.shape(slices.indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
+            shape = tf.concat([tf.shape(sparse_delta.indices), tf.constant(self._shape[1:].as_list(), tf.int32)], axis=0)
             values = tf.broadcast_to(values, shape)
         elif self._here is None and not values.shape.is_compatible_with(expected):
             raise ValueError(
                 f"{method} of {self._name}: the slices have the shape {values.shape}, and their indices ask for {expected}"
             )
-        rows = tf.reshape(slices.indices, [-1])  # A batch of slices may have several dimensions.
-        values = tf.reshape(values, tf.concat([tf.shape(rows), tf.shape(values)[slices.indices.shape.rank :]], axis=0))
+        rows = tf.reshape(sparse_delta.indices, [-1])  # A batch of slices may have several dimensions.
+        values = tf.reshape(values, tf.concat([tf.shape(rows), tf.shape(values)[sparse_delta.indices.shape.rank :]], axis=0))
         return self._write(method, tf.IndexedSlices(values, rows))
 
-    def scatter_nd_add(self, indices: Any, updates: Any, name: Any = None) -> Any:
-        """Adds rows, as `tf.Variable.scatter_nd_add`."""
-        return self._scatter_nd("scatter_add", indices, updates, name)
-
-    def scatter_nd_sub(self, indices: Any, updates: Any, name: Any = None) -> Any:
-        """Subtracts rows, as `tf.Variable.scatter_nd_sub`."""
-        return self._scatter_nd("scatter_sub", indices, updates, name)
-
-    def scatter_nd_update(self, indices: Any, updates: Any, name: Any = None) -> Any:
-        """Assigns rows, as `tf.Variable.scatter_nd_update`."""
-        return self._scatter_nd("scatter_update", indices, updates, name)
-
-    def scatter_nd_max(self, indices: Any, updates: Any, name: Any = None) -> Any:
-        """Takes the maxima with rows, as `tf.Variable.scatter_nd_max`."""
-        return self._scatter_nd("scatter_max", indices, updates, name)
-
-    def scatter_nd_min(self, indices: Any, updates: Any, name: Any = None) -> Any:
-        """Takes the minima with rows, as `tf.Variable.scatter_nd_min`."""
-        return self._scatter_nd("scatter_min", indices, updates, name)
-
-    def _scatter_nd(self, method: str, indices: Any, updates: Any, name: Any) -> Any:
+    def _scatter_nd(self, method: str, indices: Any, updates: Any, name: Any = None) -> Any:
         del name
         indices = tf.convert_to_tensor(indices)
         if indices.shape[-1] != 1:
@@ -167,3 +114,17 @@ class RowAccess(InShards):
                 f"{len(self.shards)} {self.where}; update whole rows, or assign a slice, as in v[row, column].assign(value)"
             )
         return self._scatter(method, tf.IndexedSlices(updates, indices[..., 0]))
+
+    # As the methods of `tf.Variable` with these names; those with `nd` take whole rows.
+    scatter_add = partialmethod(_scatter, "scatter_add")
+    scatter_sub = partialmethod(_scatter, "scatter_sub")
+    scatter_update = partialmethod(_scatter, "scatter_update")
+    scatter_max = partialmethod(_scatter, "scatter_max")
+    scatter_min = partialmethod(_scatter, "scatter_min")
+    scatter_mul = partialmethod(_scatter, "scatter_mul")
+    scatter_div = partialmethod(_scatter, "scatter_div")
+    scatter_nd_add = partialmethod(_scatter_nd, "scatter_add")
+    scatter_nd_sub = partialmethod(_scatter_nd, "scatter_sub")
+    scatter_nd_update = partialmethod(_scatter_nd, "scatter_update")
+    scatter_nd_max = partialmethod(_scatter_nd, "scatter_max")
+    scatter_nd_min = partialmethod(_scatter_nd, "scatter_min")
