@@ -1,4 +1,4 @@
-"""Keeps the backups of two programs apart: one that found the other's would go on with its weights, as if they were its own."""
+"""Prevents two programs from using one backup folder at the same time: each would continue from the other's weights."""
 
 import contextlib
 import fcntl
@@ -19,10 +19,10 @@ _held: dict[str, int] = {}
 
 
 def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
-    """Locks a folder until the process ends. Returns the descriptor; None where the file system locks nothing.
+    """Locks a folder until the process ends. Returns its descriptor; None if the file system does not support locks.
 
     Args:
-        folder: the folder, which is made if there is none.
+        folder: the folder, which is created if it does not exist.
         seconds: how long to wait for another program that has it.
 
     Raises:

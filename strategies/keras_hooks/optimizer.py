@@ -140,7 +140,10 @@ def _all_reduce_gradients(original: Callable[..., Any], optimizer: Any, grads_an
 
 
 def held_optimizers(model: Any) -> list[Any]:
-    """Returns the optimizers that a model was compiled with, and that it and its layers hold, also in lists, sets and dicts."""
+    """Returns the optimizers of a model: that of `compile`, then those in attributes of the model and its layers, each once.
+
+    Lists, tuples, sets and dicts in these attributes are searched, too. `with_inner` adds the optimizers inside them.
+    """
     layers = (model, *model._flatten_layers(include_self=False))
     waiting = [getattr(model, "optimizer", None), *(value for layer in layers for value in vars(layer).values())]
     found: dict[int, Any] = {}

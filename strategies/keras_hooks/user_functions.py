@@ -1,8 +1,8 @@
-"""Makes functions of the user with `@tf.function` a part of the step that calls them.
+"""Inlines the user's functions with `@tf.function` into the steps that call them.
 
-Such a function keeps what it was traced to, and TensorFlow lets other functions call that, too. What is traced in a step
-depends on the step: a trial makes no updates, and the examples of a replica, its share and its random numbers are tensors of
-the function of that step. So what a step calls is traced for this step.
+A `tf.function` caches its trace, and every function that calls it gets the same one. But a trace depends on the step: a trial
+makes no updates, and the examples of a replica, its share and its random numbers are tensors of the graph of one step. So a
+function that a step calls is traced again, as a part of that step.
 """
 
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from tfdist.strategies.private_api.user_functions import is_compiled, python_fun
 
 
 def install() -> None:
-    """Makes functions with `@tf.function` a part of tfdist's steps. Calling it again does nothing."""
+    """Inlines functions with `@tf.function` from now on. Calling it again does nothing."""
     patches.CALL_FUNCTION.patch(_call)
 
 
 def _call(original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the function; in a step that is traced its Python function. What XLA compiles stays a function of its own."""
+    """Calls a function; while a step is traced, its Python function. A function that XLA compiles is not inlined."""
     if replica_context.current() is None or not tf.inside_function() or is_compiled(function):
         return original(function, *args, **kwargs)
     return python_function(function)(*args, **kwargs)
