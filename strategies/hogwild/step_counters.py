@@ -48,10 +48,12 @@ class StepCounters:
     Args:
         counters: the counters that are known before the first step. Each step may move them by 0, 1 or more.
         measured: whether each step returns their changes. Otherwise every step counts as one.
+        groups: number of worker groups.
     """
 
-    def __init__(self, counters: Sequence[LocalVariable] = (), measured: bool = True) -> None:
+    def __init__(self, counters: Sequence[LocalVariable] = (), measured: bool = True, groups: int = 1) -> None:
         self._known = list(counters)
+        self._is_alone = measured and groups == 1
         self._measured = self._known if measured else []
         self._others: dict[int, LocalVariable] = {}
         self._per_step = [1.0] * len(self._known)  # Updates of each in a step of the execution before.
@@ -70,10 +72,11 @@ class StepCounters:
     def counts_at(self, step: int) -> list[float]:
         """Returns the values of the known counters, over all groups, before the step of this number.
 
-        The chief knows some of them only when other groups have made their steps. They are taken for steps like the last.
+        The chief knows some of them only when other groups have made their steps. They are taken for steps like the last. A
+        group that is the only one knows better: for it, these are the counts that the chief has.
         """
         counted, counts = self._counted
-        later = max(0, step - counted)
+        later = 0 if self._is_alone else max(0, step - counted)
         return [count + per_step * later for count, per_step in zip(counts, self._per_step, strict=True)]
 
     def numbers(self, counts: Sequence[Any], begun: Sequence[Any], steps: Any) -> dict[int, Any]:
@@ -85,8 +88,10 @@ class StepCounters:
             steps: steps of the call before this one, int64 scalar.
         """
         made = [now - before for now, before in zip(self.values(), begun, strict=True)] or [steps] * len(self._known)
-        each = zip(self._known, counts, made, strict=True)
-        return {id(counter): tf.cast(count, tf.int64) + tf.cast(more, tf.int64) for counter, count, more in each}
+        numbers = [tf.cast(count, tf.int64) + tf.cast(more, tf.int64) for count, more in zip(counts, made, strict=True)]
+        if self._is_alone:  # The chief has fewer, but for a worker that was restarted.
+            numbers = [tf.maximum(number, tf.cast(own, tf.int64)) for number, own in zip(numbers, self.values(), strict=True)]
+        return {id(counter): number for counter, number in zip(self._known, numbers, strict=True)}
 
     def values(self) -> list[Any]:
         """Returns the measured counters' values, in a function."""

@@ -30,7 +30,7 @@ def rows(steps, *changes):
 
 def test_the_count_at_a_step_follows_from_the_updates_of_the_steps_before():
     fast, slow = Counter(10), Counter(100)
-    counters = StepCounters([fast, slow])
+    counters = StepCounters([fast, slow], groups=2)
     counters.begin(20)
     assert counters.counts_at(24) == [14, 104]  # One for each step, before anything is known.
     made = dict(counters.changes(rows(4, 5, 0.5)))
@@ -51,10 +51,21 @@ def test_a_call_begins_anew_from_the_chiefs_count():
 @pytest.mark.parametrize("own", [0, 90])  # What a group has counted itself since its worker was restarted does not matter.
 def test_a_step_of_a_restarted_group_has_the_number_of_the_cluster(own):
     counter = Counter(100, own)
-    counters = StepCounters([counter])
+    counters = StepCounters([counter], groups=2)
     begun = counters.values()
     counter.own += 5
     assert counters.numbers([100.0], begun, 1) == {id(counter): 105}
+
+
+@pytest.mark.parametrize(("own", "number"), [(108, 113), (0, 105)])
+def test_the_only_group_knows_the_updates_that_the_chief_has_not_counted_unless_its_worker_was_restarted(own, number):
+    counter = Counter(100, own)
+    counters = StepCounters([counter])
+    counters.begin(20)
+    assert counters.counts_at(24) == [100]
+    begun = counters.values()
+    counter.own += 5
+    assert counters.numbers([100.0], begun, 1) == {id(counter): number}
 
 
 def test_where_groups_share_replicas_every_step_counts_as_one():
