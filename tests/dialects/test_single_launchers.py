@@ -83,6 +83,9 @@ def test_bad_descriptions_of_accelerate() -> None:
     assert "--num_processes: the number of processes is that of a configuration" in refused("accelerate launch a.py")
     assert "starts no training; expected accelerate launch" in refused("accelerate config --x")
     assert "it is 8, and distributed_type NO has one process" in refused(ACCELERATE.replace("MULTI_GPU", "'NO'"))
+    without = ACCELERATE.replace("num_processes: 8\n", "")
+    assert "num_processes: it is missing, and only distributed_type NO has one process" in refused(without)
+    assert tfdist.read("distributed_type: 'NO'\nmain_training_function: main\n").describe() == "1 worker"
     assert "7 is no multiple of num_machines, 2" in refused(ACCELERATE.replace("num_processes: 8", "num_processes: 7"))
     assert "2 machines need a place to meet" in refused(ACCELERATE.replace("main_process_ip: 10.0.0.1\n", ""))
     assert "'AMAZON_SAGEMAKER' starts a job elsewhere" in refused(ACCELERATE.replace("LOCAL_MACHINE", "AMAZON_SAGEMAKER"))

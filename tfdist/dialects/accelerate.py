@@ -50,6 +50,7 @@ _SWITCHES = names(
 _ONE, _GPUS, _CPUS = ("NO",), ("MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM", "TP"), ("MULTI_CPU",)
 _OTHERS = ("MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU", "TPU", "XLA", "MULTI_NEURON")
 _PORT = 29500
+_LAUNCH = "accelerate launch --config_file FILE --num_processes N"
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
@@ -85,7 +86,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     if "distributed_type" not in texts:
         is_gpu = any(map(given.flag, ("multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")))
         texts["distributed_type"] = "MULTI_GPU" if is_gpu else "MULTI_CPU"  # Which devices there are, only the machine knows.
-    if "num_processes" not in texts:
+    if "num_processes" not in texts and not given.text("config_file"):
         raise source.error(
             "the number of processes is that of a configuration on the machine; give it, or the file with --config_file",
             field="--num_processes",
@@ -119,6 +120,11 @@ def _read(values: Values) -> Cluster | RankInfo:
         known = (*_ONE, *_GPUS, *_CPUS)
         raise values.error("distributed_type", f"{shown(kind)} is not one of {', '.join(known)}{nearest(kind, known)}")
     machines = values.number("num_machines", 1, least=1)
+    if kind not in _ONE and not values.text("num_processes"):
+        # Accelerate calls this -1: "if we use SLURM and the user manually passes it in".
+        raise values.error(
+            "num_processes", f"it is missing, and only distributed_type NO has one process; write it, or give it with {_LAUNCH}"
+        )
     size = values.number("num_processes", 1, least=1)
     check_count(values, "num_processes", size)
     if kind in _ONE and size > 1:
