@@ -49,6 +49,12 @@ def test_bad_job_sets() -> None:
     )
 
 
+def test_the_container_that_asks_for_gpus_trains() -> None:
+    beside = JOB_SET.replace("containers: [{name: ", "containers: [{name: tcpx-daemon}, {name: ")
+    assert beside != JOB_SET and kinds(beside) == kinds(JOB_SET)
+    assert "google.com/tpu: the pods ask for TPUs" in refused(beside.replace("nvidia.com/gpu", "google.com/tpu"))
+
+
 def test_the_tasks_of_volcano_are_jobs() -> None:
     assert hosts(VOLCANO) == [f"mnist-worker-{index}.mnist.default.svc:2222" for index in range(2)]
     assert hosts(VOLCANO, "ps") == ["mnist-ps-0.mnist.default.svc:2223"]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.kubernetes.fields import checked_total, need, replica_count
-from tfdist.dialects.kubernetes.pods import container, gpus, namespace, object_name, port
+from tfdist.dialects.kubernetes.pods import container, gpus, namespace, object_name, port, tpu
 from tfdist.dialects.parsing.document import shown
 from tfdist.dialects.parsing.node import Node
 
@@ -34,7 +34,6 @@ _JOBS = {
 }
 _NAME = re.compile(r"(?:(?:tf|tensorflow)[-_]?)?(ps|.*?)s?", re.ASCII)
 _LAUNCHERS = ("launcher", "mpimaster")
-_TPUS = ("google.com/tpu", "cloud-tpus.google.com/v3", "cloud-tpus.google.com/v2")
 _VOLCANO_PORT = 2222
 
 
@@ -100,7 +99,10 @@ def _roles(groups: list[Node], job: Node, *, is_mpi: bool, single: str | None) -
         role = role or (single if len(groups) == 1 else None)
         if role is None:
             known = ", ".join(dict.fromkeys(_JOBS.values()))
-            raise group.error(f"{shown(label)} is not the name of a job that trains; they are {known}")
+            raise group.error(
+                f"{shown(label)} is not the name of a job that trains; they are {known}; rename it, or leave it out of the file if "
+                "its pods do not train"
+            )
         found.append((group, role))
     if not any(role in ("ps", "evaluator") for _, role in found):
         # Without ps tasks a master is rank 0 of those that train, as in PyTorchJob.
@@ -111,12 +113,8 @@ def _roles(groups: list[Node], job: Node, *, is_mpi: bool, single: str | None) -
 
 
 def _width(pod: Node | None, role: str) -> int:
-    resources = pod.get("resources") if pod else None
-    for part in ("limits", "requests"):
-        amounts = resources.get(part) if resources else None
-        for kind in _TPUS if amounts else ():
-            if amounts is not None and amounts.mapping().get(kind) is not None:
-                raise amounts.child(kind).error("the pods ask for TPUs, which no strategy of tfdist uses")
+    if (asked := tpu(pod)) is not None:
+        raise asked.error("the pods ask for TPUs, which no strategy of tfdist uses")
     return 0 if role == "ps" else gpus(pod)
 
 

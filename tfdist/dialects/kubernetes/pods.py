@@ -14,6 +14,9 @@ GPUS = (
 )
 """Extended resources that are whole GPUs, as the makers' device plugins name them."""
 
+TPUS = ("google.com/tpu", "cloud-tpus.google.com/v3", "cloud-tpus.google.com/v2")
+"""Extended resources that are TPUs."""
+
 
 def object_name(entry: Node) -> str | None:
     """Returns `metadata.name`; None if `metadata.generateName` leaves it to Kubernetes. Raises ClusterError for a bad one."""
@@ -38,7 +41,8 @@ def container(template: Node | None, name: str | None) -> Node | None:
 
     Args:
         template: the pod template, or None.
-        name: the container's name; None for the first container.
+        name: the container's name; None for the first that asks for GPUs or TPUs, else the first. Others, such as the daemon
+            of a network, may precede the one that trains.
 
     Raises:
         ClusterError: if there are containers, but none with this name.
@@ -48,13 +52,13 @@ def container(template: Node | None, name: str | None) -> Node | None:
     if containers is None:
         return None
     found = list(containers.entries())
+    if name is None:
+        return next((entry for entry in found if tpu(entry) or gpus(entry)), found[0] if found else None)
     for entry in found:
         given = entry.get("name")
-        if name is None or (given is not None and given.value == name):
+        if given is not None and given.value == name:
             return entry
-    if name is not None:
-        raise containers.error(f"there is no container named {name}, which is the one that trains")
-    return None
+    raise containers.error(f"there is no container named {name}, which is the one that trains")
 
 
 def port(entry: Node | None, name: str, default: int) -> int:
@@ -82,6 +86,14 @@ def gpus(holder: Node | None, field: str = "resources") -> int:
             if counts:
                 return sum(counts)
     return 0
+
+
+def tpu(holder: Node | None) -> Node | None:
+    """Returns the TPUs that a container asks for; None if it asks for none."""
+    resources = holder.get("resources") if holder else None
+    amounts = [resources.get(part) for part in ("limits", "requests")] if resources else []
+    asked = ((entry, kind) for entry in amounts if entry is not None for kind in TPUS)
+    return next((entry.child(kind) for entry, kind in asked if entry.mapping().get(kind) is not None), None)
 
 
 def _label(entry: Node) -> str:

@@ -184,11 +184,14 @@ def _trainjob(job: Node) -> Cluster:
         raise version.error(f"{shown(version.value)} is not the API of a TrainJob; expected trainer.kubeflow.org/v1alpha1")
     spec = need(job, "spec")
     spec.check_near(("trainer", "runtimeRef"), "TrainJob")
-    trainer = need(spec, "trainer")
-    trainer.check_near(("numNodes", "numProcPerNode", "resourcesPerNode"), "trainer")
-    nodes = trainer.get("numNodes")
-    if nodes is None:
-        raise trainer.error("numNodes is missing: the default of the runtime is not in this file; give the number of nodes")
+    trainer = spec.get("trainer")
+    if trainer is not None:
+        trainer.check_near(("numNodes", "numProcPerNode", "resourcesPerNode"), "trainer")
+    nodes = trainer.get("numNodes") if trainer is not None else None
+    if trainer is None or nodes is None:
+        raise (trainer or spec).error(
+            "the trainer's numNodes is missing, and tfdist does not read the default of the runtime; give the number of nodes"
+        )
     slots, devices = slots_of_node(trainer.get("numProcPerNode"), gpus(trainer, "resourcesPerNode"))
     name, space = object_name(job), namespace(job)
     count = checked_total(nodes, [], nodes.count(1), slots)
