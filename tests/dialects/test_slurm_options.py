@@ -60,6 +60,40 @@ def test_the_step_counts_that_starts_the_program() -> None:
         script(*lines, run="srun -n $N python a.py")
 
 
+def test_all_steps_that_may_train_agree() -> None:
+    """None of them visibly starts Python: those of a script count only if they agree."""
+
+    def steps(*lines: str) -> tfdist.Cluster:
+        return script("-N 2", run="\n".join(lines))
+
+    assert len(steps("srun hostname", "srun /bin/mkdir -p x", "srun --ntasks-per-node=8 ./run.sh").tasks) == 16
+    assert len(steps("srun -n 1 ls", "srun mkdir x").tasks) == 2
+    assert len(steps("srun -n 4 ./a.sh", "srun -n4 ./b.sh").tasks) == 4
+    assert len(steps("srun -n 1 ./a.sh", "srun -n 2 ./b.sh", "mpirun -np 8 python train.py").tasks) == 8
+    with pytest.raises(ClusterError, match="different numbers of tasks in lines 3, 4; keep the one that trains"):
+        steps("srun ./a.sh", "srun --ntasks-per-node=8 ./run.sh")
+    with pytest.raises(ClusterError, match=r":4: --ntasks-per-node: '\$GPUS' has a shell variable"):
+        steps("srun ./a.sh", "srun --ntasks-per-node=$GPUS ./run.sh")
+
+
+def test_variables_among_the_options_of_a_step() -> None:
+    assert len(script("-N 2", run="srun --ntasks=$((SLURM_NNODES * 8)) ./run.sh").tasks) == 16
+    assert len(script("-N 2 --ntasks-per-node=2", run="srun -n $(( ${SLURM_NNODES}*$SLURM_NTASKS_PER_NODE )) x").tasks) == 4
+    assert len(script("-N 2", run='srun "${ARGS[@]}" --mpi=pmix python train.py -n 3').tasks) == 2
+    for options_behind in ("$OPTIONS --ntasks-per-node=4 python train.py", "$A $B -n 8 python train.py"):
+        with pytest.raises(ClusterError, match="is a shell variable among the options, and variables are not expanded"):
+            script("-N 2", run=f"srun {options_behind}")
+        with pytest.raises(ClusterError, match="is a shell variable among the options, and variables are not expanded"):
+            tfdist.read(f"srun {options_behind}")
+    with pytest.raises(ClusterError, match="has a shell variable"):
+        script("-N 2", run="srun --ntasks=$((NODES * 8)) ./run.sh")
+
+
+def test_a_batch_script_without_its_first_line() -> None:
+    with pytest.raises(ClusterError, match="the first line of a batch script is missing; sbatch asks for one such as #!/bin/bash"):
+        tfdist.read("#SBATCH --nodes=2\n#SBATCH --gres=gpu:2\nsrun python train.py\n")
+
+
 def test_a_program_without_srun_runs_once() -> None:
     assert summary(script("--gres=gpu:4", run="python x.py")) == (1, 4, 4)
     with pytest.raises(ClusterError, match=r":3: this starts one process, and the script asks for 8 tasks; write srun"):

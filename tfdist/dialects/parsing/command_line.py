@@ -8,7 +8,6 @@ from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source, nearest
 
 _ONLY_VARIABLE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\})|\$\((?!which |command -v ).*|`(?!which ).*", re.ASCII | re.DOTALL)
-"""A word that is nothing but a variable. `$DIR/train.py` is a program."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -81,11 +80,16 @@ def options(
     return Values(source, found, "--")
 
 
-def check_variable(word: str, source: Source) -> None:
+def is_variable(word: str) -> bool:
+    """Returns whether a word is nothing but a shell variable. `$DIR/train.py` is a program."""
+    return _ONLY_VARIABLE.fullmatch(word) is not None
+
+
+def check_variable(word: str, source: Source, line: int | None = None) -> None:
     """Raises ClusterError for a shell variable in the place of an option or of the program: it may hold further options."""
-    if _ONLY_VARIABLE.fullmatch(word):
+    if is_variable(word):
         raise source.error(
-            f"{shown(word, 40)} is a shell variable among the options, and variables are not expanded; write its value"
+            f"{shown(word, 40)} is a shell variable among the options, and variables are not expanded; write its value", line=line
         )
 
 

@@ -4,11 +4,12 @@ Names and meanings are those of sbatch(1) and srun(1) of Slurm 22.05 and later. 
 name (getopt_long). The options of plug-ins are not known here and are passed over.
 """
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist.dialects.parsing.command_line import names
+from tfdist.dialects.parsing.command_line import check_variable, is_variable, names
 from tfdist.dialects.parsing.document import MAX_GPUS_PER_TASK, MAX_TASKS, shown
 from tfdist.dialects.parsing.values import Values
 from tfdist.errors import Source, UnstatedError
@@ -57,7 +58,11 @@ _LETTERS = {
 }
 _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 
+OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
+"""Options that say how many tasks there are."""
+
 _COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
+_PRODUCT = re.compile(r"\$\(\(([\w\s*${}]+)\)\)", re.ASCII)
 _GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=/](.*))?", re.ASCII)
 
 
@@ -159,6 +164,25 @@ def check_one_component(words: Sequence[str], given: Mapping[str, str], source: 
         )
 
 
+def check_variables(words: Sequence[str], source: Source, line: int | None = None) -> None:
+    """Raises ClusterError for options of srun behind a shell variable that say how many tasks or GPUs there are.
+
+    The variable may be the program, and they its arguments; or it may hold options, which are then those of srun.
+
+    Args:
+        words: the command line behind `srun`.
+        source: for messages.
+        line: the line of the command, for messages.
+    """
+    _, end = options(words)
+    after = end
+    while after < len(words) and is_variable(words[after]):
+        after += 1
+    behind, _ = options(words[after:])
+    if after > end and any(name in OF_TASKS or "gpu" in name or name == "gres" for name in behind):
+        check_variable(words[end], source, line)
+
+
 def gpus_per_task(values: Values, name: str) -> int:
     """Returns the GPUs of each task by the variable `name` or by option, `2` or `a100:2`; 0 if it is not given."""
     return _gpus(values, name)
@@ -212,9 +236,19 @@ def _listed(values: Values, name: str) -> int:
 
 
 def of_allocation(text: str, wanted: Mapping[str, str]) -> str:
-    """Returns the value of a variable that sbatch sets by its own options, `$SLURM_NTASKS`; other texts as they are."""
+    """Returns the value of a variable that sbatch sets by its own options, `$SLURM_NTASKS`, or of a product with such
+    variables, `$((SLURM_NNODES * 8))`; other texts as they are."""
+    product = _PRODUCT.fullmatch(text)
+    if product is not None:
+        factors = [_factor(part, wanted) for part in product[1].split("*")]
+        return str(math.prod(map(int, factors))) if all(_COUNT.fullmatch(factor) for factor in factors) else text
     name = text.strip("${}")
     if name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
         return wanted.get("nodes") or ("1" if "ntasks" not in wanted else text)
     option = {"SLURM_NTASKS": "ntasks", "SLURM_NPROCS": "ntasks", "SLURM_NTASKS_PER_NODE": "ntasks-per-node"}.get(name)
     return wanted.get(option, text) if option else text
+
+
+def _factor(text: str, wanted: Mapping[str, str]) -> str:
+    name = text.strip()
+    return name if name.isdecimal() else of_allocation(f"${name.removeprefix('$')}", wanted)

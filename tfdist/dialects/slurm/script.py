@@ -12,12 +12,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tfdist.cluster import Cluster, Task
-from tfdist.dialects.parsing.command_line import PREFIXES
+from tfdist.dialects.parsing.command_line import PREFIXES, names
 from tfdist.dialects.parsing.document import Document
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import commands
 from tfdist.dialects.parsing.values import Values
-from tfdist.dialects.slurm.options import Tasks, check_one_component, check_stated, of_allocation, options, tasks
+from tfdist.dialects.slurm.options import (
+    OF_TASKS,
+    Tasks,
+    check_one_component,
+    check_stated,
+    check_variables,
+    of_allocation,
+    options,
+    tasks,
+)
 from tfdist.dialects.tf_config.config import parse as parse_tf_config
 from tfdist.errors import ClusterError, Source
 
@@ -30,12 +39,13 @@ _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
 _STARTERS = frozenset(
     {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
 )
-_OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
+_PREPARES = names("mkdir rm cp mv ln ls cat echo printf hostname date sleep touch chmod tar rsync sbcast nvidia-smi env printenv")
+"""Programs that do not train: a script may start them on any number of tasks."""
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
-    """Returns whether this is a batch script."""
-    return isinstance(content, str) and content.startswith("#!") and _SBATCH.search(content) is not None
+    """Returns whether this is a batch script, or what is left of one without its first line."""
+    return isinstance(content, str) and content.lstrip().startswith("#") and _SBATCH.search(content) is not None
 
 
 def starts_launchers(text: str) -> bool:
@@ -47,6 +57,7 @@ def parse_command(words: list[str], source: Source) -> Cluster:
     """Reads `srun -n 4 python train.py`. Raises ClusterError for bad options, and without a number of tasks."""
     given, _ = options(words[1:])
     check_one_component(words, given, source)
+    check_variables(words[1:], source)
     values = Values(source, given, "--")
     check_stated(values)
     return _cluster(tasks(values), source)
@@ -59,6 +70,8 @@ def parse(document: Document) -> Cluster:
         ClusterError: for bad options, for heterogeneous jobs, and for a program that is started once and not on every task.
     """
     source = Source(NAME, document.name)
+    if not document.text.startswith("#!"):
+        raise source.error("the first line of a batch script is missing; sbatch asks for one such as #!/bin/bash", line=1)
     exported = _EXPORT.search(document.text)
     if exported is not None:
         return _exported(exported, document, source)
@@ -109,10 +122,17 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
 
 
 def _steps(text: str, wanted: Mapping[str, str], source: Source) -> list[tuple[int, Tasks]]:
-    """Returns the line and the tasks of each `srun` that starts a Python program; else those of the only `srun` of a script."""
-    steps = [(line, position, words) for line, words in _commands(text, source) if (position := _srun(words)) is not None]
+    """Returns the line and the tasks of each `srun` that may train.
+
+    They start a Python program; else, where no other launcher does, any program but those that only prepare or show something.
+    """
+    found = list(_commands(text, source))
+    steps = [(line, position, words) for line, words in found if (position := _srun(words)) is not None]
     python = [step for step in steps if _starts_python(*step[1:])]
-    return [_step(*step, wanted, source) for step in python or (steps if len(steps) == 1 else ())]
+    if not python and len(steps) > 1:
+        others = any(_STARTERS - {"srun"} & set(map(os.path.basename, words)) for _, words in found)
+        steps = [] if others else [step for step in steps if _PREPARES.isdisjoint(_program(*step[1:])[:1])]
+    return [_step(*step, wanted, source) for step in python or steps]
 
 
 def _srun(words: Sequence[str]) -> int | None:
@@ -122,16 +142,21 @@ def _srun(words: Sequence[str]) -> int | None:
 
 
 def _starts_python(position: int, words: Sequence[str]) -> bool:
+    return any(_PYTHON.fullmatch(word) or word.endswith(".py") for word in _program(position, words))
+
+
+def _program(position: int, words: Sequence[str]) -> list[str]:
+    """Returns the base names of the words of the program that the `srun` at `position` starts."""
     _, end = options(words[position + 1 :])
-    program = words[position + 1 + end :]
-    return any(_PYTHON.fullmatch(os.path.basename(word)) or word.endswith(".py") for word in program)
+    return [os.path.basename(word) for word in words[position + 1 + end :]]
 
 
 def _step(line: int, position: int, words: Sequence[str], wanted: Mapping[str, str], source: Source) -> tuple[int, Tasks]:
     """Returns the line and the tasks of an `srun`: as its own options ask, else as those of the script."""
     given, _ = options(words[position + 1 :])
     check_one_component(words, given, source, line)
-    own = {name: of_allocation(value, wanted) for name, value in given.items() if name in _OF_TASKS or "gpu" in name}
+    check_variables(words[position + 1 :], source, line)
+    own = {name: of_allocation(value, wanted) for name, value in given.items() if name in OF_TASKS or "gpu" in name}
     own |= {name: value for name, value in given.items() if name == "gres"}
     merged = dict(wanted) | own
     if "ntasks" not in own and own.keys() & {"ntasks-per-node", "nodes"} and "ntasks-per-node" in merged:
