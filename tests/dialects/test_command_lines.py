@@ -1,6 +1,7 @@
 """The launcher in a command line or a script: what stands before it, variables, assignments, several commands."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,41 @@ def test_a_script_is_split_as_a_shell_does_it() -> None:
     assert words("a > log 2>&1 <in b\nc <N> 2> d") == [("a", "b"), ("c", "<N>")]
     assert words("cat <<EOF\ntorchrun 'x\nEOF\na") == [("cat",), ("a",)]
     assert words('a $(b (c) "d") ${e:-f g} `h i`') == [("a", '$(b (c) "d")', "${e:-f g}", "`h i`")]
+    assert words("> a b\nc > d") == [("a", "b"), ("c",)]  # A prompt.
     (command,) = commands("\n\nexport A=1 B='x y' C", Source("command", "x"))
     assert command.variables == {"A": "1", "B": "x y"} and command.line == 3 and not command.words
     with pytest.raises(ClusterError, match=r"x:2: .*no closing quotation"):
         words("a\nb 'c")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A=${B:-"${C}/d ${E}.x"}',
+        ": ${A:=\"b \\\n  c\n d'\"}",
+        'A="$(dirname "$0")" B="${C:-it\'s}"',
+        "A=$(awk 'BEGIN {print ('${b}' >= \\\n ('${c}' * 2))}')",
+        "A=$(cat <<'EOF'\nit's \"one\nEOF\n)",
+        "A=$(b # it's a comment\nc)",
+        'A=$((1 << 3)) B="a #b" C="<<x"',
+        "A=$'it\\'s'",
+        'A="`b \'c`"',
+        'A=$((b<<c)) B=$(d\n"e\'f"\n)',
+    ],
+)
+def test_quotations_and_substitutions_inside_others(text: str) -> None:
+    assert words(f"{text}\ntorchrun x")[-1] == ("torchrun", "x")
+    assert tfdist.read(f"#!/bin/bash\n{text}\ntorchrun --nproc_per_node=2 x.py\n").describe() == "2 workers"
+
+
+@pytest.mark.parametrize("opening", ["$(", "${", "$((", "$(<<a\n", "$('", "`"])
+def test_openings_without_an_end_take_no_time(opening: str) -> None:
+    start = time.monotonic()
+    try:
+        words(opening * 20_000)
+    except ClusterError:
+        pass
+    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,11 @@ def test_a_program_that_is_a_file_is_read_as_one(tmp_path, monkeypatch):
     assert hosts("mpirun") == "a a"
 
 
+def test_a_command_with_an_option_such_as_cpu_is_no_host_file():
+    script = "# a comment\n\nhorovodrun -np 2 bash ./bind.sh --cpu=exclusive --max-slots=1 -- python3 main.py \\\n  --lr 1\n"
+    assert hosts(script) == "localhost localhost"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

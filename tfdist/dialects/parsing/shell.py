@@ -19,8 +19,9 @@ _TOKEN = re.compile(
     |(?P<redirect>&>>?|[0-9]?(?:<<<|>>|>\||>&|<&|<>|>|<))
     |(?P<end>&&|\|\||;;|[;&|()])
     |(?P<single>'[^']*')
-    |(?P<double>"(?:[^"\\]|\\.)*")
-    |(?P<brace>\$\{[^}\n]*\})
+    |(?P<ansi>\$'(?:[^'\\]|\\.)*')
+    |(?P<double>")
+    |(?P<brace>\$\{)
     |(?P<open>\$\()
     |(?P<backtick>`[^`]*`)
     |(?P<escape>\\.)
@@ -29,9 +30,20 @@ _TOKEN = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL | re.ASCII,
 )
+_PART = re.compile(
+    r"""\\.|\$\(|\$\{|(?<!<)<<-?[ \t]*(?P<mark>'[^'\n]+'|"[^"\n]+"|[A-Za-z_][\w.]*)|(?<=\s)\#[^\n]*|["'`()}]""",
+    re.VERBOSE | re.DOTALL | re.ASCII,
+)
+"""What begins or ends a quotation or a substitution inside another one."""
+
+_CLOSERS = {'"': '"', "`": "`", "$(": ")", "${": "}", "(": ")"}
 _ESCAPED = re.compile(r"\\([\"\\\n])")
 _CONTROL = frozenset({"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "case", "esac", "{", "}", "!"})
 _DECLARE = frozenset({"export", "declare", "typeset", "readonly", "local"})
+_QUOTES = "'\""
+_MAX_MISSING = 20
+"""Ends of here-documents that are looked for in vain before `<<` counts as an operator."""
+_NO_END = "this cannot be split into words: no closing quotation"
 
 
 @dataclass(frozen=True)
@@ -98,6 +110,8 @@ def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
     word_line = 1
     marks: list[str] = []
     drops = False  # The next word is the file of a redirection.
+    begins = True  # No word of this command has been found.
+    is_balanced = True
     while position <= len(text):
         match = _TOKEN.match(text, position)
         kind = match.lastgroup if match else "line"
@@ -108,48 +122,95 @@ def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
             end = text.find("\n", position)
             position = len(text) if end < 0 else end
             continue
+        if token == ">" and begins and word is None and text[position : position + 1] in (" ", "\t"):
+            continue  # A prompt.
         if kind in ("blank", "line", "redirect", "heredoc", "end"):
             if word is not None:
                 joined = "".join(word)
                 is_number = kind == "redirect" and joined.isdecimal()  # 2>file
                 if not drops and not is_number:
                     yield "word", joined, word_line
+                    begins = False
                 word, drops = None, False
             if kind == "redirect":
                 drops = True
             elif kind == "heredoc" and match is not None:
-                marks.append(match["mark"].strip("'\""))
+                marks.append(match["mark"].strip(_QUOTES))
             elif kind in ("line", "end"):
-                drops = False
+                drops, begins = False, True
                 yield "end", "", line
                 if kind == "line":
                     line += 1
                     while marks and position <= len(text):
                         position, line = _after_heredoc(text, position, line, marks.pop(0))
             continue
-        line += token.count("\n")
+        if kind in ("double", "brace", "open"):
+            # After one that does not end, only the line counts: a text of nothing but openings is not searched again and again.
+            end = _behind(text, position, _CLOSERS[token]) if is_balanced or kind == "double" else -1
+            if end < 0 and kind == "double":
+                raise source.error(_NO_END, line=line)
+            is_balanced = is_balanced and end >= 0
+            end = end if end >= 0 else _closing(text, position)
+            token, position = text[position - len(token) : end], end
+        first_line, line = line, line + token.count("\n")
         if kind == "join":
             continue
         if word is None:
-            word, word_line = [], line
-        if kind == "open":
-            end = _closing(text, position)
-            token, position = text[position - 2 : end], end
-        elif kind == "other" and token in "'\"`":
-            raise source.error("this cannot be split into words: no closing quotation", line=line)
+            word, word_line = [], first_line
+        if kind == "other" and token in "'`":
+            raise source.error(_NO_END, line=line)
         word.append(_unquoted(kind or "", token))
 
 
 def _unquoted(kind: str, token: str) -> str:
-    if kind == "single":
-        return token[1:-1]
+    if kind in ("single", "ansi"):
+        return token.lstrip("$")[1:-1]
     if kind == "double":
         return _ESCAPED.sub(lambda match: "" if match[1] == "\n" else match[1], token[1:-1])
     return token[1:] if kind == "escape" else token
 
 
+def _behind(text: str, position: int, closer: str) -> int:
+    """Returns the position behind the quotation or substitution that `closer` ends; -1 if it does not end.
+
+    Args:
+        text: the script.
+        position: the position behind its beginning.
+        closer: `"`, `)`, `}` or a backtick.
+    """
+    closers, missing = [closer], set[str]()
+    while (match := _PART.search(text, position)) is not None:
+        token, position, last = match[0], match.end(), closers[-1]
+        if token[0] in "#<" and last != ")":
+            position = match.start() + 1  # Neither a comment nor a here-document: `"a #b"`.
+        elif token == last:
+            closers.pop()
+            if not closers:
+                return position
+        elif last == "`" or token[0] in "\\}":
+            continue
+        elif token in ("$(", "${", "`"):
+            closers.append(_CLOSERS[token])
+        elif last == '"' or (last == "}" and token != '"' and '"' in closers[-2:]):
+            continue
+        elif token == "'":
+            position = text.find("'", position) + 1
+            if not position:
+                return -1
+        elif token == '"' or (token == "(" and last == ")"):
+            closers.append(_CLOSERS[token])
+        elif (mark := match["mark"]) and len(missing) < _MAX_MISSING and mark not in missing:
+            ends = re.compile(rf"^[ \t]*{re.escape(mark.strip(_QUOTES))}[ \t]*$", re.MULTILINE).search(text, position)
+            if ends is None:
+                missing.add(mark)  # Not a here-document: `$((a<<b))`.
+            else:
+                position = ends.end()
+        # A comment in `$(...)` is passed over as a whole.
+    return -1
+
+
 def _closing(text: str, position: int) -> int:
-    """Returns the position behind the `)` that ends `$(`."""
+    """Returns the position behind the `)` that ends `$(`, or the end of the line."""
     depth = 1
     for match in re.compile(r"[()\n]").finditer(text, position):
         depth += {"(": 1, ")": -1}.get(match[0], 0)
