@@ -158,6 +158,8 @@ def test_variables_that_cannot_be_are_named(change, message):
         ("python -m paddle.distributed.launch train.py", ["worker:0 localhost:27182"]),
         ("python -m paddle.distributed.launch --ips=a,b --gpus 0,1 train.py", ["a:6070", "a:6071", "b:6070", "b:6071"]),
         ("fleetrun --servers=a:1,b:2 --workers=a:3,b:4 train.py", ["a:3", "b:4", "a:1", "b:2"]),
+        ("fleetrun --servers=a:6170,b:6171 --workers=a,b t.py", ["a:6172", "b:6173", "a:6170", "b:6171"]),
+        ("fleetrun --servers=a:1 --workers=a:3,b t.py", ["a:6171", "b:6172", "a:1"]),
         ("fleetrun --server_n=1 --worker_n=2 --run ps train.py", ["localhost:27183", "localhost:27184", "localhost:27182"]),
         ("fleetrun --server_num=1 --worker_num=2 train.py", ["localhost:27183", "localhost:27184", "localhost:27182"]),
     ],

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
-from tfdist.dialects.parsing.shell import ShellCommand, commands
+from tfdist.dialects.parsing.shell import ASSIGNMENT, ShellCommand, commands
 from tfdist.dialects.registry import command_readers, environment_readers, programs
 from tfdist.errors import Source
 
@@ -183,6 +183,9 @@ def _hidden(command: ShellCommand) -> dict[str, _Hidden]:
     hidden: dict[str, _Hidden] = {}
     for name, value in command.variables.items():
         words = value.split()[:MAX_WORDS]
+        while words and ASSIGNMENT.fullmatch(words[0]):  # run="NCCL_DEBUG=INFO deepspeed ..."
+            words = words[1:]
+        words = words if words[:1] != ["-m"] else ["python", *words]  # DISTRIBUTED="-m torch.distributed.run ..."
         found = _found(words, Source("command", ""))
         if found is not None and found[1] != "srun" and found[2] is None:
             hidden[name] = _Hidden(found[1], command.line, len(words) > found[0])

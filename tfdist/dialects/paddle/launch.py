@@ -38,8 +38,8 @@ _OLDER = {
 }
 """Options of 2.2 and 1.x, and what they are called now."""
 
-WORKER_PORT = 6170
-"""Port of the first worker whose address has none: `fleet/launch_utils.py` of 2.2 counts up from it."""
+FIRST_PORT = 6170
+"""Where the ports of addresses without one begin."""
 _DEVICES = ("devices", "gpus", "npus", "xpus")
 
 
@@ -78,20 +78,21 @@ class _Renamed(Values):
         return super().error(older, message)
 
 
-def _trainers(values: Values) -> list[tuple[str, int]]:
-    """Returns the addresses of `--trainers`. Those without ports get them in order, as in Paddle 2.2."""
+def _trainers(values: Values, servers: int) -> list[tuple[str, int]]:
+    """Returns the addresses of `--trainers`. If one has no port, all get ports in order behind those of the servers, as in
+    Paddle 2.2 (`fleet/launch_utils.py`)."""
     parts = [part.strip() for part in values.text("trainers").split(",") if part.strip()]
-    if any(":" in part for part in parts):
+    if all(":" in part for part in parts):
         return addresses(values, "trainers")
-    ports = range(WORKER_PORT, WORKER_PORT + len(parts))
-    numbered = ",".join(f"{part}:{port}" for part, port in zip(parts, ports, strict=True))
+    hosts = [part.partition(":")[0] for part in parts]
+    numbered = ",".join(f"{host}:{FIRST_PORT + servers + index}" for index, host in enumerate(hosts))
     return addresses(dataclasses.replace(values, texts={**values.texts, "trainers": numbered}), "trainers")
 
 
 def _servers(values: Values) -> Cluster:
     if values.text("servers") and values.text("trainers"):
         servers: list[tuple[str | None, int | None]] = [*addresses(values, "servers")]
-        trainers: list[tuple[str | None, int | None]] = [*_trainers(values)]
+        trainers: list[tuple[str | None, int | None]] = [*_trainers(values, len(servers))]
     else:
         count = nodes(values, "1")
         missing = next((name for name in ("servers", "trainers") if not values.text(name)), "servers")
