@@ -37,7 +37,7 @@ def test_a_script_is_split_as_a_shell_does_it() -> None:
     "text",
     [
         'A=${B:-"${C}/d ${E}.x"}',
-        ": ${A:=\"b \\\n  c\n d'\"}",
+        ': ${A:="b \\\n  c\n d\'"}',
         'A="$(dirname "$0")" B="${C:-it\'s}"',
         "A=$(awk 'BEGIN {print ('${b}' >= \\\n ('${c}' * 2))}')",
         "A=$(cat <<'EOF'\nit's \"one\nEOF\n)",
@@ -113,7 +113,10 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
         ("srun -n $N python x.py", "--ntasks: '$N' has a shell variable"),
         ("TF_CONFIG='{\"cluster\": '$C'}' python x.py", "TF_CONFIG: '{\"cluster\": $C}' has a shell variable"),
         ("L='torchrun --nnodes 2'\n$L x.py", "<text>:1: torchrun is put into a variable, and variables are not expanded"),
-        ('D="-m torch.distributed.run --nproc_per_node=8"\npython $D x.py', "<text>:1: torch.distributed.run is put into a variable"),
+        (
+            'D="-m torch.distributed.run --nproc_per_node=8"\npython $D x.py',
+            "<text>:1: torch.distributed.run is put into a variable",
+        ),
         ('run="A=1 deepspeed x.py"\neval $run', "<text>:1: deepspeed is put into a variable"),
         ("export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
         ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),

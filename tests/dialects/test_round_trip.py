@@ -49,7 +49,7 @@ def again(dialect: str, cluster: Cluster, folder: Path) -> "list[Cluster]":
     """The cluster, written and read."""
     text = writers()[dialect].write(cluster)
     if dialect == "tf_config":
-        return [read(config) for config in json.loads(text).values()]
+        return [read(text), *(read(config) for config in json.loads(text).values())]
     hosts = None
     if dialect == "singa" and all(task.host for task in cluster.tasks):
         hosts = folder / "hostfile"

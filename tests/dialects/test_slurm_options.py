@@ -90,7 +90,9 @@ def test_variables_among_the_options_of_a_step() -> None:
 
 
 def test_a_batch_script_without_its_first_line() -> None:
-    with pytest.raises(ClusterError, match="the first line of a batch script is missing; sbatch asks for one such as #!/bin/bash"):
+    with pytest.raises(
+        ClusterError, match="the first line of a batch script is missing; sbatch asks for one such as #!/bin/bash"
+    ):
         tfdist.read("#SBATCH --nodes=2\n#SBATCH --gres=gpu:2\nsrun python train.py\n")
 
 

@@ -210,3 +210,14 @@ def test_ten_thousand_tasks_are_read_and_their_tf_config_refused_all_at_once() -
     written = json.loads(write(smaller))
     assert written["worker:998"] == smaller.tf_config("worker", 998)
     assert len(written) == 1000
+
+
+def test_tf_config_of_all_tasks_is_one_cluster():
+    config = {"cluster": {"worker": ["a:1", "b:1"]}}
+    both = {f"worker:{index}": {**config, "task": {"type": "worker", "index": index}} for index in range(2)}
+    assert read(both) == read(config) and read(json.dumps(both)).task is None
+    both["worker:1"]["cluster"] = {"worker": ["a:1", "c:1"]}
+    with pytest.raises(ClusterError, match="worker:0 and worker:1 describe different clusters; give TF_CONFIG of one of them"):
+        read(both)
+    with pytest.raises(ClusterError, match="'worker:0' is not a job"):
+        read({"worker:0": ["a:1"]})

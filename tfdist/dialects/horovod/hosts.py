@@ -18,9 +18,7 @@ Hosts = list[tuple[str, int]]
 """Hosts and the most ranks on each, in the order of the ranks."""
 
 _HOST_LINE = re.compile(r"[\w.@-]+(?::[0-9]+)?(?:[ \t]+[A-Za-z][\w-]*[ \t]*=[ \t]*\S*)*", re.ASCII)
-_SLOTS_LINE = re.compile(
-    r"[\w.@-]+(?:[ \t]+[A-Za-z][^\s/]*)*?[ \t]+(?:(?:[A-Za-z][\w-]*)?slots?|cpus?|count)[ \t]*=", re.ASCII
-)
+_SLOTS_LINE = re.compile(r"[\w.@-]+(?:[ \t]+[A-Za-z][^\s/]*)*?[ \t]+(?:(?:[A-Za-z][\w-]*)?slots?|cpus?|count)[ \t]*=", re.ASCII)
 """A host and its slots. Words with a dash are the options of a command: `horovodrun -np 8 bash bind.sh --cpu=node train.py`."""
 _FIELD = re.compile(r"n?(?:workers?|servers?)_(?:per_|groups?).*|start_port|sync_freq|poll_time", re.ASCII)
 _COLON_LINE = re.compile(r"([\w.@-]+):([0-9]+)(?:[ \t].*)?", re.ASCII)

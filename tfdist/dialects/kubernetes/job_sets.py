@@ -100,8 +100,8 @@ def _roles(groups: list[Node], job: Node, *, is_mpi: bool, single: str | None) -
         if role is None:
             known = ", ".join(dict.fromkeys(_JOBS.values()))
             raise group.error(
-                f"{shown(label)} is not the name of a job that trains; they are {known}; rename it, or leave it out of the file if "
-                "its pods do not train"
+                f"{shown(label)} is not the name of a job that trains; they are {known}; rename it, or leave it out of the "
+                "file if its pods do not train"
             )
         found.append((group, role))
     if not any(role in ("ps", "evaluator") for _, role in found):

@@ -39,7 +39,9 @@ _PYTHON = re.compile(r"python[0-9.]*", re.ASCII)
 _STARTERS = frozenset(
     {"srun", "mpirun", "mpiexec", "mpiexec.hydra", "horovodrun", "torchrun", "accelerate", "deepspeed", "ibrun"}
 )
-_PREPARES = names("mkdir rm cp mv ln ls cat echo printf hostname date sleep touch chmod tar rsync sbcast nvidia-smi env printenv")
+_PREPARES = names(
+    "mkdir rm cp mv ln ls cat echo printf hostname date sleep touch chmod tar rsync sbcast nvidia-smi env printenv"
+)
 """Programs that do not train: a script may start them on any number of tasks."""
 
 

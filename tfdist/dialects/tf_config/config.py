@@ -5,6 +5,7 @@ Sources of the rules: TensorFlow 2.21 `distribute/cluster_resolver/tfconfig_clus
 `pkg/controller.v1/tensorflow/tensorflow.go` v1.1 to v1.9; AI Platform Training "distributed training details".
 """
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -25,21 +26,45 @@ WORDS = _KEYS | frozenset(_JOB_NAMES)
 
 MARKS = frozenset({"cluster", "sparseCluster", EXTENSION, *_JOB_NAMES})
 
+_TASK_NAME = re.compile(rf"(?:{'|'.join(_JOB_NAMES)}):[0-9]{{1,9}}", re.ASCII)
 _INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PROTOCOL = re.compile(r"[a-z][a-z0-9+.-]{0,30}", re.ASCII)
 
 
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
-    """Returns whether this is a mapping with the task of TF_CONFIG, which may be its only key."""
+    """Returns whether this is a mapping with the task of TF_CONFIG, which may be its only key, or TF_CONFIG of all tasks."""
     if isinstance(content, str):
         return False
+    if _is_of_all_tasks(content):
+        return True
     task = content.get("task")
     return isinstance(task, Mapping) and task.get("type") in _JOB_NAMES and content.keys() <= _KEYS | _OTHER_KEYS
 
 
 def parse(document: Document) -> Cluster:
-    """Reads TF_CONFIG, or a bare cluster specification. Raises ClusterError for a bad one."""
-    return _Reader(document).cluster()
+    """Reads TF_CONFIG, that of all tasks as `tfdist.translate` prints it, or a bare cluster specification.
+
+    Raises:
+        ClusterError: for a bad one, and for tasks of different clusters.
+    """
+    if not _is_of_all_tasks(document.mapping):
+        return _Reader(document).cluster()
+    (first, config), *others = document.mapping.items()
+    alone = {**config, "task": None}
+    other = next((name for name, entry in others if {**entry, "task": None} != alone), None)
+    if other is not None:
+        raise Source(NAME, document.name).error(
+            f"{first} and {other} describe different clusters; give TF_CONFIG of one of them"
+        )
+    return _Reader(dataclasses.replace(document, mapping=alone, lines={})).cluster()
+
+
+def _is_of_all_tasks(content: Mapping[Any, Any]) -> bool:
+    """Returns whether this is what `write` returns: name of a task -> its TF_CONFIG."""
+    return bool(content) and all(
+        isinstance(name, str) and _TASK_NAME.fullmatch(name) and isinstance(entry, Mapping) and "cluster" in entry
+        for name, entry in content.items()
+    )
 
 
 def from_object(value: object) -> dict[str, Any] | None:
