@@ -44,6 +44,12 @@ def test_hosts_without_slots_do_not_make_a_text_a_host_file() -> None:
     assert "this is no cluster description" in refused("These are words\nfoo slots=2\n")
 
 
+def test_a_command_line_with_an_object_is_no_yaml() -> None:
+    for line in ('docker run -e TF_CONFIG=\'{"cluster": {"worker": ["a:1"]}}\' image', "python x.py --spec='{\"worker\": []}'"):
+        assert "this is neither a description nor a command line that tfdist reads; those of srun" in refused(line)
+    assert tfdist.read("--- {worker: ['a:1', 'b:1']}\n").describe() == "2 workers"
+
+
 def test_older_options_of_paddle() -> None:
     launch = "python -m paddle.distributed.launch "
     assert [task.gpus for task in tfdist.read(launch + "--selected_gpus=0,1,2 x.py").tasks] == [1, 1, 1]
@@ -52,7 +58,7 @@ def test_older_options_of_paddle() -> None:
     )
     assert [task.address for task in cluster.tasks] == ["a:6170", "a:6171", "b:6170", "b:6171"]
     ps = tfdist.read('fleetrun --servers="a:6000" --workers="a,b" x.py')
-    assert [task.address for task in ps.job("worker")] == ["a:6170", "b:6171"]
+    assert [task.address for task in ps.job("worker")] == ["a:6171", "b:6172"]
     assert "--workers: 'a:x' is not an address" in refused("fleetrun --servers=a:1 --workers=a:x x.py")
     assert "--trainers: 'a:x' is not an address" in refused("fleetrun --servers=a:1 --trainers=a:x x.py")
 

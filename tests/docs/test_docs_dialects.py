@@ -59,7 +59,8 @@ def test_the_table_has_every_page_every_output_and_every_program() -> None:
     linked = set(re.findall(r"\]\((\w+\.md)\)", table))
     assert linked == {page.name for page in (DOCS / "dialects").glob("*.md")} - {"README.md"}
     assert set(re.findall(r"--to (\w+)", table)) == set(outputs())
-    assert command_readers().keys() == {"slurm", "horovod", "pytorch", "accelerate", "deepspeed", "tf1", "caffe2", "paddle"}
+    known = {"slurm", "horovod", "gcloud", "pytorch", "accelerate", "deepspeed", "tf1", "caffe2", "paddle"}
+    assert command_readers().keys() == known
     assert all(
         f"`{program}`" in table
         for program in (
@@ -72,5 +73,6 @@ def test_the_table_has_every_page_every_output_and_every_program() -> None:
             "srun",
             "accelerate launch",
             "deepspeed",
+            "gcloud",
         )
     )

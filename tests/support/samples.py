@@ -355,6 +355,13 @@ COMMANDS |= {
         "accelerate launch --multi_gpu --num_processes 4 --mixed_precision=fp16 train.py --epochs 3",
         "accelerate launch --num_processes=4 --num_machines 2 --machine_rank 1 --main_process_ip h -m package.train",
     ),
+    "gcloud": (
+        "gcloud ai-platform jobs submit training $JOB --scale-tier=CUSTOM --master-machine-type=n1-standard-8 "
+        "--master-accelerator=count=2,type=nvidia-tesla-t4 --worker-machine-type=n1-standard-4 --worker-count=2",
+        "gcloud ml-engine local train --distributed --module-name trainer.task -- --epochs 5",
+        "gcloud ai custom-jobs create --worker-pool-spec=machine-type=n1-standard-8,replica-count=1 "
+        "--worker-pool-spec=machine-type=n1-standard-8,replica-count=2,accelerator-type=NVIDIA_L4,accelerator-count=1",
+    ),
     "deepspeed": (
         "deepspeed --num_gpus=4 --master_port 29501 train.py --deepspeed_config ds.json",
         "deepspeed --include localhost:0,2,3 train.py",

@@ -32,6 +32,8 @@ _ASSIGNED = re.compile(
     re.ASCII | re.DOTALL,
 )
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
+_COMMAND = re.compile(r"[ \t]*[\w./-]+[ \t]+[\w./-]", re.ASCII)
+"""A program and its first argument."""
 _BLOCK = re.compile(r"^[ \t]*[A-Za-z_]\w*[ \t]*[{<]", re.MULTILINE | re.ASCII)
 
 
@@ -149,7 +151,16 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
         raise _unknown(source, _words_of_text(document.text))
     if not readers[dialect].is_mapping:
         return Detected(dialect, readers[dialect], document)
-    return _from_mapping(load(document, source), source)
+    try:
+        loaded = load(document, source)
+    except ClusterError:
+        if not (is_script(document.text) and _COMMAND.match(document.text)):
+            raise
+        known = ", ".join(programs())
+        raise source.error(
+            f"this is neither a description nor a command line that tfdist reads; those of {known} are"
+        ) from None
+    return _from_mapping(loaded, source)
 
 
 def _assigned(text: str, name: str) -> Detected | None:

@@ -48,7 +48,12 @@ def parse(document: Document) -> Cluster:
     values = Reader(document, source).training_input()
     for option, content in document.overrides.items():
         values[OVERRIDES[option][0]] = Value(content, f"--{option}")
-    return _Training(source, values).cluster()
+    return read_fields(values, source)
+
+
+def read_fields(fields: dict[str, Value], source: Source) -> Cluster:
+    """Reads the fields of a TrainingInput, by name in camel case. Raises ClusterError as `parse` does."""
+    return _Training(source, fields).cluster()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,226 @@
+"""gcloud: the command lines that submit training to AI Platform (earlier ML Engine) and Vertex AI, or train on this machine.
+
+Sources of the flags and defaults: Google Cloud SDK `command_lib/ml_engine/flags.py`, and the reference pages of `gcloud
+ai-platform jobs submit training`, `gcloud ai-platform local train` and `gcloud ai custom-jobs create`. What the flags mean is
+that of CloudML's and Vertex AI's fields.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfdist.cluster import Cluster, Task
+from tfdist.dialects.cloudml import training_input
+from tfdist.dialects.cloudml.messages import Reader, Value
+from tfdist.dialects.dialect import CommandReader, Dialect
+from tfdist.dialects.parsing.command_line import check_variable, names
+from tfdist.dialects.parsing.document import Document, check_text, decode, read_bytes, shown
+from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.shell import has_variable
+from tfdist.dialects.parsing.values import Values
+from tfdist.dialects.vertex import custom_job
+from tfdist.errors import Source, UnstatedError, nearest
+
+NAME = "gcloud"
+
+_PLATFORM = ("ai-platform", "ml-engine", "ml")
+_SUBMIT, _LOCAL, _CREATE = ("jobs", "submit", "training"), ("local", "train"), ("custom-jobs", "create")
+
+_FIELDS = {
+    "scale-tier": "scaleTier",
+    "master-machine-type": "masterType",
+    "worker-machine-type": "workerType",
+    "worker-count": "workerCount",
+    "parameter-server-machine-type": "parameterServerType",
+    "parameter-server-count": "parameterServerCount",
+}
+_ACCELERATORS = {
+    "master-accelerator": "masterConfig",
+    "worker-accelerator": "workerConfig",
+    "parameter-server-accelerator": "parameterServerConfig",
+}
+_GLOBAL = names(
+    "access-token-file account billing-project configuration flags-file flatten format impersonate-service-account project "
+    "trace-token verbosity region"
+)
+_SWITCHES = names(
+    "async stream-logs enable-web-access enable-dashboard-access distributed log-http quiet q user-output-enabled"
+)
+_VALUED = (
+    _GLOBAL
+    | _FIELDS.keys()
+    | _ACCELERATORS.keys()
+    | names(
+        "config job-dir labels master-image-uri module-name package-path packages parameter-server-image-uri python-version "
+        "runtime-version service-account staging-bucket use-chief-in-tf-config worker-image-uri kms-key kms-keyring "
+        "kms-location kms-project network tpu-tf-version start-port evaluator-count worker-pool-spec args command display-name "
+        "python-package-uris persistent-resource-id max-trial-count parallel-trial-count"
+    )
+)
+
+LOCAL_PS, LOCAL_WORKERS = 2, 2
+"""Tasks of `local train --distributed` beside the chief, if the flags do not give their number."""
+
+_POOL = {
+    "machine-type": ("machineSpec", "machineType"),
+    "accelerator-type": ("machineSpec", "acceleratorType"),
+    "accelerator-count": ("machineSpec", "acceleratorCount"),
+    "container-image-uri": ("containerSpec", "imageUri"),
+}
+
+
+def parse_command(words: list[str], source: Source) -> Cluster:
+    """Reads a command line of gcloud that trains. The arguments behind ` -- ` are those of the program.
+
+    Raises:
+        UnstatedError: for other commands of gcloud.
+        ClusterError: for bad flags, and for a bad file of `--config`.
+    """
+    parts = [word for word in words[1:] if word not in ("alpha", "beta")]
+    readers: dict[tuple[str, ...], Callable[[list[str], Source], Cluster]] = {_CREATE: _custom_job}
+    if parts[:1] and parts[0] in _PLATFORM:
+        readers = {_SUBMIT: _training, _LOCAL: _local}
+    elif parts[:1] != ["ai"]:
+        readers = {}
+    for command, read in readers.items():
+        if tuple(parts[1 : 1 + len(command)]) == command:
+            return read(parts[1 + len(command) :], source)
+    stated = [word for word in parts[:4] if re.fullmatch(r"[a-z-]*[a-z]", word)]
+    raise UnstatedError(
+        *source.error(
+            f"'{' '.join(['gcloud', *stated])[:60]}' starts no training; expected gcloud ai-platform jobs submit training, "
+            "gcloud ai-platform local train, or gcloud ai custom-jobs create"
+        ).args
+    )
+
+
+def _training(words: list[str], source: Source) -> Cluster:
+    given = _flags(words, source, positional=1)
+    values = Values(source, dict(given), "--")
+    document = _config(values)
+    fields = Reader(document, Source(training_input.NAME, document.name)).training_input()
+    for flag, field in _FIELDS.items():
+        if values.text(flag):
+            fields[field] = Value(values.text(flag), f"--{flag}")
+    for flag, field in _ACCELERATORS.items():
+        if values.text(flag):
+            before = fields[field].fields if field in fields else {}
+            fields[field] = Value({**before, "acceleratorConfig": _accelerator(values, flag)}, f"--{flag}")
+    if not any(name.endswith(("Tier", "Type", "Count")) for name in fields):
+        fields["scaleTier"] = Value("BASIC", "--scale-tier")
+    folder = dict(given).get("job-dir", "")
+    if folder and not has_variable(folder):
+        fields["jobDir"] = Value(folder, "--job-dir")
+    return training_input.read_fields(fields, source)
+
+
+def _accelerator(values: Values, flag: str) -> Value:
+    """Returns `type=nvidia-tesla-t4,count=2` as AcceleratorConfig."""
+    content: dict[str, Value] = {}
+    for part in values.text(flag).split(","):
+        key, equals, text = part.strip().partition("=")
+        if not equals or key not in ("type", "count"):
+            raise values.error(flag, f"{shown(part)} is not right; expected type=nvidia-tesla-t4,count=1")
+        content[key] = Value(text.upper().replace("-", "_") if key == "type" else text, f"--{flag}")
+    return Value(content, f"--{flag}")
+
+
+def _local(words: list[str], source: Source) -> Cluster:
+    values = Values(source, dict(_flags(words, source, positional=0)), "--")
+    counts = {"chief": 1}
+    if values.flag("distributed"):  # In the order of the ports.
+        counts["ps"] = values.number("parameter-server-count", LOCAL_PS)
+        counts["worker"] = values.number("worker-count", LOCAL_WORKERS)
+        counts["evaluator"] = values.number("evaluator-count", 0)
+    names_of_tasks = [(job, index) for job, count in counts.items() for index in range(count)]
+    if not values.text("start-port"):
+        return Cluster(tuple(Task(*name) for name in names_of_tasks), source=source)
+    start = values.port("start-port")
+    if start + len(names_of_tasks) > 65536:
+        raise values.error("start-port", f"{start} leaves too few ports below 65536 for {len(names_of_tasks)} tasks")
+    tasks = (Task(*name, "localhost", start + offset) for offset, name in enumerate(names_of_tasks))
+    return Cluster(tuple(tasks), source=source)
+
+
+def _custom_job(words: list[str], source: Source) -> Cluster:
+    given = _flags(words, source, positional=0)
+    specs = [text for flag, text in given if flag == "worker-pool-spec"]
+    if not specs:
+        values = Values(source, dict(given), "--")
+        if not values.text("config"):
+            raise values.error("worker-pool-spec", "neither this nor --config is given, which describe the machines")
+        return dataclasses.replace(custom_job.parse(_config(values)), source=source)
+    pools = [_pool(text, source) for text in specs]
+    return dataclasses.replace(custom_job.parse(Document(source.name, mapping={"workerPoolSpecs": pools})), source=source)
+
+
+def _pool(text: str, source: Source) -> dict[str, Any]:
+    """Returns a worker pool, `machine-type=n1-standard-8,replica-count=2`, as the field of a custom job."""
+    pool: dict[str, Any] = {}
+    for part in text.split(","):
+        check_variable(part.strip(), source)
+        key, _, content = part.strip().partition("=")
+        values = Values(source, {key: content}, "--worker-pool-spec ")
+        if key == "replica-count":
+            pool["replicaCount"] = values.number(key)
+        elif key in _POOL:
+            holder, field = _POOL[key]
+            found: str | int = content  # Of the image only the name of Google's Reduction Server matters.
+            if key == "accelerator-count":
+                found = values.number(key)
+            elif holder == "machineSpec":
+                found = values.text(key).upper().replace("-", "_") if key == "accelerator-type" else values.text(key)
+            pool.setdefault(holder, {})[field] = found
+    return pool
+
+
+def _config(values: Values) -> Document:
+    """Returns the file of `--config`; an empty document if it is not given."""
+    name = values.text("config")
+    if not name:
+        return Document("--config")
+    file = Source(NAME, name[:250])
+    return load(Document(name, check_text(decode(read_bytes(name, file), file), file)), file)
+
+
+def _flags(words: Sequence[str], source: Source, *, positional: int) -> list[tuple[str, str]]:
+    """Returns the flags before ` -- ` by name, in order.
+
+    Args:
+        words: the command line behind the name of the command.
+        source: for messages.
+        positional: number of words that are no flags: the name of the job.
+
+    Raises:
+        ClusterError: for an unknown flag, a flag without a value, and a shell variable in the place of a flag.
+    """
+    found: list[tuple[str, str]] = []
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            break
+        if not word.startswith("-"):
+            positional -= 1
+            if positional < 0:
+                check_variable(word, source)
+            continue
+        name, equals, value = word.lstrip("-").partition("=")
+        if name in _SWITCHES or name.removeprefix("no-") in _SWITCHES:
+            found.append((name.removeprefix("no-"), value or str(not name.startswith("no-"))))
+        elif name not in _VALUED:
+            raise source.error(f"there is no such flag{nearest(name, sorted(_VALUED))}", field=shown(word, 40)[1:-1])
+        else:
+            value = value if equals else next(rest, "")
+            if not value:
+                raise source.error("this flag has no value", field=f"--{name}")
+            found.append((name, value))
+    return found
+
+
+DIALECT = Dialect(
+    name=NAME,
+    title="gcloud",
+    example="gcloud's command line (gcloud ai-platform jobs submit training NAME --scale-tier=STANDARD_1)",
+    command=CommandReader(("gcloud",), parse_command),
+)
