@@ -182,6 +182,8 @@ def test_the_tasks_of_one_script_are_one_cluster() -> None:
     [
         f"TF_CONFIG={json.dumps(TF_CONFIG)}\n",
         f"os.environ['TF_CONFIG'] = json.dumps({TF_CONFIG})\n",
+        f"tf.train.ClusterSpec({TF_CONFIG['cluster']})\n",
+        f"cluster = tf.train.ClusterSpec({TF_CONFIG['cluster']},)",
         f"tf_config = {TF_CONFIG}",
         "{'cluster': {'worker': ['a:1', 'b:2']}, 'task': {'type': 'worker', 'index': 1}}",  # Python prints a dict like this.
         "{'cluster': {'worker': ('a:1', 'b:2')}, 'task': {'type': 'worker', 'index': 1}, 'rpc_layer': None}  # mine",

@@ -28,7 +28,8 @@ MAX_UNKNOWN_WORDS = 500
 
 _TEXT_MARKS = ("\n", "{", ": ")
 _ASSIGNED = re.compile(
-    r"\s*(?:export\s+|ENV\s+)?[A-Za-z_][\w.]*(?:\[[\"']\w+[\"']\])?\s*=\s*(?:json\.dumps\(\s*)?(\{.*\})\s*\)?\s*;?\s*",
+    r"\s*(?:(?:export\s+|ENV\s+)?[A-Za-z_][\w.]*(?:\[[\"']\w+[\"']\])?\s*=\s*(?:[A-Za-z_][\w.]*\(\s*)?|[A-Za-z_][\w.]*\(\s*)"
+    r"(\{.*\})\s*,?\s*\)?\s*;?\s*",
     re.ASCII | re.DOTALL,
 )
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
@@ -164,11 +165,13 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
 
 
 def _assigned(text: str, name: str) -> Detected | None:
-    """Returns the description in a text that is one assignment of an object, `TF_CONFIG = {...}`; None for other texts.
+    """Returns the description in a text that is one assignment or argument of an object, `TF_CONFIG = {...}`; None for other
+    texts.
 
-    It is written so in Python, in environment files and in Dockerfiles, and by people who forget that a shell needs quotes.
+    It is written so in Python (`tf.train.ClusterSpec({...})`), in environment files and in Dockerfiles, and by people who
+    forget that a shell needs quotes.
     """
-    match = _ASSIGNED.fullmatch(text) if "=" in text[:200] else None
+    match = _ASSIGNED.fullmatch(text) if "=" in text[:200] or "(" in text[:200] else None
     if match is None:
         return None
     source = Source("text", name)
