@@ -79,7 +79,12 @@ def test_all_steps_that_may_train_agree() -> None:
 def test_variables_among_the_options_of_a_step() -> None:
     assert len(script("-N 2", run="srun --ntasks=$((SLURM_NNODES * 8)) ./run.sh").tasks) == 16
     assert len(script("-N 2 --ntasks-per-node=2", run="srun -n $(( ${SLURM_NNODES}*$SLURM_NTASKS_PER_NODE )) x").tasks) == 4
-    assert len(script("-N 2", run='srun "${ARGS[@]}" --mpi=pmix python train.py -n 3').tasks) == 2
+    for options_behind in (
+        '"${ARGS[@]}" --mpi=pmix --cpus-per-gpu=4 python train.py -n 3',
+        "$(which python) -n 3",
+        '"${COMMAND[@]}"',
+    ):
+        assert len(script("-N 2", run=f"srun {options_behind}").tasks) == 2
     for options_behind in ("$OPTIONS --ntasks-per-node=4 python train.py", "$A $B -n 8 python train.py"):
         with pytest.raises(ClusterError, match="is a shell variable among the options, and variables are not expanded"):
             script("-N 2", run=f"srun {options_behind}")

@@ -61,6 +61,9 @@ _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
 """Options that say how many tasks there are."""
 
+_OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
+"""Options that say how many GPUs there are."""
+
 _COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
 _PRODUCT = re.compile(r"\$\(\(([\w\s*${}]+)\)\)", re.ASCII)
 _GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=/](.*))?", re.ASCII)
@@ -179,7 +182,7 @@ def check_variables(words: Sequence[str], source: Source, line: int | None = Non
     while after < len(words) and is_variable(words[after]):
         after += 1
     behind, _ = options(words[after:])
-    if after > end and any(name in OF_TASKS or "gpu" in name or name == "gres" for name in behind):
+    if after > end and not behind.keys().isdisjoint((*OF_TASKS, *_OF_GPUS)):
         check_variable(words[end], source, line)
 
 
