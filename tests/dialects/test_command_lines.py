@@ -53,7 +53,7 @@ def test_quotations_and_substitutions_inside_others(text: str) -> None:
     assert tfdist.read(f"#!/bin/bash\n{text}\ntorchrun --nproc_per_node=2 x.py\n").describe() == "2 workers"
 
 
-@pytest.mark.parametrize("opening", ["$(", "${", "$((", "$(<<a\n", "$('", "`"])
+@pytest.mark.parametrize("opening", ["$(", "${", "$((", "$(<<a\n", "$('", "`", "$((a<<b)) "])
 def test_openings_without_an_end_take_no_time(opening: str) -> None:
     start = time.monotonic()
     try:

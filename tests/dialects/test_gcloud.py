@@ -25,6 +25,8 @@ def test_a_scale_tier_or_machines() -> None:
         ("worker", 0, "n1-standard-4"),
         ("worker", 0, "n1-standard-4"),
     ]
+    evaluator = "--scale-tier=CUSTOM --master-machine-type=standard --evaluator-machine-type=standard --evaluator-count=1"
+    assert tfdist.read(f"{SUBMIT} {evaluator}").describe() == "1 chief, 1 evaluator"
     assert tfdist.read(f"{SUBMIT} {machines}").job_dir == "gs://b/1"
     assert tfdist.read(f"{SUBMIT} --job-dir=$DIR").job_dir is None
 
@@ -72,6 +74,8 @@ def test_worker_pools() -> None:
         (f"{CREATE} --region=us", "--worker-pool-spec: neither this nor --config is given"),
         (f"{CREATE} --worker-pool-spec=$SPEC", "'\\$SPEC' is a shell variable among the options"),
         (f"{CREATE} --worker-pool-spec=machine-type=$M", "machine-type: '\\$M' has a shell variable"),
+        (f"{CREATE} --worker-pool-spec=machine_type=x", "'machine_type' is not a field of a pool; did you mean machine-type"),
+        (f"{SUBMIT} --flags-file=f.yaml", "--flags-file: tfdist does not read this file; give its flags here"),
         (f"{CREATE} --worker-pool-spec=replica-count=2", "the first worker pool has 2 replicas"),
         (
             "gcloud ml-engine models create m",

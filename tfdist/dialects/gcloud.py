@@ -15,7 +15,7 @@ from tfdist.dialects.cloudml import training_input
 from tfdist.dialects.cloudml.messages import Reader, Value
 from tfdist.dialects.dialect import CommandReader, Dialect
 from tfdist.dialects.parsing.command_line import check_variable, names
-from tfdist.dialects.parsing.document import Document, check_text, decode, read_bytes, shown
+from tfdist.dialects.parsing.document import Document, check_text, close, decode, read_bytes, shown
 from tfdist.dialects.parsing.load import load
 from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values
@@ -34,6 +34,8 @@ _FIELDS = {
     "worker-count": "workerCount",
     "parameter-server-machine-type": "parameterServerType",
     "parameter-server-count": "parameterServerCount",
+    "evaluator-machine-type": "evaluatorType",
+    "evaluator-count": "evaluatorCount",
 }
 _ACCELERATORS = {
     "master-accelerator": "masterConfig",
@@ -41,7 +43,7 @@ _ACCELERATORS = {
     "parameter-server-accelerator": "parameterServerConfig",
 }
 _GLOBAL = names(
-    "access-token-file account billing-project configuration flags-file flatten format impersonate-service-account project "
+    "access-token-file account billing-project configuration flatten format impersonate-service-account project "
     "trace-token verbosity region"
 )
 _SWITCHES = names(
@@ -54,7 +56,7 @@ _VALUED = (
     | names(
         "config job-dir labels master-image-uri module-name package-path packages parameter-server-image-uri python-version "
         "runtime-version service-account staging-bucket use-chief-in-tf-config worker-image-uri kms-key kms-keyring "
-        "kms-location kms-project network tpu-tf-version start-port evaluator-count worker-pool-spec args command display-name "
+        "kms-location kms-project network tpu-tf-version start-port worker-pool-spec args command display-name "
         "python-package-uris persistent-resource-id max-trial-count parallel-trial-count"
     )
 )
@@ -172,6 +174,8 @@ def _pool(text: str, source: Source) -> dict[str, Any]:
             elif holder == "machineSpec":
                 found = values.text(key).upper().replace("-", "_") if key == "accelerator-type" else values.text(key)
             pool.setdefault(holder, {})[field] = found
+        elif meant := close(key.replace("_", "-"), frozenset({*_POOL, "replica-count"}), 0.85):
+            raise source.error(f"{shown(key)} is not a field of a pool; did you mean {meant}?", field="--worker-pool-spec")
     return pool
 
 
@@ -208,6 +212,8 @@ def _flags(words: Sequence[str], source: Source, *, positional: int) -> list[tup
         name, equals, value = word.lstrip("-").partition("=")
         if name in _SWITCHES or name.removeprefix("no-") in _SWITCHES:
             found.append((name.removeprefix("no-"), value or str(not name.startswith("no-"))))
+        elif name == "flags-file":
+            raise source.error("tfdist does not read this file; give its flags here", field="--flags-file")
         elif name not in _VALUED:
             raise source.error(f"there is no such flag{nearest(name, sorted(_VALUED))}", field=shown(word, 40)[1:-1])
         else:

@@ -111,7 +111,7 @@ def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
     marks: list[str] = []
     drops = False  # The next word is the file of a redirection.
     begins = True  # No word of this command has been found.
-    is_balanced = True
+    is_balanced, missing = True, set[str]()
     while position <= len(text):
         match = _TOKEN.match(text, position)
         kind = match.lastgroup if match else "line"
@@ -146,7 +146,7 @@ def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
             continue
         if kind in ("double", "brace", "open"):
             # After one that does not end, only the line counts: a text of nothing but openings is not searched again and again.
-            end = _behind(text, position, _CLOSERS[token]) if is_balanced or kind == "double" else -1
+            end = _behind(text, position, _CLOSERS[token], missing) if is_balanced or kind == "double" else -1
             if end < 0 and kind == "double":
                 raise source.error(_NO_END, line=line)
             is_balanced = is_balanced and end >= 0
@@ -170,15 +170,16 @@ def _unquoted(kind: str, token: str) -> str:
     return token[1:] if kind == "escape" else token
 
 
-def _behind(text: str, position: int, closer: str) -> int:
+def _behind(text: str, position: int, closer: str, missing: set[str]) -> int:
     """Returns the position behind the quotation or substitution that `closer` ends; -1 if it does not end.
 
     Args:
         text: the script.
         position: the position behind its beginning.
         closer: `"`, `)`, `}` or a backtick.
+        missing: ends of here-documents that this text does not have from here on; gets those that are looked for in vain.
     """
-    closers, missing = [closer], set[str]()
+    closers = [closer]
     while (match := _PART.search(text, position)) is not None:
         token, position, last = match[0], match.end(), closers[-1]
         if token[0] in "#<" and last != ")":
