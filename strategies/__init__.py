@@ -91,9 +91,10 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
     from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import generated_code, interrupts, reachability, run_summary
+    from tfdist.strategies.runtime import generated_code, interrupts, proxies, reachability, run_summary
 
     quiet_tensorflow()
+    proxies.leave_out(cluster)
     interrupts.keep_out_of_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
     generated_code.install()

@@ -50,9 +50,10 @@ def serve(cluster: Cluster, task: Task, start_timeout: float) -> NoReturn:
     """
     import tensorflow as tf
 
-    from tfdist.strategies.runtime import reachability, shutdown
+    from tfdist.strategies.runtime import proxies, reachability, shutdown
 
     quiet_tensorflow()
+    proxies.leave_out(cluster)
     keep_freed_memory()
 
     # A task deadlocks when all of its threads wait for values from each other. TensorFlow's advice is one thread per worker and
