@@ -14,6 +14,7 @@ This is the only file of `tfdist/` that imports `tfdist.strategies` and `tfdist.
 
 import dataclasses
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 from tfdist.choice import Choice, choose, prepared
@@ -61,6 +62,7 @@ def strategy(
     Raises:
         ClusterError: for a bad description, one that contradicts the environment, or one that no strategy here can train.
         StartTimeoutError: when tasks of the cluster do not start in time; the message names them.
+        RuntimeError: in a process that multiprocessing spawns and that imports the program, where there are other tasks.
         UnsupportedVersionError: if TensorFlow or Keras is too old, or lacks a private name that tfdist builds on.
     """
     if is_flag_values(cfg):
@@ -68,7 +70,14 @@ def strategy(
         rendezvous_timeout = cfg.rendezvous_timeout if rendezvous_timeout is None else rendezvous_timeout
     start_timeout = DEFAULT_START_TIMEOUT if start_timeout is None else start_timeout
     limit = DEFAULT_RENDEZVOUS_TIMEOUT if rendezvous_timeout is None else rendezvous_timeout
-    cluster = _resolve(cfg, synchronization, lambda rank_info: rendezvous(rank_info, limit))
+    is_child = _is_imported_by_a_child()
+    meet: Rendezvous = RankInfo.outline if is_child else lambda rank_info: rendezvous(rank_info, limit)
+    cluster = _resolve(cfg, synchronization, meet)
+    if is_child and len(cluster.training_tasks) > 1:
+        raise RuntimeError(
+            "tfdist.strategy() is called again in a process that multiprocessing has started, which imports the program: it "
+            "would be the same task once more; call it under `if __name__ == '__main__':`"
+        )
     if _created:
         return _same_strategy(cluster)
     set_current_cluster(cluster)
@@ -105,6 +114,12 @@ def rendezvous(rank_info: RankInfo, timeout: float = DEFAULT_RENDEZVOUS_TIMEOUT)
 
         _clusters_of_ranks[rank_info] = meet(rank_info, timeout)
     return _clusters_of_ranks[rank_info]
+
+
+def _is_imported_by_a_child() -> bool:
+    """Returns whether a process that multiprocessing, or joblib, has started imports the program, before it does its work."""
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and bool(getattr(process.current_process(), "_inheriting", False))
 
 
 def _resolve(cfg: Any, synchronization: Synchronization | None, meet: Rendezvous) -> Cluster:
