@@ -98,6 +98,7 @@ class Cluster:
         partial: whether this is the view of one task, as TFJob's `enableDynamicWorker` gives it. Other tasks may exist.
         source: source of the description; not compared.
         task: (job, index) of the process that read it from its environment, or None; not compared.
+        says_sync_period: whether the sync period is given also where it is 1, the default; not compared.
 
     Raises:
         ClusterError: if the tasks and groups contradict each other.
@@ -118,6 +119,7 @@ class Cluster:
     partial: bool = False
     source: Source = field(default=Source("python", "Cluster"), compare=False)
     task: tuple[str, int] | None = field(default=None, compare=False)
+    says_sync_period: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         order = {job: position for position, job in enumerate(JOBS)}
@@ -269,7 +271,7 @@ class Cluster:
         for entry in dataclasses.fields(self):
             if entry.name in _FURTHER:
                 value = getattr(self, entry.name)
-                if value != entry.default:
+                if value != entry.default or (entry.name == "sync_period" and self.says_sync_period):
                     extension[entry.name] = value
         if options := self.synchronization.non_default():
             extension["synchronization"] = options

@@ -234,6 +234,7 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
     for flag, value in values.items():
         if fault := refused(choice, flag, value):
             raise Source("flags", f"--{flag}").error(fault)
+    says_period = cluster.says_sync_period or "sync_period" in values
     period = values.pop("sync_period", cluster.sync_period)
     if not 1 <= period < 2**31:
         raise Source("flags", "--sync_period").error(f"{period} is not right; expected a whole number from 1")
@@ -242,4 +243,4 @@ def _with_hogwild_flags(cluster: Cluster, flag_values: flags.FlagValues) -> Clus
         if fault := problem(name, options[name]):
             raise Source("flags", f"--{flag}").error(fault)
     synchronization = dataclasses.replace(cluster.synchronization, **options)
-    return dataclasses.replace(cluster, sync_period=period, synchronization=synchronization)
+    return dataclasses.replace(cluster, sync_period=period, synchronization=synchronization, says_sync_period=says_period)

@@ -97,7 +97,7 @@ def _with_tf_config(described: Cluster, launched: Cluster) -> Cluster:
     if described.task is None:  # Otherwise it is TF_CONFIG itself, changed by flags.
         described = dataclasses.replace(
             described,
-            sync_period=described.sync_period if launched.sync_period == 1 else launched.sync_period,
+            sync_period=launched.sync_period if launched.says_sync_period else described.sync_period,
             synchronization=dataclasses.replace(described.synchronization, **launched.synchronization.non_default()),
         )
     devices = {task.name: (task.slots, task.gpus) for task in described.tasks}

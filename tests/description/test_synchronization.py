@@ -426,6 +426,18 @@ def test_flags_and_tf_config_override_the_options_of_the_program(chosen, monkeyp
     assert (program.period, program.options.outer) == (8, "nesterov")
 
 
+def test_a_period_of_1_that_the_launcher_is_given_wins_like_any_other(chosen, monkeypatch):
+    mine = hogwild("STANDARD_1", sync_period=4)
+    for given, expected in ((["--sync_period=1"], 1), (["--outer=sum"], 16)):
+        cluster = from_flags("--tier=STANDARD_1", "--strategy=hogwild", *given)
+        again = tfdist.read({key: value for key, value in cluster.tf_config("chief", 0).items() if key != "task"})
+        assert again.sync_period == cluster.sync_period  # An agent on another host reads it, and writes it for the tasks.
+        monkeypatch.setenv("TF_CONFIG", json.dumps(again.tf_config("worker", 0)))
+        assert chosen(mine).period == expected
+    monkeypatch.setenv("TF_CONFIG", json.dumps(hogwild("STANDARD_1").tf_config("worker", 0)))
+    assert chosen(mine).period == 4  # Nobody has given one.
+
+
 def test_a_description_in_the_program_counts_if_tf_config_has_no_options(chosen, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(tfdist.read("STANDARD_1").tf_config("worker", 0)))
     found = chosen(hogwild("STANDARD_1", sync_period=4, synchronization=Synchronization(outer="nesterov")))

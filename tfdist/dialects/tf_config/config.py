@@ -137,6 +137,7 @@ class _Reader:
             partial=partial,
             source=self.source,
             task=task,
+            says_sync_period="sync_period" in extension,
         )
         fields.check_all_used()
         return cluster
