@@ -52,6 +52,23 @@ def test_bad_flags_of_tensorflow_1() -> None:
     )
 
 
+def test_flags_of_a_program_that_resemble_those_of_tensorflow_1() -> None:
+    line = "python {} --ps_hosts=a:1 --worker_hosts=b:1,c:1 --task_index=0 {}"
+    for program, more in (
+        ("train.py", "--num_cpus=4"),  # Like num_gpus, which says nothing about the cluster here.
+        ("train.py", "--num_gpu 1"),
+        ("tf_cnn_benchmarks.py", "--num_cpus=4 --num_gpus=2"),
+        ("train.py", "--job_names=a --job_name=worker"),
+    ):
+        assert len(tfdist.read(line.format(program, more)).job("worker")) == 2
+    message = refused(line.format("tf_cnn_benchmarks.py", "--num_gpu=2"))
+    assert (
+        "--num_gpu=2: there is no such option; did you mean num_gpus? If it is one of the program itself, leave it out"
+        in message
+    )
+    assert "did you mean ps_hosts?" in refused("python train.py --ps_host=a:1 --worker_hosts=b:1")
+
+
 # Accelerate.
 
 

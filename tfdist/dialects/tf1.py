@@ -58,8 +58,9 @@ def parse(document: Document) -> Cluster:
 
 def parse_command(words: list[str], source: Source) -> Cluster:
     """Reads the command line of a training program; other flags are ignored. Raises ClusterError for bad values."""
-    values = options(words[1:], source, WORDS - frozenset(_SYNCHRONOUS), frozenset(_SYNCHRONOUS), is_program=True)
-    return _read(values, has_gpus=any(os.path.basename(word) == _BENCHMARK for word in words))
+    has_gpus = any(os.path.basename(word) == _BENCHMARK for word in words)
+    valued = WORDS - frozenset(_SYNCHRONOUS) - (frozenset() if has_gpus else {"num_gpus"})
+    return _read(options(words[1:], source, valued, frozenset(_SYNCHRONOUS), is_program=True), has_gpus)
 
 
 def _read(values: Values, has_gpus: bool) -> Cluster:

@@ -47,9 +47,10 @@ def options(
 
     Raises:
         ClusterError: for an option without its value, for an abbreviation of several options, and for an unknown option (in a
-            program: one that resembles a known one).
+            program: one that resembles a known one that is not given).
     """
     found: dict[str, str] = {}
+    similar: dict[str, str] = {}  # Of a program: a known option -> how one that resembles it is written.
     rest = iter(words)
     for word in rest:
         if not is_program:
@@ -74,9 +75,19 @@ def options(
             found[name] = value if equals else "true"
         elif name.removeprefix("no") in switches and not equals:
             found[name.removeprefix("no")] = "false"  # gflags
-        elif not is_program or close(name, valued | switches, 0.85):
-            known = valued | switches
-            raise source.error(f"there is no such option{nearest(name, sorted(known))}", field=shown(word, 40)[1:-1])
+        elif not is_program:
+            raise source.error(
+                f"there is no such option{nearest(name, sorted(valued | switches))}", field=shown(word, 40)[1:-1]
+            )
+        elif meant := close(name, valued | switches, 0.85):
+            similar.setdefault(meant, word)
+    # A program that is given both has one of its own.
+    if is_program and (meant := next((meant for meant in similar if meant not in found), None)):
+        raise source.error(
+            f"there is no such option; did you mean {meant}? If it is one of the program itself, leave it out: it says nothing "
+            "about the cluster",
+            field=shown(similar[meant], 40)[1:-1],
+        )
     return Values(source, found, "--")
 
 
