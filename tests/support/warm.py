@@ -286,7 +286,7 @@ class _ForkServer:
         """Takes the place of `subprocess.Popen` in the launcher. The fork server of a restarted job is a fresh process."""
         if self._socket.fileno() == -1:
             return subprocess.Popen(command, pass_fds=pass_fds, stdout=stdout, env=env, **options)
-        assert list(command[:3]) == [sys.executable, "-m", FORK_SERVER] and command[3] == str(pass_fds[0])
+        assert list(command[:2]) == [sys.executable, "-c"] and FORK_SERVER in command[2] and command[3] == str(pass_fds[0])
         _sent({"arguments": list(command[4:]), "environ": dict(env)}, self._socket, pass_fds[0], stdout.fileno())
         self._socket.close()
         return self

@@ -1,4 +1,4 @@
-"""Runs as `python -m tfdist.launch.backends.local.fork_server FD [FOLDER]`: imports TensorFlow once and forks every task.
+"""Runs with the arguments FD [FOLDER ...] in a process of its own: imports TensorFlow once and forks every task.
 
 Importing TensorFlow takes seconds and hundreds of megabytes. A fork of a process that imported it takes milliseconds and shares
 the memory. The fork server of the standard library (multiprocessing) does the same, but when the launcher is killed it does not
@@ -303,7 +303,3 @@ def main() -> None:
         return
     for folder in server.folders:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    main()

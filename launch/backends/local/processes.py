@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+import tfdist
 from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
 from tfdist.launch.backends.interface import Plan
@@ -23,6 +24,27 @@ from tfdist.launch.output import last_lines
 
 SEND_SECONDS = 5.0
 """How long a message to the fork server may wait for it to read."""
+
+_PROGRAM = """
+import sys
+if sys.path[:1] == [""]:
+    del sys.path[0]
+import importlib.util, os
+file = {file!r}
+if importlib.util.find_spec("tfdist") is None:
+    sys.path.append(os.path.dirname(os.path.dirname(file)))
+spec = importlib.util.spec_from_file_location("tfdist", file)
+sys.modules["tfdist"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules["tfdist"])
+from tfdist.launch.backends.local.fork_server import main
+main()
+"""
+"""The fork server, for `python -c`.
+
+Python would look for modules in the current folder first, where a `queue.py` of the user's takes the place of that of the
+standard library. A script does not find modules there, unless it is its own folder. tfdist is the one that runs here, whatever
+path it was found by.
+"""
 
 
 class LocalProcesses:
@@ -50,10 +72,9 @@ class LocalProcesses:
             environment["TFDIST_VERBOSE"] = "1"
         else:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
-        module = "tfdist.launch.backends.local.fork_server"
         with theirs, _opened(self.log) as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), *map(str, removed)],
+                [sys.executable, "-c", _PROGRAM.format(file=tfdist.__file__), str(theirs.fileno()), *map(str, removed)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -70,10 +91,13 @@ class LocalProcesses:
 
     def read(self) -> Event:
         """Returns the next event; blocks until there is one."""
-        try:
-            data = self._socket.recv(MESSAGE_BYTES)
-        except OSError:
-            data = b""
+        data = b""
+        for _ in range(2):
+            try:
+                data = self._socket.recv(MESSAGE_BYTES)
+                break
+            except OSError:  # It has ended without having read all. What it has said is still there, after this error.
+                pass
         message: dict[str, Any] = json.loads(data) if data else {"failed": self._cause_of_end()}
         if "exited" in message:
             return Exited(message["exited"], message["code"], message["time"], message["note"])
