@@ -106,15 +106,16 @@ def test_a_script_has_its_own_name_folder_and_arguments(start, tmp_path):
         "    os.chdir('/')\n"
         "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
         "        print(beside.VALUE, sys.argv, __file__, sys.path[0], pool.map(double, [4]), flush=True)\n"
+        "        print(sys.orig_argv[1:], flush=True)\n"
     )
     (tmp_path / "link" / "train.py").symlink_to("../sub/train.py")
     for script in ("sub/train.py", "link/train.py"):
         command = [sys.executable, script, "--my_flag=1"]
         plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True).stdout
-        assert plain == f"42 {command[1:]} {tmp_path}/{script} {tmp_path}/sub [8]\n"
+        assert plain == f"42 {command[1:]} {tmp_path}/{script} {tmp_path}/sub [8]\n{command[1:]}\n"
         job = start("-m", "tfdist.launch", "--tier", "BASIC", script, "--my_flag=1")
         assert job.wait() == 0, job.output
-        assert f"chief:0 | {plain}" in job.output
+        assert "".join(f"chief:0 | {line}\n" for line in plain.splitlines()) in job.output
 
 
 def test_the_job_dir_reaches_the_program(start, tmp_path):
@@ -157,7 +158,11 @@ def test_the_same_training_on_one_worker_and_in_one_process_is_equal(start, read
     config = (tmp_path / "small.yaml").read_text().replace("workerCount: 2", "workerCount: 1")
     (tmp_path / "one.yaml").write_text(config)
     jobs = [
-        start("-m", "tfdist.launch", "--cluster", "one.yaml", program, "ps.json"),
+        # Tasks do not connect to each other through a proxy for the web.
+        start(
+            *("-m", "tfdist.launch", "--cluster", "one.yaml", program, "ps.json"),
+            environment={"http_proxy": "http://127.0.0.1:9"},
+        ),
         start("-m", "tfdist.launch", "--tier", "BASIC", program, "basic.json"),
     ]
     assert [job.wait() for job in jobs] == [0, 0], [job.output for job in jobs]

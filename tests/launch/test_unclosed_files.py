@@ -92,6 +92,36 @@ def test_destructors_run_after_threads_and_exit_functions(tmp_path):
     assert got.stderr == ""
 
 
+def test_files_of_imported_modules_and_of_classes_are_complete(tmp_path):
+    store = """
+        import gzip, h5py, numpy as np
+        def helper(): return packed
+        class Store:
+            numbers = h5py.File("of_class", "w")  # Nothing destroys a class while its functions are in use.
+        Store.numbers["x"] = np.arange(1000)
+        numbers = h5py.File("of_module", "w")
+        numbers["x"] = np.arange(1000)
+        packed = gzip.open("packed", "wb")
+        packed.write(b"accuracy 0.98\\n" * 3)
+        class Says:
+            def __del__(self): print("destructor:", helper() is packed, flush=True)
+        says = Says()
+        """
+    (tmp_path / "store.py").write_text(textwrap.dedent(store))
+    got = run(tmp_path, "import store")
+    assert (got.returncode, got.stdout, got.stderr) == (0, "destructor: True\n", "")
+    for name in ("of_class", "of_module"):
+        with h5py.File(tmp_path / name) as numbers:
+            assert np.array_equal(numbers["x"], np.arange(1000))
+    with gzip.open(tmp_path / "packed") as packed:
+        assert packed.read() == b"accuracy 0.98\n" * 3
+
+
+@pytest.mark.parametrize(("code", "expected"), [("256", 0), ("2**40 + 7", 7), ("-1", 255), ("True", 1)])
+def test_an_exit_code_is_that_of_plain_python(tmp_path, code, expected):
+    assert run(tmp_path, f"import sys\nsys.exit({code})").returncode == expected
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_destructor_that_hangs_delays_the_end_only_for_a_limit(tmp_path, code):
     body = f"""

@@ -14,16 +14,26 @@ import pkgutil
 import runpy
 import sys
 import threading
+import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 _STAYS = (types.ModuleType, type, types.FunctionType, types.BuiltinFunctionType, str, bytes, int, float, complex, type(None))
 """What the destructors of other objects use, and what has none of its own."""
 
 
+_OF_OTHERS = ("site-packages", "dist-packages")
+"""Folders of installed packages."""
+
+_modules_before: Set[str] = frozenset()
+"""Names of the modules that were there before the program."""
+
+
 def begin() -> types.ModuleType:
     """Creates an empty `__main__`; returns it."""
+    global _modules_before
+    _modules_before = frozenset(sys.modules)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = main
@@ -38,7 +48,8 @@ def run_script(script: str, args: Sequence[str]) -> None:
         sys.path.insert(0, script)
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
         return
-    sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11: `python -P`, PYTHONSAFEPATH.
+        sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     path = os.path.join(os.getcwd(), script)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__.update({"__file__": path, "__cached__": None, "__loader__": loader})
@@ -54,15 +65,16 @@ def run_module(name: str, args: Sequence[str]) -> None:
     """Runs a module as `python -m NAME ARGS` does."""
     begin()
     sys.argv = ["-m", *args]
-    sys.path.insert(0, os.getcwd())
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, os.getcwd())
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def release() -> None:
-    """Releases `__main__` and the exception that has ended the program, so that the destructors of their objects run.
+    """Releases the modules of the program and the exception that has ended it, so that the destructors of their objects run.
 
-    Data goes first, while the functions that destructors call are still there. Nothing goes if a thread runs a function of the
-    program.
+    Data goes first, while the functions that destructors call are still there, and that of `__main__` before that of modules
+    that it has imported. Nothing of a module goes if a thread runs one of its functions.
     """
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         setattr(sys, name, None)
@@ -70,7 +82,34 @@ def release() -> None:
     if main is not None and not _is_in_use(main.__dict__):
         _drop_data(main.__dict__)
     del main
+    for module in reversed(list(_of_program())):
+        if not _is_in_use(module.__dict__):
+            _drop_data(module.__dict__)
     gc.collect()
+    _close_hdf5_files()
+
+
+def _of_program() -> Iterator[types.ModuleType]:
+    """Yields the modules that the program has imported and that are no installed packages, in the order of their imports."""
+    standard = os.path.dirname(os.__file__)
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if name in _modules_before or name.partition(".")[0] == "tfdist" or not isinstance(path, str):
+            continue
+        if not path.startswith(standard + os.sep) and not any(part in _OF_OTHERS for part in path.split(os.sep)):
+            yield module
+
+
+def _close_hdf5_files() -> None:
+    """Closes the files of HDF5 that something still refers to. The library does that when a process ends in the usual way."""
+    h5py = sys.modules.get("h5py")
+    if h5py is None:
+        return
+    for each in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+        try:
+            h5py.File(each).close()
+        except Exception:  # A full disk, for example. The others are closed.
+            traceback.print_exc()
 
 
 def _is_in_use(namespace: dict[str, Any]) -> bool:

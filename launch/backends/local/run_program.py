@@ -53,7 +53,7 @@ def run(program: Program) -> NoReturn:
         print(code, file=sys.stderr)  # As Python does.
     threading._shutdown()  # type: ignore[attr-defined]  # As multiprocessing ends its forked processes.
     atexit._run_exitfuncs()
-    status = code if isinstance(code, int) else 0 if code is None else 1
+    status = code & 0xFF if isinstance(code, int) else 0 if code is None else 1  # As the kernel takes it.
     # A fork of the program has none of TensorFlow's threads, for which destructors would wait.
     if os.getpid() == process and _limit_release(status):
         _drop_handlers()
@@ -73,6 +73,8 @@ def execute(program: Program) -> None:
     """
     faulthandler.register(signal.SIGQUIT, file=2)  # The launcher sends it to a task that hangs.
     faulthandler.enable(file=2)  # A library that crashes says nothing else.
+    if program.script is not None or program.module is not None:
+        sys.orig_argv = program.command(sys.executable)  # For a program that starts itself again.
     try:
         if program.script is not None:
             main_module.run_script(program.script, program.args)
