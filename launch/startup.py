@@ -30,6 +30,7 @@ class Startup:
         self._missing: list[Task] = tasks if len(tasks) > 1 else []
         self._servers = {task.name for task in job.serving if task not in job.spare}
         self._training = [task.name for task in job.training]
+        self._nobody_listens = bool(self._missing)
         self._left_early: dict[str, float] = {}  # Task -> when it had ended with 0 without having listened.
         self._timeout = timeout
         self._say = say
@@ -44,6 +45,7 @@ class Startup:
 
     def listening(self, name: str) -> None:
         """Notes that the task `name` listens."""
+        self._nobody_listens = False
         self._missing = [task for task in self._missing if task.name != name]
 
     def is_missing(self, name: str) -> bool:
@@ -54,6 +56,11 @@ class Startup:
     def missing(self) -> set[str]:
         """Names of the tasks that have not listened yet."""
         return {task.name for task in self._missing}
+
+    @property
+    def nobody_listened(self) -> bool:
+        """Whether tasks should have listened and none has."""
+        return self._nobody_listens
 
     @property
     def no_task_served(self) -> bool:

@@ -54,6 +54,7 @@ EVALUATORS_GRACE_SECONDS = 600.0
 """How long evaluators may take, after the training, for the remaining checkpoints."""
 
 NO_TASK_SERVED = "the program ended without calling tfdist.strategy(): every task ran the whole program, and no task served"
+NO_TASK_TRAINED = "the program ended without calling tfdist.strategy(): each of the {} tasks ran the whole program on its own"
 
 
 @dataclass
@@ -194,7 +195,11 @@ class Supervisor:
         if self._signals:
             return ended_by(self._signals[0])
         if all(self._tasks.exits.get(name) == 0 for name in self._training):
-            return Failure(NO_TASK_SERVED, 1, self._job.reporter.name) if self._startup.no_task_served else True
+            if self._startup.no_task_served:
+                return Failure(NO_TASK_SERVED, 1, self._job.reporter.name)
+            if self._startup.nobody_listened and not self._files.read_report():
+                self._say(NO_TASK_TRAINED.format(len(self._training)))
+            return True
         return self._first_failure.get() or self._late_start() or self._stall() or self._no_step() or False
 
     def _late_start(self) -> Failure | None:
@@ -373,6 +378,6 @@ class Supervisor:
 
         def restore() -> None:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: one that is not Python's.
 
         return restore

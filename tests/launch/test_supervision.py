@@ -220,6 +220,21 @@ def test_a_task_that_hangs_at_its_start_is_named_with_its_python_stack(start, sc
     assert job.left() == {}
 
 
+def test_modules_in_the_current_folder_do_not_take_the_place_of_others(start, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "queue.py").write_text("raise RuntimeError('this is not the library')")
+    (tmp_path / "sub/train.py").write_text("import queue\nprint('found', queue.Queue.__name__, flush=True)")
+    job = start(QUICK, "--tier", "BASIC", "sub/train.py")
+    assert job.wait(60) == 0 and "chief:0 | found Queue" in job.output, job.output
+
+
+def test_tasks_that_train_without_each_other_are_said(start, script):
+    job = start(QUICK, "-n", "2", script("print('done')"))
+    assert job.wait(60) == 0
+    said = "tfdist: the program ended without calling tfdist.strategy(): each of the 2 tasks ran the whole program on its own\n"
+    assert job.output.count(said) == 1, job.output
+
+
 STEPS = """
     import faulthandler, signal, sys, time
     def writes_step(step, phase="fit"):
