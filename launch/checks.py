@@ -8,7 +8,7 @@ import sys
 from absl import flags
 
 from tfdist.errors import nearest
-from tfdist.launch import command_line
+from tfdist.launch import command_line, standard_streams
 from tfdist.launch.errors import UsageError
 from tfdist.launch.job import Program
 
@@ -16,9 +16,10 @@ from tfdist.launch.job import Program
 def check_program(program: Program) -> None:
     """Raises UsageError if there is no such script or module, or the bundled example lacks its images."""
     if program.script is not None:
-        if not os.path.isfile(program.script):
+        if fault := program.fault:
             folder, name = os.path.split(program.script)
-            raise UsageError(f"{program.script}: there is no such program{nearest(name, _names_in(folder or '.'))}")
+            known = [] if os.path.isdir(program.script) else _names_in(folder or ".")
+            raise UsageError(f"{program.script}: {fault}{nearest(name, known)}")
         return
     assert program.module is not None
     # Only the first part of the name: the search for the rest would run the package's code in the launcher.
@@ -61,8 +62,8 @@ def check_summary(path: str | None) -> None:
     folder = os.path.dirname(path) or "."
     if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise UsageError(f"--summary {path}: this file cannot be written; name a file in an existing folder")
-    if os.path.isfile(path):
-        os.remove(path)
+    if os.path.isfile(path) and not standard_streams.is_one(path):
+        os.remove(os.path.realpath(path))  # A link to it stays.
 
 
 def environment(words: list[str]) -> dict[str, str]:

@@ -27,6 +27,16 @@ class Program:
     module: str | None = None
     args: list[str] = field(default_factory=list)
 
+    @property
+    def fault(self) -> str | None:
+        """Why there is no such script in the current folder, as the end of a sentence; None if there is, or it is a module."""
+        if self.script is None or os.path.isfile(self.script):
+            return None
+        if not os.path.isdir(self.script):
+            return "there is no such program"
+        has_main = os.path.isfile(os.path.join(self.script, "__main__.py"))  # As in `python FOLDER`.
+        return None if has_main else "this is a folder without a __main__.py; name a program"
+
     def command(self, python: str) -> list[str]:
         """Returns the command line that runs a script or module with the interpreter `python`."""
         assert self.script is not None or self.module is not None

@@ -1,4 +1,5 @@
-"""`open_closed`: makes sure that a command has its three standard streams, however it was started."""
+"""`open_closed`: makes sure that a command has its three standard streams, however it was started. `is_one`: whether a path is
+one of them."""
 
 import os
 import sys
@@ -19,3 +20,14 @@ def open_closed() -> None:
             os.set_inheritable(place, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(place, mode, buffering=1, encoding="utf-8"))  # noqa: SIM115  for as long as it runs
+
+
+def is_one(path: str) -> bool:
+    """Returns whether a path, such as `/dev/stdout`, leads to a standard stream of this process."""
+    for descriptor in (0, 1, 2):
+        try:
+            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                return True
+        except OSError:
+            pass  # There is no such file, or the stream is closed.
+    return False

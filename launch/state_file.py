@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tfdist.launch import standard_streams
 from tfdist.launch.errors import UsageError
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.watcher import StatusWriter
@@ -19,11 +20,13 @@ class StateFile(StatusWriter):
             grace_period: how long the program may take to end, for those who end the job.
 
         Raises:
-            UsageError: if the file cannot be written.
+            UsageError: if the file cannot be written, or is a device, a pipe or a folder.
         """
         super().__init__(f"--state_file {path}")
         self._grace_period = grace_period
-        self._path = Path(path).absolute()
+        self._path = Path(path).resolve()  # A link to it stays.
+        if (self._path.exists() and not self._path.is_file()) or standard_streams.is_one(path):
+            raise UsageError(f"--state_file {path}: it is replaced by a new file at each change; name a regular file")
         try:
             self.write(JobStatus(State.STARTING))
         except OSError as error:

@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+from tfdist.launch import standard_streams
 from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.supervisor import Outcome
 
@@ -75,7 +76,8 @@ def _line_of(task: dict[str, Any]) -> str | None:
 
 def write(summary: dict[str, Any], path: str) -> None:
     """Writes the summary as JSON, which has no NaN: the loss of a training that diverged is null."""
-    with open(path, "w", encoding="utf-8") as file:
+    mode = "a" if standard_streams.is_one(path) else "w"  # What was printed there stays.
+    with open(path, mode, encoding="utf-8") as file:
         json.dump(_finite(summary), file, indent=2, allow_nan=False)
         file.write("\n")
 

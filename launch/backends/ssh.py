@@ -1,6 +1,7 @@
 """The back end `ssh`: an agent on each host, started with the user's own `ssh`, runs the tasks of that host."""
 
 import dataclasses
+import re
 import shlex
 import shutil
 import sys
@@ -51,7 +52,9 @@ def _command(host: str, job: Job) -> list[str]:
     """Returns the command line that starts the agent. Neither variables nor arguments of the program are in it."""
     config = job.options.get("ssh_config")
     python = job.options.get("ssh_python", sys.executable)
-    remote = f"exec {shlex.quote(python)} -c {shlex.quote(BOOTSTRAP)}"
+    home = re.match(r"~[\w.-]*/", python)  # Outside of the quotes the shell of the host puts its home folder in.
+    place = home[0] + shlex.quote(python[home.end() :]) if home else shlex.quote(python)
+    remote = f"exec {place} -c {shlex.quote(BOOTSTRAP)}"
     options = ["BatchMode=yes", "ConnectTimeout=15", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=4"]
     words = [word for option in options for word in ("-o", option)]
     return ["ssh", *(["-F", config] if config else []), "-T", "-e", "none", *words, "--", host, remote]
@@ -71,8 +74,9 @@ BACKEND = Backend(
     runs=Attached(start),
     options={
         "ssh_config": "File with the configuration of ssh. Default: yours.",
-        "ssh_python": "Python on the hosts, with tfdist installed. Default: the path of this one.",
-        "ssh_folder": "Working folder on the hosts. Default: the path of the current one.",
+        "ssh_python": "Python on the hosts, with tfdist installed; '~/...' is in the home folder there. Default: the path of "
+        "this one.",
+        "ssh_folder": "Working folder on the hosts; '~/...' is in the home folder there. Default: the path of the current one.",
         "ssh_silence": f"Seconds without a word after which a connection is lost, at least 3. Default: {SILENCE_SECONDS:.0f}.",
     },
     tools=("ssh",),

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from support_paths import CHECKOUT
@@ -12,6 +13,7 @@ from support_paths import CHECKOUT
 from tfdist import Cluster, Task
 from tfdist.choice import choose
 from tfdist.errors import ClusterError
+from tfdist.launch.backends import ssh
 from tfdist.launch.backends.agents import agent, link
 from tfdist.launch.backends.agents.frames import BOOTSTRAP, START, Decoder, encode
 from tfdist.launch.backends.agents.link import Link
@@ -45,6 +47,20 @@ def test_an_agent_refuses_a_folder_or_a_program_that_is_not_there(tmp_path, monk
     with pytest.raises(ClusterError, match=r"there is no program train\.py in .* there; copy it, or use a shared folder"):
         agent._check({"folder": str(tmp_path), "program": {"script": "train.py"}})
     agent._check({"folder": str(tmp_path), "program": {"script": None}})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "project/package").mkdir(parents=True)
+    (tmp_path / "project/package/__main__.py").write_text("")
+    hello = {"folder": "~/project", "program": {"script": "package"}}
+    agent._check(hello)
+    assert hello["folder"] == os.getcwd() == str(tmp_path / "project")
+
+
+def test_a_python_in_the_home_folder_of_a_host_is_found_by_its_shell(monkeypatch):
+    job = SimpleNamespace(options={"ssh_python": "~/my env/bin/python"})
+    remote = ssh._command("host", job)[-1]
+    assert remote.startswith("exec ~/'my env/bin/python' -c ")
+    job.options["ssh_python"] = "/opt/~/python"
+    assert ssh._command("host", job)[-1].startswith("exec '/opt/~/python' -c ")
 
 
 @pytest.fixture

@@ -1,10 +1,15 @@
 """What the task that reports writes into files, and what the launcher makes of it."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
-from tfdist.launch import log_folder, progress, summary
+from tfdist.launch import checks, log_folder, progress, summary
+from tfdist.launch.errors import UsageError
+from tfdist.launch.state_file import StateFile
 
 
 def refuse(constant):
@@ -21,6 +26,29 @@ def test_the_summary_of_a_training_that_diverged_is_json(tmp_path):
     summary.write(values, str(path))
     expected = {"metrics": {"loss": None, "accuracy": 0.5}, "history": {"loss": None}, "tasks": [{"exit_code": 0}]}
     assert json.loads(path.read_text(), parse_constant=refuse) == expected
+
+
+def test_files_that_are_devices_links_or_standard_output_stay(tmp_path):
+    kept, link = tmp_path / "kept.json", tmp_path / "link.json"
+    link.symlink_to("kept.json")
+    kept.write_text("{}")
+    StateFile(str(link), 5.0)
+    assert json.loads(kept.read_text())["state"] == "starting" and link.is_symlink()
+    checks.check_summary(str(link))
+    assert not kept.exists() and link.is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    os.symlink("/dev/null", tmp_path / "null")
+    for name in ("pipe", "null", "."):
+        with pytest.raises(UsageError, match="name a regular file"):
+            StateFile(str(tmp_path / name), 5.0)
+    code = (
+        "from tfdist.launch import checks, summary\n"
+        "print('before', flush=True)\n"
+        "checks.check_summary('/dev/fd/1'); summary.write({'exit_code': 0}, '/dev/fd/1')"
+    )
+    with open(kept, "w") as output:
+        subprocess.run([sys.executable, "-c", code], stdout=output, check=True, timeout=60)
+    assert kept.read_text().split() == ["before", "{", '"exit_code":', "0", "}"]
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.json.progress", "report.json.steps", "report.json.progress.part"])

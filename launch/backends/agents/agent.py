@@ -259,15 +259,16 @@ def _unknown(hosts: set[str]) -> list[str]:
 
 def _check(hello: dict[str, Any]) -> None:
     """Changes into the folder of the job. Raises ClusterError if the folder or the program is not here."""
-    folder, script = hello["folder"], hello["program"]["script"]
+    hello["folder"] = os.path.expanduser(hello["folder"])
+    folder, program = hello["folder"], Program(**hello["program"])
     try:
         os.chdir(folder)
     except OSError as error:
         raise ClusterError(
             f"the working folder {folder} cannot be used there: {error.strerror}; name another (--ssh_folder, --ray_folder)"
         ) from error
-    if script is not None and not os.path.isfile(script):
-        raise ClusterError(f"there is no program {script} in {folder} there; copy it, or use a shared folder")
+    if program.fault is not None:
+        raise ClusterError(f"there is no program {program.script} in {folder} there; copy it, or use a shared folder")
 
 
 def main(hello: dict[str, Any]) -> NoReturn:
