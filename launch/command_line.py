@@ -1,5 +1,9 @@
 """Splits the command line of the launcher: its flags come first, then the program and the program's arguments."""
 
+import itertools
+import re
+from collections.abc import Sequence
+
 from absl import flags
 
 from tfdist.dialects.cloudml.tiers import tier_name
@@ -17,6 +21,7 @@ def split(argv: list[str], flag_values: flags.FlagValues) -> tuple[list[str], li
 
     The program begins at `--`, after `-m MODULE`, or at the first word that is neither a flag nor the value of one. The flags
     of the launcher may be written with dashes: `--worker-count=2` becomes `--worker_count=2`. Their values stay as they are.
+    `-v` is `--verbose`.
 
     Args:
         argv: the command line, with the name of the command.
@@ -34,10 +39,15 @@ def program(words: list[str], module: str | None) -> Program:
     Args:
         words: the program, unless `module` is one, and its arguments.
         module: the value of `-m`, or None.
+
+    Raises:
+        UsageError: for `-`, the program on standard input.
     """
     if module is not None:
         return Program(module=module, args=_without_separator(words))
     words = _without_separator(words)
+    if words[:1] == ["-"]:
+        raise UsageError("-: every task runs the program, and only one could read it from standard input; write it to a file")
     if not words or words[0].startswith("-"):
         return Program(module=EXAMPLE, args=words)
     return Program(script=words[0], args=_without_separator(words[1:]))
@@ -49,7 +59,7 @@ def misplaced(program: Program) -> str:
     if tier_name(script):
         return f"; did you mean --tier {script}?"
     for word in program.args:
-        if word.lstrip("-").partition("=")[0].replace("-", "_") in ("tier", "cluster"):
+        if word.startswith("-") and word.lstrip("-").partition("=")[0].replace("-", "_") in _DESCRIBE:
             return f"; {word} follows the program and belongs to it, flags of this command go before it"
     return ""
 
@@ -102,12 +112,15 @@ _FOREIGN = {
 _ABSEIL = ("flagfile", "undefok")
 """Flags with a value that absl reads before all others."""
 
+_DESCRIBE = ("tier", "cluster", "n", "workers", *(name for name, hint in _FOREIGN.items() if hint.startswith("use -n")))
+"""Flags without which no cluster is described."""
+
 
 def understood(words: list[tuple[str, bool]]) -> list[str]:
     """Returns the words of the launcher with what users of torchrun type as flags of the launcher.
 
     `--nproc_per_node=4` (`--nproc-per-node 4`, `-np 4`, `--num_processes 4`) becomes `--workers=4`; `--nnodes=1` and
-    `--standalone`, which are what this launcher does anyway, are dropped.
+    `--standalone`, which are what this launcher does anyway, are dropped. `-n4` is `-n 4`.
 
     Args:
         words: the words, and whether each is the value of the flag before it.
@@ -122,6 +135,9 @@ def understood(words: list[tuple[str, bool]]) -> list[str]:
         name = name.lstrip("-") if word.startswith("-") and not is_value else ""
         if name == "standalone":
             continue
+        if not equals and re.fullmatch(r"-n[0-9]+", word):
+            result.append(f"--workers={word[2:]}")
+            continue
         if name in _FOREIGN:
             value = value if equals else next(rest, ("", True))[0]
             if _FOREIGN[name].startswith("use -n") and value.isascii() and value.isdecimal():
@@ -133,26 +149,53 @@ def understood(words: list[tuple[str, bool]]) -> list[str]:
     return result
 
 
+def with_underscores(words: Sequence[str], flag_values: flags.FlagValues) -> list[str]:
+    """Returns words among which flags and a program are mixed, with underscores in the names of flags. Values stay as they are.
+
+    Args:
+        words: the words.
+        flag_values: the flags.
+    """
+    result: list[str] = []
+    is_value = False
+    for word in words:
+        result.append(word if is_value else _spelled(word, flag_values))
+        is_value = not is_value and _takes_next(word, flag_values)
+    return result
+
+
 def _words_of_launcher(argv: list[str], flag_values: flags.FlagValues) -> list[tuple[str, bool]]:
     """Returns the words before the program, flags with underscores, and whether each is the value of the flag before it."""
     words = [(argv[0], True)]
-    flag = ""  # The flag whose value the next word may be.
-    for word in argv[1:]:
-        if flag in ("-m", "--m"):
-            return [*words, (word, True)]
-        is_value = (flag in flag_values and not flag_values[flag].boolean) or flag in (*_FOREIGN, *_ABSEIL)
-        if word == "--" or not (word.startswith("-") or is_value):
+    is_value = False
+    for word, following in itertools.pairwise([*argv[1:], ""]):
+        if not is_value and (word in ("--", "-") or not word.startswith("-")):
             return words
-        words.append((word if is_value else _with_underscores(word), is_value))
-        if word.startswith(("-m=", "--m=")):
+        if not is_value and word == "-v" and not re.fullmatch(r"-?[0-9]+", following):
+            word = "--verbose"  # With a number it is a flag of absl.
+        words.append((word if is_value else _spelled(word, flag_values), is_value))
+        if (words[-2][0] in ("-m", "--m") and is_value) or word.startswith(("-m=", "--m=")):
             return words
-        flag = "" if is_value else word if word in ("-m", "--m") else word.lstrip("-").replace("-", "_")
+        is_value = not is_value and _takes_next(word, flag_values)
     return words
 
 
-def _with_underscores(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return (name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name) + equals + value
+def _takes_next(word: str, flag_values: flags.FlagValues) -> bool:
+    """Returns whether the word after this one, which is no value, is its value."""
+    name = word.lstrip("-").replace("-", "_") if word.startswith("-") else ""
+    return name in (*_FOREIGN, *_ABSEIL) or (name in flag_values and not flag_values[name].boolean)
+
+
+def _spelled(word: str, flag_values: flags.FlagValues) -> str:
+    """Returns a flag as absl spells it: `--worker_count` for `--worker-count`, `--nodefaults` for `--no-defaults`."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word[2:].partition("=")
+    name = name.replace("-", "_")
+    negated = name.removeprefix("no_")
+    if negated != name and name not in flag_values and negated in flag_values and flag_values[negated].boolean:
+        name = f"no{negated}"
+    return f"--{name}{equals}{value}"
 
 
 def _without_separator(arguments: list[str]) -> list[str]:

@@ -123,7 +123,7 @@ def parsed(argv: list[str]) -> Arguments | None:
     """
     values = define()
     end = argv.index("--") if "--" in argv else len(argv)
-    ours, own = [_with_underscores(word) for word in argv[:end]], argv[end + 1 :]
+    ours, own = command_line.with_underscores(argv[:end], values), argv[end + 1 :]
     values.set_gnu_getopt(True)
     words = values(["tfdist plan", *ours])[1:]
     if values["help"].value:
@@ -211,8 +211,3 @@ def _with_machine_types(values: flags.FlagValues) -> tuple[str, ...]:
             values[name].value = DEFAULT_MACHINE
             missing.append(f"--{name}")
     return (f"{', '.join(missing)}: {DEFAULT_MACHINE}, because none is given",) if missing else ()
-
-
-def _with_underscores(word: str) -> str:
-    name, equals, value = word.partition("=")
-    return (name.replace("-", "_").replace("__", "--", 1) if name.startswith("--") else name) + equals + value

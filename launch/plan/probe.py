@@ -27,10 +27,15 @@ from tfdist.launch.plan import window
 from tfdist.launch.plan.configurations import Configuration, everyone
 from tfdist.launch.plan.processor_time import ProcessorTime
 from tfdist.planner.measurement import Measurement, Run
+from tfdist.strategies.checkpoint.environment import FOLDER as BACKUP_FOLDER
+from tfdist.strategies.evaluator.folder import VARIABLE as EVALUATION_FOLDER
 from tfdist.synchronization import Synchronization
 
 VARIABLE = "TFDIST_MEASURE"
 """The tasks find it set (strategies/runtime/measured_fit.py)."""
+
+NOT_MEASURED = (BACKUP_FOLDER, EVALUATION_FOLDER)
+"""Variables of this process that would make the tasks continue and replace the files of a training of the user's."""
 
 PROBE_SECONDS = 60.0
 MEASURED_SECONDS = 4.0
@@ -86,7 +91,8 @@ class Probe:
             UsageError: if the program fails or makes too few steps in one process, with the last lines that it has printed.
         """
         cluster = everyone()
-        job = Job(cluster, choose(cluster), self._program, environment=self._environment)
+        environment = self._environment | dict.fromkeys(NOT_MEASURED, "")
+        job = Job(cluster, choose(cluster), self._program, environment=environment)
         with tempfile.TemporaryDirectory(prefix="tfdist-plan-") as name, _ends_on_signals():
             folder = Path(name)
             runner: TaskRunner = local.start(local.plan(job), JobFiles(folder))

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tfdist.launch import cli, command_line
+
 CUSTOM = "trainingInput:\n  scaleTier: CUSTOM\n  masterType: standard\n"
 
 
@@ -147,6 +149,9 @@ def test_dry_run_help_and_errors_do_not_import_tensorflow(arguments, tmp_path):
         (["--hostfile", "hosts"], "--hostfile"),
         (["STANDARD_1"], "did you mean --tier STANDARD_1?"),
         (["train.py", "--tier", "BASIC"], "flags of this command go before it"),
+        (["train.py", "-n", "4"], "-n follows the program and belongs to it"),
+        (["-n", "2", "-", "--seed=1"], "-: every task runs the program, and only one could read it from standard input"),
+        (["-n", "2", "folder"], "folder: this is a folder without a __main__.py; name a program"),
         (["--tier", "BASIC", "--nodry_run=3"], "nodry_run"),
         (["--tier", "BASIC", "--summary", "no/such/folder/s.json"], "--summary no/such/folder/s.json"),
         (["--tier", "BASIC", "--start_timeout", "-1"], "start_timeout"),
@@ -164,6 +169,7 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_started(launch, tm
     (tmp_path / "typo.conf").write_text("cluster {\n  nworker_per_procs: 2\n}\n")
     (tmp_path / "far.json").write_text('{"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}')
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
     got = launch(*arguments)
     assert got.returncode == 2
     assert got.stderr.startswith("tfdist: ") and got.stderr.count("\n") == 1, got.stderr
@@ -220,6 +226,20 @@ def test_flags_may_have_dashes_like_those_of_gcloud(launch):
     )
     assert got.returncode == 0, got.stderr
     assert "1 chief, 2 workers" in got.stdout
+
+
+def test_flags_are_split_from_the_program_however_they_are_spelled():
+    for words, expected in (
+        (["-n4", "train.py"], ["--workers=4"]),
+        (["-v", "-n", "2", "train.py"], ["--verbose", "-n", "2"]),
+        (["-v", "1", "train.py"], ["-v", "1"]),  # That of absl.
+        (["--no-defaults", "--no_dry-run", "train.py"], ["--nodefaults", "--nodry_run"]),
+        (["--worker-count", "2", "--env", "--no-a=b-c", "train.py"], ["--worker_count", "2", "--env", "--no-a=b-c"]),
+        (["--no-such-flag", "train.py"], ["--no_such_flag"]),
+    ):
+        assert command_line.split(["tfdist", *words], cli.FLAGS) == (["tfdist", *expected], ["train.py"])
+    module = ["-m", "package", "-v"]
+    assert command_line.split(["tfdist", *module], cli.FLAGS) == (["tfdist", "-m", "package"], ["-v"])
 
 
 def test_words_after_the_program_are_its_arguments(launch, tmp_path):

@@ -15,7 +15,7 @@ from tools import needs
 
 from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
-from tfdist.launch.plan import configurations, host_link
+from tfdist.launch.plan import arguments, configurations, host_link
 from tfdist.launch.plan.command import main
 from tfdist.launch.plan.configurations import Configuration
 from tfdist.launch.plan.processor_time import ProcessorTime, Sample
@@ -62,6 +62,13 @@ def test_a_table_of_an_earlier_measurement(plan):
     assert "--master_machine_type, --worker_machine_type: n1-standard-4, because none is given" in err
     assert "links of 100 Mbit/s, 4 cores per machine" in err
     assert "measured with 1 cores: how much faster 4 are is an extrapolation" in err
+
+
+def test_values_of_flags_stay_as_they_are_before_and_after_the_program():
+    words = ["train.py", "--env", "--b-c=d-e", "--machines=3", "--link", "1gbit"]
+    given = arguments.parsed(words)
+    assert given is not None and given.program is not None
+    assert (given.program.script, given.values["env"].value) == ("train.py", ["--b-c=d-e"])
 
 
 def test_as_json_with_prices_and_a_drawing(plan, tmp_path):
@@ -271,10 +278,12 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
     """
     (tmp_path / "quick.py").write_text(textwrap.dedent(quick))
     words = ["quick.py", "train.py", "--machines", "3", "--strategy", "parameter_server"]
-    job = start(*words, "--save", "m.json", "--json", "--seconds", "90")
+    # A backup and an evaluator's folder of the user's own training.
+    folders = {"TFDIST_BACKUP_DIR": "backup", "TFDIST_EVALUATOR_DIR": "evaluated"}
+    job = start(*words, "--save", "m.json", "--json", "--seconds", "90", environment=folders)
     assert job.wait(100) == 0, job.output
     assert not job.left(within=5.0)
-    assert not {"ended", "model.keras", "tfdist_logs"} & {path.name for path in tmp_path.iterdir()}
+    assert not {"ended", "model.keras", "tfdist_logs", "backup", "evaluated"} & {path.name for path in tmp_path.iterdir()}
     found = measurement.read(str(tmp_path / "m.json"))
     assert (found.batch, found.batch_bytes) == (16, 16 * (700 * 4 + 8))
     assert [(run.strategy, run.ps) for run in found.runs] == [("default", 0), ("parameter_server", 1), ("parameter_server", 2)]
