@@ -1,6 +1,7 @@
 """Jobs in the background (`--detach`): the launcher itself leaves the terminal, and keeps a folder about its job."""
 
 import os
+import select
 import signal
 import sys
 import time
@@ -18,14 +19,17 @@ from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.settings import Settings
 from tfdist.launch.watcher import StatusWriter
 
+HANDLE_SECONDS = 20.0
+"""How long the command waits for the start of the tasks, to say why there is none. A back end may wait for room for minutes."""
+
 _STARTED = b"started"
 
 
 def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Settings) -> int:
     """Starts the plan in the background and prints its handle; returns the exit code of the command.
 
-    The process forks: this one waits until the tasks are being started, or cannot be, and the other supervises them. So what
-    runs is this very plan, and no secret passes through a command line or a file.
+    The process forks: this one waits until the tasks are being started, or cannot be, for at most `HANDLE_SECONDS`, and the
+    other supervises them. So what runs is this very plan, and no secret passes through a command line or a file.
 
     Raises:
         UsageError: if the folder of the job cannot be made.
@@ -42,13 +46,16 @@ def run_in_background(backend: str, back_end: Attached, plan: Plan, settings: Se
         os.close(write_end)
         try:
             with open(read_end, "rb") as pipe:
-                answer = pipe.read()
+                is_late = not select.select([pipe], [], [], HANDLE_SECONDS)[0]
+                answer = b"" if is_late else pipe.read()
         except KeyboardInterrupt:  # Nobody has the handle of this job.
             os.kill(pid, signal.SIGTERM)
             os.waitpid(pid, 0)
             folder.remove()
             return 128 + signal.SIGINT
-        if answer == _STARTED:
+        if is_late:
+            print_error("its tasks are not being started yet; tfdist logs and tfdist status tell more, with this handle")
+        if is_late or answer == _STARTED:
             print(handle_of(backend, folder.id))
             return 0
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -127,7 +134,8 @@ class _Recorder(StatusWriter):
             }
         )
         self._folder.write_status(JobStatus(State.STARTING))
-        os.write(self._pipe, _STARTED)
+        with suppress(BrokenPipeError):  # The command has not waited for it.
+            os.write(self._pipe, _STARTED)
         os.close(self._pipe)
 
     def write(self, status: JobStatus) -> None:

@@ -73,8 +73,8 @@ def main(argv: list[str], commands: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0
     if argv == ["handles"]:
-        for folder in JobFolder.all():
-            print(handle_of(str(folder.job.get("backend", "local")), folder.id))
+        for folder, job in JobFolder.all():
+            print(handle_of(str(job.get("backend", "local")), folder.id))
         return 0
     if len(argv) != 1 or argv[0] not in SHELLS:
         raise UsageError(f"tfdist completion: expected one of {', '.join(SHELLS)}")

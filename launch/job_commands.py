@@ -11,6 +11,7 @@ from absl import flags
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError
+from tfdist.launch import job_folder
 from tfdist.launch.backends.interface import Attached, BackendError, Detached, LogLine, handle_of
 from tfdist.launch.backends.registry import find
 from tfdist.launch.background_jobs import BackgroundJobs
@@ -143,15 +144,13 @@ def _task_row(task: TaskStatus) -> list[str]:
 
 def _table(as_json: bool) -> int:
     found = []
-    for folder in JobFolder.all(left_out=print_error):
+    for folder, job in JobFolder.all(left_out=print_error):
         try:
-            job, status = folder.job, folder.status()
+            found.append((handle_of(str(job.get("backend", "local")), folder.id), job, folder.status()))
         except BackendError as error:
             print_error(error)
-            continue
-        found.append((handle_of(str(job.get("backend", "local")), folder.id), job, status, folder.created))
     if as_json:
-        print(json.dumps([{"handle": handle, **job, **status.as_json()} for handle, job, status, _ in found], indent=2))
+        print(json.dumps([{"handle": handle, **job, **status.as_json()} for handle, job, status in found], indent=2))
     elif not found:
         print("no jobs in the background; tfdist run --detach starts one")
     else:
@@ -160,8 +159,8 @@ def _table(as_json: bool) -> int:
     return 0
 
 
-def _job_row(handle: str, job: "dict[str, object]", status: JobStatus, created_at: float) -> list[str]:
-    created = time.strftime("%Y-%m-%d %H:%M", time.localtime(created_at))
+def _job_row(handle: str, job: "dict[str, object]", status: JobStatus) -> list[str]:
+    created = time.strftime("%Y-%m-%d %H:%M", time.localtime(job_folder.created(job)))
     topology = f"{job.get('topology', '')}, {job.get('strategy', '')}" if "topology" in job else ""
     return [handle, str(status.state), created, topology, printable(str(job.get("program", "")))]
 

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,14 @@ def _place() -> str:
     return f"{socket.gethostname()} {boot} {os.readlink('/proc/self/ns/pid')}"
 
 
+def created(job: Mapping[str, Any]) -> float:
+    """Returns when a job was created, by what is said about it, in seconds since the epoch; 0 if it does not say."""
+    try:
+        return float(job.get("created", 0))
+    except (TypeError, ValueError):
+        return 0.0
+
+
 def _is_own(path: Path) -> bool:
     """Returns whether a folder is this user's; False if it is gone. Raises OSError."""
     try:
@@ -150,8 +158,8 @@ class JobFolder:
         return folder
 
     @classmethod
-    def all(cls, left_out: Callable[[BackendError], None] = lambda error: None) -> Iterator["JobFolder"]:
-        """Yields the folders of this user's jobs, the oldest first; removes those of jobs that ended long ago.
+    def all(cls, left_out: Callable[[BackendError], None] = lambda error: None) -> Iterator[tuple["JobFolder", dict[str, Any]]]:
+        """Yields the folders of this user's jobs and what was started, the oldest first; removes those that ended long ago.
 
         Args:
             left_out: gets the error about each folder that is left out, because it or its `job.json` cannot be read.
@@ -165,18 +173,18 @@ class JobFolder:
             return
         except OSError as error:
             raise UsageError(f"{root()} cannot be read: {error.strerror}; allow it, or set {STATE_VARIABLE}") from error
-        for folder in sorted(map(cls, paths), key=lambda folder: folder.created):
+        found = []
+        for folder in map(cls, paths):
             try:
                 if folder._age() > KEEP_SECONDS and folder._has_ended():
                     folder.remove()
                     continue
-                folder._read("job.json")
+                found.append((folder, folder.job))
             except FileNotFoundError:
                 continue  # It has just been removed.
             except (BackendError, OSError) as error:
                 left_out(error if isinstance(error, BackendError) else BackendError(f"{folder.path} cannot be read: {error}"))
-                continue
-            yield folder
+        yield from sorted(found, key=lambda each: created(each[1]))
 
     @property
     def id(self) -> str:
@@ -192,14 +200,6 @@ class JobFolder:
     def job(self) -> dict[str, Any]:
         """What was started."""
         return self._read("job.json")
-
-    @property
-    def created(self) -> float:
-        """The time of its creation, in seconds since the epoch; 0 if `job.json` cannot be read."""
-        try:
-            return float(self.job.get("created", 0))
-        except (BackendError, TypeError, ValueError):
-            return 0.0
 
     @property
     def supervisor(self) -> ProcessName | None:

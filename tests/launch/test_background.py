@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import uuid
 
@@ -207,6 +208,29 @@ def test_a_job_that_waits_for_its_start_can_be_cancelled_and_ctrl_c_leaves_nothi
     _, errors = launcher.communicate(timeout=60)
     assert (launcher.returncode, errors.decode()) == (143, f"tfdist: {handle} was ended before its tasks ran\n")
     assert tfdist("status").stdout.startswith(f"{handle}  cancelled")
+
+
+def test_a_job_that_waits_long_for_its_start_has_a_handle_and_goes_on(tfdist, variables, tmp_path):
+    (tmp_path / "program.py").write_text("print('one')")
+    late = """
+    import pathlib, time
+    from tfdist.launch import attached, background
+    background.HANDLE_SECONDS = 0.5
+    started = attached._started
+    def wait(*arguments):
+        while not pathlib.Path("go").exists(): time.sleep(0.1)
+        return started(*arguments)  # As Ray does where there was no room.
+    attached._started = wait
+    """
+    launcher = f"{textwrap.dedent(late)}\nimport runpy\nrunpy.run_path({QUICK!r}, run_name='__main__')"
+    got = tfdist("--tier", "BASIC", "--detach", "program.py", command=("-c", launcher))
+    assert (got.returncode, got.stderr.count("\n")) == (0, 1), got.stderr
+    assert "its tasks are not being started yet" in got.stderr
+    handle = got.stdout.strip()
+    assert tfdist("status", handle).stdout == f"{handle}  starting\n"
+    (tmp_path / "go").touch()
+    assert "chief:0 | one\n" in tfdist("logs", "-f", handle).stdout
+    assert tfdist("status", handle).stdout.startswith(f"{handle}  succeeded")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -206,6 +206,14 @@ def test_the_table_leaves_out_folders_that_cannot_be_read_with_a_line_about_each
     assert empty.id not in (got := capsys.readouterr()).out and folder.id in got.out and not got.err
 
 
+def test_the_table_reads_what_was_started_once(folder, monkeypatch, capsys):
+    names = []
+    read = JobFolder._read
+    monkeypatch.setattr(JobFolder, "_read", lambda self, name: names.append(name) or read(self, name))
+    assert job_commands.main("status", []) == 0 and folder.id in capsys.readouterr().out
+    assert names.count("job.json") == 1
+
+
 def test_only_folders_of_jobs_that_ended_long_ago_are_removed(folder, monkeypatch):
     running, lately = JobFolder.create("local"), JobFolder.create("local")
     for each, state in ((folder, State.FAILED), (running, State.RUNNING), (lately, State.FAILED)):
@@ -214,5 +222,5 @@ def test_only_folders_of_jobs_that_ended_long_ago_are_removed(folder, monkeypatc
     for each in (folder, running):
         for path in (each.output, each.path):
             os.utime(path, (time.time() - 2000,) * 2)
-    assert {each.id for each in JobFolder.all()} == {running.id, lately.id}
+    assert {each.id for each, _ in JobFolder.all()} == {running.id, lately.id}
     assert not folder.path.exists()
