@@ -19,7 +19,7 @@ _RESET, _CLEAR = "\x1b[0m", "\r\x1b[K"
 _PROGRESS_SECONDS = 0.1
 
 MAX_LINE = 1 << 16
-"""Longest unfinished line, in characters; a longer one is taken as finished."""
+"""Longest unfinished line, in characters. A longer one is shown in parts, each as a line."""
 
 LAST_LINES = 20
 """Number of lines that `last_lines` returns."""
@@ -38,11 +38,16 @@ class Lines:
 
     A progress bar returns with `\\r` or `\\b` and overwrites itself: only its latest state counts. A character may be split
     between two reads, and the bytes need not be valid UTF-8.
+
+    Attributes:
+        rest: the unfinished rest.
+        is_cut: whether the last line that `feed` has returned is a part of a long one, and goes on.
     """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.rest = ""
+        self.is_cut = False
 
     def feed(self, data: bytes, final: bool = False) -> list[str]:
         """Adds output and returns the lines that it finishes; with `final`, the unfinished line as well."""
@@ -52,12 +57,11 @@ class Lines:
         pending = "\r" if rest.endswith("\r") and not final else ""
         self.rest = rest.removesuffix("\r").rpartition("\r")[2] + pending
         lines = [line.rstrip("\r").rpartition("\r")[2] for line in finished]
-        if len(self.rest) > MAX_LINE:
+        is_long = len(self.rest) > MAX_LINE and not final
+        if is_long or (final and (self.rest or (self.is_cut and not lines))):
             lines.append(self.rest)
             self.rest = ""
-        if final and self.rest:
-            lines.append(self.rest)
-            self.rest = ""
+        self.is_cut = is_long or (self.is_cut and not lines)
         return lines
 
 
@@ -195,7 +199,8 @@ class TaskOutput:
     def add(self, data: bytes, is_last: bool = False) -> None:
         """Adds what the task has printed. The last bytes of a process end its last line."""
         if lines := self._lines.feed(data, is_last):
-            self._write("".join(f"{_ESCAPE.sub('', line)}\n" for line in lines))
+            text = "\n".join(_ESCAPE.sub("", line) for line in lines)
+            self._write(text if self._lines.is_cut else f"{text}\n")
             self._terminal.lines(self.task, lines)
         if self._lines.rest:
             self._terminal.progress(self.task, self._lines.rest)
@@ -211,6 +216,7 @@ class TaskOutput:
             return
         try:
             self._file.write(text)
+            self._file.flush()
         except OSError as error:
             self._say_not_written(error)
 

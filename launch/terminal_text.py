@@ -26,9 +26,17 @@ def shown(text: str, colors: bool) -> str:
     return clean + RESET if "\x1b" in clean else clean
 
 
+_NOTEBOOK = (("TERM", "xterm-color"), ("PAGER", "cat"), ("GIT_PAGER", "cat"))
+"""What the kernel of a notebook sets for commands such as `!tfdist run` (ipykernel/zmqshell.py, `init_environment`)."""
+
+
 def draws(environ: Mapping[str, str] = os.environ) -> bool:
-    """Returns whether the terminal can move its cursor, by the name that `TERM` gives it."""
-    return environ.get("TERM", "") not in ("", "dumb", "unknown")
+    """Returns whether the terminal can move its cursor, by the name that `TERM` gives it.
+
+    A command in a notebook has a pseudo-terminal. The notebook adds whatever is drawn there to the output of the cell.
+    """
+    is_notebook = all(environ.get(name) == value for name, value in _NOTEBOOK)
+    return environ.get("TERM", "") not in ("", "dumb", "unknown") and not is_notebook
 
 
 def has_colors(environ: Mapping[str, str] = os.environ) -> bool:

@@ -162,6 +162,8 @@ def test_only_colors_of_a_task_reach_the_terminal(text, colored, plain):
 
 def test_where_a_terminal_draws_and_has_colors():
     assert not terminal_text.draws({}) and not terminal_text.draws({"TERM": "dumb"})
+    notebook = {"TERM": "xterm-color", "CLICOLOR": "1", "PAGER": "cat", "GIT_PAGER": "cat"}  # `!tfdist run` in a cell.
+    assert not terminal_text.draws(notebook) and terminal_text.draws(notebook | {"PAGER": "less"})
     assert terminal_text.has_colors({"TERM": "xterm", "NO_COLOR": ""})
     assert not terminal_text.has_colors({"TERM": "xterm", "NO_COLOR": "1"})
 

@@ -94,6 +94,39 @@ def test_the_log_file_of_a_task_holds_all_its_output(tmp_path, use_terminal):
     assert stream.getvalue().count("\n") == 51
 
 
+def test_a_long_line_is_one_line_in_the_log_file(tmp_path):
+    path = tmp_path / "worker-0.log"
+    for more in (b"", b"\nend\n", b"end"):
+        stream = io.StringIO()
+        output = TaskOutput("ps:1", path, Terminal(["ps:1"], stream))
+        for _ in range(3):
+            output.add(b"x" * 70000)
+        assert path.read_text() == "x" * 210000  # A launcher that is killed loses nothing of it.
+        output.add(more)
+        output.close()
+        assert path.read_text() == "x" * 210000 + {b"": "\n", b"end": "end\n"}.get(more, more.decode())
+        assert stream.getvalue().count("x\nps:1 | ") >= 2
+
+
+def test_a_task_prints_to_a_pipe_where_there_is_no_pseudo_terminal(monkeypatch):
+    def no_terminal():
+        raise FileNotFoundError("out of pty devices")  # As in a chroot without /dev/pts.
+
+    monkeypatch.setattr(os, "openpty", no_terminal)
+    pipe = Pipe("ps:1", is_terminal=True)
+    assert not os.isatty(pipe.write_end)
+    pipe.started()
+    assert list(pipe.close()) == []
+
+
+def test_a_pseudo_terminal_has_at_most_as_many_columns_as_one_may_have(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100000")
+    pipe = Pipe("ps:1", is_terminal=True)
+    assert os.get_terminal_size(pipe.write_end).columns == 65535
+    pipe.started()
+    assert list(pipe.close()) == []
+
+
 def test_the_last_lines_of_a_log_file_are_those_of_the_program(tmp_path):
     noise = "E0000 00:00:1795237116.095783    3161 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error"
     path = tmp_path / "worker-0.log"

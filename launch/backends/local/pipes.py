@@ -12,6 +12,9 @@ READ_BYTES = 1 << 16
 PIPE_BYTES = 1 << 20
 """The most that a pipe holds without privileges (pipe(7), /proc/sys/fs/pipe-max-size)."""
 
+_MOST = (1 << 16) - 1
+"""Rows and columns that a terminal may have. The variables LINES and COLUMNS may say more."""
+
 
 class Pipe:
     """Both ends, until the task has started; then the end to read."""
@@ -21,18 +24,14 @@ class Pipe:
 
         Args:
             task: `job:index`.
-            is_terminal: whether the task gets a pseudo-terminal, so that its progress bar stays on one line.
+            is_terminal: whether the task gets a pseudo-terminal, so that its progress bar stays on one line, where there are
+                any.
 
         Raises:
             OSError: if too many files are open.
         """
         self.task = task
-        if is_terminal:
-            self._read_end, self.write_end = os.openpty()
-            size = shutil.get_terminal_size()
-            fcntl.ioctl(self.write_end, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, max(40, size.columns - 12), 0, 0))
-        else:
-            self._read_end, self.write_end = os.pipe()
+        self._read_end, self.write_end = (_terminal() if is_terminal else None) or os.pipe()
         os.set_blocking(self._read_end, False)
 
     def fileno(self) -> int:
@@ -64,3 +63,15 @@ class Pipe:
             if not data or not select.select([self._read_end], [], [], 0)[0]:
                 break
         os.close(self._read_end)
+
+
+def _terminal() -> tuple[int, int] | None:
+    """Returns both ends of a pseudo-terminal of the size of this one; None where there is none, as in some sandboxes."""
+    try:
+        ours, theirs = os.openpty()
+    except OSError:
+        return None
+    size = shutil.get_terminal_size()
+    lines, columns = min(size.lines, _MOST), min(max(40, size.columns - 12), _MOST)
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    return ours, theirs
