@@ -1,6 +1,7 @@
 """Defaults of flags from a file: `tfdist.toml` in the working folder, else `[tool.tfdist]` in its `pyproject.toml`.
 
 tier = "STANDARD_1"
+strategy = "hogwild"
 sync_period = 16
 env = ["WANDB_API_KEY"]
 detach = true
