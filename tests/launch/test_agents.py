@@ -116,7 +116,16 @@ def test_the_bootstrap_takes_variables_from_its_first_line_and_not_from_its_comm
     )
     line = encode({"env": {"SECRET": "a\nb"}, "path": [str(tmp_path)], "x": 1})
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    got = subprocess.run([sys.executable, "-c", BOOTSTRAP], input=line + b"rest", env=environ, capture_output=True, timeout=30)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/json.py").write_text("raise RuntimeError('this is not the library')")
+    got = subprocess.run(
+        [sys.executable, "-c", BOOTSTRAP],
+        input=line + b"rest",
+        env=environ,
+        cwd=tmp_path / "home",
+        capture_output=True,
+        timeout=30,
+    )
     assert got.stdout == b"1 a\nb rest\n", got.stderr
     assert str(CHECKOUT) not in BOOTSTRAP
 

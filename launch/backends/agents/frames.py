@@ -25,7 +25,8 @@ SILENCE_SECONDS = 20.0
 """A side that hears nothing from the other for this long takes the connection for lost (for ssh: `--ssh_silence`)."""
 
 BOOTSTRAP = (
-    "import json,os,sys;f=open(0,'rb',0,closefd=False);h=json.loads(f.readline());"
+    "import sys;sys.path=[p for p in sys.path if p];"  # Not the modules in the home folder of the host.
+    "import json,os;f=open(0,'rb',0,closefd=False);h=json.loads(f.readline());"
     "os.environ.update(h['env']);sys.path[:0]=h['path'];from tfdist.launch.backends.agents.agent import main;main(h)"
 )
 """The program that the remote Python gets on its command line. It is the same for every job: no value appears there."""
