@@ -31,6 +31,7 @@ from tfdist.strategies.private_api import (
     use_own_executor,
 )
 from tfdist.strategies.runtime import server_identity, shutdown
+from tfdist.strategies.runtime.connecting import bounded
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
 from tfdist.strategies.runtime.memory import keep_freed_memory
@@ -136,7 +137,8 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     wait_for_tasks(servers, start_timeout, _log.warning, server_identity.why_missing, is_enough)
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     at_program_end(lambda failed: _notify(servers, failed))
-    strategy = make(cluster)
+    with bounded(start_timeout):
+        strategy = make(cluster)
     at_program_end(lambda failed: strategy.membership.say_no_more())  # Workers leave then.
     trainer.install()
     optimizer.install()

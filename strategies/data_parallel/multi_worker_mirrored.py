@@ -5,10 +5,8 @@ shard of the batch. Rings of collectives add up the gradients, in buckets (`buck
 """
 
 import contextlib
-import faulthandler
 import logging
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +31,7 @@ from tfdist.strategies.private_api import (
 )
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.ring_sums import RingSums
+from tfdist.strategies.runtime.connecting import bounded
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.each_other import wait_for_each_other, wait_for_server
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
@@ -78,7 +77,7 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
     wait_for_each_other(me, tasks, start_timeout, _log.warning)
     if me is not tasks[0]:  # The leader of TensorFlow's coordination.
         wait_for_server(me, tasks[0], Deadline.after(LEADER_SECONDS))
-    with _bounded(start_timeout):
+    with bounded(start_timeout):
         strategy = MultiWorkerMirrored(cluster, me)
         _check_devices(strategy.devices, cluster, me, start_timeout)
         random_state.share(strategy)
@@ -258,16 +257,3 @@ def _in_pieces(send: Callable[[tf.Tensor], tf.Tensor], value: tf.Tensor) -> tf.T
     flat = tf.reshape(value, [-1])
     pieces = [send(flat[begin : begin + length]) for begin in range(0, flat.shape[0], length)]
     return tf.reshape(tf.concat(pieces, 0), value.shape)
-
-
-@contextlib.contextmanager
-def _bounded(seconds: float) -> Iterator[None]:
-    """Ends the process with a traceback and exit code 1 if the block takes longer than `seconds`.
-
-    While TensorFlow connects to tasks that are gone again, no other Python thread runs; the timer of faulthandler does.
-    """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or 2)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()

@@ -1,7 +1,11 @@
 """Tests that no task waits without a limit for another that has died. The programs shorten the waiting times."""
 
+import contextlib
+import json
 import os
 import signal
+import socket
+import threading
 import time
 
 import pytest
@@ -113,3 +117,33 @@ def test_servers_exit_when_the_chief_is_killed(cluster):
     for task in (("worker", 0), ("ps", 0)):
         assert jobs[task].wait(30) == 75
         assert "has been gone for 6 s without notice" in jobs[task].output
+
+
+def answers_once(job):
+    """Starts what answers as a task of `job` at the first connection and never again, as one that is stopped then."""
+    listener = socket.create_server(("localhost", 0))
+    device = f"framed: \x0a$/job:{job}/replica:0/task:0/device:CPU:0"
+
+    def serve():
+        held = []
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(listener.accept()[0])
+                if len(held) == 1:
+                    held[0].recv(4096)
+                    held[0].sendall(b"\0\0\0\4\0\0\0\0\0 " + device.encode())
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener
+
+
+def test_a_chief_ends_if_tasks_are_stopped_while_it_connects_to_them(start, script):
+    with answers_once("ps") as ps, answers_once("worker") as worker, socket.create_server(("localhost", 0)) as own:
+        addresses = {
+            job: [f"localhost:{each.getsockname()[1]}"] for job, each in (("ps", ps), ("worker", worker), ("chief", own))
+        }
+        own.close()
+        config = {"TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": "chief", "index": 0}})}
+        chief = start(script("import tfdist; tfdist.strategy(start_timeout=5)"), environment=config)
+        assert chief.wait(60) == 1  # TensorFlow itself waits for ever.
+        assert "Timeout (0:00:05)!" in chief.output

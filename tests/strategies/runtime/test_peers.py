@@ -72,9 +72,13 @@ def test_a_tensorflow_server_is_known_by_the_names_of_its_devices():
 
 
 def test_other_programs_at_the_port_of_a_task_are_named():
-    with task(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as http, task(index=1) as mute, closed_task() as closed:
-        with pytest.raises(StartTimeoutError) as error:
-            wait_for_tasks([http, mute, closed], 3.0, print, why_missing)
+    with (
+        task(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as http,
+        task(index=1) as mute,
+        closed_task() as closed,
+        pytest.raises(StartTimeoutError) as error,
+    ):
+        wait_for_tasks([http, mute, closed], 3.0, print, why_missing)
     for sentence in (
         f"something else than a TensorFlow server answers at the address of worker:0 ({http.address}); end that program",
         f"no TensorFlow server answers, at the address of worker:1 ({mute.address}); end the program that has this port",
