@@ -29,6 +29,9 @@ RESTORE_SECONDS = 300.0
 _LOST = ("Resource input tensor contains an invalid device",)
 """Messages of errors that mean that a worker has been restarted, beside those that TensorFlow knows."""
 
+_RESTARTED = "Unable to find a context_id"
+"""In the error of a call to a task that has been restarted and is not part of the cluster yet."""
+
 _NOT_TAKEN = "Unable to parse request"
 """gRPC's answer, as INTERNAL, to a request that has arrived damaged: no handler of the worker has seen it.
 
@@ -107,9 +110,22 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                     raise
                 if isinstance(error, tf.errors.InternalError) and _NOT_TAKEN in str(error):
                     _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
-                elif self.servers is None or not self.servers.wait_if_lost(error):
+                elif (
+                    self.servers is None
+                    or not self.servers.wait_if_lost(error)
+                    or self._is_worker_lost(error, worker_device_name)  # Soon after a ps is back, an error may be of either.
+                ):
                     raise
                 on_transient_failure_fn()
+
+    def _is_worker_lost(self, error: Exception, device: str) -> bool:
+        """Returns whether an error is that of a worker of this group, which is gone or has been restarted."""
+        try:
+            self._validate_preemption_failure(error)
+        except Exception:
+            return False  # Of a ps, or of the program.
+        indices = set(self._tasks_of.get(device, ()))
+        return _RESTARTED in str(error) or not self._answering(indices, PROBE_SECONDS).issuperset(indices)
 
     def wait_for_servers(self, check: Callable[[], None]) -> None:
         """Waits until all ps are back and restored. Calls `check` from time to time, which raises an error if they are gone.

@@ -183,6 +183,37 @@ def test_a_call_that_was_damaged_on_its_way_is_made_again(monkeypatch, message):
     assert again == [1] * damaged
 
 
+LATE = "Additional GRPC error information from remote target /job:worker/task:0 while calling"
+
+
+@pytest.mark.parametrize(
+    ("message", "answers", "is_lost"),
+    [
+        (LATE, {0}, False),  # The call may have begun before the ps was back.
+        (LATE, {1}, True),
+        (f"Unable to find a context_id matching the specified one. {LATE}", {0}, True),  # The worker is back already.
+        (f"{LATE}: GRPC error information from remote target /job:ps/task:0", {1}, False),
+    ],
+)
+def test_soon_after_a_ps_is_back_a_worker_that_is_lost_is_noticed_at_once(monkeypatch, message, answers, is_lost):
+    handler, again, lost = Handler(monkeypatch, {"a": (0,)}), [], []
+    handler.answers = answers
+    handler.servers = SimpleNamespace(wait_if_lost=lambda error: True)
+    handler._cluster = SimpleNamespace(
+        closure_queue=SimpleNamespace(_cancellation_mgr=SimpleNamespace(is_cancelled=False)),
+        _record_and_ignore_transient_ps_failure=lambda error: False,
+        _record_and_ignore_transient_timeouts=lambda error: False,
+    )
+
+    def lose(error):
+        lost.append(error)
+        raise KeyboardInterrupt  # Instead of waiting for the worker.
+
+    with contextlib.suppress(KeyboardInterrupt), handler.wait_on_failure(lose, lambda: again.append(1), None, "a"):
+        raise tf.errors.UnavailableError(None, None, message)
+    assert (len(lost), len(again)) == (is_lost, not is_lost)
+
+
 @pytest.fixture
 def listener():
     with socket.create_server(("localhost", 0)) as listener:
