@@ -117,6 +117,7 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     """Creates the strategy of an evaluator task of `cluster`, under which `fit` evaluates."""
     from tfdist.strategies import own_devices
     from tfdist.strategies.checkpoint import atomic_saving
+    from tfdist.strategies.evaluator.checkpoint_evaluator import leave_files_to_chief
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
     from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.runtime import generated_code, interrupts
@@ -129,6 +130,7 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     own_devices.take_for_evaluation(cluster)
     strategy = create_evaluator_strategy(cluster, cluster.find(*cluster.task), start_timeout)
     atomic_saving.install(strategy)
+    leave_files_to_chief()
     return strategy
 
 

@@ -126,12 +126,27 @@ class CheckpointEvaluator:
 
 
 def install(evaluator: CheckpointEvaluator) -> None:
-    """Makes `fit` evaluate, for the models of `evaluator`, and stops what would write files that are the chief's."""
+    """Makes `fit` evaluate, for the models of `evaluator`."""
     _evaluators.insert(0, evaluator)
     patches.FIT.patch(_fit)
     patches.TRAIN_ON_BATCH.patch(_train_on_batch)
-    for save in patches.SAVE_METHODS.values():
+
+
+def leave_files_to_chief() -> None:
+    """Stops what would write files that are the chief's. To be called after `atomic_saving.install`.
+
+    Otherwise a save would empty the folder beside the file in which the chief may be writing it.
+    """
+    for save in (*patches.SAVE_METHODS.values(), patches.SAVE_MODEL, patches.SAVE_WEIGHTS, patches.SAVE_H5):
         save.patch(_save)
+    patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
+    patches.CHECKPOINT_SAVE.patch(_save_checkpoint)
+    patches.CHECKPOINT_STATE.patch(_write_checkpoint_state)
+    patches.CHECKPOINT_DELETE.patch(_delete_checkpoint)
+
+
+def _say_not_written(path: Any) -> None:
+    _log.warning("%s does not write %s: the chief does", _evaluators[0].name, path)
 
 
 def _evaluator_of(model: Any) -> CheckpointEvaluator | None:
@@ -163,6 +178,31 @@ def _train_on_batch(original: Callable[..., Any], model: Any, *args: Any, **kwar
 def _save(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     evaluator = _evaluator_of(model)
     if evaluator is not None and not evaluator.may_write(filepath):
-        _log.warning("%s does not write %s: the chief does", evaluator.name, filepath)
+        _say_not_written(filepath)
         return None
     return original(model, filepath, *args, **kwargs)
+
+
+def _save_saved_model(original: Callable[..., Any], obj: Any, export_dir: Any, *args: Any, **kwargs: Any) -> Any:
+    if _evaluators[0].may_write(export_dir):
+        return original(obj, export_dir, *args, **kwargs)
+    return _say_not_written(export_dir)
+
+
+def _save_checkpoint(
+    original: Callable[..., Any], saver: Any, file_prefix: Any, checkpoint_number: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    if _evaluators[0].may_write(file_prefix):
+        return original(saver, file_prefix, checkpoint_number, *args, **kwargs)
+    _say_not_written(file_prefix)
+    return str(file_prefix) if checkpoint_number is None else f"{file_prefix}-{int(checkpoint_number)}"
+
+
+def _write_checkpoint_state(original: Callable[..., Any], save_dir: Any, *args: Any, **kwargs: Any) -> None:
+    if _evaluators[0].may_write(os.path.join(save_dir, "checkpoint")):
+        original(save_dir, *args, **kwargs)
+
+
+def _delete_checkpoint(original: Callable[..., Any], filespec: Any) -> None:
+    if _evaluators[0].may_write(filespec):
+        original(filespec)

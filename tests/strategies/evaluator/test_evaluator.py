@@ -14,7 +14,7 @@ PROGRAM = """
     import time
     import tfdist
     strategy = tfdist.strategy()
-    import keras, numpy as np
+    import keras, numpy as np, tensorflow as tf
 
     class Sees(keras.callbacks.Callback):
         trained = tested = 0
@@ -44,6 +44,9 @@ PROGRAM = """
     if tfdist.rank() == 0 or tfdist.role() == "evaluator":
         pathlib.Path(tfdist.role() + ".json").write_text(json.dumps(result))
     model.save("final.keras")
+    keras.saving.save_model(model, "function.keras")
+    tf.train.CheckpointManager(tf.train.Checkpoint(step=tf.Variable(1)), "checkpoints", max_to_keep=1).save()
+    tf.saved_model.save(tf.Module(), "saved")
 """
 
 COMPILED_OUTSIDE = PROGRAM.replace("        model.compile(", "    model.compile(")
@@ -120,7 +123,9 @@ def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster
     x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
     loss = best.evaluate(x[72:], x[72:].sum(axis=1, keepdims=True), verbose=0)[0]
     assert loss == pytest.approx(min(evaluator["history"]["val_loss"]), rel=1e-5)
-    assert "evaluator:0 does not write final.keras: the chief does" in job.output
+    for name in ("final.keras", "function.keras", f"checkpoints{os.sep}ckpt-1", "saved"):
+        assert f"evaluator:0 does not write {name}: the chief does" in job.output
+        assert list(tmp_path.glob(f"{name}*"))
     assert (tmp_path / "final.keras").exists() and (tmp_path / "log.csv").read_text().count("\n") == 6
     assert json.loads((tmp_path / "job/tfdist_checkpoints/fit_1/fit.json").read_text())["ended"] is True
     assert not list((tmp_path / "job").rglob(".*")), "a file was left half-written"
