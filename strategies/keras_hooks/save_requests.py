@@ -29,3 +29,7 @@ class SaveRequests:
             return False
         self.own.assign(0.0)
         return True
+
+    def withdraw(self) -> None:
+        """Takes back a wish that is fulfilled otherwise."""
+        self.own.assign(0.0)

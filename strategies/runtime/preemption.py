@@ -21,7 +21,7 @@ from tfdist.strategies.private_api import patches
 EXIT_CODE = 128 + signal.SIGTERM
 
 _late: set[int] = set()
-"""Signals that came with the last step of a `fit`, whose end saves the backup."""
+"""Signals that came with the last step of a `fit` or after it. The end of `fit` saves the backup."""
 
 
 def install() -> None:
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 def end_after_fit(wait: Callable[[], None]) -> None:
-    """Heeds the signals that came with the last step of a `fit`. The backup that holds its end calls it.
+    """Heeds the signals that came with the last step of a `fit` or after it. The backup that holds its end calls it.
 
     Args:
         wait: returns when that backup is on the disk.
@@ -46,9 +46,10 @@ class SaveOnSignal(keras.callbacks.Callback):
     """Makes each backup save after the step in which a signal arrives. After SIGTERM the program ends with 143.
 
     A backup is a `BackupAndRestore`, or a callback with a method `save_on_signal(batch)`. If that returns False, the epoch is
-    about to end, whose end saves; then its method `wait_for_save()` waits for that. Does nothing in programs that handle the
-    signals themselves, or have no backup. After a `BackupAndRestore` Keras later resumes at the beginning of the epoch,
-    with the weights of the backup, as with `save_freq=1`.
+    about to end, whose end saves; then its method `wait_for_save()` waits for that. So it is with a signal that arrives after
+    the last step, during the validation. Does nothing in programs that handle the signals themselves, or have no backup. After
+    a `BackupAndRestore` Keras later resumes at the beginning of the epoch, with the weights of the backup, as with
+    `save_freq=1`.
 
     Under multi_worker_mirrored the chief's signal makes all tasks save, after the step that follows.
     """
@@ -68,6 +69,7 @@ class SaveOnSignal(keras.callbacks.Callback):
         each = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
         self._backups = [save for one in each if (save := _function_to_save(one)) is not None]
         self._waits = [wait for one in each if (wait := getattr(one, "wait_for_save", None)) is not None]
+        self._frequent = [save for one in each if _is_frequent(one) and (save := _function_to_save(one)) is not None]
         self._late: set[int] = set()
         self._saves = saves
         self._requests: SaveRequests | None = None
@@ -117,6 +119,23 @@ class SaveOnSignal(keras.callbacks.Callback):
         else:
             self._report(received)
 
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`. Heeds signals that came after the last step of the epoch."""
+        if not self._saves or not self._received:
+            return
+        if self._waits:  # They save after this.
+            self._late |= self._take_received()
+        elif self._requests is None or not self._frequent:
+            for save in self._frequent:  # The others have saved.
+                save(0)
+            self._report(self._take_received())
+
+    def _take_received(self) -> set[int]:
+        received, self._received = self._received, set()
+        if self._requests is not None:
+            self._requests.withdraw()
+        return received
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`. The end of the epoch before has saved."""
         received, self._late = self._late, set()
@@ -127,7 +146,12 @@ class SaveOnSignal(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
-        _late.update(self._late)
+        received = self._late | self._take_received()
+        if self._waits:
+            _late.update(received if self._saves else ())
+        elif signal.SIGTERM in received:  # Too late for a `BackupAndRestore`: it has deleted its backup.
+            self.release()
+            signal.raise_signal(signal.SIGTERM)
 
     def _report(self, received: set[int]) -> None:
         if signal.SIGTERM in received:
@@ -147,6 +171,11 @@ def _report(received: set[int]) -> None:
     print(f"tfdist: {what}", flush=True)
     if ends:
         sys.exit(EXIT_CODE)
+
+
+def _is_frequent(callback: Any) -> bool:
+    """Returns whether a callback is a `BackupAndRestore` that saves after steps instead of epochs."""
+    return isinstance(callback, keras.callbacks.BackupAndRestore) and callback.save_freq != "epoch"
 
 
 def _function_to_save(callback: Any) -> Callable[[int], bool | None] | None:

@@ -1,0 +1,99 @@
+"""Signals that arrive after the last step of an epoch, in its validation."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import keras
+import pytest
+
+from tfdist.strategies.runtime import preemption
+from tfdist.strategies.runtime.preemption import SaveOnSignal
+
+
+class Backup(keras.callbacks.Callback):
+    """A backup that saves at the end of an epoch, like that of the launcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.saved, self.waits = 0, 0
+
+    def save_on_signal(self, batch):
+        self.saved += 1
+
+    def wait_for_save(self):
+        self.waits += 1
+
+
+@pytest.fixture
+def of():
+    """`of(callback)`: what heeds the signals of a `fit` with this callback, which has begun."""
+    savers = []
+
+    def begin(callback):
+        saver = SaveOnSignal([callback], saves=True)
+        saver.set_model(SimpleNamespace())
+        saver.on_train_begin()
+        savers.append(saver)
+        return saver
+
+    yield begin
+    preemption._late.clear()
+    for saver in savers:
+        saver.release()
+
+
+def arrives(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
+
+
+def ends(function, *arguments):
+    with pytest.raises(SystemExit) as end:
+        function(*arguments)
+    return end.value.code == 128 + signal.SIGTERM
+
+
+def test_the_program_ends_when_the_next_epoch_begins_and_makes_no_step_of_it(of, capsys):
+    backup = Backup()
+    saver = of(backup)
+    arrives()
+    saver.on_epoch_end(0)
+    assert ends(saver.on_epoch_begin, 1) and (backup.saved, backup.waits) == (0, 1)
+    assert "SIGTERM: the backup is saved" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_in_the_last_epoch_it_ends_after_fit(of):
+    backup = Backup()
+    saver = of(backup)
+    arrives()
+    saver.on_epoch_end(0)
+    saver.on_train_end()
+    saver.release()
+    assert ends(preemption.end_after_fit, backup.wait_for_save) and backup.waits == 1
+
+
+def test_a_signal_after_the_last_epoch_is_not_lost(of):
+    saver = of(Backup())
+    arrives(signal.SIGUSR1)
+    saver.on_train_end()
+    assert preemption._late == {signal.SIGUSR1}
+
+
+@pytest.mark.parametrize("frequency", ["epoch", 100])
+def test_a_backup_of_keras_is_saved_at_the_end_of_the_epoch(of, tmp_path, monkeypatch, frequency):
+    backup, saved = keras.callbacks.BackupAndRestore(str(tmp_path), save_freq=frequency), []
+    monkeypatch.setattr(keras.callbacks.BackupAndRestore, "_save_model", lambda self: saved.append(self._current_epoch))
+    saver = of(backup)
+    arrives()
+    backup.on_epoch_end(2)
+    assert ends(saver.on_epoch_end, 2) and saved == [3]
+
+
+def test_a_signal_that_came_too_late_for_a_backup_of_keras_does_what_it_does_without_one(of, tmp_path, monkeypatch):
+    raised = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    saver = of(keras.callbacks.BackupAndRestore(str(tmp_path)))
+    arrives()
+    saver.on_train_end()
+    assert raised == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
