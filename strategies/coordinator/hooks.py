@@ -95,9 +95,9 @@ class CoordinatorHooks(KerasHooks):
         """See `KerasHooks`."""
         return self._metric_logs_of(model).values(model)
 
-    def set_metric_values(self, model: Any, values: list[Any]) -> None:
+    def set_metric_values(self, model: Any, values: list[Any]) -> bool:
         """See `KerasHooks`."""
-        self._metric_logs_of(model).set_values(model, values)
+        return self._metric_logs_of(model).set_values(model, values)
 
     def _metric_logs_of(self, model: Any) -> MetricLogs:
         assert isinstance(model.train_function, TrainingLoop)

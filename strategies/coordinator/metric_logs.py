@@ -5,6 +5,8 @@ a user's own `train_step`. The chief adds up the metrics of all groups.
 """
 
 import contextlib
+import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,12 +18,14 @@ from tfdist.strategies.coordinator.execution import Execution
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
 from tfdist.strategies.keras_hooks import replica_context, step_logs
-from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.keras_hooks.interface import METRICS_LOST, Logs
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
 
 MAX_METRIC_VALUES = 65536
 """If the model's metrics hold more numbers (a confusion matrix of many classes), steps do not return them."""
+
+_log = logging.getLogger("tfdist")
 
 
 class MetricLogs:
@@ -129,13 +133,24 @@ class MetricLogs:
             return [self._sum]
         return [np.zeros([0]), *(variable.numpy() for variable in model.metrics_variables)]
 
-    def set_values(self, model: Any, values: list[Any]) -> None:
-        """Continues an epoch with what `values` returned, in another process. The metrics have just been reset."""
+    def set_values(self, model: Any, values: list[Any]) -> bool:
+        """Continues an epoch with what `values` returned, in another process. The metrics have just been reset.
+
+        Returns:
+            Whether the metrics' variables have these values now.
+        """
         total, *of_variables = values
         if not of_variables:
             self._carried = total
-        for variable, value in zip(model.metrics_variables if of_variables else (), of_variables, strict=True):
+            # For an epoch that has no step left. Its steps may not be traced yet, so the variables are looked up here.
+            return self._publish(self._variables_to_send(), total)
+        variables = model.metrics_variables
+        if len(variables) != len(of_variables):
+            _log.warning(METRICS_LOST, model.name)
+            return False
+        for variable, value in zip(variables, of_variables, strict=True):
             variable.assign(value)
+        return True
 
     def begin_steps(self) -> None:
         """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
@@ -176,10 +191,19 @@ class MetricLogs:
 
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
-        if (self._by_group or self._carried is not None) and self._variables:
-            sums = unflatten_array(self._sum, [tuple(variable.shape) for variable in self._variables])
-            for variable, value in zip(self._variables, sums, strict=True):
-                variable._value.known_sum = tf.constant(value, variable._value.dtype)
+        total = self._sum if self._by_group else self._carried
+        if total is not None:
+            self._publish(self._variables, total)
+
+    @staticmethod
+    def _publish(variables: list[Any], total: Any) -> bool:
+        """Gives variables their parts of a vector; returns whether it has as many numbers as they have."""
+        shapes = [tuple(variable.shape) for variable in variables]
+        if sum(map(math.prod, shapes)) != len(total):
+            return False
+        for variable, value in zip(variables, unflatten_array(total, shapes), strict=True):
+            variable._value.known_sum = tf.constant(value, variable._value.dtype)
+        return True
 
     def _results_of(self, sums: Any) -> Any:
         """Returns the values of the metrics' logs, float64 [rows, m], for each row of their variables, [rows, n]."""

@@ -1,6 +1,7 @@
 """`KerasHooks` of the strategies whose replicas step together."""
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,8 +16,9 @@ from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples
+from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.calls import Call
-from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
+from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
@@ -24,6 +26,8 @@ from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normal
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 from tfdist.strategies.private_api.user_functions import without_optionals
+
+_log = logging.getLogger("tfdist")
 
 
 class DataParallelHooks(KerasHooks):
@@ -44,6 +48,7 @@ class DataParallelHooks(KerasHooks):
         self._is_shared = len(layout.local) < layout.replicas or (mesh is not None and mesh.others > 0)
         if self._is_shared:
             self.save_requests = SaveRequests()
+        self._last_logs: Logs = None  # Those of the last epoch of a `fit`.
 
     def step_function(self, model: Any, step: Callable[..., Any]) -> Callable[[Any], Logs]:
         """See `KerasHooks`."""
@@ -122,6 +127,11 @@ class DataParallelHooks(KerasHooks):
 
     def end_epoch(self, model: Any, logs: Logs) -> Logs:
         """See `KerasHooks`. The last execution's logs are those of the epoch; reading the metrics again would be collective."""
+        call = calls.running()
+        if call is not None and call.name == "fit":
+            if logs is self._last_logs:  # An epoch without a step. Keras has those of the epoch before, and reads the metrics.
+                return {}
+            self._last_logs = logs
         return logs
 
     def reset_metrics(self) -> None:
@@ -177,13 +187,18 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`. Every task has to call it: the values are those of all replicas."""
         return [variable.numpy() for variable in model.metrics_variables]
 
-    def set_metric_values(self, model: Any, values: list[Any]) -> None:
+    def set_metric_values(self, model: Any, values: list[Any]) -> bool:
         """See `KerasHooks`. The first replica takes the sums of all."""
-        for variable, value in zip(model.metrics_variables, values, strict=True):
+        variables = model.metrics_variables
+        if len(variables) != len(values):
+            _log.warning(METRICS_LOST, model.name)
+            return False
+        for variable, value in zip(variables, values, strict=True):
             local = self._strategy.experimental_local_results(variable.value)
             for index, replica in zip(self.layout.local, local, strict=False):
                 is_sum = variable.synchronization == "on_read" and variable.aggregation == "sum"
                 replica.assign(np.zeros_like(value) if is_sum and index > 0 else value)
+        return True
 
     @property
     def shows_progress(self) -> bool:

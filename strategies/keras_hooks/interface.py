@@ -16,6 +16,9 @@ from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 Logs = Any
 """A dict of floats, or whatever a user's own `train_step` returns."""
 
+METRICS_LOST = "the metrics of this epoch of %s count only what follows the restart"
+"""A warning, with the name of the model: its metrics have not the variables that a backup has values for."""
+
 
 class KerasHooks(abc.ABC):
     """The interface between Keras' loop and a strategy, which holds one as `tfdist_hooks`.
@@ -126,8 +129,13 @@ class KerasHooks(abc.ABC):
         """Returns the metrics of an epoch that is not over, as numpy arrays, for a backup. No step is in flight."""
 
     @abc.abstractmethod
-    def set_metric_values(self, model: Any, values: list[Any]) -> None:
-        """Continues an epoch with what `metric_values` returned, in another process. Keras has just reset the metrics."""
+    def set_metric_values(self, model: Any, values: list[Any]) -> bool:
+        """Continues an epoch with what `metric_values` returned, in another process. Keras has just reset the metrics.
+
+        Returns:
+            Whether the metrics have these values now. They may not if a metric makes its variables with its first batch; if
+            they will not have them then, a warning says so.
+        """
 
     @property
     @abc.abstractmethod

@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import numpy as np
+import tensorflow as tf
 
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 
 
 def test_what_a_worker_had_counted_stays_when_it_is_restarted_and_counts_from_zero():
@@ -27,3 +29,30 @@ def test_what_a_worker_had_counted_stays_when_it_is_restarted_and_counts_from_ze
     add(0, 0, 16, 16)
     add(1, 1, 8, 16)
     assert logs._sum.tolist() == [32.0, 48.0]
+
+
+class Counter:
+    """A variable of a metric, with what Keras' has."""
+
+    def __init__(self):
+        self.shape, self.synchronization = tf.TensorShape([]), "on_read"
+        self._value = SyncOnReadVariable.__new__(SyncOnReadVariable)
+        self._value.__dict__.update(known_sum=None, _dtype=tf.float32)
+
+
+def test_an_epoch_without_a_step_left_has_the_sums_of_the_steps_before_the_restart():
+    total, count = Counter(), Counter()
+    model = SimpleNamespace(metrics=[SimpleNamespace(variables=[total, count])], name="net")
+    logs = MetricLogs(model)  # Of a new process: nothing is traced.
+    logs.reset()
+    assert logs.set_values(model, [np.array([12.0, 16.0])])
+    assert [float(each._value.known_sum) for each in (total, count)] == [12.0, 16.0]
+    logs.publish_sums()
+    assert [float(each._value.known_sum) for each in (total, count)] == [12.0, 16.0]
+    assert not logs.set_values(model, [np.array([12.0])])
+
+
+def test_values_of_other_variables_than_a_metric_has_are_named_and_not_taken(caplog):
+    model = SimpleNamespace(metrics=[], metrics_variables=[], name="net")
+    assert not MetricLogs(model).set_values(model, [np.zeros([0]), np.float32(1)])
+    assert "the metrics of this epoch of net count only what follows the restart" in caplog.text

@@ -1,0 +1,31 @@
+"""What Keras gets at the end of an epoch, and what a backup gives the metrics back."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tfdist.strategies.data_parallel.hooks import DataParallelHooks
+from tfdist.strategies.inputs.batch_shards import Layout
+from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.keras_hooks.calls import Call
+
+
+@pytest.fixture
+def hooks():
+    return DataParallelHooks(SimpleNamespace(extended=SimpleNamespace(mesh=None)), Layout(2, range(2)))
+
+
+def test_an_epoch_without_a_step_does_not_repeat_the_logs_of_the_one_before(hooks, monkeypatch):
+    monkeypatch.setattr(calls, "_running", [Call("fit", "0 to 3")])
+    logs, others = {"loss": 1.0}, {"loss": 1.0}
+    assert hooks.end_epoch(None, logs) is logs
+    with monkeypatch.context() as context:
+        context.setattr(calls, "_running", [Call("fit", "0 to 3"), Call("evaluate")])
+        assert hooks.end_epoch(None, others) is others  # The validation.
+    assert hooks.end_epoch(None, logs) == {}
+    assert hooks.end_epoch(None, others) is others
+
+
+def test_metrics_that_have_no_variables_yet_are_named_and_count_from_the_restart_on(hooks, caplog):
+    assert not hooks.set_metric_values(SimpleNamespace(metrics_variables=[], name="net"), [1.0])
+    assert "the metrics of this epoch of net count only what follows the restart" in caplog.text
