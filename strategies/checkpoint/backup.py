@@ -5,6 +5,7 @@ So the file of weights holds the epoch too, and that epoch counts. The second fi
 backup before the latest stays in a hidden file, for the case that the latest is damaged (generations.py).
 """
 
+import contextlib
 import json
 import os
 import tempfile
@@ -46,6 +47,7 @@ class Broadcast:
 
     def __init__(self, strategy: tf.distribute.Strategy, piece_bytes: int | None = None) -> None:
         self._piece_bytes = piece_bytes or PIECE_BYTES
+        self._calls = getattr(strategy, "calls", None)
 
         def sum_of(words: tf.Tensor) -> tf.Tensor:
             if (groups := getattr(strategy.extended, "groups", None)) is not None:
@@ -63,7 +65,9 @@ class Broadcast:
     def send(self, piece: bytes, size: int) -> bytes:
         """Returns the chief's `piece` of `size` bytes on every task. Others may pass anything."""
         padded = (piece if is_chief() else b"").ljust(-(-size // 4) * 4, b"\0")
-        return bytes(self._total(tf.constant(np.frombuffer(padded, np.int32))).numpy().tobytes()[:size])
+        # A task that is lost meanwhile is found as in a step, and one that makes another call is named.
+        with contextlib.nullcontext() if self._calls is None else self._calls.executing():
+            return bytes(self._total(tf.constant(np.frombuffer(padded, np.int32))).numpy().tobytes()[:size])
 
     def send_numbers(self, numbers: list[int]) -> list[int]:
         """Returns the chief's 64-bit numbers on every task; each passes as many."""
@@ -135,7 +139,7 @@ def _load(original: Callable[..., Any], callback: Any) -> None:
     callback._current_epoch = callback.model._initial_epoch or 0
     position = data_position.current()
     if position is not None and (epochs := callback._current_epoch - position.initial_epoch) > 0:
-        position.resumption = data_position.Resumption(epochs, 0)
+        position.resume(data_position.Resumption(epochs, 0))
 
 
 def _choose(callback: Any) -> None:

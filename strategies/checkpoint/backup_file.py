@@ -7,7 +7,6 @@ between its calls. The chief writes and chooses; under multi_worker_mirrored the
 
 import contextlib
 import dataclasses
-import glob
 import json
 import logging
 import os
@@ -18,9 +17,10 @@ from typing import Any
 import h5py
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import generations, memory_file, strategy_state
+from tfdist.strategies.checkpoint import generations, memory_file, model_states, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
 from tfdist.strategies.checkpoint.backup import Broadcast
+from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.memory_file import MemoryFile
 
 _PROGRESS = "tfdist_progress"
@@ -50,6 +50,8 @@ class Progress:
         callbacks: see `callback_states.states`.
         finished_fits: of each call that has returned the epochs and values of its `History`, and the state of its callbacks;
             None for a call that raised.
+        starts: how each call that has begun did so.
+        optimizers: see `model_states.updated`.
     """
 
     fit: int
@@ -61,6 +63,12 @@ class Progress:
     random_state: Any = None
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
     finished_fits: list[Any] = dataclasses.field(default_factory=list)
+    starts: list[FitStart] = dataclasses.field(default_factory=list)
+    optimizers: list[Any] | None = None
+
+    def has_finished(self, fit: int) -> bool:
+        """Returns whether the call with this number has returned."""
+        return self.finished if fit == self.fit else fit < self.fit and self.finished_fits[fit - 1] is not None
 
 
 @dataclasses.dataclass
@@ -158,6 +166,13 @@ class BackupFile:
             self._writer.join()
             self._writer = None
 
+    def progress(self) -> Progress | None:
+        """Returns the progress in the backup of this task's folder, quickly: `read` looks for damage. None without one."""
+        for path in (self.path, self.earlier):
+            with contextlib.suppress(OSError, KeyError, ValueError):
+                return progress_in(path)
+        return None
+
     def read(self) -> Progress | None:
         """Returns the progress in the backup, which is the chief's on every task; None without one."""
         if is_chief():
@@ -204,8 +219,7 @@ class BackupFile:
         path = path or self._readable
         try:
             with self._strategy.scope():
-                if model.optimizer is not None and not model.optimizer.built:
-                    model.optimizer.build(model.trainable_variables)
+                model_states.build_optimizers(model, progress_in(path).optimizers)
                 model.load_weights(path)
         except ValueError as error:
             if not model.built:
@@ -227,13 +241,6 @@ class BackupFile:
             self._copy.cleanup()
             self._copy = None
 
-    def remove(self) -> None:
-        """Removes the backup."""
-        self.wait()
-        for path in (self.path, self.earlier, *glob.glob(f"{glob.escape(self._base)}.fit-*.weights.h5")):
-            if os.path.exists(path):
-                os.remove(path)
-
     @property
     def _readable(self) -> str:
         return self.path if self._copy is None else os.path.join(self._copy.name, os.path.basename(self.path))
@@ -252,7 +259,9 @@ class BackupFile:
 def progress_in(path: str) -> Progress:
     """Returns the progress in a backup."""
     with h5py.File(path) as file:
-        return Progress(**json.loads(file[_PROGRESS][()]))
+        progress = Progress(**json.loads(file[_PROGRESS][()]))
+    progress.starts = [FitStart(**each) for each in progress.starts]
+    return progress
 
 
 def _is_end(path: str, number: int, found: Progress) -> bool:

@@ -3,7 +3,8 @@
 A training that continues in the middle of its epochs must see the data of those epochs. Their order depends on how many
 iterators of the dataset were made before: a shuffled dataset gives each another order. So the iterators of the epochs that are
 done are made again, without reading them, and the batches of the current epoch that are done are read and dropped. Data that
-Keras iterates once for all epochs (`steps_per_epoch`) have to be read from their beginning.
+Keras iterates once for all epochs (`steps_per_epoch`) have to be read from their beginning. The validation data have an
+iterator for each validation, which are made again too: `validation_steps` may take only a part of a shuffled dataset.
 """
 
 import dataclasses
@@ -44,20 +45,46 @@ class Resumption:
 class DataPosition:
     """The data of one call of `fit`.
 
+    Args:
+        model: the model that `fit` trains.
+        initial_epoch: the argument of `fit`.
+        validation_freq: the argument of `fit`.
+
     Attributes:
         iterator: Keras' iterator of epochs; None before Keras has made it.
-        resumption: where the next epoch continues; None for its beginning.
         random_state: what `random_state` returned when the current epoch began.
         initial_epoch: the argument of `fit`.
         is_passed_over: whether an earlier process has finished this call, so that no epoch is left.
     """
 
-    def __init__(self, initial_epoch: int = 0) -> None:
+    def __init__(self, model: Any = None, initial_epoch: int = 0, validation_freq: Any = 1) -> None:
         self.initial_epoch = initial_epoch
         self.is_passed_over = False
         self.iterator: Any = None
-        self.resumption: Resumption | None = None
         self.random_state: Any = None
+        self._model = model
+        self._validation_freq = validation_freq
+        self._resumption: Resumption | None = None
+        self._done = range(0)  # The epochs that an earlier process has made, from 1, before the first validation of this one.
+
+    def resume(self, resumption: Resumption) -> None:
+        """Makes the next epoch continue there, and the next validation follow those of the epochs that are done."""
+        self._resumption = resumption
+        self._done = range(self.initial_epoch + 1, self.initial_epoch + resumption.epochs + 1)
+
+    def take_resumption(self, iterator: Any) -> Resumption | None:
+        """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""
+        resumption = None
+        if iterator is self.iterator:
+            resumption, self._resumption = self._resumption, None
+        return resumption
+
+    def take_validations(self, iterator: Any) -> int:
+        """Returns how many validations were made before the one that begins with an iterator of Keras."""
+        if not self._done or iterator is not getattr(self._model, "_eval_epoch_iterator", None):
+            return 0
+        every, done, self._done = self._validation_freq, self._done, range(0)
+        return sum(epoch % every == 0 if isinstance(every, int) else epoch in every for epoch in done)
 
 
 def install() -> None:
@@ -91,7 +118,8 @@ def set_random_state(state: Any) -> None:
 def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
     model._initial_epoch = None  # Keras keeps that of an earlier `fit` that has restored a backup.
     bound = inspect.signature(original).bind(model, *args, **kwargs)
-    position = DataPosition(int(bound.arguments.get("initial_epoch", 0)))
+    bound.apply_defaults()
+    position = DataPosition(model, int(bound.arguments["initial_epoch"]), bound.arguments["validation_freq"])
     _positions.append(position)
     try:
         return original(model, *args, **kwargs)
@@ -106,11 +134,16 @@ def _init(original: Callable[..., Any], iterator: Any, *args: Any, **kwargs: Any
 
 
 def _enumerate(original: Callable[..., Any], iterator: Any) -> Iterator[Any]:
-    position = next((each for each in _positions if each.iterator is iterator), None)
-    if position is None or position.resumption is None:
+    for position in _positions:
+        for _ in range(position.take_validations(iterator)):
+            _repeat_validation(original, iterator)
+            own = iterator._epoch_iterator
+            iterator.reset()  # As Keras does before each validation.
+            iterator._epoch_iterator = own
+    resumption = next((found for each in _positions if (found := each.take_resumption(iterator)) is not None), None)
+    if resumption is None:
         yield from original(iterator)
         return
-    resumption, position.resumption = position.resumption, None
     for _ in range(resumption.epochs):
         _repeat_epoch(original, iterator)
     if resumption.epochs and iterator._num_batches is None:
@@ -133,10 +166,23 @@ def _repeat_epoch(original: Callable[..., Any], iterator: Any) -> None:
     """Makes the iterators that an epoch makes, and reads what the next epoch does not see again."""
     if iterator.steps_per_epoch:
         for _, _, batches in original(iterator):
-            if isinstance(batches, BatchIterator):
-                batches.begin_epoch_if_over()
             _drop(batches, iterator.steps_per_execution)
-    elif iterator._num_batches is not None:
+    else:
+        _make_iterators(original, iterator)
+
+
+def _repeat_validation(original: Callable[..., Any], iterator: Any) -> None:
+    """The same for a validation, whose data have a new iterator each time, unless they are a generator."""
+    kind = type(iterator.data_adapter).__name__
+    if kind == "GeneratorDataAdapter":
+        _repeat_epoch(original, iterator)
+    elif kind == "TFDatasetAdapter":  # The others are in the same order each time.
+        _make_iterators(original, iterator)
+
+
+def _make_iterators(original: Callable[..., Any], iterator: Any) -> None:
+    """Makes the iterators that an epoch makes, and reads nothing."""
+    if iterator.num_batches is not None:
         for _ in original(iterator):
             pass
     else:  # Keras finds out about the end by reading.
@@ -147,6 +193,7 @@ def _repeat_epoch(original: Callable[..., Any], iterator: Any) -> None:
 
 def _drop(batches: Any, count: int) -> None:
     if isinstance(batches, BatchIterator):
+        batches.begin_epoch_if_over()  # Else it has none left after an epoch of `steps_per_epoch`.
         batches.take(count)
         return
     for _ in range(count):

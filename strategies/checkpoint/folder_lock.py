@@ -31,7 +31,7 @@ def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
     if folder in _held:
         return _held[folder]
     try:
-        os.makedirs(folder, exist_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
         return None  # The first backup says so.

@@ -4,13 +4,15 @@ The launcher names the folder with TFDIST_BACKUP_DIR (`--backup_dir`, `--max_res
 its own keeps that one. This one also continues in the middle of an epoch, and knows what Keras' callbacks remember, the
 `History` included. Each model has one file, which holds its latest call of `fit`. A program that is started again passes over
 the calls that were finished: the model gets the weights that it had at their end. A call that raised an exception, which the
-program has caught, runs again. When the program has finished, the files are removed.
+program has caught, runs again. A program may itself skip calls that it has finished (fit_start.py). When it has finished, the
+files are removed.
 """
 
-import dataclasses
+import glob
 import inspect
 import logging
 import os
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,16 +20,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import callback_states, data_position, folder_lock, model_states
+from tfdist.strategies.checkpoint import callback_states, fit_start, folder_lock
 from tfdist.strategies.checkpoint.atomic_path import is_chief
-from tfdist.strategies.checkpoint.backup_file import KEEP, Arrays, BackupFile, Progress, progress_in
-from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
+from tfdist.strategies.checkpoint.backup import Broadcast
+from tfdist.strategies.checkpoint.backup_file import BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.checkpoint.fit_start import FitStart
+from tfdist.strategies.checkpoint.model_backup import ModelBackup
 from tfdist.strategies.keras_hooks.callbacks import with_callback
-from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.program_end import at_program_end
+
+_NAME = re.compile(r"model-(\d+)\.(earlier\.)?weights\.h5$")
 
 _log = logging.getLogger("tfdist")
 _backups: "_Backups | None" = None
@@ -53,6 +58,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     patches.FIT.patch(_fit)
     patches.BEGIN_EPOCH.patch(_begin_epoch)
     patches.END_EPOCH.patch(_end_epoch)
+    patches.END_TRAIN.patch(_end_train)
     patches.METRICS_RESULT_OR_LOGS.patch(_metrics_result_or_logs)
     at_program_end(_backups.end)
 
@@ -64,8 +70,10 @@ class _Backups:
         self._strategy = strategy
         self._folder = folder
         self._batches = batches
-        self._of_model: weakref.WeakKeyDictionary[Any, _Backup] = weakref.WeakKeyDictionary()
+        self._of_model: weakref.WeakKeyDictionary[Any, ModelBackup] = weakref.WeakKeyDictionary()
         self._files: list[BackupFile] = []
+        self._models = 0  # The number of the last file.
+        self._found: dict[int, Progress] | None = None  # What an earlier process has saved, by the numbers of the files.
         self._is_in_fit = False
 
     def fit(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -76,15 +84,15 @@ class _Backups:
         has_own = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed)
         if self._is_in_fit or has_own or model.distribute_strategy is not self._strategy:
             return original(model, *args, **kwargs)
-        if model not in self._of_model:
-            self._files.append(BackupFile(self._strategy, os.path.join(self._folder, f"model-{len(self._files) + 1}")))
-            self._of_model[model] = _Backup(self._files[-1], self._batches)
-        backup = self._of_model[model]
         bound.apply_defaults()
+        start = fit_start.of(model, bound.arguments, is_whole=is_chief())
+        if model not in self._of_model:
+            self._of_model[model] = self._backup_of(model, start)
+        backup = self._of_model[model]
         loggers = [each for each in listed if isinstance(each, keras.callbacks.CSVLogger) and not each.append]
         self._is_in_fit = True
         try:
-            continued = backup.begin({name: int(bound.arguments[name]) for name in ("epochs", "initial_epoch")})
+            continued = backup.begin(start)
             if continued is not None and is_chief():
                 for logger in loggers:
                     callback_states.continue_csv(logger, continued)
@@ -100,6 +108,57 @@ class _Backups:
             for logger in loggers:
                 logger.append = False
 
+    def _backup_of(self, model: Any, start: FitStart) -> ModelBackup:
+        """Returns the backup of a model whose first call of `fit` in this process begins."""
+        number, skipped, is_continued = self._models + 1, 0, True
+        if is_chief():
+            number, skipped, is_continued = self._choose(model, start, number)
+        if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            number, skipped, is_continued = Broadcast(self._strategy).send_numbers([number, skipped, is_continued])
+        self._models = number
+        self._files.append(BackupFile(self._strategy, self._base(number)))
+        return ModelBackup(self._files[-1], self._batches, skipped, bool(is_continued))
+
+    def _choose(self, model: Any, start: FitStart, number: int) -> tuple[int, int, bool]:
+        """Returns the number of the backup for a model, how many calls it skips, and whether it continues the one after them.
+
+        Args:
+            model: the model.
+            start: how its first call of `fit` begins.
+            number: the number of the model if the program trains all models again.
+        """
+        if self._found is None:
+            numbers = {int(match[1]) for path in self._paths() if (match := _NAME.search(path))}
+            each = {number: BackupFile(self._strategy, self._base(number)).progress() for number in sorted(numbers)}
+            self._found = {number: progress for number, progress in each.items() if progress is not None}
+        found = {each: progress for each, progress in self._found.items() if each >= number}
+        counted = (number, 0)
+        number, skipped = fit_start.find(start, number, {each: progress.starts for each, progress in found.items()})
+        if number not in found or len(found[number].starts) <= skipped:
+            return number, skipped, True
+        if (number, skipped) != counted:
+            _log.warning(
+                "the program does not make all calls of fit again that were before the restart: the first one of %s is taken "
+                "for fit %d in the backup %s",
+                *(model.name, skipped + 1, self._base(number)),
+            )
+        difference = start.difference(found[number].starts[skipped])
+        if not difference:
+            return number, skipped, True
+        is_continued = not found[number].has_finished(skipped + 1)
+        _log.warning(
+            "fit %d of %s differs from the one before the restart (%s), which %s: it %s",
+            *(skipped + 1, model.name, difference),
+            *(("was not finished", "continues") if is_continued else ("was finished", "begins anew")),
+        )
+        return number, skipped, is_continued
+
+    def _base(self, number: int) -> str:
+        return os.path.join(self._folder, f"model-{number}")
+
+    def _paths(self) -> list[str]:
+        return glob.glob(os.path.join(glob.escape(self._folder), "model-*.weights.h5"))
+
     def has_restored_metrics(self, model: Any) -> bool:
         """Returns whether the metrics of a model hold those of the epoch under way, from a backup within it."""
         return model in self._of_model and self._of_model[model].has_restored_metrics
@@ -109,225 +168,13 @@ class _Backups:
         if failed or not is_chief():
             return
         for file in self._files:
-            file.remove()
+            file.wait()
+        for path in self._paths():
+            os.remove(path)
         try:
             os.rmdir(self._folder)
         except OSError:
             pass  # It holds other files, or was never made.
-
-
-class _Backup:
-    """The backup of one model."""
-
-    def __init__(self, file: BackupFile, batches: int | None) -> None:
-        self._file = file
-        self._batches = batches
-        self._found: Progress | None = None  # What an earlier process has saved, until this one is as far.
-        self._is_read = False
-        self._progress = Progress(0, {})
-        self._callbacks: list[Any] = []
-        self._saved_batches = 0  # Batches of the epoch that the latest backup holds.
-        self._restored: tuple[Progress, Arrays] | None = None
-        self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
-        self.has_restored_metrics = False
-
-    # The beginning and the end of a call of `fit`.
-
-    def begin(self, call: dict[str, int]) -> int | None:
-        """Prepares for the next call of `fit`, before Keras begins it.
-
-        Args:
-            call: its arguments that say how long it trains.
-
-        Returns:
-            The epoch at which it continues; None if it begins anew.
-        """
-        if not self._is_read:
-            self._found, self._is_read = self._file.read(), True
-        before = self._progress
-        raised = [None] * (before.fit - len(before.finished_fits))
-        self._progress = Progress(before.fit + 1, call, finished_fits=[*before.finished_fits, *raised])
-        self._saved_batches = 0
-        found = self._found
-        if found is None:
-            return None
-        if found.fit == self._progress.fit and found.call != call:
-            _log.warning(
-                "the backup %s is of a fit with %s, and this one has %s: it begins anew",
-                self._file.path,
-                *(", ".join(f"{name}={value}" for name, value in each.items()) for each in (found.call, call)),
-            )
-            self._found = None
-            return None
-        if self._is_done:
-            return call["epochs"]
-        return found.epoch if found.fit == self._progress.fit else None
-
-    @property
-    def _is_done(self) -> bool:
-        """Whether an earlier process has finished this call of `fit`."""
-        if self._found is None or self._found.fit == self._progress.fit:
-            return self._found is not None and self._found.finished
-        return self._found.finished_fits[self._progress.fit - 1] is not None
-
-    def restore(self, model: Any, callbacks: list[Any]) -> None:
-        """Takes what an earlier process has saved, when Keras has built the model and before the first epoch."""
-        self._callbacks = callbacks
-        if (found := self._found) is None:
-            return
-        if self._is_done:
-            self._pass_over(model, found)
-            return
-        if found.fit > self._progress.fit:
-            _log.warning("fit %d of %s raised an exception before the restart: it runs again", self._progress.fit, model.name)
-            return
-        batches = f" and {found.batch} batches" if found.batch else ""
-        done = f"{found.epoch} epochs{batches}"
-        _log.warning("fit %d of %s continues after %s, from %s", found.fit, model.name, done, self._file.path)
-        _build(model)
-        self._restored = found, self._file.load(model)
-        model_states.set_seeds(model, self._restored[1].seeds)
-        self._file.forget()
-        self._found = None
-        model._initial_epoch = found.epoch
-        self._progress.finished_fits = found.finished_fits
-        self._saved_batches = found.batch
-        epochs = found.epoch - self._progress.call["initial_epoch"]
-        _position().resumption = Resumption(epochs, found.batch, found.batches_per_epoch, found.random_state)
-
-    def _pass_over(self, model: Any, found: Progress) -> None:
-        """Leaves no epoch to a call that an earlier process has finished, and gives the model what it had at the end.
-
-        Callbacks of the user save and evaluate at the end of training, and the program does so between its calls.
-        """
-        number = self._progress.fit
-        _log.warning("fit %d of %s was finished before the restart", number, model.name)
-        model._initial_epoch = self._progress.call["epochs"]
-        _position().is_passed_over = True
-        _build(model)
-        arrays: Arrays | None = None
-        if (path := self._file.find_end(number, found)) is not None:
-            arrays = self._file.load(model, path)
-            model_states.set_seeds(model, arrays.seeds)
-            self._end_state = progress_in(path).random_state
-        else:
-            _log.warning(
-                "the backup has no weights of %s at the end of fit %d, only of the last %d calls: what the program saves and "
-                "evaluates before fit %d is of fit %d",
-                *(model.name, number, KEEP, number + 1, found.fit),
-            )
-            self._file.load(model)
-        states = found.finished_fits[number - 1][2]
-        callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)
-
-    def begin_epoch(self, model: Any, callbacks: list[Any]) -> None:
-        """Sets what callbacks and metrics had, after Keras has reset them."""
-        self._callbacks = callbacks
-        self.has_restored_metrics = False
-        position = _position()
-        position.random_state = data_position.random_state()
-        if self._restored is None:
-            return
-        (found, arrays), self._restored = self._restored, None
-        callback_states.restore(callbacks, found.callbacks, arrays.callbacks)
-        if found.batch:
-            position.random_state = found.random_state
-            model_states.set_metrics(model, arrays.metrics)
-            # Under parameter_server and hogwild the sums are elsewhere until the first step of a process.
-            self.has_restored_metrics = len(arrays.metrics) == len(model.metrics_variables)
-
-    def end(self, model: Any, history: Any) -> None:
-        """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
-        if self._is_done:
-            self._take_end(history)
-            return
-        if self._found is not None:
-            _log.warning(
-                "fit %d of %s raised an exception before the restart, and now it has not: the calls of fit after it begin anew",
-                self._progress.fit,
-                model.name,
-            )
-            self._found = None
-        values = callback_states.states([history])[0]["History-1"]
-        states = callback_states.states(each for each in self._callbacks if each is not history)[0]
-        self._progress.finished_fits = [*self._progress.finished_fits, [values["epoch"], values["history"], states]]
-        self._progress.finished = True
-        self._save(model, self._progress.call["epochs"], 0, None)
-
-    def _take_end(self, history: Any) -> None:
-        found, number = self._found, self._progress.fit
-        assert found is not None
-        self._progress.finished_fits = found.finished_fits[:number]
-        history.epoch, history.history, _ = found.finished_fits[number - 1]
-        if self._end_state is not None:
-            data_position.set_random_state(self._end_state)
-        if found.fit == number:
-            self._found = None
-            self._file.forget()
-
-    def forget_call(self) -> None:
-        """Forgets what belongs to a call of `fit` that is over. Callbacks refer to their model, which nobody may need now."""
-        self._callbacks, self._restored, self._end_state = [], None, None
-        self.has_restored_metrics = False
-
-    # Saving.
-
-    def end_epoch(self, model: Any, epoch: int) -> None:
-        """Saves after an epoch, unless `fit` is about to end."""
-        if epoch + 1 < self._progress.call["epochs"] and not model.stop_training:
-            self._save(model, epoch + 1, 0, _position())
-
-    def end_batch(self, model: Any, epoch: int, batches: int) -> None:
-        """Saves within an epoch, if it is time.
-
-        Args:
-            model: the model.
-            epoch: the number of the epoch.
-            batches: how many of its batches are done, as far as Keras knows.
-        """
-        if self._batches is not None and batches - self._saved_batches >= self._batches:
-            self.save_in_epoch(model, epoch, batches)
-
-    def save_in_epoch(self, model: Any, epoch: int, batches: int) -> bool:
-        """Saves within an epoch. The arguments are those of `end_batch`.
-
-        Returns:
-            False if the epoch is about to end, which saves.
-        """
-        hooks = hooks_of(model.distribute_strategy)
-        done = batches if hooks is None else hooks.batches_done(model, batches)
-        position = _position()
-        whole = position.iterator.num_batches
-        if whole is not None and done >= whole:
-            return False
-        self._save(model, epoch, done, position)
-        return True
-
-    def wait(self) -> None:
-        """Waits until the latest backup is on the disk."""
-        self._file.wait()
-
-    def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
-        if self._found is not None:  # This call runs again, and the backup holds a later one.
-            return
-        progress = dataclasses.replace(self._progress, epoch=epoch, batch=batch)
-        if position is not None:
-            progress.batches_per_epoch = position.iterator._num_batches
-        progress.random_state = position.random_state if position is not None and batch else data_position.random_state()
-        progress.callbacks, kept = callback_states.states(self._callbacks)
-        self._file.write(model, progress, Arrays(model_states.metrics(model) if batch else [], model_states.seeds(model), kept))
-        self._saved_batches = batch
-
-
-def _position() -> DataPosition:
-    position = data_position.current()
-    assert position is not None, "a callback of fit runs outside of fit"
-    return position
-
-
-def _build(model: Any) -> None:
-    if isinstance(example := getattr(_position().iterator._distributed_dataset, "element_spec", None), tuple):
-        model_states.build(model, example)
 
 
 def _listed(callbacks: Any) -> list[Any]:
@@ -335,11 +182,11 @@ def _listed(callbacks: Any) -> list[Any]:
 
 
 class _EachEpoch(keras.callbacks.Callback):
-    """Calls a `_Backup` during one call of `fit`. It runs after the user's callbacks."""
+    """Calls a `ModelBackup` during one call of `fit`. It runs after the user's callbacks."""
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
 
-    def __init__(self, backup: _Backup, callbacks: list[Any]) -> None:
+    def __init__(self, backup: ModelBackup, callbacks: list[Any]) -> None:
         super().__init__()
         self.backup = backup
         self._callbacks = callbacks
@@ -389,6 +236,13 @@ def _end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: A
     for callback in callbacks.callbacks:
         if isinstance(callback, _EachEpoch):
             callback.backup.end_epoch(callbacks.model, epoch)
+
+
+def _end_train(original: Callable[..., Any], callbacks: Any, logs: Any = None) -> None:
+    for callback in callbacks.callbacks:
+        if isinstance(callback, _EachEpoch):
+            logs = callback.backup.last_logs() or logs
+    original(callbacks, logs)
 
 
 def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Any) -> Any:

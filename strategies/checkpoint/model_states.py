@@ -7,7 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import global_seed
-from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
+from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
 
 _log = logging.getLogger("tfdist")
 
@@ -31,24 +32,59 @@ def build(model: Any, example: Any) -> None:
             model._symbolic_build(data_batch=example)
 
 
+def updated(model: Any) -> list[list[int] | None]:
+    """Returns which variables each optimizer of a model updates: their places among its weights.
+
+    The list has None for an optimizer that is not built, or also updates variables that the model does not hold. Only the
+    `train_step` of a model with optimizers of its own knows which variables they update.
+    """
+    places = {id(variable): place for place, variable in enumerate(model.weights)}
+    found: list[list[int] | None] = []
+    for optimizer in held_optimizers(model):
+        each = [places.get(id(variable)) for variable in getattr(optimizer, "_trainable_variables", None) or [None]]
+        known = [place for place in each if place is not None]
+        found.append(known if optimizer.built and len(known) == len(each) else None)
+    return found
+
+
+def build_optimizers(model: Any, found: list[list[int] | None] | None) -> None:
+    """Builds the optimizers of a model, so that their state can be loaded. To be called in the scope of its strategy.
+
+    Args:
+        model: the model.
+        found: what `updated` returned for the model before; None if that is not known.
+    """
+    optimizers = held_optimizers(model)
+    if found is None or len(found) != len(optimizers):
+        found = [None] * len(optimizers)
+        if model.optimizer is not None and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+    weights = model.weights
+    for optimizer, places in zip(optimizers, found, strict=True):
+        if not optimizer.built and places is not None and max(places) < len(weights):
+            if hooks_of(model.distribute_strategy) is not None:
+                adopt_optimizer(optimizer, model.distribute_strategy)
+            optimizer.build([weights[place] for place in places])
+
+
 def metrics(model: Any) -> list[Any]:
     """Returns the values of the metrics in the middle of an epoch, as numpy arrays."""
     hooks = hooks_of(model.distribute_strategy)
     return [v.numpy() for v in model.metrics_variables] if hooks is None else hooks.metric_values(model)
 
 
-def set_metrics(model: Any, values: list[Any]) -> None:
-    """Sets what `metrics` returned."""
+def set_metrics(model: Any, values: list[Any]) -> bool:
+    """Sets what `metrics` returned. Returns whether the metrics have these values now."""
     hooks = hooks_of(model.distribute_strategy)
     if hooks is not None:
-        hooks.set_metric_values(model, values)
-        return
+        return hooks.set_metric_values(model, values)
     variables = model.metrics_variables
     if len(variables) != len(values):
-        _log.warning("the metrics of this epoch of %s count only what follows the restart", model.name)
-        return
+        _log.warning(METRICS_LOST, model.name)
+        return False
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
+    return True
 
 
 def seeds(model: Any) -> list[Any]:

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
+from tfdist.strategies.keras_hooks.optimizer import held_optimizers
 from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")
@@ -43,8 +44,8 @@ def state_of(replicas: Any, model: Any) -> dict[str, Any]:
         model: the Keras model.
 
     Returns:
-        Numpy arrays by key. In the keys, PART is `model` (its variables) or the name of the model's attribute that holds an
-        optimizer, and NUMBER is the position of the variable in it.
+        Numpy arrays by key. In the keys, PART is `model` (its variables), the name of the model's attribute that holds an
+        optimizer, or `held_` and a number for optimizers elsewhere, and NUMBER is the position of the variable in it.
 
         | key | value |
         |---|---|
@@ -215,7 +216,10 @@ def _outer_of(block: ParameterBlock) -> dict[str, Any]:
 def _parts(model: Any) -> dict[str, list[LocalVariable]]:
     """Returns the variables with local replicas of the model and of its optimizers, without those that come before."""
     own = {name: value for name, value in vars(model).items() if isinstance(value, keras.optimizers.Optimizer)}
-    owners = {"model": model, "optimizer": getattr(model, "optimizer", None), **own}
+    # Those in lists, dicts and layers. The names of the others are those of files that were saved before these had one.
+    named = {id(value) for value in (getattr(model, "optimizer", None), *own.values())}
+    held = {f"held_{number}": each for number, each in enumerate(held_optimizers(model)) if id(each) not in named}
+    owners = {"model": model, "optimizer": getattr(model, "optimizer", None), **own, **held}
     listed: set[int] = set()
     parts = {}
     for name, owner in owners.items():

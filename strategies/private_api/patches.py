@@ -86,6 +86,10 @@ END_EPOCH = PatchPoint(
     keras.callbacks.CallbackList, "on_epoch_end", "self, epoch, logs", "A backup holds what all callbacks know of the epoch."
 )
 
+END_TRAIN = PatchPoint(
+    keras.callbacks.CallbackList, "on_train_end", "self, logs", "A call that is passed over ends with the logs that it had."
+)
+
 # inputs/iterator_release.py
 OWNED_ITERATOR = PatchPoint(
     OwnedIterator, "__init__", "self, dataset, components, element_spec", "An epoch does not wait until its iterator is freed."

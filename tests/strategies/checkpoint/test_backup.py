@@ -1,5 +1,8 @@
 """Backups travel from the chief to the other tasks in pieces. The tasks run here one after the other."""
 
+import contextlib
+from types import SimpleNamespace
+
 import h5py
 import keras
 import numpy as np
@@ -24,6 +27,26 @@ def send(monkeypatch):
 
     monkeypatch.setattr(Broadcast, "send", send)
     return lengths
+
+
+def test_a_piece_travels_as_a_step_does_so_that_a_task_that_is_lost_or_makes_another_call_is_found():
+    inside, seen = [], []
+
+    @contextlib.contextmanager
+    def executing():
+        inside.append(1)
+        yield
+        inside.pop()
+
+    def of_chief(words):
+        seen.extend(inside)
+        return words
+
+    strategy = SimpleNamespace(
+        extended=SimpleNamespace(groups=SimpleNamespace(of_chief=of_chief)), calls=SimpleNamespace(executing=executing)
+    )
+    assert Broadcast(strategy).send_numbers([7, -1]) == [7, -1]
+    assert seen == [1] and inside == []
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 30, 37])

@@ -25,7 +25,7 @@ def test_a_folder_that_another_program_uses_is_refused_and_free_when_that_has_en
 def test_a_child_of_a_program_does_not_keep_its_lock(tmp_path):
     folder = str(tmp_path / "backup")
     held = lock(folder)
-    assert held is not None
+    assert held is not None and os.stat(folder).st_mode & 0o777 == 0o700  # Weights are nobody else's.
     child = os.fork()
     if not child:
         signal.pause()

@@ -246,11 +246,12 @@ def test_a_job_is_started_again_by_itself_and_nothing_is_lost(start, tmp_path, r
     job = start("-m", "tfdist", "run", *flags, program, killed, "26")
     assert job.wait(120) == 0, job.output
     assert f"{killed} failed first: it was killed by SIGKILL; all tasks are started again (restart 1 of 1)" in job.output
-    assert "fit 1 of sequential continues after 2 epochs" in job.output
+    assert "fit 1 of net continues after 2 epochs" in job.output
     for task in trained:
         out = read_json(f"out-{task}.json")
         interrupted, whole = out["interrupted"], out["whole"]
         assert interrupted["epochs"] == [0, 1, 2, 3] and interrupted["iterations"] == 40
+        assert interrupted["own_iterations"] == 40
         assert interrupted["history"]["examples"] == [60.0] * 4
         if "mirrored" in strategy:
             assert interrupted == whole

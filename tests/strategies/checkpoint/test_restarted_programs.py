@@ -4,6 +4,7 @@ The processes run here one after the other, with an exception in place of the ki
 """
 
 import gc
+import random
 import signal
 import weakref
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import backup_file, data_position, job_backup
+from tfdist.strategies.checkpoint import backup_file, data_position, job_backup, model_backup
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 
 X = np.random.default_rng(1).random((64, 3), "float32")
@@ -47,7 +48,7 @@ class AtEnd(keras.callbacks.Callback):
         self.seen = seen
 
     def on_train_end(self, logs=None):
-        self.seen.append(values(self.model))
+        self.seen += [logs, values(self.model)]
 
 
 def values(model):
@@ -107,7 +108,7 @@ def test_a_fit_that_is_passed_over_gives_the_model_the_weights_of_its_end(proces
 
 
 def test_weights_that_are_not_kept_or_belong_to_another_training_are_named(process, tmp_path, monkeypatch, caplog):
-    for module in (backup_file, job_backup):
+    for module in (backup_file, model_backup):
         monkeypatch.setattr(module, "KEEP", 1)
     whole, again = [], []
     end = process(lambda: phases(whole))
@@ -117,7 +118,7 @@ def test_weights_that_are_not_kept_or_belong_to_another_training_are_named(proce
     ends[0].write_bytes(ends[1].read_bytes())
     assert process(lambda: phases(again)) == end
     assert "has no weights of net" in caplog.text and caplog.text.count("at the end of fit") == 1
-    assert again[0] != whole[0] and again[3] == whole[3]
+    assert again[1] != whole[1] and again[4] == whole[4]
 
 
 class Raise(keras.callbacks.Callback):
@@ -182,6 +183,54 @@ def test_an_epoch_whose_batches_are_all_in_the_backup_has_its_metrics(process):
     for epoch in range(2):
         assert process(lambda epoch=epoch: program(killed_at=epoch), frequency=4) is None
     assert process(program, frequency=4) == whole and len(whole[0]["loss"]) == 3
+
+
+class Pair(keras.Model):
+    """A model whose two optimizers update a layer each, as those of a GAN do. That of `compile` updates nothing."""
+
+    def __init__(self):
+        super().__init__(name="pair")
+        self.layers_of_pair = [keras.layers.Dense(2), keras.layers.Dense(1)]
+        self.first, self.others = keras.optimizers.Adam(0.01), {"second": keras.optimizers.SGD(0.01, momentum=0.9)}
+
+    def call(self, x):
+        return self.layers_of_pair[1](self.layers_of_pair[0](x))
+
+    def train_step(self, data):
+        x, y = data
+        for optimizer, layer in zip((self.first, self.others["second"]), self.layers_of_pair, strict=True):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x) - y) ** 2)
+            optimizer.apply_gradients(zip(tape.gradient(loss, layer.variables), layer.variables, strict=True))
+        return {"loss": loss}
+
+
+def test_optimizers_of_a_models_own_continue(process):
+    def program(killed_at=99):
+        model = Pair()
+        model(X[:1])
+        model.compile("adam")
+        model.fit(X, Y, epochs=4, verbose=0, callbacks=[KillAt(killed_at)])
+        return values(model), int(model.first.iterations), int(model.others["second"].iterations)
+
+    whole = process(program)
+    assert process(lambda: program(killed_at=2)) is None
+    assert process(program) == whole and whole[1:] == (8, 8)
+
+
+def test_validations_of_a_part_of_a_shuffled_dataset_continue_with_the_next_part(process):
+    def program(killed_at=99, **arguments):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(64)
+        model = dense()
+        callbacks = [KillAt(killed_at)]
+        history = model.fit(X, Y, epochs=6, verbose=0, callbacks=callbacks, validation_data=data.batch(8), **arguments)
+        return history.history, random.random(), np.random.random()
+
+    for arguments in ({"validation_steps": 2}, {"validation_steps": 3, "validation_freq": 2}):
+        whole = process(lambda arguments=arguments: program(**arguments))
+        assert process(lambda arguments=arguments: program(killed_at=3, **arguments)) is None
+        assert process(lambda arguments=arguments: program(**arguments)) == whole
+        assert len(set(whole[0]["val_loss"])) == len(whole[0]["val_loss"])
 
 
 def test_a_model_that_nobody_needs_is_not_kept(process):

@@ -1,0 +1,255 @@
+"""The backup of one model: what each of its calls of `fit` saves, and takes from an earlier process. See job_backup.py."""
+
+import dataclasses
+import logging
+from typing import Any
+
+from tfdist.strategies.checkpoint import callback_states, data_position, model_states
+from tfdist.strategies.checkpoint.backup_file import KEEP, Arrays, BackupFile, Progress, progress_in
+from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
+from tfdist.strategies.checkpoint.fit_start import FitStart
+from tfdist.strategies.keras_hooks.interface import hooks_of
+
+_log = logging.getLogger("tfdist")
+
+
+class ModelBackup:
+    """The backup of one model.
+
+    Args:
+        file: its file.
+        batches: after so many batches it saves within an epoch; None for never.
+        skipped: how many calls of an earlier process the program does not make again.
+        is_continued: whether the first call is the one that the file has after these; else it begins anew.
+    """
+
+    def __init__(self, file: BackupFile, batches: int | None, skipped: int = 0, is_continued: bool = True) -> None:
+        self._file = file
+        self._batches = batches
+        self._skipped = skipped
+        self._is_continued = is_continued
+        self._found: Progress | None = None  # What an earlier process has saved, until this one is as far.
+        self._is_read = False
+        self._progress = Progress(0, {})
+        self._callbacks: list[Any] = []
+        self._saved_batches = 0  # Batches of the epoch that the latest backup holds.
+        self._restored: tuple[Progress, Arrays] | None = None
+        self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
+        self.has_restored_metrics = False
+
+    # The beginning and the end of a call of `fit`.
+
+    def begin(self, start: FitStart) -> int | None:
+        """Prepares for the next call of `fit`, before Keras begins it.
+
+        Args:
+            start: how it begins.
+
+        Returns:
+            The epoch at which it continues; None if it begins anew.
+        """
+        if not self._is_read:
+            self._read()
+        before, call = self._progress, {"epochs": start.epochs, "initial_epoch": start.initial_epoch}
+        raised = [None] * (before.fit - len(before.finished_fits))
+        self._progress = Progress(
+            before.fit + 1, call, finished_fits=[*before.finished_fits, *raised], starts=[*before.starts, start]
+        )
+        self._saved_batches = 0
+        found = self._found
+        if found is None:
+            return None
+        number = self._progress.fit
+        earlier = found.call
+        if number < found.fit:
+            earlier = {name: getattr(each, name) for each in found.starts[number - 1 : number] for name in call} or call
+        if earlier != call:
+            _log.warning(
+                "the backup %s is of a fit with %s, and this one has %s: it begins anew",
+                self._file.path,
+                *(", ".join(f"{name}={value}" for name, value in each.items()) for each in (earlier, call)),
+            )
+            self._found = None
+            return None
+        if self._is_done:
+            return start.epochs
+        return found.epoch if found.fit == number else None
+
+    def _read(self) -> None:
+        found, self._is_read = self._file.read(), True
+        if found is None or not self._is_continued:
+            self._file.forget()
+            return
+        self._found = found
+        self._progress.fit = self._skipped
+        self._progress.finished_fits = found.finished_fits[: self._skipped]
+        self._progress.starts = found.starts[: self._skipped]
+
+    @property
+    def _is_done(self) -> bool:
+        """Whether an earlier process has finished this call of `fit`."""
+        return self._found is not None and self._found.has_finished(self._progress.fit)
+
+    def restore(self, model: Any, callbacks: list[Any]) -> None:
+        """Takes what an earlier process has saved, when Keras has built the model and before the first epoch."""
+        self._callbacks = callbacks
+        if (found := self._found) is None:
+            return
+        if self._is_done:
+            self._pass_over(model, found)
+            return
+        if found.fit > self._progress.fit:
+            _log.warning("fit %d of %s raised an exception before the restart: it runs again", self._progress.fit, model.name)
+            return
+        batches = f" and {found.batch} batches" if found.batch else ""
+        done = f"{found.epoch} epochs{batches}"
+        _log.warning("fit %d of %s continues after %s, from %s", found.fit, model.name, done, self._file.path)
+        _build(model)
+        self._restored = found, self._file.load(model)
+        model_states.set_seeds(model, self._restored[1].seeds)
+        self._file.forget()
+        self._found = None
+        model._initial_epoch = found.epoch
+        self._progress.finished_fits = found.finished_fits
+        self._saved_batches = found.batch
+        epochs = found.epoch - self._progress.call["initial_epoch"]
+        _position().resume(Resumption(epochs, found.batch, found.batches_per_epoch, found.random_state))
+
+    def _pass_over(self, model: Any, found: Progress) -> None:
+        """Leaves no epoch to a call that an earlier process has finished, and gives the model what it had at the end.
+
+        Callbacks of the user save and evaluate at the end of training, and the program does so between its calls.
+        """
+        number = self._progress.fit
+        _log.warning("fit %d of %s was finished before the restart", number, model.name)
+        model._initial_epoch = self._progress.call["epochs"]
+        _position().is_passed_over = True
+        _build(model)
+        arrays: Arrays | None = None
+        if (path := self._file.find_end(number, found)) is not None:
+            arrays = self._file.load(model, path)
+            model_states.set_seeds(model, arrays.seeds)
+            self._end_state = progress_in(path).random_state
+        else:
+            _log.warning(
+                "the backup has no weights of %s at the end of fit %d, only of the last %d calls: what the program saves and "
+                "evaluates before fit %d is of fit %d",
+                *(model.name, number, KEEP, number + 1, found.fit),
+            )
+            self._file.load(model)
+        states = found.finished_fits[number - 1][2]
+        callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)
+
+    def last_logs(self) -> dict[str, Any]:
+        """Returns the logs of the last epoch of a call that is passed over; nothing for another call."""
+        if self._found is None or not self._is_done:
+            return {}
+        epochs, history, _ = self._found.finished_fits[self._progress.fit - 1]
+        return {name: values[-1] for name, values in history.items() if epochs and len(values) == len(epochs)}
+
+    def begin_epoch(self, model: Any, callbacks: list[Any]) -> None:
+        """Sets what callbacks and metrics had, after Keras has reset them."""
+        self._callbacks = callbacks
+        self.has_restored_metrics = False
+        position = _position()
+        position.random_state = data_position.random_state()
+        if self._restored is None:
+            return
+        (found, arrays), self._restored = self._restored, None
+        callback_states.restore(callbacks, found.callbacks, arrays.callbacks)
+        if found.batch:
+            position.random_state = found.random_state
+            self.has_restored_metrics = model_states.set_metrics(model, arrays.metrics)
+
+    def end(self, model: Any, history: Any) -> None:
+        """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
+        if self._is_done:
+            self._take_end(history)
+            return
+        if self._found is not None:
+            _log.warning(
+                "fit %d of %s raised an exception before the restart, and now it has not: the calls of fit after it begin anew",
+                self._progress.fit,
+                model.name,
+            )
+            self._found = None
+        values = callback_states.states([history])[0]["History-1"]
+        states = callback_states.states(each for each in self._callbacks if each is not history)[0]
+        self._progress.finished_fits = [*self._progress.finished_fits, [values["epoch"], values["history"], states]]
+        self._progress.finished = True
+        self._save(model, self._progress.call["epochs"], 0, None)
+
+    def _take_end(self, history: Any) -> None:
+        found, number = self._found, self._progress.fit
+        assert found is not None
+        self._progress.finished_fits = found.finished_fits[:number]
+        history.epoch, history.history, _ = found.finished_fits[number - 1]
+        if self._end_state is not None:
+            data_position.set_random_state(self._end_state)
+        if found.fit == number:
+            self._found = None
+            self._file.forget()
+
+    def forget_call(self) -> None:
+        """Forgets what belongs to a call of `fit` that is over. Callbacks refer to their model, which nobody may need now."""
+        self._callbacks, self._restored, self._end_state = [], None, None
+        self.has_restored_metrics = False
+
+    # Saving.
+
+    def end_epoch(self, model: Any, epoch: int) -> None:
+        """Saves after an epoch, unless `fit` is about to end."""
+        if epoch + 1 < self._progress.call["epochs"] and not model.stop_training:
+            self._save(model, epoch + 1, 0, _position())
+
+    def end_batch(self, model: Any, epoch: int, batches: int) -> None:
+        """Saves within an epoch, if it is time.
+
+        Args:
+            model: the model.
+            epoch: the number of the epoch.
+            batches: how many of its batches are done, as far as Keras knows.
+        """
+        if self._batches is not None and batches - self._saved_batches >= self._batches:
+            self.save_in_epoch(model, epoch, batches)
+
+    def save_in_epoch(self, model: Any, epoch: int, batches: int) -> bool:
+        """Saves within an epoch. The arguments are those of `end_batch`.
+
+        Returns:
+            False if the epoch is about to end, which saves.
+        """
+        hooks = hooks_of(model.distribute_strategy)
+        done = batches if hooks is None else hooks.batches_done(model, batches)
+        position = _position()
+        whole = position.iterator.num_batches
+        if whole is not None and done >= whole:
+            return False
+        self._save(model, epoch, done, position)
+        return True
+
+    def wait(self) -> None:
+        """Waits until the latest backup is on the disk."""
+        self._file.wait()
+
+    def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
+        if self._found is not None:  # This call runs again, and the backup holds a later one.
+            return
+        progress = dataclasses.replace(self._progress, epoch=epoch, batch=batch, optimizers=model_states.updated(model))
+        if position is not None:
+            progress.batches_per_epoch = position.iterator._num_batches
+        progress.random_state = position.random_state if position is not None and batch else data_position.random_state()
+        progress.callbacks, kept = callback_states.states(self._callbacks)
+        self._file.write(model, progress, Arrays(model_states.metrics(model) if batch else [], model_states.seeds(model), kept))
+        self._saved_batches = batch
+
+
+def _position() -> DataPosition:
+    position = data_position.current()
+    assert position is not None, "a callback of fit runs outside of fit"
+    return position
+
+
+def _build(model: Any) -> None:
+    if isinstance(example := getattr(_position().iterator._distributed_dataset, "element_spec", None), tuple):
+        model_states.build(model, example)
