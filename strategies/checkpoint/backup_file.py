@@ -259,9 +259,8 @@ class BackupFile:
 def progress_in(path: str) -> Progress:
     """Returns the progress in a backup."""
     with h5py.File(path) as file:
-        progress = Progress(**json.loads(file[_PROGRESS][()]))
-    progress.starts = [FitStart(**each) for each in progress.starts]
-    return progress
+        values = json.loads(file[_PROGRESS][()])
+    return Progress(**{**values, "starts": [FitStart(**each) for each in values.get("starts", ())]})
 
 
 def _is_end(path: str, number: int, found: Progress) -> bool:

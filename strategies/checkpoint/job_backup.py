@@ -110,13 +110,11 @@ class _Backups:
 
     def _backup_of(self, model: Any, start: FitStart) -> ModelBackup:
         """Returns the backup of a model whose first call of `fit` in this process begins."""
-        number, skipped, is_continued = self._models + 1, 0, True
-        if is_chief():
-            number, skipped, is_continued = self._choose(model, start, number)
+        chosen = list(self._choose(model, start, self._models + 1)) if is_chief() else [0, 0, 0]
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            number, skipped, is_continued = Broadcast(self._strategy).send_numbers([number, skipped, is_continued])
-        self._models = number
-        self._files.append(BackupFile(self._strategy, self._base(number)))
+            chosen = Broadcast(self._strategy).send_numbers(chosen)
+        self._models, skipped, is_continued = chosen
+        self._files.append(BackupFile(self._strategy, self._base(self._models)))
         return ModelBackup(self._files[-1], self._batches, skipped, bool(is_continued))
 
     def _choose(self, model: Any, start: FitStart, number: int) -> tuple[int, int, bool]:
