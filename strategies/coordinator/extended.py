@@ -65,6 +65,7 @@ class GroupExtended(ParameterServerExtended):
     @property
     @overrides(ParameterServerExtended)
     def _num_replicas_in_sync(self) -> int:
+        replica_context.note_read_of_replicas()
         return len(self._tfdist_tracing) if self._tfdist_tracing else self._tfdist_widest
 
     def local_replicas(self, value: Any) -> list[Any]:

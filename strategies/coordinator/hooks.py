@@ -15,8 +15,9 @@ from tfdist.strategies.coordinator.training_loop import OpenEpochs, Steps, Train
 from tfdist.strategies.inputs.batches import as_tensors, concatenated
 from tfdist.strategies.inputs.input_feed import Batch
 from tfdist.strategies.inputs.source import BatchSource
+from tfdist.strategies.keras_hooks.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
+from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.step_logs import with_metrics
 from tfdist.strategies.runtime import chief_device
 
@@ -112,12 +113,13 @@ class CoordinatorHooks(KerasHooks):
         return loop
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
-        """Returns the check of a `train_step` whose batches several replicas share; None for other steps."""
+        """Returns the check of a step whose batches several replicas share; None for other steps."""
         extended = self._strategy.extended
         replicas = self._strategy.num_replicas_in_sync
-        if step != model.train_step or replicas < 2:
+        if replicas < 2:
             return None
-        warn_of_normalization(model, replicas)
+        if step == model.train_step:
+            warn_of_normalization(model, replicas)
         size = sum(math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in model.variables)
         if extended.worker_mesh is not None or size > MOST_CHECKED_BYTES:
             return None

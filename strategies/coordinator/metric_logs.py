@@ -103,7 +103,7 @@ class MetricLogs:
         pieces = unflatten(total, [variable.shape for variable in self._variables])
         values = [(v, tf.cast(piece, v.dtype)) for v, piece in zip(self._variables, pieces, strict=True)]
         with StatelessScope(state_mapping=values), _noting_means(self._model) as means:
-            logs = self._model.get_metrics_result()
+            logs = step_logs.metrics_result(self._model)
         vector = self._metric_logs.flatten(logs)
         places, begin = {}, 0
         for variable in self._variables:

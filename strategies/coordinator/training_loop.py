@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from tfdist.strategies.coordinator.execution import Execution
 from tfdist.strategies.coordinator.executions import Executions
+from tfdist.strategies.coordinator.group_function import examples_in
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.batches import as_tensors
 from tfdist.strategies.inputs.source import BatchIterator
@@ -179,7 +180,7 @@ class TrainingLoop:
 
     def _check_step(self, batch: Callable[[], Any]) -> None:
         if self._check is not None and self._check.is_open and (examples := batch()) is not None:
-            self._check.run(examples)
+            self._check.run(examples, examples_in(examples) or 0)
 
     def _enter(self, iterator: BatchIterator) -> _Epoch:
         epoch = self._open_epochs.with_iterator(self, iterator)

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks.replica_context import current
+from tfdist.strategies.keras_hooks.replica_context import current, note_read_of_replicas
 from tfdist.strategies.model_parallel.described import DescribedLayouts
 from tfdist.strategies.model_parallel.layouts import LocalMesh
 from tfdist.strategies.model_parallel.shard_updates import on_shards
@@ -48,6 +48,12 @@ class DataParallelExtended(MirroredExtended):
             yield
         finally:
             self._tfdist_tracing -= 1
+
+    @property
+    @overrides(MirroredExtended)
+    def _num_replicas_in_sync(self) -> int:
+        note_read_of_replicas()
+        return int(super()._num_replicas_in_sync)
 
     @overrides(MirroredExtended)
     def _use_merge_call(self) -> bool:

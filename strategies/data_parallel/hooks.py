@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
+from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
 from tfdist.strategies.data_parallel.writers import without_files
@@ -17,12 +18,13 @@ from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedDataset, SplitBatch, at_least_one, examples_of, per_replica
 from tfdist.strategies.inputs.batches import as_tensors, concatenated, none_without_examples
 from tfdist.strategies.keras_hooks import calls
+from tfdist.strategies.keras_hooks.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
-from tfdist.strategies.keras_hooks.shard_check import ShardCheck, warn_of_normalization
+from tfdist.strategies.keras_hooks.shard_check import ShardCheck
 from tfdist.strategies.keras_hooks.trainer import check_optimizer
 from tfdist.strategies.model_parallel.refusal import check_model
 from tfdist.strategies.private_api.user_functions import without_optionals
@@ -54,11 +56,11 @@ class DataParallelHooks(KerasHooks):
         """See `KerasHooks`."""
         check_optimizer(model, self._strategy)
         check_model(model, self._strategy.extended.mesh)
-        check = self._shard_check(model, step) if step == model.train_step and self.layout.replicas > 1 else None
+        check = self._shard_check(model, step) if self.layout.replicas > 1 else None
         return self._together(TrainingLoop(self._strategy, self.layout, model, step, check))
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
-        if self.is_chief:
+        if self.is_chief and step == model.train_step:
             warn_of_normalization(model, self.layout.replicas)
         if self._strategy.extended.mesh is not None:
             return None
@@ -69,7 +71,10 @@ class DataParallelHooks(KerasHooks):
             with tf.device(device), tf.distribute.ReplicaContext(self._strategy, self.layout.local.start):
                 yield
 
-        return ShardCheck(model, step, self._strategy, self.layout.replicas, as_replica, self.is_chief)
+        def of_chief(numbers: Any) -> Any:
+            return of_first_task(self._strategy, numbers) if self._is_shared else numbers
+
+        return ShardCheck(model, step, self._strategy, self.layout.replicas, as_replica, of_chief, self.is_chief)
 
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import metric_sums
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.step_logs import own_names, with_metrics
+from tfdist.strategies.keras_hooks.step_logs import metrics_result, own_names, with_metrics
 from tfdist.strategies.private_api import TensorFlowTrainer
 
 
@@ -68,7 +68,7 @@ class ReplicaMetrics:
             requests.total.assign(self._first(wish))
         totals = [self._first(total) for total in totals]
         with keras.StatelessScope(state_mapping=list(zip([*metrics, *shared], totals, strict=True))):
-            result = self._model.get_metrics_result()
+            result = metrics_result(self._model)
         if self.returns_metrics or (isinstance(logs, dict) and logs.keys() == result.keys() and not own):
             return result
         # A user's own step may return metrics nested, or among other logs.

@@ -25,7 +25,7 @@ def share(strategy: tf.distribute.Strategy) -> None:
     own_seed = global_seed()
     # Drawn from elsewhere than the shared states: after the user's seeds these give the same numbers as in one process.
     seed = random.SystemRandom().getrandbits(31) if own_seed is None else int(own_seed)
-    received = _broadcast(strategy, np.concatenate([[seed, position], keys.astype(np.int64), np.array(words, np.int64)]))
+    received = of_first_task(strategy, np.concatenate([[seed, position], keys.astype(np.int64), np.array(words, np.int64)]))
     seed, position, keys, words = received[0], received[1], received[2 : 2 + len(keys)], received[2 + len(keys) :]
     random.setstate((version, tuple(int(word) for word in words), gauss_next))
     np.random.set_state((str(kind), keys.astype(np.uint32), int(position), int(has_gauss), float(cached_gaussian)))
@@ -33,7 +33,7 @@ def share(strategy: tf.distribute.Strategy) -> None:
         tf.random.set_seed(int(seed))
 
 
-def _broadcast(strategy: tf.distribute.Strategy, numbers: Any) -> Any:
-    """Returns the chief's `numbers`, int64, on every task: a new variable has the chief's initial value everywhere."""
-    with strategy.scope():
+def of_first_task(strategy: tf.distribute.Strategy, numbers: Any) -> Any:
+    """Returns the `numbers` of the first task, as int64, in every task, which all have to call it with as many numbers."""
+    with strategy.scope():  # A new variable has the initial value of the first task everywhere.
         return tf.Variable(numbers, dtype=tf.int64, trainable=False).numpy()

@@ -110,7 +110,7 @@ class TrainingLoop:
     def _check_step(self, element: Any) -> None:
         """Tries the step out on two examples of a shard or more. Every task has them, or none."""
         if self._check is not None and int(element["examples"]) >= 2 * self._layout.replicas:
-            self._check.run(without_optionals(element["shards"][0]))
+            self._check.run(without_optionals(element["shards"][0]), int(element["examples"]))
 
     def _call(self, kind: str, spec: Any, *arguments: Any) -> Any:
         """Calls the compiled function of this kind, and builds the optimizers that it misses first.

@@ -14,6 +14,7 @@ over the examples of a replica is corrected here:
 * a loss function that returns one number for a batch may be anything. Every replica computes it on the whole batch.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,8 @@ def _reduce(
 ) -> Any:
     loss = original(values, sample_weight, mask, reduction, dtype)
     replica = _replica()
+    if replica is not None:
+        replica.reductions += 1
     if replica is None or replica.has_whole_batch:
         return loss
     if not tf.convert_to_tensor(values).shape.rank:
@@ -122,6 +125,23 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     is_scalar, replica.has_scalar_loss = replica.has_scalar_loss, outer
     if not is_scalar and not _is_over_batch(loss, y_pred):
         return value
+    return _of_whole_batch(original, loss, y_true, y_pred, sample_weight, value, replica)
+
+
+def _of_whole_batch(
+    original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any, value: Any, replica: Replica
+) -> Any:
+    """Returns a loss that is one number for a batch, computed on the whole batch.
+
+    Args:
+        original: computes the loss.
+        loss: the loss object, its first argument.
+        y_true: of this replica.
+        y_pred: of this replica.
+        sample_weight: of this replica.
+        value: what `original` has returned for these.
+        replica: the current replica.
+    """
     if replica.recorded is not None:
         return 0.0 * value  # It may be anything, and counts right below.
     weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
@@ -150,6 +170,37 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     # Every replica has the whole loss, and gradients of its own examples only: these count in full.
     scaled = tf.math.divide_no_nan(whole, tf.cast(replica.share, whole.dtype))
     return scaled + tf.stop_gradient(whole - scaled)
+
+
+def adopt_own_calls(losses: Any) -> None:
+    """Makes losses whose class overrides `__call__`, instead of `call`, count on several replicas.
+
+    Args:
+        losses: losses as `compile` takes them, nested.
+    """
+    for loss in tf.nest.flatten(losses):
+        if isinstance(loss, keras.losses.Loss):
+            own = next(each for each in type(loss).__mro__ if "__call__" in vars(each))
+            if own is not keras.losses.Loss and not hasattr(own.__call__, "tfdist_original"):
+                _adopt_own_call(own)
+
+
+def _adopt_own_call(own: Any) -> None:
+    original = own.__call__
+
+    @functools.wraps(original)
+    def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        replica = _replica()
+        if replica is None or replica.has_whole_batch:
+            return original(loss, y_true, y_pred, sample_weight)
+        before = replica.reductions
+        value = tf.convert_to_tensor(original(loss, y_true, y_pred, sample_weight))
+        if value.shape.rank or replica.reductions > before:  # Keras has reduced it, and counts it rightly.
+            return value
+        return _of_whole_batch(original, loss, y_true, y_pred, sample_weight, value, replica)
+
+    call.tfdist_original = original  # type: ignore[attr-defined]
+    own.__call__ = call
 
 
 def _is_over_batch(loss: Any, y_pred: Any) -> bool:

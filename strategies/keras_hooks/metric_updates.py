@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks import metric_trial, replica_context
 from tfdist.strategies.keras_hooks.batch_sums import is_fixed
 from tfdist.strategies.keras_hooks.replica_context import Replica
 from tfdist.strategies.keras_hooks.whole_batch import can_be_gathered, check_order, gathered
@@ -31,9 +31,9 @@ def install() -> None:
 
 
 def _replica() -> Replica | None:
-    """Returns the current replica; None outside of tfdist's step functions, for one that is alone and in a trial."""
+    """Returns the current replica; None outside of tfdist's step functions and for one that is alone."""
     replica = replica_context.current()
-    return None if replica is None or replica.share is None or replica.recorded is not None else replica
+    return None if replica is None or replica.share is None else replica
 
 
 def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -45,7 +45,7 @@ def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_p
     replica.metric_numbers = numbers
     try:
         result = original(metric, y_true, y_pred, sample_weight)
-        if not numbers:
+        if not numbers or replica.recorded is not None:  # In a trial: the metric counts right below.
             return result
         if replica.postponed is not None or not can_be_gathered(y_true, y_pred):
             _warn_once(metric.name)
@@ -80,6 +80,10 @@ def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_
     replica = _replica()
     if replica is None or tf.convert_to_tensor(values).shape.rank:
         return original(metric, values, sample_weight)
+    if replica.recorded is not None and replica.metric_numbers is None:
+        if sample_weight is None:
+            metric_trial.settle(replica, metric)
+        return original(metric, values, sample_weight)
     if replica.metric_numbers is not None:
         replica.metric_numbers.append(values)
         if not replica.has_whole_batch:
@@ -96,6 +100,8 @@ def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_w
     """Counts a number that is the same on every replica by the replica's share."""
     replica = _replica()
     if replica is not None and sample_weight is None and _is_same_everywhere(values):
+        if replica.recorded is not None:
+            metric_trial.settle(replica, metric)
         sample_weight = replica.share
     return original(metric, values, sample_weight)
 

@@ -13,7 +13,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import batch_sums, losses, metric_updates, replica_context, update_kernels, variables
+from tfdist.strategies.keras_hooks import (
+    batch_sums,
+    loss_scaling,
+    losses,
+    metric_updates,
+    replica_context,
+    update_kernels,
+    variables,
+)
 from tfdist.strategies.keras_hooks.build_scope import strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
@@ -43,6 +51,7 @@ def install() -> None:
         apply.patch(_apply)
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
+    loss_scaling.install()
     batch_sums.install()
     metric_updates.install()
     update_kernels.install()

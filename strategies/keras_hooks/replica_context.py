@@ -4,6 +4,7 @@ TensorFlow traces the step of each replica in another thread; the state belongs 
 """
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -34,11 +35,15 @@ class Replica:
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
+        counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
+        settled: the ids of those of them that Keras' metrics count rightly on several replicas.
+        reads_replicas: whether the user's code has read how many replicas there are, if the step is only tried out.
         draw: which random numbers a step draws that is only tried out, an integer scalar; None for those of one process.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch.
+        reductions: how many losses Keras has reduced.
         has_whole_batch: whether the loss or metric function that runs sees the examples of all replicas.
         gathered: tensors of the whole batch with those of this replica (whole_batch.py).
         metric_numbers: what the metric function that runs has returned for a batch, if that is one number; else None.
@@ -54,12 +59,16 @@ class Replica:
     postponed: list[Any] | None = None
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
+    counted: list[tuple[Any, Any]] = field(default_factory=list)
+    settled: set[int] = field(default_factory=set)
+    reads_replicas: bool = False
     draw: Any = None
     looping: bool = False
     updated: set[int] = field(default_factory=set)
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False
     has_scalar_loss: bool = False
+    reductions: int = 0
     has_whole_batch: bool = False
     gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     metric_numbers: list[Any] | None = None
@@ -77,6 +86,22 @@ def is_trial() -> bool:
     """Returns whether this thread traces a step that is only tried out: it must change nothing."""
     replica = current()
     return replica is not None and replica.recorded is not None
+
+
+def note_read_of_replicas() -> None:
+    """Notes, in a trial, that code of the user's reads how many replicas there are. The strategy calls it in a property."""
+    if not is_trial():
+        return
+    frame: Any = sys._getframe(2)
+    while frame is not None and _package_of(frame) in ("tensorflow", "tfdist"):
+        frame = frame.f_back
+    replica = current()
+    if replica is not None and frame is not None and _package_of(frame) != "keras":
+        replica.reads_replicas = True
+
+
+def _package_of(frame: Any) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 @contextlib.contextmanager

@@ -15,15 +15,19 @@ random numbers, only the norm is compared.
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks import metric_trial
+from tfdist.strategies.keras_hooks.batch_normalization import Frozen
+from tfdist.strategies.keras_hooks.own_code import has_own_code, has_own_metrics, has_own_step, has_own_test, has_own_updates
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
-from tfdist.strategies.private_api import TensorFlowTrainer, is_stateful_operation
+from tfdist.strategies.private_api import is_stateful_operation
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 MOST_EXAMPLES = 4
@@ -54,8 +58,15 @@ _OUTPUT = "an output"
 _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
 
+_OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
+
+_SUM = (
+    "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
+    "Compute means over the examples"
+)
+
 _log = logging.getLogger("tfdist")
-_warned: set[str] = set()
+_warned: set[tuple[str, str]] = set()
 
 
 class ShardCheck:
@@ -67,6 +78,7 @@ class ShardCheck:
         strategy: the strategy.
         replicas: how many replicas share a batch.
         as_replica: returns a context in which the step is traced as that of one replica of this process.
+        of_chief: takes numbers and returns those of the first task; all tasks call it.
         warns: whether this task logs what is found. All tasks have to try the step out, because a collective may be traced.
     """
 
@@ -77,17 +89,22 @@ class ShardCheck:
         strategy: Any,
         replicas: int,
         as_replica: Callable[[], contextlib.AbstractContextManager[Any]],
+        of_chief: Callable[[Any], Any] = lambda numbers: numbers,
         warns: bool = True,
     ) -> None:
         self._model, self._strategy, self._replicas, self._warns = model, strategy, replicas, warns
+        self._trains = step == model.train_step
         self._step = without_optionals(model, step)
-        self._as_replica = as_replica
+        self._as_replica, self._of_chief = as_replica, of_chief
         # Code that runs eagerly counts its own calls, and a trial would be one more.
-        self.is_open = _has_own_code(model) and not model.run_eagerly
+        self.is_open = (has_own_code(model) if self._trains else has_own_test(model)) and not model.run_eagerly
         """Whether the check is still to be made."""
         self._names: Sequence[str | None] = ()  # Of what the step records.
+        self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
+        self._reads_replicas = False
+        self._traced: Any = None
 
-    def run(self, examples: Any) -> None:
+    def run(self, examples: Any, size: int) -> None:
         """Tries the step out, and logs a warning that names the model if replicas compute another update than one process.
 
         A step that changes anything but Keras variables, or whose random numbers differ from call to call, cannot be tried out,
@@ -95,79 +112,128 @@ class ShardCheck:
 
         Args:
             examples: examples of the first batch, nested tensors.
+            size: how many examples the whole batch has.
         """
         self.is_open = False
         parts = _parts(examples)
-        if parts is None:
-            return
+        metrics = None
         try:
-            self._try_out(*parts)
+            metrics = None if parts is None else self._try_out(*parts)
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
+            if parts is not None and self._traced is not None and self._warns and self._works_with(parts[0], size):
+                _log.warning(
+                    "the step of %s (%s) works with a batch of %d examples and not with a part of it, and %d replicas share "
+                    "each batch: it has the size of a batch written in it. Take that from the tensors (ops.shape(x)[0])",
+                    *(self._model.name, type(self._model).__name__, size, self._replicas),
+                )
+        (metrics or metric_trial.Judgement(self._model, self._replicas)).apply(self._of_chief, self._warns)
 
-    def _try_out(self, first: Any, second: Any) -> None:
-        function = self._function(first)
-        if not self._warns or not self._names:
-            return
-        nodes = _nodes(function)
+    def _works_with(self, part: Any, size: int) -> bool:
+        """Returns whether the step that has failed on a few examples works with as many as a batch has."""
+        rows = next(int(leaf.shape[0]) for leaf in tf.nest.flatten(part) if leaf is not None)
+        try:
+            self._traced(_mapped(lambda v: tf.concat([v] * -(-size // rows), axis=0)[:size], part), tf.constant(0))
+        except Exception:
+            return False
+        return True
+
+    def _try_out(self, first: Any, second: Any) -> metric_trial.Judgement | None:
+        """Returns what is to be said of the metrics; None if nothing is known."""
+        function = self._traced = self._function(first)
+        nodes, updates = _nodes(function), len(self._names)
         if changes := _changes(nodes):
-            self._warn_of(function, changes)
-            return
+            if self._trains and self._warns and updates:
+                self._warn_of(function, changes)
+            return None
         batches = [_joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
-        ab, ba, aa, bb, a = ([value.numpy() for value in function(batch, tf.constant(0))] for batch in (*batches, first))
+        results = [function(batch, tf.constant(0)) for batch in (*batches, first)]
+        ab, ba, aa, bb, a = ([value.numpy() for value in result] for result in results)
+        differences, norms = ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4
         tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
-        if _large(ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4, tolerance):
-            advice = (
-                f"Let {type(self._model.optimizer).__name__} change them in update_step, which gets their sum over the replicas"
-                if _has_own_updates(self._model.optimizer)
-                else "Let the optimizer clip (global_clipnorm)"
-            )
-            self._warn(
-                "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
-                "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
-                f"each example: it gets the whole batch. {advice}"
-            )
-            return
-        if any("Random" in node.op for node in nodes):  # The numbers for 4 and for 8 examples differ.
-            draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
-            is_sum = all(self._measured_growth(function, batches[0], each) > _SUM_GROWTH for each in draws)
-            assigned: list[str] = []
-        else:
-            sizes = [self._names[index] for index in _large(aa[0] - a[0], (aa[1] + a[1]) / 2, tolerance)]
-            is_sum, assigned = None in sizes, [name for name in sizes if name not in (None, _OUTPUT)]
+        is_random = any("Random" in node.op for node in nodes)
+        told = False
+        if self._trains and self._warns and updates:
+            if _large(differences[:updates], norms[:updates], tolerance):
+                what: str | None = self._what_compares()
+            elif is_random:  # The numbers for 4 and for 8 examples differ.
+                what = self._what_grows(function, batches[0], nodes)
+            else:
+                what = self._what_is_no_mean(_large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance), nodes)
+            if told := what is not None:
+                self._warn(what)
+        judgement = metric_trial.Judgement(self._model, self._replicas)
+        if self._metrics[0]:
+            growth = self._growth(function, batches[2], range(_DRAWS if is_random else 1), slice(updates, None))
+            compares = [bool(_large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, len(norms))]
+            if not is_random:  # A sum grows to twice as much, a mean not at all.
+                odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in growth)
+                compares = [one or other for one, other in zip(compares, odd, strict=True)]
+            judgement.look_at(*self._metrics, [False] * len(compares) if told else compares, growth)
+        return judgement
+
+    def _what_compares(self) -> str:
+        advice = (
+            f"Let {type(self._model.optimizer).__name__} change them in update_step, which gets their sum over the replicas"
+            if has_own_updates(self._model.optimizer)
+            else "Let the optimizer clip (global_clipnorm)"
+        )
+        return (
+            "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
+            "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
+            f"each example: it gets the whole batch. {advice}"
+        )
+
+    def _what_grows(self, function: Callable[[Any, Any], Any], batch: Any, nodes: Sequence[Any]) -> str | None:
+        draws = (range(_DRAWS), range(_DRAWS, _DRAWS + _MORE_DRAWS))
+        updates = [index for index, name in enumerate(self._names) if name is None]
+        is_sum = all((self._growth(function, batch, each, updates, whole=True)[0] or 1.0) > _SUM_GROWTH for each in draws)
+        return _SUM if is_sum else self._what_else(nodes)
+
+    def _what_is_no_mean(self, places: Sequence[int], nodes: Sequence[Any]) -> str | None:
+        """Returns what is to be said of a step that updates or assigns something that is no mean, at these places."""
+        sizes = [self._names[place] for place in places]
+        assigned = [name for name in sizes if name not in (None, _OUTPUT)]
         if assigned:
-            self._warn(
+            return (
                 f"it assigns {assigned[0]} something that is no mean over the examples, such as the examples themselves, their "
                 "sum or their number. Every replica has its own, and the mean of these counts"
             )
-        elif is_sum:
-            self._warn(
-                "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
-                "Compute means over the examples"
+        return _SUM if None in sizes else self._what_else(nodes)
+
+    def _what_else(self, nodes: Sequence[Any]) -> str | None:
+        if self._reads_replicas:
+            return (
+                "it computes with the number of replicas (num_replicas_in_sync). A train_step is that of one process: every "
+                "replica's loss counts by its share of the examples already, so do not divide it"
             )
-        elif any(name in node.name for node in nodes for name in _CLIPS):
-            self._warn("it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)")
+        if any(name in node.name for node in nodes for name in _CLIPS):
+            return "it clips its gradients, which are those of a shard. Let the optimizer clip (global_clipnorm, clipnorm)"
+        return None
 
-    def _measured_growth(self, function: Callable[[Any, Any], Any], batch: Any, draws: Sequence[int]) -> float:
-        """Returns the norm of updates of a whole batch over that of updates of its half.
+    def _growth(
+        self, function: Callable[[Any, Any], Any], batch: Any, draws: Sequence[int], places: Any, whole: bool = False
+    ) -> list[float | None]:
+        """Returns the norms of what the step gives for a whole batch over those for its half; None for 0 / 0.
 
-        Both are means over draws of random numbers, each with another order of the examples.
+        Args:
+            function: the step.
+            batch: the batch.
+            draws: draws of random numbers, each with another order of the examples. Their mean counts.
+            places: of what the step gives.
+            whole: whether to return the one number for all places together.
         """
-        updates = [index for index, name in enumerate(self._names) if name is None]
         squares = []
         for draw in draws:
-            whole = _mapped(lambda v, k=draw: tf.roll(v, k, axis=0), batch)
-            half = _mapped(lambda v: v[: v.shape[0] // 2], whole)
-            results = [function(each, tf.constant(draw)) for each in (whole, half)]
-            squares.append([np.sum(norms.numpy()[updates] ** 2) for _, norms in results])
-        large, small = np.sqrt(np.mean(squares, axis=0))
-        return float(large / small) if small else 1.0
+            all_examples = _mapped(lambda v, k=draw: tf.roll(v, k, axis=0), batch)
+            half = _mapped(lambda v: v[: v.shape[0] // 2], all_examples)
+            results = [function(each, tf.constant(draw)) for each in (all_examples, half)]
+            squares.append([norms.numpy()[places].astype(np.float64) ** 2 for _, norms in results])
+        large, small = np.sqrt(np.mean(squares, axis=0).sum(axis=1, keepdims=True) if whole else np.mean(squares, axis=0))
+        return [float(above / below) if below else None for above, below in zip(large, small, strict=True)]
 
     def _warn_of(self, function: Any, changes: set[str]) -> None:
         """Logs a warning, once for each model, that its step cannot be tried out, and why."""
-        if f"{self._model.name}/unchecked" in _warned:
-            return
-        _warned.add(f"{self._model.name}/unchecked")
         if names := _assigned_variables(function):
             what = (
                 f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
@@ -177,6 +243,9 @@ class ShardCheck:
             what = f"it draws random numbers that no seed fixes ({', '.join(random)}). Draw them with keras.random"
         else:
             what = f"it runs {', '.join(sorted(changes))}"
+        if (self._model.name, what) in _warned:
+            return
+        _warned.add((self._model.name, what))
         _log.warning(
             "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a mean "
             "to which every example of a batch adds its own part, for %d replicas share each batch",
@@ -184,8 +253,8 @@ class ShardCheck:
         )
 
     def _warn(self, what: str) -> None:
-        if self._model.name not in _warned:
-            _warned.add(self._model.name)
+        if (self._model.name, what) not in _warned:
+            _warned.add((self._model.name, what))
             _log.warning(
                 "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
                 *(self._model.name, type(self._model).__name__, self._replicas, what),
@@ -200,33 +269,19 @@ class ShardCheck:
         def trial(batch: Any, draw: Any) -> tuple[tf.Tensor, tf.Tensor]:
             recorded: list[tuple[str | None, Any]] = []
             state = Replica(self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw)
-            with self._as_replica(), entered(state), _Frozen(self._model):
-                if _has_own_step(self._model) or _has_own_updates(self._model.optimizer):
+            with self._as_replica(), entered(state), Frozen(self._model), _variables_of(self._strategy):
+                if not self._trains or has_own_step(self._model) or has_own_updates(self._model.optimizer):
                     self._step(batch)
                 else:
                     _compute_loss(self._model, batch, recorded)
+                recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
                 self._names = [name for name, _ in recorded]
-                return _summary([value for _, value in recorded])
+                self._metrics = [variable for variable, _ in counted], state.settled
+                self._reads_replicas = state.reads_replicas
+                return _summary([value for _, value in (*recorded, *counted)])
 
         signature = _mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
-
-
-def _has_own_step(model: Any) -> bool:
-    return type(model).train_step is not TensorFlowTrainer.train_step
-
-
-def _has_own_updates(optimizer: Any) -> bool:
-    """Returns whether an optimizer has code of the user's that gets the gradients of a shard, before they are added up."""
-    owners = [next((c for c in type(optimizer).__mro__ if name in vars(c)), object) for name in ("apply", "apply_gradients")]
-    return optimizer is not None and not all(map(_is_known, owners))
-
-
-def _has_own_regularizer(layer: Any) -> bool:
-    """Returns whether the outputs of a layer are regularized by code that may compare the examples."""
-    regularizer = layer.activity_regularizer
-    is_known = _is_known(regularizer if hasattr(regularizer, "__name__") else type(regularizer))
-    return not is_known or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
 
 
 def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:
@@ -241,69 +296,28 @@ def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]
     floats = [value for value in tf.nest.flatten(outputs) if isinstance(value, tf.Tensor) and value.dtype.is_floating]
     recorded += [(_OUTPUT, each) for value in floats for each in (value, value * value)]
     recorded.append((None, loss))
+    if has_own_metrics(model):
+        model.compute_metrics(x, y, outputs, sample_weight)
 
 
-class _Frozen:
-    """Lets layers that normalize over the batch use their moving statistics: `warn_of_normalization` names these layers."""
+@contextlib.contextmanager
+def _variables_of(strategy: Any) -> Iterator[None]:
+    """Creates variables that a step makes, such as those of a metric with its first batch, as in the scope of the strategy.
 
-    def __init__(self, model: Any) -> None:
-        self._layers = [layer for layer in _normalizations(model) if layer.trainable]
-
-    def __enter__(self) -> None:
-        for layer in self._layers:
-            layer.trainable = False
-
-    def __exit__(self, *_: Any) -> None:
-        for layer in self._layers:
-            layer.trainable = True
-
-
-def warn_of_normalization(model: Any, replicas: int) -> None:
-    """Logs a warning, once for each model, that names its layers that normalize over the shard of a replica.
-
-    Args:
-        model: the Keras model.
-        replicas: how many replicas share a batch.
+    Otherwise they would be variables of the trial, which replicas share, and each could lose what another one counts.
     """
-    layers = [layer.name for layer in _normalizations(model) if layer.trainable and not layer.synchronized]
-    if layers and f"{model.name}/normalization" not in _warned:
-        _warned.add(f"{model.name}/normalization")
-        shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
-        _log.warning(
-            "the training of %s differs from that in one process, because %d replicas share each batch: BatchNormalization "
-            "(%s) normalizes each replica's part. BatchNormalization(synchronized=True) normalizes the whole batch",
-            *(model.name, replicas, shown),
-        )
 
+    def in_scope(arguments: dict[str, Any]) -> Any:
+        with strategy.scope():
+            return tf.Variable(**arguments)
 
-def _normalizations(model: Any) -> list[Any]:
-    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        del next_creator
+        with ThreadPoolExecutor(1) as thread:  # It is in no function and in no replica.
+            return thread.submit(in_scope, {name: kwargs[name] for name in _OF_VARIABLES if name in kwargs}).result()
 
-
-def _has_own_code(model: Any) -> bool:
-    """Returns whether a model runs code that is not Keras': what Keras' own layers and losses compute is known."""
-    operations = getattr(model, "operations", ())
-    losses = tf.nest.flatten(getattr(model, "loss", None))
-    return (
-        _has_own_step(model)
-        or _has_own_updates(model.optimizer)
-        or any(map(_has_own_regularizer, model._flatten_layers()))
-        or type(model).compute_loss is not TensorFlowTrainer.compute_loss
-        or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
-        or any(not _is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
-        or any(not _is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)
-        or any(_name_of(loss).lower() == "circle" for loss in losses)  # The one loss of Keras that compares examples.
-    )
-
-
-def _name_of(loss: Any) -> str:
-    """Returns the name of a loss of `compile`: of a function, of a class, of the class of an object, or as a string."""
-    return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-
-
-def _is_known(code: Any) -> bool:
-    """Returns whether a class or a function is of Keras or built in, as the name of a loss."""
-    return getattr(code, "__module__", "").partition(".")[0] in ("keras", "builtins")
+    with tf.variable_creator_scope(create):
+        yield
 
 
 def _parts(batch: Any) -> tuple[Any, Any] | None:

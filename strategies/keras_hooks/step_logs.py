@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks.interface import Logs
+from tfdist.strategies.private_api import KerasVariable
 
 
 def with_metrics(logs: Logs, metrics: dict[str, Any], own: Collection[str] = ()) -> Logs:
@@ -25,6 +26,16 @@ def with_metrics(logs: Logs, metrics: dict[str, Any], own: Collection[str] = ())
     if not isinstance(logs, dict):
         return logs
     return {name: value if name in own else metrics.get(name, value) for name, value in _flat(logs).items()}
+
+
+def metrics_result(model: Any) -> Any:
+    """Returns the results of the model's metrics, as tensors also where a metric's `result` returns one of its variables.
+
+    The variable itself would be read later, outside of a scope that gives it another value.
+    """
+    return tf.nest.map_structure(
+        lambda value: tf.convert_to_tensor(value) if isinstance(value, KerasVariable) else value, model.get_metrics_result()
+    )
 
 
 def own_names(model: Any, logs: Logs, assigned: Collection[int] = ()) -> set[str]:

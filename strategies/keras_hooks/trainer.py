@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, user_functions
+from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, user_functions
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
@@ -70,6 +70,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
         if model._distribute_strategy is not None:
             _adopt(model)
         build_scope.check_weights(model, model.distribute_strategy)
+        losses.adopt_own_calls(getattr(model, "loss", None))
         global_seed.prepare(model.distribute_strategy)
         return hooks.step_function(model, step_function)
     if model._distribute_strategy is None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import metric_sums, replica_context
+from tfdist.strategies.keras_hooks import metric_sums, metric_trial, replica_context
 from tfdist.strategies.private_api import in_stateless_scope, patches
 
 
@@ -19,7 +19,9 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
     if replica is None or in_stateless_scope() or not tf.distribute.get_replica_context():
         return original(variable, value)
     if replica.recorded is not None:
-        if tf.as_dtype(variable.dtype).is_floating and variable.synchronization != "on_read":
+        if variable.synchronization == "on_read":
+            metric_trial.record(replica, variable, value)
+        elif tf.as_dtype(variable.dtype).is_floating:
             replica.recorded.append((variable.path, tf.convert_to_tensor(value)))
         return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
@@ -27,4 +29,4 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
         return local.assign(tf.cast(value, local.dtype))
     metric_sums.check(replica, variable, value)
     replica.assigned[id(variable)] = variable
-    return original(variable, value)
+    return original(variable, metric_trial.counted(replica, variable, value))

@@ -131,6 +131,15 @@ ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
 )
 
+# keras_hooks/loss_scaling.py
+AVERAGE_LOSS = PatchPoint(
+    tf.nn,
+    "compute_average_loss",
+    "per_example_loss, sample_weight, global_batch_size",
+    "A replica's loss counts by its share already.",
+)
+REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "The same.")
+
 # keras_hooks/losses.py
 SCALE_LOSS = PatchPoint(
     keras_loss_module, "scale_loss_for_distribution", "value", "A replica's loss counts by its share of the examples."
@@ -163,7 +172,7 @@ UPDATE_METRIC_FUNCTION = PatchPoint(
     keras.metrics.MeanMetricWrapper,
     "update_state",
     "self, y_true, y_pred, sample_weight",
-    "A metric function that is one number of a batch needs the whole batch.",
+    "One number of a batch needs the whole batch.",
 )
 
 # keras_hooks/batch_sums.py
@@ -223,11 +232,7 @@ NESTED_OPERATIONS = {
         (tf, "recompute_grad", "f"),
         (tf, "switch_case", "branch_index, branch_fns, default, name"),
         (tf, "vectorized_map", "fn, elems, fallback_to_while_loop, warn"),
-        (
-            tf,
-            "map_fn",
-            "fn, elems, dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature",
-        ),
+        (tf, "map_fn", "fn, elems, dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature"),
         (tf, "scan", f"{_fold_parameters}, infer_shape, reverse, name"),
         (tf, "foldl", f"{_fold_parameters}, name"),
         (tf, "foldr", f"{_fold_parameters}, name"),
@@ -236,18 +241,12 @@ NESTED_OPERATIONS = {
 
 # keras_hooks/update_kernels.py
 UPDATE_OF_SGD = PatchPoint(
-    keras.optimizers.SGD,
-    "update_step",
-    "self, gradient, variable, learning_rate",
-    "One kernel computes the whole update.",
+    keras.optimizers.SGD, "update_step", "self, gradient, variable, learning_rate", "One kernel computes the whole update."
 )
 
 # parameter_server/fused_adam.py
 UPDATE_OF_ADAM = PatchPoint(
-    keras.optimizers.Adam,
-    "update_step",
-    "self, gradient, variable, learning_rate",
-    "XLA compiles the whole update.",
+    keras.optimizers.Adam, "update_step", "self, gradient, variable, learning_rate", "XLA compiles the whole update."
 )
 
 # parameter_server/optimizer.py: updates run on the ps tasks that hold the variables.

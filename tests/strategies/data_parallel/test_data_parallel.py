@@ -50,6 +50,9 @@ OWN_STEPS = (
     "an_own_train_step_with_optimizers_in_layers",
     "an_own_train_step_with_an_optimizer_for_later",
     "an_own_train_step_that_assigns_a_trainable_weight",
+    "metrics_that_get_numbers_of_a_batch",
+    "losses_that_tensorflow_scales",
+    "losses_that_override_call",
 )
 FEW = (
     "adam",

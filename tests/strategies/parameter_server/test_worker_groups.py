@@ -156,11 +156,11 @@ def test_files_saved_with_two_ps_load_with_three_with_one_and_without_a_cluster(
 
 
 def test_losses_of_every_form_equal_one_process(start):
-    """All cases of support/programs/losses.py in one synchronous group of two workers."""
+    """All cases of support/programs/losses.py, and some of own_steps.py, in one synchronous group of two workers."""
     job = start(str(PROGRAMS / "group_losses.py"))
     assert job.wait(500) == 0, job.output[-3000:]
     cases = [json.loads(line.removeprefix("CASE ")) for line in job.output.splitlines() if line.startswith("CASE ")]
-    assert len(cases) == 23
+    assert len(cases) == 26
     for name, one, group in cases:
         assert one.keys() == group.keys()
         for key in one:

@@ -1,21 +1,27 @@
-"""`group_losses.py`: the cases of losses.py under parameter_server with one synchronous group of two workers, and in one process."""
+"""`group_losses.py`: cases of losses.py and own_steps.py under parameter_server with one synchronous group, and in one process."""
 
 import contextlib
 import json
 
 import keras
 import losses
+import own_steps
 
 import tfdist
 
 ONE_GROUP = (
     "cluster { nworker_groups: 1 nserver_groups: 1 nworkers_per_group: 2 nservers_per_group: 2 server_worker_separate: true }"
 )
+OF_REPLICAS = (
+    own_steps.metrics_that_get_numbers_of_a_batch,
+    own_steps.losses_that_tensorflow_scales,
+    own_steps.losses_that_override_call,
+)
 
 
 def main():
     strategy = tfdist.strategy(ONE_GROUP)
-    for case in losses.CASES:
+    for case in (*losses.CASES, *OF_REPLICAS):
         results = []
         for scope in (contextlib.nullcontext, strategy.scope):
             keras.utils.set_random_seed(1)

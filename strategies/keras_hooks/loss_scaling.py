@@ -1,0 +1,42 @@
+"""`tf.nn`'s functions that scale losses for replicas, in a `train_step`: they compute what they do in one process.
+
+TensorFlow divides by the number of replicas, or by the size of the whole batch, because its own loops add up the gradients of
+the replicas. Here every replica's loss counts by its share of the examples (losses.py), and would be divided twice.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.private_api import patches
+
+
+def install() -> None:
+    """Makes the functions ask for the current replica. Calling it again does nothing."""
+    patches.AVERAGE_LOSS.patch(_average_loss)
+    patches.REGULARIZATION_LOSS.patch(_regularization_loss)
+
+
+def _replica() -> Replica | None:
+    """Returns the current replica; None outside of tfdist's step functions and for one that is alone."""
+    replica = replica_context.current()
+    return None if replica is None or replica.share is None else replica
+
+
+def _average_loss(
+    original: Callable[..., Any], per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
+) -> Any:
+    replica = _replica()
+    if replica is None:
+        return original(per_example_loss, sample_weight, global_batch_size)
+    if global_batch_size is None or replica.recorded is not None:  # A trial has another batch. It counts right below.
+        return original(per_example_loss, sample_weight, tf.shape(per_example_loss)[0])
+    loss = original(per_example_loss, sample_weight, global_batch_size)
+    return tf.math.divide_no_nan(loss, tf.cast(replica.share, loss.dtype))
+
+
+def _regularization_loss(original: Callable[..., Any], regularization_loss: Any) -> Any:
+    return original(regularization_loss) if _replica() is None else tf.reduce_sum(regularization_loss)
