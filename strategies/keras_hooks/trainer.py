@@ -4,10 +4,11 @@
 `KerasHooks`. Keras' own code trains every other model.
 """
 
+import contextlib
 import inspect
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,12 +137,32 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     if hooks is not None and iterator is not None:
         iterator, data_batch = None, None if _is_complete(model) else _example_batch(hooks, iterator)
     try:
-        original(model, iterator, data_batch)
+        with _unbuilt_metrics(model, data_batch) if hooks is not None else contextlib.nullcontext():
+            original(model, iterator, data_batch)
     except (ValueError, RuntimeError):
         if hooks is None or not _calls_itself(model):
             raise
         with model.distribute_strategy.scope():
             model.optimizer.build(model.trainable_variables)
+
+
+@contextlib.contextmanager
+def _unbuilt_metrics(model: Any, batch: Any) -> Iterator[None]:
+    """Leaves the metrics of `compile` unbuilt if the batches of an own `train_step` do not end with what they take.
+
+    Keras would choose what "accuracy" means for other tensors, such as images. The step builds them as in one process.
+    """
+    metrics, own = model._compile_metrics, type(model).train_step is not TensorFlowTrainer.train_step
+    is_for_one_output = metrics is not None and not any(map(tf.nest.is_nested, metrics._user_metrics or ()))
+    targets = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
+    if not own or not is_for_one_output or metrics.built or len(tf.nest.flatten(targets)) < 2:
+        yield
+        return
+    vars(model)["_compile_metrics"] = None  # Not an assignment, which Keras would track.
+    try:
+        yield
+    finally:
+        vars(model)["_compile_metrics"] = metrics
 
 
 def _is_complete(model: Any) -> bool:

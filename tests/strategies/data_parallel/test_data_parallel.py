@@ -53,6 +53,7 @@ OWN_STEPS = (
     "metrics_that_get_numbers_of_a_batch",
     "losses_that_tensorflow_scales",
     "losses_that_override_call",
+    "metrics_of_an_own_train_step_whose_batches_are_pairs",
 )
 FEW = (
     "adam",

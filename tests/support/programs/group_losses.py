@@ -16,6 +16,7 @@ OF_REPLICAS = (
     own_steps.metrics_that_get_numbers_of_a_batch,
     own_steps.losses_that_tensorflow_scales,
     own_steps.losses_that_override_call,
+    own_steps.metrics_of_an_own_train_step_whose_batches_are_pairs,
 )
 
 

@@ -367,3 +367,35 @@ def losses_that_override_call(scope):
         model.compile(keras.optimizers.SGD(0.05), [Entropy(), Halved()])
     record = model.fit(X, [np.repeat(Y, 3, axis=1), Y], batch_size=50, epochs=2, verbose=0, shuffle=False).history
     return {**record, "weights": weights_of(model)}
+
+
+class OfPairs(keras.Model):
+    """Its batches are pairs of a clean and a noisy batch, each with classes: the targets of Keras' batches are the noisy pair."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+
+    def call(self, x):
+        return self.student(x)
+
+    def train_step(self, data):
+        (_, _), (x, classes) = data
+        with tf.GradientTape() as tape:
+            guess = self(x)
+            loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(classes, guess, from_logits=True))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name != "loss":
+                metric.update_state(classes, guess)
+        return {"error": loss, **self.get_metrics_result()}
+
+
+@case
+def metrics_of_an_own_train_step_whose_batches_are_pairs(scope):
+    with scope():
+        model = OfPairs()
+        model.compile(keras.optimizers.SGD(0.02), metrics=["accuracy"])
+    batches = tf.data.Dataset.from_tensor_slices((X, (Y[:, 0] > 0).astype("int64"))).batch(50)
+    record = model.fit(tf.data.Dataset.zip((batches, batches)), epochs=2, verbose=0).history
+    return {"accuracy": record["accuracy"], "error": record["error"], "weights": weights_of(model)}
