@@ -33,7 +33,6 @@ LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 LearningRateSchedule: Any = keras.optimizers.schedules.LearningRateSchedule
 keras_loss_module: Any = need("keras.src.losses", "loss")
 CompileLoss: Any = need("keras.src.trainers.compile_utils", "CompileLoss")
-need_attributes(need("keras.src.trainers.compile_utils", "CompileMetrics"), "_user_metrics")
 # Where random operations without a seed get theirs.
 seed_generator_module: Any = need("keras.src.random", "seed_generator")
 
