@@ -12,6 +12,8 @@ from tfdist.strategies.private_api import in_stateless_scope, patches
 def install() -> None:
     """Makes assignments ask for the current replica. Calling it again does nothing."""
     patches.DIRECT_ASSIGN.patch(_direct_assign)
+    patches.NUMBERS["__int__"].add(lambda variable: int(variable.numpy()))
+    patches.NUMBERS["__float__"].add(lambda variable: float(variable.numpy()))
 
 
 def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> Any:

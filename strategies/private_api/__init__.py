@@ -32,6 +32,7 @@ MultiOptimizer: Any = need("keras.src.optimizers.multi_optimizer", "MultiOptimiz
 LossScaleOptimizer: Any = keras.optimizers.LossScaleOptimizer
 LearningRateSchedule: Any = keras.optimizers.schedules.LearningRateSchedule
 keras_loss_module: Any = need("keras.src.losses", "loss")
+DistributedVariable: Any = need("tensorflow.python.distribute.values", "DistributedVariable")
 CompileLoss: Any = need("keras.src.trainers.compile_utils", "CompileLoss")
 # Where random operations without a seed get theirs.
 seed_generator_module: Any = need("keras.src.random", "seed_generator")

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import (
     CompileLoss,
+    DistributedVariable,
     KerasVariable,
     LossScaleOptimizer,
     MultiOptimizer,
@@ -132,13 +133,8 @@ ALL_REDUCE_GRADIENTS = PatchPoint(
 )
 
 # keras_hooks/loss_scaling.py
-AVERAGE_LOSS = PatchPoint(
-    tf.nn,
-    "compute_average_loss",
-    "per_example_loss, sample_weight, global_batch_size",
-    "A replica's loss counts by its share already.",
-)
-REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "The same.")
+AVERAGE_LOSS = PatchPoint(tf.nn, "compute_average_loss", "per_example_loss, sample_weight, global_batch_size", "As SCALE_LOSS.")
+REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regularization_loss", "As SCALE_LOSS.")
 
 # keras_hooks/losses.py
 SCALE_LOSS = PatchPoint(
@@ -185,6 +181,11 @@ DIRECT_ASSIGN = PatchPoint(
     "self, value",
     "Records what a step assigns; counters that are equal everywhere stay local.",
 )
+
+NUMBERS = {
+    name: AddedMethod(DistributedVariable, name, "Programs show float(model.optimizer.learning_rate).")
+    for name in ("__int__", "__float__")
+}
 
 # model_parallel/: Keras' operations on tensors and variables whose parts are on several devices.
 INITIALIZE = PatchPoint(KerasVariable, "_initialize", "self, value", "A layout map splits a variable over devices.")

@@ -41,6 +41,7 @@ EQUAL = (
     "a_mask",
     "a_loss_that_compares_examples_and_is_one_number",
     "synchronized_normalization",
+    "an_embedding",
 )
 FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the_examples", "batch_normalization")
 

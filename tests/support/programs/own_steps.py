@@ -340,7 +340,7 @@ def losses_that_tensorflow_scales(scope):
             model.compile(keras.optimizers.SGD(0.02))
         results[f"{size}"] = model.fit(X, Y, batch_size=50, epochs=2, verbose=0, shuffle=False).history["own"]
         results["weights"] += weights_of(model)
-    return results
+    return {**results, "numbers": [float(model.optimizer.learning_rate), int(model.optimizer.iterations)]}
 
 
 class Entropy(keras.losses.Loss):

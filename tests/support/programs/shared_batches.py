@@ -345,6 +345,26 @@ def a_loss_that_compares_examples_and_is_one_number():
 
 
 @case
+def an_embedding():
+    class Embeds(keras.Model):
+        def __init__(self):
+            super().__init__(name="an_embedding")
+            self.table = layers.Embedding(9, 4)
+            self.table.build((None, 6))
+
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                rows = self.table(ops.cast(ops.clip(data[0] + 4, 0, 8), "int32"))
+                loss = ops.mean((rows - data[1][:, None]) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    model = Embeds()
+    model.compile("sgd")
+    return model
+
+
+@case
 def synchronized_normalization():
     inputs = keras.Input((6,))
     hidden = layers.BatchNormalization(synchronized=True)(layers.Dense(4)(inputs))
