@@ -262,7 +262,8 @@ class _LogsFormat:
         self._structure = tf.nest.map_structure(lambda _: 0, logs)
         self._shapes = [tuple(value.shape) for value in values]
         self._places = None
-        if type(logs) is dict and len(logs) == len(values) and not any(self._shapes):
+        is_flat = type(logs) is dict and not any(map(tf.nest.is_nested, logs.values()))
+        if is_flat and len(logs) == len(values) and not any(self._shapes):
             order = {name: place for place, name in enumerate(sorted(logs))}
             self._places = {name: order[name] for name in logs}
         return _float64_vector(values)

@@ -18,7 +18,7 @@ def all_reduce_sum(gradients: list[Any]) -> list[Any]:
     context, replica = tf.distribute.get_replica_context(), replica_context.current()
     extended = context.strategy.extended
     groups = getattr(extended, "groups", None)
-    if getattr(extended, "mesh", None) is not None and groups is None and context.num_replicas_in_sync == 1:
+    if groups is None and context.num_replicas_in_sync == 1:  # A merge could not stand in a `cond`.
         return list(gradients)
     if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):
         return _with_split(gradients, groups)

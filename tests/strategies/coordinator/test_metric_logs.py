@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.coordinator.metric_logs import MetricLogs
+from tfdist.strategies.coordinator.metric_logs import MetricLogs, _LogsFormat
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 
 
@@ -56,3 +56,10 @@ def test_values_of_other_variables_than_a_metric_has_are_named_and_not_taken(cap
     model = SimpleNamespace(metrics=[], metrics_variables=[], name="net")
     assert not MetricLogs(model).set_values(model, [np.zeros([0]), np.float32(1)])
     assert "the metrics of this epoch of net count only what follows the restart" in caplog.text
+
+
+def test_logs_in_a_dict_of_one_number_keep_their_names():
+    """A `train_step` that returns `{metric.name: metric.result()}` of a model with one metric of `compile` has such logs."""
+    logs, form = {"loss": 1.0, "compile_metrics": {"mae": 2.0}}, _LogsFormat()
+    vector = tf.function(lambda: form.flatten(logs))()
+    assert form.unflatten(vector.numpy()[None]) == [logs]

@@ -26,3 +26,13 @@ def test_a_function_that_adds_up_gradients_is_freed_and_differentiates_around_th
     graph = graph_of_a_traced_function()
     gc.collect()
     assert graph() is None, "TensorFlow keeps the function"
+
+
+def test_one_replica_adds_nothing_up_also_in_a_branch():
+    """Steps that accumulate gradients apply them in a `tf.cond`."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+
+    def on_replica(x):
+        return tf.cond(x > 0, lambda: all_reduce_sum([x])[0], lambda: -x)
+
+    assert float(tf.function(lambda: strategy.run(on_replica, args=(tf.constant(2.0),)))()) == 2.0

@@ -388,7 +388,7 @@ class OfPairs(keras.Model):
         for metric in self.metrics:
             if metric.name != "loss":
                 metric.update_state(classes, guess)
-        return {"error": loss, **self.get_metrics_result()}
+        return {"error": loss, **{metric.name: metric.result() for metric in self.metrics}}  # That of `compile` is a dict.
 
 
 @case
