@@ -19,7 +19,7 @@ def all_reduce_sum(gradients: list[Any]) -> list[Any]:
     extended = context.strategy.extended
     groups = getattr(extended, "groups", None)
     if groups is None and context.num_replicas_in_sync == 1:  # A merge could not stand in a `cond`.
-        return list(gradients)
+        return [tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value for value in gradients]
     if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):
         return _with_split(gradients, groups)
     is_looping = replica is not None and replica.looping and (groups is None or groups.replicas > 1)
