@@ -67,7 +67,7 @@ def counted(replica: Replica, variable: Any, value: Any) -> Any:
         variable: the Keras variable.
         value: what its step assigns.
     """
-    if replica.share is None or _by_share.get(id(variable)) is not variable:
+    if replica.share is None or id(variable) not in _by_share:
         return value
     old = variable.value
     return old + (tf.cast(value, old.dtype) - old) * tf.cast(replica.share, old.dtype)

@@ -357,7 +357,8 @@ def _summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
 
     The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
     """
-    flat = [tf.reshape(tf.cast(v.values if isinstance(v, tf.IndexedSlices) else v, tf.float32), [-1]) for v in recorded]
+    # Rows of a table that two examples look up are one update, so tables count as a whole.
+    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float32), [-1]) for v in recorded]
     if not flat:
         return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
     projections = []
