@@ -48,19 +48,13 @@ MAKE_PREDICT_FUNCTION = PatchPoint(
     TensorFlowTrainer, "make_predict_function", "self, force", "The strategy makes the predict function."
 )
 METRICS_RESULT_OR_LOGS = PatchPoint(
-    TensorFlowTrainer,
-    "_get_metrics_result_or_logs",
-    "self, logs",
-    "The logs of an epoch are those of all executions, some of which may still be in flight.",
+    TensorFlowTrainer, "_get_metrics_result_or_logs", "self, logs", "The logs of an epoch are those of all executions."
 )
 RESET_METRICS = PatchPoint(
     TensorFlowTrainer, "reset_metrics", "self", "No execution in flight may add to metrics after their reset."
 )
 SYMBOLIC_BUILD = PatchPoint(
-    TensorFlowTrainer,
-    "_maybe_symbolic_build",
-    "self, iterator, data_batch",
-    "Building a model must not take a batch from the data.",
+    TensorFlowTrainer, "_maybe_symbolic_build", "self, iterator, data_batch", "Building a model must not take a batch."
 )
 EPOCH_ITERATOR = PatchPoint(
     TFEpochIterator, "__init__", "self, distribute_strategy, args, kwargs", "The strategy decides how batches are distributed."
@@ -71,7 +65,6 @@ CALLBACK_LIST = PatchPoint(
     "self, callbacks, add_history, add_progbar, model, params",
     "Only one of the tasks that train writes files and shows a progress bar.",
 )
-
 BEGIN_EPOCH = PatchPoint(
     keras.callbacks.CallbackList,
     "on_epoch_begin",
@@ -86,7 +79,6 @@ ENUMERATE_EPOCH = PatchPoint(
 END_EPOCH = PatchPoint(
     keras.callbacks.CallbackList, "on_epoch_end", "self, epoch, logs", "A backup holds what all callbacks know of the epoch."
 )
-
 END_TRAIN = PatchPoint(
     keras.callbacks.CallbackList, "on_train_end", "self, logs", "A call that is passed over ends with the logs that it had."
 )
