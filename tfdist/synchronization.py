@@ -292,6 +292,9 @@ def problem(name: str, value: object) -> str | None:
     return None if is_valid else f"{shown} is not right; expected true or false"
 
 
+_SENDS_PARAMETERS = "sends the parameters themselves, in which rounding would swallow small updates"
+
+
 def _outer_faults(options: Synchronization) -> list[_Fault]:
     outer, faults = OUTER_OPTIMIZERS[str(options.outer)], []
     for name in _OF_SOME:
@@ -303,14 +306,8 @@ def _outer_faults(options: Synchronization) -> list[_Fault]:
     if options.adaptive and not outer.allows_adaptive:
         faults.append(("adaptive", f"outer {options.outer} is SINGA's as released, with one period for all; use outer average"))
     if options.compresses and outer.pushes_parameters:
-        faults.append(
-            (
-                "compression",
-                f"outer {options.outer} sends the parameters themselves, in which rounding would swallow small updates; "
-                f"use outer {_or(name for name, other in OUTER_OPTIMIZERS.items() if not other.pushes_parameters)}, "
-                "or leave it out",
-            )
-        )
+        others = _or(name for name, other in OUTER_OPTIMIZERS.items() if not other.pushes_parameters)
+        faults.append(("compression", f"outer {options.outer} {_SENDS_PARAMETERS}; use outer {others}, or leave it out"))
     return faults
 
 
@@ -338,13 +335,7 @@ def _topology_faults(options: Synchronization, server_groups: int | None) -> lis
             )
         )
     if options.compresses:
-        faults.append(
-            (
-                "compression",
-                f"a {options.topology} sends the parameters themselves, in which rounding would swallow small updates; "
-                "use topology global, or leave it out",
-            )
-        )
+        faults.append(("compression", f"a {options.topology} {_SENDS_PARAMETERS}; use topology global, or leave it out"))
     if options.outer_learning_rate is not None:
         faults.append(("outer_learning_rate", f"a {options.topology} takes the mean of parameters as it is; leave it out"))
     if server_groups is not None and server_groups < 2:
