@@ -34,7 +34,7 @@ MEASURED = "measured"
 """Value of `--link`: between the hosts of the description."""
 
 APART = ("cloudml", "vertex")
-"""Languages in which every task has a machine of its own."""
+"""Languages in which every task has a machine of its own, and every cluster a chief."""
 
 BUSY = 0.2
 """A measurement is called that of a busy machine if its threads waited for cores for this part of the time."""
@@ -113,15 +113,20 @@ def _request(given: Arguments) -> Request:
     strategies = frozenset([given.strategy] if given.strategy else STRATEGIES)
     periods: tuple[int, ...] = PERIODS if given.sync_period is None else (given.sync_period,)
     most = values["machines"].value
+    to = values["to"].value
     if cluster is None:
-        return Request(None, most, strategies, periods, given.synchronization)
+        needs_chief = to in APART
+        return Request(
+            None, most, strategies, periods, given.synchronization, adds_chief=needs_chief, may_colocate=not needs_chief
+        )
     option = described.option_with(cluster, given.strategy, given.sync_period, given.synchronization)
     if option is not None and option.strategy == "hogwild" and given.sync_period is None:
         periods = tuple(dict.fromkeys((option.period, *PERIODS)))
-    apart = cluster.source.dialect in APART or values["to"].value in APART
+    apart = cluster.source.dialect in APART or to in APART
     workers = None if most else len(cluster.job("worker")) or 1
     has_chief = bool(cluster.job("chief")) and bool(cluster.job("worker"))
-    return Request(workers, most, strategies, periods, given.synchronization, has_chief, not apart, option)
+    adds_chief = to in APART and not cluster.job("chief")
+    return Request(workers, most, strategies, periods, given.synchronization, has_chief, adds_chief, not apart, option)
 
 
 def _hosts(given: Arguments) -> list[str]:
@@ -245,7 +250,9 @@ def _written(options: Sequence[Option], given: Arguments, machines: Machines) ->
     """
     first = None
     for option in options:
-        cluster = described.cluster_of(option, given.cluster, machines, given.synchronization)
+        cluster = described.cluster_of(
+            option, given.cluster, machines, given.synchronization, given.values["to"].value in APART
+        )
         plain, words = described.without_strategy(cluster)
         notes = [f"the strategy: give the program {words}"] if words else []
         if cluster.min_workers is not None:

@@ -82,6 +82,7 @@ class Probe:
         self._say = say
         self._environment = environment or {}
         self._pids: dict[str, int] = {}
+        self._ended: dict[str, Exited] = {}  # Those of the tasks that the probe has not ended.
         self._started_in = 5.0  # How long the last configuration took until its steps counted.
 
     def run(self) -> Measurement:
@@ -146,6 +147,7 @@ class Probe:
         begin, report = time.monotonic(), folder / "report.json"
         limits = threads(self._cores, 1)
         self._pids.clear()
+        self._ended.clear()
         for task in cluster.tasks:
             reports = task.name == configuration.reporter
             variables = {**limits, "TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index)), VARIABLE: "1"}
@@ -156,7 +158,9 @@ class Probe:
             while time.monotonic() < self._deadline and not has_ended:
                 for event in runner.poll(TICK_SECONDS):
                     self._note(event, folder, running)
-                    has_ended = has_ended or isinstance(event, Exited)
+                    if isinstance(event, Exited):
+                        has_ended = True
+                        self._ended[event.task] = event
                 processor.look(time.monotonic(), self._pids)
                 fit = window.read(report)
                 if fit is not None and fit.is_enough(seconds):
@@ -187,10 +191,15 @@ class Probe:
                 log.write(event.data)
 
     def _too_few(self, folder: Path, configuration: Configuration, fit: window.Fit | None) -> str:
-        if fit is None:
+        ended = self._ended.get(configuration.reporter)
+        if fit is None and ended is not None:
+            reason = f"has ended without a step of fit ({ended.cause})"
+        elif fit is None:
             reason = f"made no step of fit within {self._seconds:.0f} s"
         elif fit.batch is None:
             reason = "gives fit a generator or other data of unknown batch size; give it arrays or a batched tf.data.Dataset"
+        elif ended is not None:
+            reason = f"has ended after too few steps of fit ({ended.cause})"
         else:
             reason = f"made too few steps of fit within {self._seconds:.0f} s; try more (--seconds)"
         last = _last(folder, configuration)

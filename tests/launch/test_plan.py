@@ -15,7 +15,9 @@ from tools import needs
 
 from tfdist.choice import choose
 from tfdist.launch.commands import COMMANDS
-from tfdist.launch.plan import arguments, configurations, host_link
+from tfdist.launch.events import Exited
+from tfdist.launch.job import Program
+from tfdist.launch.plan import arguments, configurations, host_link, probe
 from tfdist.launch.plan.command import main
 from tfdist.launch.plan.configurations import Configuration
 from tfdist.launch.plan.processor_time import ProcessorTime, Sample
@@ -123,6 +125,9 @@ def test_workers_on_this_machine_and_workers_that_join_are_counted(plan):
         ),
         (["--machines", "4", "--to", "slurm", "--link", "10gbit"], "#SBATCH"),
         (["--machines", "4", "--to", "mermaid", "--link", "10gbit"], "flowchart"),
+        (["--machines", "3", "--to", "cloudml"], "scaleTier: BASIC\n"),
+        (["--machines", "9", "--to", "cloudml", "--link", "100gbit"], "masterType: n1-standard-4\n  workerType"),
+        (["-n", "4", "--to", "vertex", "--link", "100gbit"], "replicaCount: 4\n"),
     ],
 )
 def test_the_recommended_cluster_in_a_language(plan, words, expected):
@@ -171,7 +176,6 @@ def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan)
         (["--from", "m.json", "--machines", "3", "--to", "svg", "--json"], "give one of them"),
         (["--from", "m.json", "--machines", "3", "--prices", "none"], "none: this file cannot be read"),
         (["--from", "m.json", "--machines", "3", "--svg", "no/where.svg"], "--svg no/where.svg: this file cannot be written"),
-        (["--from", "m.json", "--machines", "3", "--to", "cloudml"], "master"),
         (["--from", "m.json", "--tier", "STANDARD_7"], "STANDARD_7"),
         (["--from", "m.json", "-n", "3", "--tier", "BASIC"], "-n counts the workers of a cluster without another description"),
         (["--from", "m.json", "-n", "3", "--max_workers", "2"], "--max_workers 2: the description has 3 workers already"),
@@ -336,6 +340,26 @@ def test_over_slow_links_progress_is_compressed_and_parameters_are_not(plan):
     for ending in (["--json"], ["--to", "tfjob"]):
         code, out, err = plan(*words, "--outer", "elastic", *ending)
         assert code == 0 and "int8" not in out + err
+
+
+def test_languages_with_a_chief_on_a_machine_of_its_own_get_one(plan):
+    words = ["--from", "m.json", "--machines", "4", "--link", "100gbit"]
+    options = {to: plan(*words, "--to", to)[2].splitlines() for to in ("cloudml", "tfjob")}
+    rows = {to: [line for line in lines if "  parameter_server  " in line] for to, lines in options.items()}
+    assert any("beside workers" in row for row in rows["tfjob"]) and not any("beside workers" in row for row in rows["cloudml"])
+    for row in rows["cloudml"]:
+        _, workers, ps, _, machines, *_ = row.split()
+        assert int(machines) == int(workers) + int(ps) + 1
+
+
+def test_a_program_that_ends_early_is_not_one_that_is_slow():
+    early, here = probe.Probe(Program(script="train.py"), configurations.ALL, 1, Synchronization()), Path("none")
+    some, unknown = Fit(50, 100, (), [(0.0, 1)]), Fit(None, None, (), [(0.0, 1)])
+    assert "the program made no step of fit within 60 s" in early._too_few(here, configurations.ALL[0], None)
+    early._ended["worker:0"] = Exited("worker:0", 1, 0.0)
+    assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
+    assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
+    assert "gives fit a generator" in early._too_few(here, configurations.ALL[0], unknown)
 
 
 @pytest.mark.parametrize("flag", ["--cores", "--seconds"])

@@ -35,6 +35,8 @@ def test_a_measurement_survives_its_file(tmp_path):
         ({"runs": []}, "no variables, or no run of one process"),
         ({"variables": []}, "no variables"),
         ({"variables": [{"name": "x"}]}, "the field 'shape' is missing"),
+        ({"variables": [{"name": "x", "shape": "8", "size": 4, "is_table": False}]}, "shape is '8', and not a list"),
+        ({"variables": [{"name": "x", "shape": [-8], "size": 4, "is_table": False}]}, "shape is [-8], and not a list"),
         ({"runs": [7]}, "no measurement"),
         ({"link": -1}, "link is -1"),
     ],
@@ -81,6 +83,10 @@ def test_prices_by_either_name_of_a_machine(tmp_path):
     )
     assert found.per_hour(Option("parameter_server", 4, 3, colocated=True), machines) == pytest.approx(4 * 0.3)
     assert found.per_hour(Option("default", 1), machines) == pytest.approx(0.3)
+    described = dataclasses.replace(machines, has_chief=True)
+    assert found.per_hour(Option("default", 1), described) == found.per_hour(Option("mirrored", 4), described) == 0.2
+    assert found.per_hour(Option("multi_worker_mirrored", 4), described) == pytest.approx(3 * 0.3 + 0.2)
+    assert found.per_hour(Option("multi_worker_mirrored", 4), machines) == pytest.approx(4 * 0.3)
     with pytest.raises(ClusterError, match="there is no price of n1-highmem-8"):
         found.per_hour(Option("default", 1), Machines(worker="n1-highmem-8"))
 

@@ -22,6 +22,7 @@ class Request:
         periods: the sync periods to compare.
         synchronization: options of hogwild.
         has_chief: whether the description has a chief with a machine of its own. It trains under `multi_worker_mirrored`.
+        adds_chief: whether the language of the recommended cluster asks for a chief that the description does not have.
         may_colocate: whether a ps may be on the machine of a worker.
         described: the option of the description as it is; None if it describes none of those that are compared.
     """
@@ -32,6 +33,7 @@ class Request:
     periods: tuple[int, ...] = PERIODS
     synchronization: Synchronization = field(default=Synchronization())
     has_chief: bool = False
+    adds_chief: bool = False
     may_colocate: bool = True
     described: Option | None = None
 
@@ -73,8 +75,9 @@ def _all(request: Request) -> Iterator[Option]:
 
 
 def _served(request: Request, workers: int, ps: int, colocated: bool) -> Iterator[Option]:
+    chief_apart = request.has_chief or request.adds_chief
     if "parameter_server" in request.strategies:
-        yield Option("parameter_server", workers, ps, colocated, chief_apart=request.has_chief)
+        yield Option("parameter_server", workers, ps, colocated, chief_apart=chief_apart)
     if "hogwild" in request.strategies and workers > 1:
         options = request.synchronization
         for period in request.periods:
@@ -88,5 +91,5 @@ def _served(request: Request, workers: int, ps: int, colocated: bool) -> Iterato
                     options.delay,
                     options.fragments,
                     options.compression,
-                    chief_apart=request.has_chief,
+                    chief_apart=chief_apart,
                 )

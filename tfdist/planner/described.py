@@ -78,7 +78,9 @@ def _shares_hosts(cluster: Cluster) -> bool:
     return bool(hosts) and all(task.host in hosts for task in cluster.job("ps"))
 
 
-def cluster_of(option: Option, base: Cluster | None, machines: Machines, synchronization: Synchronization) -> Cluster:
+def cluster_of(
+    option: Option, base: Cluster | None, machines: Machines, synchronization: Synchronization, needs_chief: bool = False
+) -> Cluster:
     """Returns the cluster of an option.
 
     Args:
@@ -86,8 +88,9 @@ def cluster_of(option: Option, base: Cluster | None, machines: Machines, synchro
         base: the user's description, of which it keeps all that the option leaves open; or None.
         machines: machine types for tasks that `base` does not have. Without `base` the types stay open.
         synchronization: options of hogwild, of which those of the option win.
+        needs_chief: whether the first worker is called chief where no ps serve, for languages that have no cluster without one.
     """
-    has_chief = base is not None and bool(base.job("chief"))
+    has_chief = (base is not None and bool(base.job("chief"))) or option.chief_apart or (needs_chief and not option.ps)
     alone = option.strategy in ("default", "mirrored")
     chiefs = int(has_chief or (alone and base is not None and not base.job("worker")))
     workers = 0 if alone and chiefs else 1 if alone else option.workers - (chiefs if not option.ps else 0)

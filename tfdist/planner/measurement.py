@@ -126,7 +126,7 @@ class Measurement:
                 _number(values, "batch", whole=True),
                 _number(values, "batch_bytes", whole=True, least=0),
                 tuple(
-                    Variable(str(each["name"]), tuple(each["shape"]), _number(each, "size", whole=True), bool(each["is_table"]))
+                    Variable(str(each["name"]), _shape(each), _number(each, "size", whole=True), bool(each["is_table"]))
                     for each in values["variables"]
                 ),
                 tuple(_run(each) for each in values["runs"]),
@@ -149,6 +149,14 @@ def _run(values: Mapping[str, Any]) -> Run:
         **{name: _number(values, name, whole=True, least=lowest) for name, lowest in whole.items()},  # type: ignore[arg-type]
         **{name: _number(values, name, least=lowest) for name, lowest in least.items()},  # type: ignore[arg-type]
     )
+
+
+def _shape(values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns a shape. Raises ValueError for others."""
+    shape = values["shape"]
+    if not isinstance(shape, list) or not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"shape is {shape!r}, and not a list of whole numbers")
+    return tuple(shape)
 
 
 def _number(values: Mapping[str, Any], name: str, *, whole: bool = False, least: int | None = None) -> Any:

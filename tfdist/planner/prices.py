@@ -23,18 +23,21 @@ class Machines:
         worker: of workers, and of a single process.
         ps: of ps with machines of their own.
         chief: of a chief with a machine of its own.
+        has_chief: whether there is one. It then is the single process, and trains with the workers where no ps serve.
     """
 
     worker: str = DEFAULT_MACHINE
     ps: str = DEFAULT_MACHINE
     chief: str = DEFAULT_MACHINE
+    has_chief: bool = False
 
     @classmethod
     def of(cls, cluster: Cluster | None) -> "Machines":
         """Returns those of a cluster; defaults for what it leaves open."""
         types = {} if cluster is None else {task.job: task.machine_type for task in cluster.tasks if task.machine_type}
         worker = types.get("worker") or types.get("chief") or DEFAULT_MACHINE
-        return cls(worker, types.get("ps") or DEFAULT_MACHINE, types.get("chief") or worker)
+        has_chief = cluster is not None and bool(cluster.job("chief"))
+        return cls(worker, types.get("ps") or DEFAULT_MACHINE, types.get("chief") or worker, has_chief)
 
 
 def cores(name: str) -> int | None:
@@ -58,12 +61,12 @@ class Prices:
 
     def per_hour(self, option: Option, machines: Machines) -> float:
         """Returns what an option costs for an hour. Raises ClusterError if a price is missing."""
-        if option.machines == 1:
-            return self._of(machines.worker)
-        total = option.workers * self._of(machines.worker)
+        chiefs = int(option.chief_apart if option.ps else machines.has_chief)
+        workers = option.workers if option.ps else option.machines - chiefs
+        total = workers * self._of(machines.worker) if workers else 0.0
         if not option.colocated and option.ps:
             total += option.ps * self._of(machines.ps)
-        if option.chief_apart and option.ps:
+        if chiefs:
             total += self._of(machines.chief)
         return total
 

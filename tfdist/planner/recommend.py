@@ -46,7 +46,8 @@ def shown(
 ) -> list[Prediction]:
     """Returns about `rows` of ranked predictions for a table: the first ones, and that of each strategy to recommend.
 
-    Those with more ps that make nothing faster are left out, except for what the user describes.
+    Those with more ps that make nothing faster are left out, except for what the user describes and the first prediction: with
+    fewer ps it may be just too slow to be recommended.
 
     Args:
         predictions: what `ranked` has returned.
@@ -57,7 +58,8 @@ def shown(
     alike: dict[tuple[object, ...], list[Prediction]] = defaultdict(list)
     for each in predictions:
         alike[_without_ps(each)].append(each)
-    useful = [each for each in predictions if not any(_is_in_vain(each, other) for other in alike[_without_ps(each)])]
+    rest = [each for each in predictions[1:] if not any(_is_in_vain(each, other) for other in alike[_without_ps(each)])]
+    useful = [*predictions[:1], *rest]
     first = useful[:rows]
     for strategy in dict.fromkeys(each.option.strategy for each in useful):
         if not any(each.option.strategy == strategy for each in first):
