@@ -4,10 +4,12 @@ The planner's probe runs the user's unchanged program, and ends it when it has s
 until then, without validation, and without the callbacks that report, write files or end the training.
 """
 
+import functools
 import json
+import logging
 import os
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +30,8 @@ DEFAULT_BATCH = 32
 
 ENDLESS_EPOCHS = 10**9
 
+_log = logging.getLogger("tfdist")
+
 _LEFT_OUT = (
     keras.callbacks.BackupAndRestore,
     keras.callbacks.CSVLogger,
@@ -42,6 +46,8 @@ _LEFT_OUT = (
 def change(arguments: MutableMapping[str, Any]) -> None:
     """Makes `fit` train until it is ended: without validation, and without callbacks that report, write files or end it.
 
+    The other callbacks get more epochs than they expect, and no results of a validation: their errors are warnings.
+
     Args:
         arguments: the arguments of `fit`, by name.
     """
@@ -50,10 +56,48 @@ def change(arguments: MutableMapping[str, Any]) -> None:
         arguments.pop(name, None)
     callbacks = arguments.get("callbacks")
     if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks.callbacks[:] = [each for each in callbacks.callbacks if not isinstance(each, _LEFT_OUT)]
+        callbacks.callbacks[:] = _kept(callbacks.callbacks)
     elif callbacks:
         given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        arguments["callbacks"] = [each for each in given if not isinstance(each, _LEFT_OUT)]
+        arguments["callbacks"] = _kept(given)
+
+
+def _kept(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:
+    """Returns those that are not left out, whose functions for epochs do not end the training by an error."""
+    kept = [each for each in callbacks if not isinstance(each, _LEFT_OUT)]
+    for callback in kept:
+        for name in ("on_epoch_begin", "on_epoch_end"):
+            setattr(callback, name, _without_errors(getattr(callback, name), type(callback).__name__))
+    return kept
+
+
+def _without_errors(function: Callable[..., None], name: str) -> Callable[..., None]:
+    warned = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> None:
+        try:
+            function(*args, **kwargs)
+        except Exception as error:
+            if not warned:
+                warned.append(error)
+                _log.warning("the callback %s fails in the measured fit, which goes on: %r", name, error)
+
+    return call
+
+
+class Endless(keras.callbacks.Callback):
+    """Takes back that a callback before it ends the training."""
+
+    tfdist_reads_batches = False  # See keras_hooks/trainer.py.
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self.model.stop_training = False
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """See `keras.callbacks.Callback`."""
+        self.model.stop_training = False
 
 
 class MeasuredFit(keras.callbacks.Callback):

@@ -86,6 +86,8 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
         measured_fit.change(bound.arguments)
     given = bound.arguments.get("callbacks")
     callbacks = with_callback(_Count(), model, given)
+    if _is_measured:
+        callbacks = with_callback(measured_fit.Endless(), model, callbacks)
     if _path:
         callbacks = with_callback(FitProgress(_path, _summary), model, callbacks)
         if _is_measured:

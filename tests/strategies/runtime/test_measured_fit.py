@@ -72,6 +72,26 @@ def test_nothing_is_written_or_ended_by_callbacks_of_the_user(tmp_path):
     assert [type(each) for each in whole.callbacks if each in (kept, *left_out)] == [type(kept)]
 
 
+def test_callbacks_that_expect_an_end_or_a_validation_do_not_end_the_measured_fit(caplog):
+    """A list with a rate for each epoch, results of a validation, and a time after which a program stops."""
+    rates = keras.callbacks.LearningRateScheduler([0.1, 0.2].__getitem__)
+    reads = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs["val_loss"])
+    ends = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: setattr(model, "stop_training", True),
+        on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", True),
+    )
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    arguments = {"x": X, "y": Y, "validation_data": (X, Y), "callbacks": [rates, reads, ends], "verbose": 0, "batch_size": 5}
+    change(arguments)
+    arguments |= {"epochs": 4, "callbacks": [*arguments["callbacks"], measured_fit.Endless()]}
+    assert len(model.fit(**arguments).epoch) == 4
+    assert int(model.optimizer.iterations.numpy()) == 8
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 2 and "the callback LearningRateScheduler fails in the measured fit" in warned[1]
+    assert "LambdaCallback fails in the measured fit, which goes on: KeyError('val_loss')" in warned[0]
+
+
 def test_steps_and_variables(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Embedding(7, 2), keras.layers.Flatten(), keras.layers.Dense(5)])
     clock = SimpleNamespace(now=0.0)
