@@ -28,10 +28,10 @@ def install() -> None:
     for point in patches.UNARY_OPERATIONS.values():
         point.patch(_unary)
     patches.SUM.patch(_sum)
-    patches.MATMUL.patch(_matmul)
-    patches.EINSUM.patch(_einsum)
+    patches.MATMUL.patch(matmul)
+    patches.EINSUM.patch(einsum)
     patches.TAKE.patch(_take)
-    patches.TRANSPOSE.patch(_transpose)
+    patches.TRANSPOSE.patch(transpose)
     patches.RESHAPE.patch(_reshape)
     patches.CONV.patch(_conv)
     patches.SIGMOID.patch(_sigmoid)
@@ -78,7 +78,8 @@ def _sum(original: Operation, x: Any, axis: Any = None, keepdims: bool = False) 
     return original(whole(x), axis, keepdims)
 
 
-def _matmul(original: Operation, x1: Any, x2: Any) -> Any:
+def matmul(original: Operation, x1: Any, x2: Any) -> Any:
+    """Returns the product of two tensors or variables; `original` computes that of whole ones."""
     x1, x2 = operand(x1), operand(x2)
     if isinstance(x2, SplitTensor) and x2.rank == 2:
         if x2.axis == 1:  # By columns: each device computes its columns of the result.
@@ -92,7 +93,8 @@ def _matmul(original: Operation, x1: Any, x2: Any) -> Any:
     return original(whole(x1), whole(x2))
 
 
-def _einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any) -> Any:
+def einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any) -> Any:
+    """Returns what an equation says of tensors or variables; `original` computes it of whole ones."""
     values = [operand(value) for value in operands]
     split = [value for value in values if isinstance(value, SplitTensor)]
     if not split:
@@ -143,7 +145,8 @@ def _take(original: Operation, x: Any, indices: Any, axis: int | None = None) ->
     return rows.take(tf.convert_to_tensor(whole(indices)))
 
 
-def _transpose(original: Operation, x: Any, axes: Any = None) -> Any:
+def transpose(original: Operation, x: Any, axes: Any = None) -> Any:
+    """Returns a tensor or variable with its axes in another order; `original` orders those of a whole one."""
     x = operand(x)
     if not isinstance(x, SplitTensor):
         return original(x, axes)

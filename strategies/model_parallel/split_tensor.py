@@ -277,7 +277,7 @@ def _binary_reversed(function: Any, x: Any, y: Any) -> Any:
     return elementwise(function, x, y)
 
 
-_UNARY = (
+UNARY = (
     *(tf.cast, tf.saturate_cast, tf.clip_by_value, tf.zeros_like, tf.ones_like, tf.stop_gradient, tf.debugging.check_numerics),
     *(tf.nn.elu, tf.nn.gelu, tf.nn.leaky_relu, tf.nn.relu, tf.nn.relu6, tf.nn.selu, tf.nn.silu, tf.nn.softsign),
     *(tf.abs, tf.negative, tf.sign, tf.round, tf.floor, tf.math.ceil, tf.math.rint, tf.square, tf.sqrt, tf.math.rsqrt),
@@ -301,7 +301,7 @@ def _apply_to_parts(function: Callable[..., Any]) -> None:
         return x.on_parts(lambda number, part: function(part, *args, **kwargs))
 
 
-for _function in _UNARY:
+for _function in UNARY:
     _apply_to_parts(_function)
 
 

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.model_parallel import optimizer, rules
+from tfdist.strategies.model_parallel import optimizer, rules, tensorflow_functions
 from tfdist.strategies.model_parallel.layouts import sharded_axis
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, own_pieces
 from tfdist.strategies.model_parallel.split_variable import SplitVariable
@@ -40,6 +40,7 @@ _current = _Current()
 def install() -> None:
     """Makes Keras' variables ask for their layout. Calling it again does nothing."""
     rules.install()
+    tensorflow_functions.install()
     optimizer.install()
     patches.INITIALIZE.patch(_initialize)
     patches.DISTRIBUTE_TENSOR.patch(_distribute_tensor)

@@ -234,6 +234,8 @@ ResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "Res
 BaseResourceVariable: Any = need("tensorflow.python.ops.resource_variable_ops", "BaseResourceVariable")
 # How a gradient tape differentiates by a value that consists of several tensors.
 CompositeTensorGradient: Any = need("tensorflow.python.framework.composite_tensor_gradient", "CompositeTensorGradient")
+# Asked for another way if a function fails: model_parallel/tensorflow_functions.py.
+GlobalOpDispatcher: Any = need("tensorflow.python.util.dispatch", "GlobalOpDispatcher")
 register_tensor_conversion: Any = need(
     "tensorflow.python.framework.tensor_conversion_registry", "register_tensor_conversion_function"
 )

@@ -32,6 +32,9 @@ ONE_REPLICA = (
     "a_layer_of_sparse_inputs_by_rows",
     "attention_with_a_mask_of_two_axes",
     "built_in_fit",
+    "functions_of_tensorflow_by_columns",
+    "functions_of_tensorflow_by_rows",
+    "a_table_looked_up_by_tensorflow",
 )
 TWO_REPLICAS = ("a_pair_of_dense_layers", "adamw_with_decay_clipping_and_averages", "an_embedding_by_rows", "a_transformer")
 TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")

@@ -293,16 +293,66 @@ def built_in_fit():
 
 
 class Own(layers.Layer):
-    """Multiplies with an operation of TensorFlow's that has no rule."""
+    """Multiplies with the result of a function of TensorFlow that has no rule."""
 
     def build(self, shape):
         self.kernel = self.add_weight(name="kernel", shape=(shape[-1], 12))
 
     def call(self, x):
-        return tf.tensordot(x, self.kernel, 1)
+        return tf.matmul(x, tf.reverse(self.kernel, [0]))
 
 
-OBJECTS = {own.__name__: own for own in (OwnStep, Gated, Nested, OfSparse, Masked)}
+class Plain(layers.Layer):
+    """A dense layer in TensorFlow's functions, as its guides write one."""
+
+    def build(self, shape):
+        self.w = self.add_weight(name="kernel", shape=(shape[-1], 12))
+        self.b = self.add_weight(name="bias", shape=(12,), initializer="zeros")
+
+    def call(self, x):
+        self.add_loss(0.01 * (tf.nn.l2_loss(self.w) + tf.reduce_sum(tf.square(self.w))))
+        return tf.nn.relu(PLAIN[self.name](x, self.w) + self.b)
+
+
+PLAIN = {
+    "matmul": tf.matmul,
+    "transposed": lambda x, w: tf.matmul(x, tf.transpose(w), transpose_b=True),
+    "tensordot": lambda x, w: tf.tensordot(x, w, [[-1], [0]]),
+    "einsum": lambda x, w: tf.einsum("bi,io->bo", x, tf.multiply(w, 2.0)),
+    "dot": lambda x, w: ops.dot(x, ops.exp(w) - w**2),
+    "operator": lambda x, w: x @ w,
+}
+
+
+def plain(units):
+    return compiled(keras.Sequential([keras.Input((16,)), *(Plain(name=name) for name in PLAIN), layers.Dense(units)]))
+
+
+@case({".*kernel": (None, "model")}, y=Y % 4)
+def functions_of_tensorflow_by_columns():
+    return plain(4)
+
+
+@case({".*(matmul|transposed|tensordot|einsum|dot|operator)/kernel": ("model", None)})
+def functions_of_tensorflow_by_rows():
+    return plain(10)
+
+
+class LookedUp(layers.Layer):
+    def build(self, shape):
+        self.table = self.add_weight(name="table", shape=(32, 8))
+
+    def call(self, numbers):
+        return tf.nn.embedding_lookup(self.table, numbers) + tf.gather(self.table, numbers)
+
+
+@case({".*table": ("model", None)}, x=TEXTS, y=Y[:40])
+def a_table_looked_up_by_tensorflow():
+    inputs = keras.Input((6,), dtype="int32")
+    return compiled(keras.Model(inputs, layers.Dense(10)(layers.Flatten()(LookedUp()(inputs)))))
+
+
+OBJECTS = {own.__name__: own for own in (OwnStep, Gated, Nested, OfSparse, Masked, Plain, LookedUp)}
 """Classes that a saved model needs."""
 
 REFUSED = {
