@@ -147,20 +147,21 @@ def warn_of_no_shards(model: str, variables: Sequence[Any], distribution: Any, m
 
     Args:
         model: its name.
-        variables: its trainable variables.
+        variables: its variables. Those that are frozen now, as with LoRA, may be sharded too.
         distribution: the current `keras.distribution.ModelParallel`.
         mesh: the devices.
     """
     if not isinstance(distribution, keras.distribution.ModelParallel) or mesh.axis is None or model in _warned_models:
         return
-    layouts = [distribution.get_variable_layout(variable) for variable in variables]
-    if not variables or any(layout is not None and mesh.axis in layout.axes for layout in layouts):
+    trainable = [variable for variable in variables if variable.trainable]
+    layouts = [variable._layout for variable in variables] + [distribution.get_variable_layout(each) for each in trainable]
+    if not trainable or any(layout is not None and mesh.axis in layout.axes for layout in layouts):
         return
     _warned_models.add(model)
     _log.warning(
         "the layout map shards no variable of %s along %r: a pattern has to match a whole path, such as %s; begin it with .*, "
         "for example",
-        *(model, mesh.axis, variables[0].path),
+        *(model, mesh.axis, trainable[0].path),
     )
 
 

@@ -95,7 +95,7 @@ def _make_function(original: Callable[..., Any], model: Any, step_function: Call
     if _described:
         _described[0].check_matched(model.name, model.trainable_variables)
     elif is_followed:
-        warn_of_no_shards(model.name, model.trainable_variables, extended.followed, extended.mesh)
+        warn_of_no_shards(model.name, model.variables, extended.followed, extended.mesh)
     return original(model, step_function)
 
 

@@ -72,7 +72,7 @@ def _kept(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks
 
 
 def _without_errors(function: Callable[..., None], name: str) -> Callable[..., None]:
-    warned = []
+    warned: list[Exception] = []
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> None:

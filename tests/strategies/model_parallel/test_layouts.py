@@ -120,6 +120,20 @@ def test_a_layout_map_that_shards_nothing_causes_one_warning(caplog):
     assert "has to match a whole path, such as net/up/kernel" in caplog.text
 
 
+def test_a_model_whose_sharded_weights_are_frozen_causes_no_warning(caplog):
+    """With LoRA only small matrices are trained, which no pattern of the layout map matches."""
+    distribution, mesh = model_parallel((1, 4)), local_mesh(model_parallel((1, 4)), FOUR)
+    frozen, added = (
+        keras.Variable(np.ones((4, 8)), trainable=False, name="kernel"),
+        keras.Variable(np.ones((4, 2)), name="lora_a"),
+    )
+    warn_of_no_shards("all_whole", [frozen, added], distribution, mesh)
+    assert len(caplog.records) == 1 and "such as lora_a" in caplog.text
+    frozen._layout = keras.distribution.TensorLayout((None, "model"), distribution.device_mesh)
+    warn_of_no_shards("frozen", [frozen, added], distribution, mesh)
+    assert len(caplog.records) == 1
+
+
 def described(*layouts, devices=None, of=FOUR, tasks=1):
     return DescribedLayouts(Partition(layouts, devices), [f"/job:worker/task:0/device:{name}" for name in of], tasks)
 
