@@ -35,14 +35,22 @@ ONE_REPLICA = (
     "functions_of_tensorflow_by_columns",
     "functions_of_tensorflow_by_rows",
     "a_table_looked_up_by_tensorflow",
+    "constraints",
 )
-TWO_REPLICAS = ("a_pair_of_dense_layers", "adamw_with_decay_clipping_and_averages", "an_embedding_by_rows", "a_transformer")
+TWO_REPLICAS = (
+    "a_pair_of_dense_layers",
+    "constraints",
+    "adamw_with_decay_clipping_and_averages",
+    "an_embedding_by_rows",
+    "a_transformer",
+)
 TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")
 SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
     "a_pair_of_dense_layers",
     "a_transformer",
     "recurrent_layers_by_columns",
     "built_in_fit",
+    "constraints",
 )
 RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 
@@ -155,7 +163,6 @@ def test_what_cannot_be_sharded_is_refused_by_name_and_an_own_loop_trains(tmp_pa
         "an_optimizer_that_needs_whole_variables": "Lamb may need all of a variable",
         "an_operation_without_a_rule": "own/kernel is sharded over 4 devices, and this step reads it as a whole",
         "a_dimension_that_four_devices_cannot_share": "head/kernel the layout (None, 'model'), and its shape (12, 10)",
-        "a_constraint": "up/kernel is sharded over 4 devices, and this step reads it as a whole",
         "export": "a SavedModel cannot hold that",
         "a_model_outside_the_scope": "keras.distribution has no effect on",
         "a_distribution_set_in_the_scope": "keras.distribution has no effect on sequential",

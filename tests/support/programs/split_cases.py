@@ -85,6 +85,20 @@ def rmsprop_with_regularized_kernels():
     )
 
 
+CONSTRAINED = {
+    "norm": keras.constraints.MaxNorm(0.5),
+    "unit": keras.constraints.UnitNorm(axis=1),
+    "positive": keras.constraints.NonNeg(),
+    "between": keras.constraints.MinMaxNorm(0.2, 0.6),
+}
+
+
+@case({".*(norm|unit)/kernel": (None, "model"), ".*(positive|between)/kernel": ("model", None)})
+def constraints():
+    constrained = [layers.Dense(16, "tanh", name=name, kernel_constraint=each) for name, each in CONSTRAINED.items()]
+    return compiled(keras.Sequential([keras.Input((16,)), *constrained, layers.Dense(10)]))
+
+
 @case(PAIR)
 def steps_per_execution():
     return compiled(mlp(), steps_per_execution=3)
@@ -362,5 +376,4 @@ REFUSED = {
         lambda: compiled(keras.Sequential([keras.Input((16,)), Own()])),
     ),
     "a_dimension_that_four_devices_cannot_share": ({".*head/kernel": (None, "model")}, lambda: compiled(mlp())),
-    "a_constraint": (PAIR, lambda: compiled(mlp(kernel_constraint=keras.constraints.MaxNorm(1.0)))),
 }
