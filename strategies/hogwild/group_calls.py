@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatch, examples_in
@@ -310,7 +311,13 @@ class GroupCalls:
         self._replicas.release_unused()
         weights = {}
         for weight in self._model.weights:
-            for variable in local_variables(weight._value):
+            held = local_variables(weight._value)
+            if len(held) > 1 and weight.constraint is not None and type(weight.constraint) is not keras.constraints.NonNeg:
+                raise ValueError(
+                    f"{weight.path} is sharded over {len(held)} devices, and hogwild constrains each shard of the global "
+                    f"parameters by itself: {type(weight.constraint).__name__} needs the whole weight; leave it whole"
+                )
+            for variable in held:
                 weights[id(variable)] = variable
                 variable.keras_constraint = weight.constraint
         floating = [v for v in weights.values() if v.dtype.is_floating]

@@ -116,6 +116,8 @@ def test_what_the_partition_cannot_be_applied_to_is_named(runs, run):
         assert "has no effect on net" in found["outside"] and "inside `with strategy.scope():`" in found["outside"]
         assert "and the program calls keras.distribution.set_distribution" in found["own_distribution"]
         served = "own_loop" in found
+        constrains_shards = "MaxNorm needs the whole weight" in found.get("constrained", "")
+        assert constrains_shards == run.startswith("hogwild"), found.get("constrained")
         assert served == (run.startswith(("hogwild", "parameter_server")))
         assert (
             not served or "A model that the description of the cluster partitions cannot train otherwise" in found["own_loop"]

@@ -144,11 +144,18 @@ def refused(strategy):
             loss = tf.reduce_sum(own(X))
         own.optimizer.apply_gradients(zip(tape.gradient(loss, own.trainable_variables), own.trainable_variables, strict=True))
 
+    def constrained():
+        with strategy.scope():
+            own = model()
+            own.get_layer("up").kernel.constraint = keras.constraints.MaxNorm(0.5)
+            compiled(own, "sgd").fit(X, Y, verbose=0)
+
     attempt("other_layers", other_layers)
     attempt("outside", lambda: compiled(model(), "sgd").fit(X, Y, verbose=0))
     attempt("own_distribution", own_distribution)
     if hasattr(strategy, "worker_groups"):
         attempt("own_loop", own_loop)
+        attempt("constrained", constrained)
     return found
 
 
