@@ -189,15 +189,21 @@ def _adopt_own_call(own: Any) -> None:
     original = own.__call__
 
     @functools.wraps(original)
-    def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def call(loss: Any, y_true: Any, y_pred: Any, *weights: Any, **others: Any) -> Any:
         replica = _replica()
-        if replica is None or replica.has_whole_batch:
-            return original(loss, y_true, y_pred, sample_weight)
+        if "sample_weight" in others and not weights:
+            weights = (others.pop("sample_weight"),)
+        if replica is None or replica.has_whole_batch or others or len(weights) > 1:  # Keras gives at most one.
+            return original(loss, y_true, y_pred, *weights, **others)
         before = replica.reductions
-        value = tf.convert_to_tensor(original(loss, y_true, y_pred, sample_weight))
+        value = tf.convert_to_tensor(original(loss, y_true, y_pred, *weights))
         if value.shape.rank or replica.reductions > before:  # Keras has reduced it, and counts it rightly.
             return value
-        return _of_whole_batch(original, loss, y_true, y_pred, sample_weight, value, replica)
+
+        def compute(loss: Any, y_true: Any, y_pred: Any, weight: Any = None) -> Any:
+            return original(loss, y_true, y_pred, *([weight] if weights else ()))
+
+        return _of_whole_batch(compute, loss, y_true, y_pred, weights[0] if weights else None, value, replica)
 
     call.tfdist_original = original  # type: ignore[attr-defined]
     own.__call__ = call

@@ -352,10 +352,10 @@ class Entropy(keras.losses.Loss):
 
 
 class Halved(keras.losses.MeanSquaredError):
-    """Overrides `__call__`, and leaves the reduction to Keras."""
+    """Overrides `__call__` with a parameter more, and leaves the reduction to Keras."""
 
-    def __call__(self, y_true, y_pred, sample_weight=None):
-        return 0.5 * super().__call__(y_true, y_pred, sample_weight)
+    def __call__(self, y_true, y_pred, sample_weight=None, scale=0.5):
+        return scale * super().__call__(y_true, y_pred, sample_weight)
 
 
 @case
