@@ -102,6 +102,7 @@ class BackupFile:
         self._strategy = strategy
         self._writer: threading.Thread | None = None
         self._has_warned = False
+        self._is_written = True  # Whether the disk has what `write` got last.
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._base = base
         self._ended: int | None = None  # The number of the call whose end the latest generation holds; None: of none.
@@ -121,6 +122,8 @@ class BackupFile:
             if not self._has_warned:
                 _log.warning("%s trains without a backup, because its weights cannot be saved: %s", model.name, error)
             self._has_warned = True
+            self.wait()
+            self._is_written = False
             return
         if not is_chief():
             return
@@ -131,6 +134,7 @@ class BackupFile:
             for name, values in arrays.callbacks.items():
                 _put(file, f"{_CALLBACKS}/{name}", values)
         self.wait()
+        self._is_written = False
         self._writer = threading.Thread(target=self._write, args=(memory, state, progress), name="tfdist-backup")
         self._writer.start()
 
@@ -146,6 +150,7 @@ class BackupFile:
                 generations.seal(partial)
                 generations.keep(self.path, self.earlier)
             self._ended = progress.fit if progress.finished else None
+            self._is_written = True
         except OSError as error:
             _log.warning("the backup %s cannot be written, and stays as it was: %s", self.path, error)
 
@@ -160,11 +165,12 @@ class BackupFile:
     def _end(self, number: int) -> str:
         return f"{self._base}.fit-{number}.weights.h5"
 
-    def wait(self) -> None:
-        """Waits until what `write` got is on the disk."""
+    def wait(self) -> bool:
+        """Waits for the thread that writes; returns whether what `write` got last is on the disk."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
+        return self._is_written
 
     def progress(self) -> Progress | None:
         """Returns the progress in the backup of this task's folder, quickly: `read` looks for damage. None without one."""

@@ -197,14 +197,12 @@ class _EachEpoch(keras.callbacks.Callback):
         self._epoch = epoch
 
     def save_on_signal(self, batch: int) -> bool:
-        """Saves, and waits until the backup is on the disk. See runtime/preemption.py."""
-        is_saved = self.backup.save_in_epoch(self.model, self._epoch, batch + 1)
-        self.backup.wait()
-        return is_saved
+        """Saves. See runtime/preemption.py."""
+        return self.backup.save_in_epoch(self.model, self._epoch, batch + 1)
 
-    def wait_for_save(self) -> None:
-        """Waits until the latest backup is on the disk."""
-        self.backup.wait()
+    def wait_for_save(self) -> bool:
+        """See `BackupFile.wait`."""
+        return self.backup.wait()
 
 
 class _EachBatch(_EachEpoch):

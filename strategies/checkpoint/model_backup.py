@@ -228,9 +228,9 @@ class ModelBackup:
         self._save(model, epoch, done, position)
         return True
 
-    def wait(self) -> None:
-        """Waits until the latest backup is on the disk."""
-        self._file.wait()
+    def wait(self) -> bool:
+        """See `BackupFile.wait`."""
+        return self._file.wait()
 
     def _save(self, model: Any, epoch: int, batch: int, position: DataPosition | None) -> None:
         if self._found is not None:  # This call runs again, and the backup holds a later one.

@@ -29,27 +29,26 @@ def install() -> None:
     patches.FIT.patch(_fit)
 
 
-def end_after_fit(wait: Callable[[], None]) -> None:
+def end_after_fit(wait: Callable[[], bool]) -> None:
     """Heeds the signals that came with the last step of a `fit` or after it. The backup that holds its end calls it.
 
     Args:
-        wait: returns when that backup is on the disk.
+        wait: waits for that backup; returns whether it is on the disk.
     """
     received = set(_late)
     _late.clear()
     if received:
-        wait()
-        _report(received)
+        _report(received, wait())
 
 
 class SaveOnSignal(keras.callbacks.Callback):
     """Makes each backup save after the step in which a signal arrives. After SIGTERM the program ends with 143.
 
     A backup is a `BackupAndRestore`, or a callback with a method `save_on_signal(batch)`. If that returns False, the epoch is
-    about to end, whose end saves; then its method `wait_for_save()` waits for that. So it is with a signal that arrives after
-    the last step, during the validation. Does nothing in programs that handle the signals themselves, or have no backup. After
-    a `BackupAndRestore` Keras later resumes at the beginning of the epoch, with the weights of the backup, as with
-    `save_freq=1`.
+    about to end, whose end saves. So it is with a signal that arrives after the last step, during the validation. The
+    callback's method `wait_for_save()` waits for what it saves, and returns whether that is on the disk. Does nothing in
+    programs that handle the signals themselves, or have no backup. After a `BackupAndRestore` Keras later resumes at the
+    beginning of the epoch, with the weights of the backup, as with `save_freq=1`.
 
     Under multi_worker_mirrored the chief's signal makes all tasks save, after the step that follows.
     """
@@ -140,8 +139,6 @@ class SaveOnSignal(keras.callbacks.Callback):
         """See `keras.callbacks.Callback`. The end of the epoch before has saved."""
         received, self._late = self._late, set()
         if received:
-            for wait in self._waits:
-                wait()
             self._report(received)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -156,7 +153,7 @@ class SaveOnSignal(keras.callbacks.Callback):
     def _report(self, received: set[int]) -> None:
         if signal.SIGTERM in received:
             self.release()
-        _report(received)
+        _report(received, all([wait() for wait in self._waits]))
 
     def release(self) -> None:
         """Gives the signals back."""
@@ -164,11 +161,11 @@ class SaveOnSignal(keras.callbacks.Callback):
             signal.signal(*self._before.popitem())
 
 
-def _report(received: set[int]) -> None:
-    """Says that the backup is saved, and ends the program after SIGTERM."""
+def _report(received: set[int], is_saved: bool) -> None:
+    """Says whether the backup is saved, and ends the program after SIGTERM."""
     ends = signal.SIGTERM in received
-    what = "SIGTERM: the backup is saved, and the program ends" if ends else "SIGUSR1: the backup is saved"
-    print(f"tfdist: {what}", flush=True)
+    saved = "the backup is saved" if is_saved else "the backup could not be saved"
+    print(f"tfdist: {'SIGTERM' if ends else 'SIGUSR1'}: {saved}{', and the program ends' if ends else ''}", flush=True)
     if ends:
         sys.exit(EXIT_CODE)
 

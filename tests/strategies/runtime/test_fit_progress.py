@@ -177,7 +177,7 @@ def test_other_callbacks_can_save_too():
 @pytest.mark.parametrize("is_last_epoch", [False, True])
 def test_a_signal_in_the_last_step_of_an_epoch_is_heeded_when_its_end_is_saved(capsys, number, is_last_epoch):
     done = []
-    backup = SimpleNamespace(save_on_signal=lambda batch: False, wait_for_save=lambda: done.append("wait"))
+    backup = SimpleNamespace(save_on_signal=lambda batch: False, wait_for_save=lambda: done.append("wait") is None)
     saver = SaveOnSignal([backup], saves=True)
     saver.on_train_begin()
     os.kill(os.getpid(), number)
@@ -188,12 +188,12 @@ def test_a_signal_in_the_last_step_of_an_epoch_is_heeded_when_its_end_is_saved(c
         if is_last_epoch:
             saver.on_train_end()
             saver.release()
-            preemption.end_after_fit(lambda: done.append("wait"))
+            preemption.end_after_fit(lambda: done.append("wait") is None)
         else:
             saver.on_epoch_begin(1)
     saver.release()
     assert done == ["wait"] and capsys.readouterr().out.startswith(f"tfdist: {number.name}: the backup is saved")
-    preemption.end_after_fit(lambda: done.append("again"))
+    preemption.end_after_fit(lambda: done.append("again") is None)
     assert done == ["wait"]
 
 

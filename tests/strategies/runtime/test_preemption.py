@@ -14,15 +14,16 @@ from tfdist.strategies.runtime.preemption import SaveOnSignal
 class Backup(keras.callbacks.Callback):
     """A backup that saves at the end of an epoch, like that of the launcher."""
 
-    def __init__(self):
+    def __init__(self, is_written=True):
         super().__init__()
-        self.saved, self.waits = 0, 0
+        self.saved, self.waits, self.is_written = 0, 0, is_written
 
     def save_on_signal(self, batch):
         self.saved += 1
 
     def wait_for_save(self):
         self.waits += 1
+        return self.is_written
 
 
 @pytest.fixture
@@ -97,3 +98,10 @@ def test_a_signal_that_came_too_late_for_a_backup_of_keras_does_what_it_does_wit
     arrives()
     saver.on_train_end()
     assert raised == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_backup_that_cannot_be_written_is_not_called_saved(of, capsys):
+    saver = of(Backup(is_written=False))
+    arrives()
+    assert ends(saver.on_train_batch_end, 3)
+    assert "SIGTERM: the backup could not be saved, and the program ends" in capsys.readouterr().out
