@@ -87,7 +87,7 @@ def test_callbacks_that_expect_an_end_or_a_validation_do_not_end_the_measured_fi
     arguments |= {"epochs": 4, "callbacks": [*arguments["callbacks"], measured_fit.Endless()]}
     assert len(model.fit(**arguments).epoch) == 4
     assert int(model.optimizer.iterations.numpy()) == 8
-    warned = [record.getMessage() for record in caplog.records]
+    warned = [record.getMessage() for record in caplog.records if record.name == "tfdist"]  # TensorFlow warns of retracing.
     assert len(warned) == 2 and "the callback LearningRateScheduler fails in the measured fit" in warned[1]
     assert "LambdaCallback fails in the measured fit, which goes on: KeyError('val_loss')" in warned[0]
 
