@@ -19,6 +19,7 @@ from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariab
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
 from tfdist.strategies.keras_hooks import replica_context, step_logs
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, Logs
+from tfdist.strategies.keras_hooks.metric_trial import leaves
 from tfdist.strategies.private_api import StatelessScope
 from tfdist.strategies.runtime import chief_device
 
@@ -84,7 +85,7 @@ class MetricLogs:
         replica = replica_context.current()
         if replica is None or (replica.share is None and len(replica.strategy.worker_groups) < 2):
             return
-        for metric in _leaves(self._model):
+        for metric in leaves(self._model):
             for variable in metric.variables:
                 if variable.synchronization != "on_read" and id(variable) in replica.assigned:
                     raise ValueError(
@@ -218,15 +219,10 @@ class MetricLogs:
             return np.stack([self._results_function(tf.constant(row)).numpy() for row in sums])
 
 
-def _leaves(model: Any) -> list[Any]:
-    """Returns the metrics of a model, with those of `compile` one by one."""
-    return [leaf for metric in model.metrics for leaf in getattr(metric, "metrics", None) or [metric]]
-
-
 @contextlib.contextmanager
 def _noting_means(model: Any) -> Iterator[dict[int, Any]]:
     """Notes the results of those metrics of `model` that are `keras.metrics.Mean`s: the id of a result -> its metric."""
-    means = [leaf for leaf in _leaves(model) if type(leaf).result is keras.metrics.Mean.result]
+    means = [leaf for leaf in leaves(model) if type(leaf).result is keras.metrics.Mean.result]
     noted: dict[int, Any] = {}
     results = []  # Keeps them alive: another object could get the id of a result.
 
