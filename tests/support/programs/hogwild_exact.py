@@ -778,8 +778,9 @@ def main(cases_file, results_file):
     strategy = tfdist.strategy()
     results = {}
     for name, case in cases.items():
+        begin = time.monotonic()
         results[name] = Case(strategy, **case).reads if case else globals()[name](strategy)
-        print(name, "done", flush=True)
+        print(f"{time.monotonic() - begin:5.1f} s {name}", flush=True)
     with open(results_file, "w") as file:
         json.dump(results, file)
 
