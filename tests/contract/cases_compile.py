@@ -40,8 +40,8 @@ NAMES = [
 ]
 NAMES = [name for name in NAMES if hasattr(keras.optimizers, name)]  # Older versions of Keras lack the last ones.
 LIKE_ADAM = ("RMSprop", "AdamW", "Adadelta", "Adagrad", "Adamax", "Nadam", "Lion")
-"""Their variables and updates are of the kinds that Adam has: they train only if TFDIST_CONTRACT_TESTS is `all`."""
-TRAINED = [name for name in NAMES if os.environ.get("TFDIST_CONTRACT_TESTS") == "all" or name not in LIKE_ADAM]
+"""Their variables and updates are of the kinds that Adam has: they train only if TFDIST_TESTS is `all`."""
+TRAINED = [name for name in NAMES if os.environ.get("TFDIST_TESTS") == "all" or name not in LIKE_ADAM]
 
 
 def optimizer(name):

@@ -1,7 +1,7 @@
 """Tests the cells of contract/table.py on real clusters, compared with one process.
 
-One cluster per column runs all cases of contract/cases_*.py, those of some columns a few (`Column.rows`) unless the environment
-variable TFDIST_CONTRACT_TESTS is `all`. It starts with the first test of the column.
+One cluster per column runs all cases of contract/cases_*.py, those of some columns a few (`Column.rows`) unless all tests run. It
+starts with the first test of the column.
 """
 
 import json
@@ -11,13 +11,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import selection
 
 from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, SHARDED, different, page
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.
-
-TESTS_ALL = os.environ.get("TFDIST_CONTRACT_TESTS") == "all"
 
 cluster = [pytest.mark.cluster, pytest.mark.timeout(2 * SECONDS + 40)]  # The reference may have to run first.
 
@@ -51,9 +50,8 @@ class Runs:
         folder.mkdir(exist_ok=True)
         (folder / "cluster").write_text(column.source)
         command = ["-m", "tfdist.launch", "--cluster", "cluster", *column.flags, "-m", "contract.program", "--", *arguments]
-        environment = {"PYTHONPATH": str(TESTS)} | (
-            {} if TESTS_ALL or column.rows is None else {"CONTRACT_ROWS": " ".join(column.rows)}
-        )
+        rows = {} if selection.ALL else {"CONTRACT_ROWS": " ".join(filter(column.tests, ROWS))}
+        environment = {"PYTHONPATH": str(TESTS)} | rows
         try:
             self.run_python(folder, *command, timeout=SECONDS, environment=environment)
         except subprocess.TimeoutExpired:
@@ -80,7 +78,7 @@ def cells():
         pytest.param(column, row, id=f"{column.name}-{row.name}", marks=cluster)
         for column in (*COLUMNS, *SHARDED)
         for row in ROWS.values()
-        if TESTS_ALL or column.rows is None or row.name in column.rows
+        if selection.ALL or column.tests(row.name)
     ]
 
 

@@ -1,11 +1,10 @@
 """TensorFlow's own tests of faults under ParameterServerStrategy (fault_tolerance_test_base.py) pass on parameter_server.
 
-A few of them, unless the environment variable TFDIST_FAULT_TESTS is `all`: each takes 4 to 20 s.
+A few of them, unless all tests run: each takes 4 to 20 s.
 """
 
-import os
-
 import pytest
+import selection
 from support_paths import PROGRAMS
 from tensorflow.python.distribute.coordinator.fault_tolerance_test_base import BaseFaultToleranceTest
 
@@ -15,7 +14,7 @@ FEW = ("testTwoWorkersPreempted", "testFetchFromPSAfterWorkerFailure", "testJoin
 ALL = tuple(name for name in vars(BaseFaultToleranceTest) if name.startswith("test"))
 
 
-@pytest.mark.parametrize("name", ALL if os.environ.get("TFDIST_FAULT_TESTS") == "all" else FEW)
+@pytest.mark.parametrize("name", ALL if selection.ALL else FEW)
 def test_faults(start, name):
     job = start(str(PROGRAMS / "fault_tolerance.py"), f"TestFaults.{name}")
     assert job.wait(200) == 0, job.output

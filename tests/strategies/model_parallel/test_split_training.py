@@ -44,7 +44,7 @@ TWO_REPLICAS = (
     "an_embedding_by_rows",
     "a_transformer",
 )
-TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")
+TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")  # Each holds a whole replica.
 SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
     "a_pair_of_dense_layers",
     "a_transformer",
@@ -55,7 +55,9 @@ SPANNING = (  # A replica is in two tasks. The transformer has an embedding by r
 RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 
 
-@pytest.fixture(scope="module", params=RUNS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(run, marks=pytest.mark.release) if run == "2x2, two tasks" else run for run in RUNS]
+)
 def results(request, tmp_path_factory, run_python):
     """(name of the run, what each task has written)"""
     folder = tmp_path_factory.mktemp("split")

@@ -1,0 +1,18 @@
+"""Which tests run: those for each change, or with the environment variable TFDIST_TESTS=all also those for a release.
+
+Where clusters run the same code, each case runs in one of them for each change, and in all of them for a release. A test that is
+for a release as a whole has the mark `release`.
+"""
+
+import os
+
+import pytest
+
+ALL = os.environ.get("TFDIST_TESTS") == "all"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out the tests for a release, unless all run."""
+    if not ALL and (left := [item for item in items if item.get_closest_marker("release")]):
+        items[:] = [item for item in items if not item.get_closest_marker("release")]
+        config.hook.pytest_deselected(items=left)
