@@ -20,6 +20,7 @@ from pathlib import Path
 from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError, Source
 from tfdist.launch import job_status
+from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, BackendError, LogLine, Plan
@@ -86,7 +87,7 @@ def _spread(cluster: Cluster, nodes: list[str]) -> Cluster:
 
 def _agent_command(node: str) -> list[str]:
     words = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={node}", "--overlap", "--unbuffered"]
-    return [*words, "--cpu-bind=none", "--mpi=none", sys.executable, "-c", BOOTSTRAP]
+    return [*words, "--cpu-bind=none", "--mpi=none", sys.executable, *interpreter.options(), "-c", BOOTSTRAP]
 
 
 def start_srun(plan: Plan, files: JobFiles) -> RemoteTasks:
@@ -124,7 +125,7 @@ def plan_slurm(job: Job) -> Plan:
     ]
     program = job.program
     words = [program.script] if program.script is not None else ["-m", str(program.module)]
-    run = [sys.executable, "-m", "tfdist", "run", "--backend=srun", "--nodefaults", *job.flags]
+    run = [sys.executable, *interpreter.options(), "-m", "tfdist", "run", "--backend=srun", "--nodefaults", *job.flags]
     state = f'--state_file="{_state_name("$SLURM_JOB_ID")}"'  # For `status`; the shell puts the number in.
     run_script = f"exec {shlex.join(run)} {state} {shlex.join([*words, '--', *program.args])}"
     script = "".join(f"#SBATCH {shlex.quote(line)}\n" for line in lines)

@@ -7,6 +7,7 @@ import shutil
 import sys
 
 from tfdist.errors import Source
+from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.agents.frames import BOOTSTRAP, SILENCE_SECONDS
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks, by_host
 from tfdist.launch.backends.interface import Attached, Backend, Plan
@@ -54,7 +55,7 @@ def _command(host: str, job: Job) -> list[str]:
     python = job.options.get("ssh_python", sys.executable)
     home = re.match(r"~[\w.-]*/", python)  # Outside of the quotes the shell of the host puts its home folder in.
     place = home[0] + shlex.quote(python[home.end() :]) if home else shlex.quote(python)
-    remote = f"exec {place} -c {shlex.quote(BOOTSTRAP)}"
+    remote = f"exec {place} {shlex.join([*interpreter.options(), '-c', BOOTSTRAP])}"
     options = ["BatchMode=yes", "ConnectTimeout=15", "ControlPath=none", "ServerAliveInterval=5", "ServerAliveCountMax=4"]
     words = [word for option in options for word in ("-o", option)]
     return ["ssh", *(["-F", config] if config else []), "-T", "-e", "none", *words, "--", host, remote]

@@ -346,6 +346,13 @@ def test_what_a_task_prints_is_shown_line_by_line(quick, tmp_path):
     assert job.wait(20) == 0
 
 
+def test_tasks_run_with_the_options_of_the_launchers_python(start, script):
+    program = script("import sys\nprint('flags', sys.flags.optimize, sys.warnoptions, sys._xoptions)")
+    job = start("-OO", "-Wignore", "-Xutf8", "-Xint_max_str_digits=999", QUICK, "--tier", "BASIC", program, fresh=True)
+    assert job.wait() == 0, job.output
+    assert "flags 2 ['ignore'] {'utf8': True, 'int_max_str_digits': '999'}" in job.output
+
+
 def test_a_program_that_closes_its_output_at_its_end_has_succeeded(quick):
     body = "import sys\nsys.stdout = open('log', 'w')\nprint('done')\nsys.stdout.close()"
     assert quick(body, "--max_restarts", "1").wait(20) == 0

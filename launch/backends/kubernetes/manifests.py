@@ -13,6 +13,7 @@ from tfdist.dialects.kubernetes import write as writing
 from tfdist.dialects.kubernetes.training_jobs import TF_JOBS
 from tfdist.dialects.writing.containers import PLACEHOLDER_IMAGE, dump, is_label
 from tfdist.errors import ClusterError, Source
+from tfdist.launch.backends import interpreter
 from tfdist.launch.job import Job
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.runtime.server import ENDS_WITH_CHIEF
@@ -90,8 +91,8 @@ def _read(text: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 def _command(job: Job) -> list[str]:
     """Returns the command line. Kubernetes replaces `$(NAME)` in it, and `$$` is a $ for it."""
-    words = job.program.command(job.options.get("kubernetes_python", "python"))
-    return [word.replace("$", "$$") for word in words]
+    python, *words = job.program.command(job.options.get("kubernetes_python", "python"))
+    return [word.replace("$", "$$") for word in (python, *interpreter.options(), *words)]
 
 
 def _adapt_job(entry: dict[str, Any], job: Job) -> None:

@@ -16,6 +16,7 @@ from typing import IO, Any
 import tfdist
 from tfdist.cluster import Task
 from tfdist.dialects.environment import STARTED_VARIABLE
+from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.backends.local.descendants import become_subreaper, children, end_children
 from tfdist.launch.backends.local.fork_server import MESSAGE_BYTES
@@ -73,8 +74,9 @@ class LocalProcesses:
         else:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
         with theirs, _opened(self.log) as output:
+            code = _PROGRAM.format(file=tfdist.__file__)
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM.format(file=tfdist.__file__), str(theirs.fileno()), *map(str, removed)],
+                [sys.executable, *interpreter.options(), "-c", code, str(theirs.fileno()), *map(str, removed)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -10,6 +10,7 @@ from typing import Any
 from tfdist.cluster import Cluster, Task
 from tfdist.devices import computes, threads
 from tfdist.errors import Source
+from tfdist.launch.backends import interpreter
 from tfdist.launch.backends.agents.frames import BOOTSTRAP
 from tfdist.launch.backends.agents.remote_tasks import RemoteTasks
 from tfdist.launch.backends.interface import Attached, Backend, Plan
@@ -177,7 +178,7 @@ class RayTasks:
         name = command[1]
         index = next(i for i, task in enumerate(self._tasks_in_order) if task.name == name)
         node = self._nodes[name]
-        arguments = (["-c", BOOTSTRAP], self._variables[name])
+        arguments = ([*interpreter.options(), "-c", BOOTSTRAP], self._variables[name])
         actor = self._placement.actor(Actor, index, self._needs[name], *arguments)
         return ActorProcess(self._placement.ray, actor, stderr, lambda error: self._why_gone(node, error))
 

@@ -23,9 +23,9 @@ f.main()
 
 class QuickPopen(subprocess.Popen):
     def __init__(self, command, **options):
-        assert command[:2] == [sys.executable, "-c"]
-        program = command[2].rpartition("main()")[0] + FORK_SERVER
-        super().__init__([sys.executable, "-c", program, *command[3:]], **options)
+        code = command.index("-c") + 1
+        program = command[code].rpartition("main()")[0] + FORK_SERVER
+        super().__init__([*command[:code], program, *command[code + 1 :]], **options)
         if os.environ.get("TFDIST_TEST_FILES"):
             free = max(int(name) for name in os.listdir("/proc/self/fd"))
             resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
