@@ -97,10 +97,16 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("torchrun $ARGS train.py", "'$ARGS' is a shell variable among the options, and variables are not expanded"),
+        (
+            "torchrun $ARGS train.py",
+            "'$ARGS' is a shell variable among the options, and only literals that are set once are expanded",
+        ),
         ("torchrun --nproc_per_node=8 $EXTRA --nnodes=2 train.py", "'$EXTRA' is a shell variable among the options"),
         ('torchrun "${ARGS[@]}" train.py', "'${ARGS[@]}' is a shell variable"),
-        ("torchrun --nnodes=$N train.py", "--nnodes: '$N' has a shell variable, and variables are not expanded; write its"),
+        (
+            "torchrun --nnodes=$N train.py",
+            "--nnodes: '$N' has a shell variable, and only literals that are set once are expanded; write its",
+        ),
         ("mpirun -np 8 $OPTS -H a:4,b:4 python x", "'$OPTS' is a shell variable among the options"),
         ("mpiexec --allow-run-as-root ${BIND} -np 8 python x", "'${BIND}' is a shell variable"),
         ("mpirun -np $N python x", "-np: '$N' has a shell variable"),
@@ -112,13 +118,16 @@ def test_words_before_the_launcher_do_not_matter(before: str) -> None:
         ("python x.py --ps_hosts=$PS --worker_hosts=a:1", "--ps_hosts: '$PS' has a shell variable"),
         ("srun -n $N python x.py", "--ntasks: '$N' has a shell variable"),
         ("TF_CONFIG='{\"cluster\": '$C'}' python x.py", "TF_CONFIG: '{\"cluster\": $C}' has a shell variable"),
-        ("L='torchrun --nnodes 2'\n$L x.py", "<text>:1: torchrun is put into a variable, and variables are not expanded"),
         (
-            'D="-m torch.distributed.run --nproc_per_node=8"\npython $D x.py',
+            "[ $A ] && L='torchrun --nnodes 2'\n$L x.py",
+            "<text>:1: torchrun is put into a variable, and this one is not expanded",
+        ),
+        (
+            'D="-m torch.distributed.run --nproc_per_node=$N"\npython $D x.py',
             "<text>:1: torch.distributed.run is put into a variable",
         ),
-        ('run="A=1 deepspeed x.py"\neval $run', "<text>:1: deepspeed is put into a variable"),
-        ("export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
+        ('run="A=1 deepspeed $X x.py"\neval $run', "<text>:1: deepspeed is put into a variable"),
+        ("[ $A ] && export TORCHRUN=torchrun\nsrun $TORCHRUN x.py", "<text>:1: torchrun is put into a variable"),
         ("ssh host torchrun --nnodes 2 x.py", "'ssh' starts torchrun elsewhere, or does not start it; give the command from"),
         ("mpirun -np 2 torchrun --nproc-per-node 2 x.py", "mpirun starts torchrun on every task, and each of these starts"),
         (

@@ -86,9 +86,13 @@ def test_variables_among_the_options_of_a_step() -> None:
     ):
         assert len(script("-N 2", run=f"srun {options_behind}").tasks) == 2
     for options_behind in ("$OPTIONS --ntasks-per-node=4 python train.py", "$A $B -n 8 python train.py"):
-        with pytest.raises(ClusterError, match="is a shell variable among the options, and variables are not expanded"):
+        with pytest.raises(
+            ClusterError, match="is a shell variable among the options, and only literals that are set once are expanded"
+        ):
             script("-N 2", run=f"srun {options_behind}")
-        with pytest.raises(ClusterError, match="is a shell variable among the options, and variables are not expanded"):
+        with pytest.raises(
+            ClusterError, match="is a shell variable among the options, and only literals that are set once are expanded"
+        ):
             tfdist.read(f"srun {options_behind}")
     with pytest.raises(ClusterError, match="has a shell variable"):
         script("-N 2", run="srun --ntasks=$((NODES * 8)) ./run.sh")
@@ -117,7 +121,7 @@ def test_another_launcher_in_the_script_counts() -> None:
     for run, message in (
         ("srun torchrun --nproc-per-node=4 x.py", "srun starts torchrun on each of 2 tasks"),
         ("srun torchrun --nnodes=$SLURM_NNODES x.py", "--nnodes: '$SLURM_NNODES' has a shell variable"),
-        ('L="torchrun --nnodes 2"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
+        ('L="torchrun --nnodes $N"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
     ):
         with pytest.raises(ClusterError) as caught:
             script("--nodes=2", run=run)

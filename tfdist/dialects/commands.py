@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
-from tfdist.dialects.parsing.shell import ASSIGNMENT, ShellCommand, commands
+from tfdist.dialects.parsing.shell import ShellCommand, commands
+from tfdist.dialects.parsing.variables import ASSIGNMENT
 from tfdist.dialects.registry import command_readers, environment_readers, programs
 from tfdist.errors import Source
 
@@ -92,7 +93,7 @@ def launches(text: str, source: Source, has_lines: bool = True) -> list[Launch]:
                 break
     if used is not None and all(launch.words[:1] == ("srun",) for launch in found):
         raise source.error(
-            f"{used.launcher} is put into a variable, and variables are not expanded; give the command itself",
+            f"{used.launcher} is put into a variable, and this one is not expanded; give the command itself",
             line=used.line if has_lines else None,
         )
     if not found and (name := _environment(inherited)) is not None:

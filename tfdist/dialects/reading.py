@@ -41,7 +41,7 @@ def read(
             a `tf.train.ClusterSpec` or a `ClusterResolver`;
             a `Cluster`, returned as it is;
             a command line, `horovodrun -np 4 -H a:2,b:2 python train.py`, or a shell script with one; nothing of it is
-            executed, and variables are not expanded;
+            executed, and of its variables only literals that are set once are expanded;
             None: the environment of this process, TF_CONFIG for instance.
         hostfile: path of the hosts of a SINGA cluster, one per line.
         overrides: options that win over the description, by the names of their flags: `job_dir` for every dialect, and

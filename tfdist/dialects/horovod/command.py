@@ -135,7 +135,8 @@ def _options(words: list[str], source: Source, alone: frozenset[str], values: di
             found["hydra"] = ""  # MPICH's spelling.
         if meaning in _NAMES and has_variable(value):
             raise source.error(
-                f"{shown(value)} has a shell variable, and variables are not expanded; write its value", field=written
+                f"{shown(value)} has a shell variable, and only literals that are set once are expanded; write its value",
+                field=written,
             )
         found[meaning] = value
         position += count

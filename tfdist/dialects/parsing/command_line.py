@@ -100,7 +100,8 @@ def check_variable(word: str, source: Source, line: int | None = None) -> None:
     """Raises ClusterError for a shell variable in the place of an option or of the program: it may hold further options."""
     if is_variable(word):
         raise source.error(
-            f"{shown(word, 40)} is a shell variable among the options, and variables are not expanded; write its value",
+            f"{shown(word, 40)} is a shell variable among the options, and only literals that are set once are expanded; "
+            "write its value",
             line=line,
         )
 

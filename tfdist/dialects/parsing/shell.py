@@ -1,12 +1,13 @@
-"""The commands of a shell script or command line, as text. Nothing is executed and no variable is expanded."""
+"""The commands of a shell script or command line, as text. Nothing is executed. `variables.py` says what is expanded."""
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tfdist.dialects.parsing.variables import ASSIGNMENT, Literals
 from tfdist.errors import Source
 
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 VARIABLE = re.compile(r"\$[A-Za-z_0-9@*#?!{(-]|`", re.ASCII)
 """What a shell replaces: `$N`, `${N}`, `$(command)`, `` `command` ``."""
 
@@ -21,6 +22,7 @@ _TOKEN = re.compile(
     |(?P<single>'[^']*')
     |(?P<ansi>\$'(?:[^'\\]|\\.)*')
     |(?P<double>")
+    |(?P<variable>\$[A-Za-z_]\w*)
     |(?P<brace>\$\{)
     |(?P<open>\$\()
     |(?P<backtick>`[^`]*`)
@@ -37,6 +39,7 @@ _PART = re.compile(
 """What begins or ends a quotation or a substitution inside another one."""
 
 _CLOSERS = {'"': '"', "`": "`", "$(": ")", "${": "}", "(": ")"}
+_BLANKS = re.compile(r"\s+")
 _ESCAPED = re.compile(r"\\([\"\\\n])")
 _CONTROL = frozenset({"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "case", "esac", "{", "}", "!"})
 _DECLARE = frozenset({"export", "declare", "typeset", "readonly", "local"})
@@ -68,16 +71,21 @@ def commands(text: str, source: Source) -> Iterator[ShellCommand]:
         ClusterError: for a quotation that does not end.
     """
     words: list[str] = []
-    for kind, content, line in _words(text, source):
+    before, literals = "\n", Literals(text)
+    for kind, content, line in _words(text, source, literals):
         if kind == "word":
             if not words:
                 first = line
             words.append(content)
-        elif words:
-            yield _command(words, first)
+            continue
+        if words:
+            command = _command(words, first)
+            literals.see(words, {} if command.words else command.variables, before, content)
+            yield command
             words = []
-    if words:
-        yield _command(words, first)
+        if content in ("(", ")"):
+            literals.see([content], {}, before, "")
+        before = content
 
 
 def has_variable(text: str) -> bool:
@@ -86,8 +94,7 @@ def has_variable(text: str) -> bool:
 
 
 def _command(words: list[str], line: int) -> ShellCommand:
-    while words and words[0] in _CONTROL:
-        words = words[1:]
+    words = list(itertools.dropwhile(_CONTROL.__contains__, words))
     if words and words[0] in ("$", "%", ">") and len(words) > 1:  # A prompt.
         words = words[1:]
     is_declaration = bool(words) and words[0] in _DECLARE
@@ -103,8 +110,8 @@ def _command(words: list[str], line: int) -> ShellCommand:
     return ShellCommand(tuple(words[position:]), variables, line)
 
 
-def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
-    """Yields ("word", its text, its line), and ("end", "", line) where a command ends."""
+def _words(text: str, source: Source, literals: Literals) -> Iterator[tuple[str, str, int]]:
+    """Yields ("word", its text, its line), and ("end", what ends it, line) where a command ends."""
     position, line = 0, 1
     word: list[str] | None = None
     word_line = 1
@@ -138,7 +145,7 @@ def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
                 marks.append(match["mark"].strip(_QUOTES))
             elif kind in ("line", "end"):
                 drops, begins = False, True
-                yield "end", "", line
+                yield "end", token or "\n", line
                 if kind == "line":
                     line += 1
                     while marks and position <= len(text):
@@ -159,7 +166,16 @@ def _words(text: str, source: Source) -> Iterator[tuple[str, str, int]]:
             word, word_line = [], first_line
         if kind == "other" and token in "'`":
             raise source.error(_NO_END, line=line)
-        word.append(_unquoted(kind or "", token))
+        if kind in ("variable", "brace") and (value := literals.expand(token)) != token:
+            *complete, last = _BLANKS.split(value)  # As a shell does without quotes.
+            for piece in complete:
+                word += [piece] if piece else []
+                if word:
+                    yield "word", "".join(word), word_line
+                    begins, word, word_line = False, [], line
+            word = [*word, last] if last else word or None
+            continue
+        word.append(_unquoted(kind or "", literals.expand(token) if kind in ("double", "open") else token))
 
 
 def _unquoted(kind: str, token: str) -> str:

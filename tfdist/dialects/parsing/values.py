@@ -44,7 +44,9 @@ class Values:
     def check_expanded(self, name: str, text: str) -> None:
         """Raises ClusterError for a text with a shell variable. Variables of a process never have one."""
         if has_variable(text):
-            raise self.error(name, f"{shown(text)} has a shell variable, and variables are not expanded; write its value")
+            raise self.error(
+                name, f"{shown(text)} has a shell variable, and only literals that are set once are expanded; write its value"
+            )
 
     def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = MAX_TASKS) -> int:
         """Returns a whole number.

@@ -1,0 +1,88 @@
+"""Variables of scripts: literals that are set once are expanded as a shell does it, and no others."""
+
+import subprocess
+
+import pytest
+
+import tfdist
+from tfdist.dialects.parsing.shell import commands
+from tfdist.errors import ClusterError, Source
+
+KNOWN = [
+    ("N=4\nmpirun -np $N python x", "4 workers"),
+    ("N=4; mpirun -np ${N} python x", "4 workers"),
+    ("N=4 && mpirun -np $N python x", "4 workers"),
+    ("export N=4\nmpirun -np $N python x", "4 workers"),
+    ("N='4'\nmpirun -np \"$N\" python x", "4 workers"),
+    ("A=4\nN=$A\nmpirun -np $N python x", "4 workers"),
+    ("N=1\nmpirun -np ${N}2 python x", "12 workers"),
+    ("N=2;M=3\nmpirun -np $((N*M)) python x", "6 workers"),
+    ("N=2\nM=$((${N} * 2))\nmpirun -np $(($M * $N * 2)) python x", "16 workers"),
+    ("HOSTS=a:4,b:4\nhorovodrun -np 8 -H $HOSTS python x", "8 workers"),
+    ('ARGS="-np 8 \\\n -H a:4,b:4"\nhorovodrun $ARGS python x', "8 workers"),
+    ("RUN='mpirun -np 4'\n$RUN python x", "4 workers"),
+    ("N=4\nif [ $N = 4 ]; then mpirun -np $N python x; fi", "4 workers"),
+    ("case $1 in\na) M=4;;\nesac\nN=3\nmpirun -np $N python x", "3 workers"),
+    ("f() { echo hi; }\nN=4\nf\nmpirun -np $N python x", "4 workers"),
+    ("# N=3\nN=4\necho N=$N\nmpirun -np $N python x", "4 workers"),
+    ("N=4\nsource venv/bin/activate\nmpirun -np $N python x", "4 workers"),
+    ("#!/bin/bash\n#SBATCH -N 2\nN=$SLURM_NNODES\nsrun -n $((N * 4)) python x", "8 workers"),
+]
+UNKNOWN = {
+    "it is set on a condition": "[ $A ] && N=4",
+    "it is set in an if": "if true; then\nN=4\nfi",
+    "it is set in a loop": "for N in 1 2; do\ntrue\ndone",
+    "it is set in a case": "case $1 in\na) N=4;;\nesac",
+    "it is set in a function": "f() {\nN=4\n}",
+    "it is set in another process": "(N=4)",
+    "it is set in a pipe": "N=4 | cat",
+    "it is set for one command": "N=4 python y",
+    "it is set in a here-document": "cat > y <<EOF\nN=4\nEOF",
+    "it is set twice": "N=4\nN=5",
+    "it is read": "N=4\nread N",
+    "it is counted": "N=4\n((N++))",
+    "it is unset": "N=4\nunset N",
+    "it is a command's output": "N=$(nproc)",
+    "it is an argument": "N=$1",
+    "it has a default": "N=${N:-4}",
+    "it is an array": "N=(4)",
+    "it is another variable's name": "M=4\nN='$M'",
+    "it is a pattern": "N=~/4",
+    "another script may set it": "N=4\nsource conf.sh",
+}
+
+
+@pytest.mark.parametrize(("script", "cluster"), KNOWN)
+def test_literals_that_are_set_once_are_expanded(script: str, cluster: str) -> None:
+    assert tfdist.read(script).describe() == cluster
+
+
+@pytest.mark.parametrize("before", UNKNOWN.values(), ids=UNKNOWN)
+def test_other_variables_are_refused(before: str) -> None:
+    with pytest.raises(ClusterError, match="'\\$N' has a shell variable, and only literals that are set once are expanded"):
+        tfdist.read(f"{before}\nmpirun -np $N python x")
+
+
+def test_single_quotes_and_backslashes_keep_a_variable() -> None:
+    for word in ("'$N'", "\\$N", '"\\$N"', "$N2"):
+        with pytest.raises(ClusterError, match="has a shell variable"):
+            tfdist.read(f"N=4\nmpirun -np {word} python x")
+
+
+@pytest.mark.parametrize("value", ["a", "a b", " a  b ", "a\tb", "", "--x=1 -y", "a.b/c:d,e@f%g+h=i"])
+@pytest.mark.parametrize("word", ["$V", "${V}", '"$V"', 'x"$V"y', "x$V", "${V}y", "x${V}y$V", "$V $V", "x$((2))$V", "'$V'$V"])
+def test_words_are_those_of_a_shell(value: str, word: str) -> None:
+    script = f"V='{value}'\nprogram first {word} last"
+    shell = subprocess.run(
+        ["sh", "-c", "program() { printf '%s\\0' program \"$@\"; }\n" + script], capture_output=True, text=True, check=True
+    )
+    *_, command = commands(script, Source("command", "a test"))
+    ours = [each.replace("$((2))", "2") for each in command.words]
+    assert ours == shell.stdout.split("\0")[:-1]
+
+
+def test_a_long_value_that_is_used_many_times_takes_no_memory() -> None:
+    value = "a" * 1000
+    for script in (f'V={value}\nx "{"$V" * 100_000}"', f"V={value}\n" + "x $V\n" * 10_000):
+        found = list(commands(script, Source("command", "a test")))
+        assert sum(len(word) for command in found for word in command.words) < 2_000_000
