@@ -99,7 +99,7 @@ def einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any) 
     split = [value for value in values if isinstance(value, SplitTensor)]
     if not split:
         return original(subscripts, *values, **kwargs)
-    letters, result = _letters(subscripts, [len(value.shape) for value in values])
+    letters, result = _letters(subscripts, [value.shape for value in values])
     if letters is None or any(len(set(each)) < len(each) for each in letters):
         return original(subscripts, *(whole(value) for value in values), **kwargs)
     # The letter along which the variable is split, or else the first split operand.
@@ -120,17 +120,24 @@ def einsum(original: Operation, subscripts: str, *operands: Any, **kwargs: Any) 
     return _added(values[leader], on_part)
 
 
-def _letters(subscripts: str, ranks: list[int]) -> tuple[list[str] | None, str]:
-    """Returns the letters of each operand and of the result of an equation, with letters in place of `...`."""
+def _letters(subscripts: str, shapes: list[Any]) -> tuple[list[str] | None, str]:
+    """Returns the letters of each operand and of the result of an equation, with letters in place of `...`.
+
+    Without `->`, and if operands are broadcast inside `...`, it returns None for the operands.
+    """
     inputs, arrow, result = subscripts.replace(" ", "").partition("->")
     letters = inputs.split(",")
-    if not arrow or len(letters) != len(ranks):
+    if not arrow or len(letters) != len(shapes):
         return None, ""
     free = [letter for letter in string.ascii_letters if letter not in subscripts]
-    hidden = [rank - len(each) + 3 for each, rank in zip(letters, ranks, strict=True) if "..." in each]
-    if hidden and len(set(hidden)) > 1:  # Broadcasting inside `...`.
+    hidden = []
+    for each, shape in zip(letters, shapes, strict=True):
+        if "..." in each:
+            begin = each.index("...")
+            hidden.append(list(shape)[begin : begin + len(shape) - len(each) + 3])
+    if len(set(map(len, hidden))) > 1 or any(1 in sizes and set(sizes) != {1} for sizes in zip(*hidden, strict=False)):
         return None, ""
-    batch = "".join(free[: hidden[0]]) if hidden else ""
+    batch = "".join(free[: len(hidden[0])]) if hidden else ""
     return [each.replace("...", batch) for each in letters], result.replace("...", batch)
 
 

@@ -44,6 +44,7 @@ class SplitTensor(tf.experimental.ExtensionType, tf.__internal__.types.Tensor): 
     """
 
     __composite_gradient__ = _PartGradients()
+    __array_priority__ = tf.Tensor.__array_priority__  # `array + tensor` calls `__radd__`. NumPy would make it an array.
 
     parts: tuple[tf.Tensor, ...]
     axis: int

@@ -58,6 +58,9 @@ def test_matmul(shape, input_axis, kernel_axis):
         ("...x,xy->...y", [(2, 3, 4), (4, 6)], (2, 0), None),
         ("ab,bc->ac", [(4, 6), (6, 8)], (0, None), 0),
         ("ab,bc->ac", [(4, 6), (6, 8)], (0, 1), 0),
+        ("...ab,...cb->...ac", [(2, 3, 4), (1, 5, 4)], (0, None), None),  # broadcast
+        ("...ab,...cb->...ac", [(2, 3, 4), (1, 5, 4)], (2, None), None),
+        ("...ab,...cb->...ac", [(2, 3, 4), (2, 5, 4)], (0, None), 0),
     ],
 )
 def test_einsum(equation, shapes, axes, axis):
@@ -86,6 +89,25 @@ def test_two_split_tensors_meet_or_are_joined():
     wide = values(3, 6)  # Keras' `add` takes three values for the bias of parts with three channels.
     equal(ops.add(split(wide, 1), wide[:, :1]), wide + wide[:, :1], 1)
     equal(1.0 - split(x, 0), 1 - x, 0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.mul, operator.truediv, operator.pow])
+def test_arrays_on_the_left_keep_the_split_and_the_gradient(operation, compiled):
+    x, y = np.abs(values(4, 6)) + 1, np.abs(values(6)) + 1
+
+    def results(make):
+        source = tf.constant(x)
+        with tf.GradientTape() as tape:
+            tape.watch(source)
+            result = operation(y, make(source))
+        return result, tape.gradient(result, source)
+
+    wrap = tf.function if compiled else lambda function: function
+    result, gradient = wrap(lambda: results(lambda source: split(source, 1)))()
+    expected, expected_gradient = results(tf.identity)
+    equal(result, expected, 1)
+    np.testing.assert_allclose(tf.convert_to_tensor(gradient), expected_gradient, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
