@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.model_parallel.split_tensor import SplitTensor
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, operand
 from tfdist.strategies.private_api import patches
 
 
@@ -42,7 +42,10 @@ def _is_function(value: Any) -> bool:
 def _returning_whole(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function, updated=())
     def returning_whole(*args: Any, **kwargs: Any) -> Any:
-        return whole_tensors(function(*args, **kwargs))
+        result = function(*args, **kwargs)
+        if isinstance(result, tuple | list):  # TensorFlow takes no variables in shards as results.
+            result = type(result)(map(operand, result)) if type(result) in (tuple, list) else result
+        return whole_tensors(operand(result))
 
     return returning_whole
 

@@ -38,11 +38,11 @@ def _slices_for_shards(slices: tf.IndexedSlices, variable: SplitVariable) -> lis
     """Returns the slices of each shard of a table."""
     if variable.axis:
         return [
-            tf.IndexedSlices(values, slices.indices, part.shape)
+            tf.IndexedSlices(values, slices.indices, tf.constant(part.shape.as_list()))
             for values, part in zip(variable.own_pieces(slices.values), variable.shards, strict=True)
         ]
     by_part = rows_by_part(slices.indices, variable.shape[0], variable.count)[variable.own.start : variable.own.stop]
     return [
-        tf.IndexedSlices(tf.gather(slices.values, chosen), local, part.shape)
+        tf.IndexedSlices(tf.gather(slices.values, chosen), local, tf.constant(part.shape.as_list()))
         for (chosen, local), part in zip(by_part, variable.shards, strict=True)
     ]

@@ -26,7 +26,7 @@ class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
         if any(gradient is None for gradient in component_grads):
             return None
         if all(isinstance(gradient, tf.IndexedSlices) for gradient in component_grads):
-            return _joined(component_grads, value.axis, value.first, value.others > 0)
+            return _joined(component_grads, value.axis, value.first, len(value.handles) + value.others)
         parts = []
         for device, gradient in zip(value.devices, component_grads, strict=True):
             with tf.device(device):
@@ -34,24 +34,26 @@ class _ShardGradients(CompositeTensorGradient):  # type: ignore[misc]
         return SplitTensor(parts=tuple(parts), axis=value.axis, devices=value.devices, first=value.first, others=value.others)
 
 
-def _joined(slices: list[Any], axis: int, first: int, spans: bool) -> Any:
+def _joined(slices: list[Any], axis: int, first: int, count: int) -> Any:
     """Returns the gradients of the parts of a table as the IndexedSlices that a table in one place would have.
 
     Args:
         slices: the gradients of the parts of this task.
         axis: the axis along which the table is split.
         first: the number of the first of these parts.
-        spans: whether other tasks have further parts.
+        count: the number of all parts. Other tasks have the others.
     """
+    spans = count > len(slices)
+    shape = slices[0].dense_shape * ([count, 1] if axis == 0 else [1, count])
     if axis == 1:  # Each part looks up the same rows.
         values, indices = tf.concat([each.values for each in slices], axis=1), slices[0].indices
-        return tf.IndexedSlices(task_span.current().gather(values, 1) if spans else values, indices)
+        return tf.IndexedSlices(task_span.current().gather(values, 1) if spans else values, indices, shape)
     begins = [number * tf.cast(each.dense_shape[0], each.indices.dtype) for number, each in enumerate(slices, first)]
     indices = tf.concat([each.indices + begin for each, begin in zip(slices, begins, strict=True)], axis=0)
     values = tf.concat([each.values for each in slices], axis=0)
     if spans:
         values, indices = task_span.current().concatenate([values, indices])
-    return tf.IndexedSlices(values, indices)
+    return tf.IndexedSlices(values, indices, shape)
 
 
 class _Handles(tf.experimental.ExtensionType):  # type: ignore[misc]

@@ -63,12 +63,14 @@ def _creating(column: Column) -> Iterator[None]:
 def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None:
     extended = tf.distribute.get_strategy().extended
     mesh = getattr(extended, "mesh", None)
+    if mesh is not None and variable._shape is None:  # Made of a value. Keras notes the shape later; distributions ask for it.
+        variable._shape = tuple(value.shape)
     layout = None if mesh is None else _layout_of(variable, extended)
     if mesh is None or layout is None:
         original(variable, value)
         return
     reason = None if extended.described is None else extended.described.reason(variable.path)
-    axis = sharded_axis(layout, variable.path, _shape(variable, value), mesh, reason)
+    axis = sharded_axis(layout, variable.path, tuple(variable._shape), mesh, reason)
     if axis is None:
         original(variable, value)
         return
@@ -89,10 +91,6 @@ def _initialize(original: Callable[..., Any], variable: Any, value: Any) -> None
             )
         parts.append(part)
     variable._value = SplitVariable(parts, axis, variable.path, tf.distribute.get_strategy(), mesh.own, mesh.count)
-
-
-def _shape(variable: Any, value: Any) -> tuple[int, ...]:
-    return tuple(variable._shape or getattr(value, "shape", ()))
 
 
 def _layout_of(variable: Any, extended: Any) -> Any:

@@ -148,9 +148,10 @@ class Gated(keras.Model):
         super().__init__(**kwargs)
         self.up, self.gate = layers.Dense(32, name="up"), layers.Dense(32, "sigmoid", name="gate")
         self.down, self.head = layers.Dense(12, name="down"), layers.Dense(10)
+        self.factor = keras.Variable(np.float32(1.1))
 
     def call(self, x):
-        hidden = self.up(x) * self.gate(x) + 1.0
+        hidden = np.linspace(0.9, 1.1, 32, dtype="float32") * self.up(x) * self.gate(x) + self.factor
         hidden = tf.nn.relu(hidden) - ops.mean(hidden, axis=-1, keepdims=True)
         return self.head(ops.concatenate([self.down(hidden), hidden[:, :3], ops.exp(-hidden[:, 3:5])], axis=-1))
 
@@ -191,12 +192,12 @@ def text_model():
 
 @case({".*embeddings": (None, "model")}, x=TEXTS, y=Y[:40])
 def an_embedding_by_columns():
-    return compiled(text_model())
+    return compiled(text_model(), keras.optimizers.RMSprop(0.003, global_clipnorm=0.5))
 
 
 @case({".*embeddings": ("model", None)}, x=TEXTS, y=Y[:40])
 def an_embedding_by_rows():
-    return compiled(text_model(), keras.optimizers.Adam(0.01))
+    return compiled(text_model(), keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(0.01), initial_scale=8.0))
 
 
 ATTENTION = {
@@ -269,8 +270,8 @@ class Nested(layers.Layer):
 
 @case(COLUMNS, x=X[:40], y=Y[:40] % 4)
 def functions_of_tensors_by_columns():
-    layer = layers.Dense(8)
-    return compiled(keras.Sequential([keras.Input((16,)), layer, Nested(), layers.Dense(8), Nested(), layers.Dense(4)]))
+    normalized = layers.SpectralNormalization(layers.Dense(8))
+    return compiled(keras.Sequential([keras.Input((16,)), layers.Dense(8), Nested(), normalized, Nested(), layers.Dense(4)]))
 
 
 class OfSparse(layers.Dense):
