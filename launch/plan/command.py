@@ -36,6 +36,14 @@ MEASURED = "measured"
 APART = ("cloudml", "vertex")
 """Languages in which every task has a machine of its own, and every cluster a chief."""
 
+NEEDS = {
+    "mirrored": "one task with several slots: it trains on the devices of one machine",
+    "multi_worker_mirrored": "two workers or more",
+    "parameter_server": "a worker and a ps",
+    "hogwild": "two workers or more, and a sync period that --fragments divides",
+}
+"""What a strategy needs of the clusters that are compared."""
+
 BUSY = 0.2
 """A measurement is called that of a busy machine if its threads waited for cores for this part of the time."""
 
@@ -76,6 +84,11 @@ def _run(given: Arguments) -> int:
     values = given.values
     machines = Machines.of(given.cluster)
     request = _request(given)
+    if given.strategy is not None and all(each.strategy != given.strategy for each in candidates(request)):
+        raise UsageError(
+            f"--strategy {given.strategy}: it needs {NEEDS[given.strategy]}, and no cluster that you ask for has that; describe "
+            "another one, or leave --strategy out"
+        )
     hosts = _hosts(given) if values["link"].value == MEASURED else []
     rate = 0.0 if hosts else link.bytes_per_second(values["link"].value or DEFAULT_LINK)
     price = prices.read(values["prices"].value) if values["prices"].value is not None else None

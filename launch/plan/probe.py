@@ -195,9 +195,9 @@ class Probe:
         if fit is None and ended is not None:
             reason = f"has ended without a step of fit ({ended.cause})"
         elif fit is None:
-            reason = f"made no step of fit within {self._seconds:.0f} s"
+            reason = f"made no step of fit within {self._seconds:.0f} s; try more (--seconds), if it loads data for so long"
         elif fit.batch is None:
-            reason = "gives fit a generator or other data of unknown batch size; give it arrays or a batched tf.data.Dataset"
+            reason = "gives fit data of unknown batch size; give it arrays, a batched tf.data.Dataset or a generator of batches"
         elif ended is not None:
             reason = f"has ended after too few steps of fit ({ended.cause})"
         else:

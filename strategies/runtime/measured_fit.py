@@ -9,8 +9,9 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any, NoReturn
 
 import keras
 import numpy as np
@@ -46,12 +47,16 @@ _LEFT_OUT = (
 def change(arguments: MutableMapping[str, Any]) -> None:
     """Makes `fit` train until it is ended: without validation, and without callbacks that report, write files or end it.
 
-    The other callbacks get more epochs than they expect, and no results of a validation: their errors are warnings.
+    The other callbacks get more epochs than they expect, and no results of a validation: their errors are warnings. A dataset of
+    which an epoch takes a part begins again at its end.
 
     Args:
         arguments: the arguments of `fit`, by name.
     """
     arguments["epochs"] = ENDLESS_EPOCHS
+    x = arguments.get("x")
+    if arguments.get("steps_per_epoch") and isinstance(x, tf.data.Dataset) and worker_input.of_dataset(x) is None:
+        arguments["x"] = x.repeat()
     for name in ("validation_data", "validation_split"):
         arguments.pop(name, None)
     callbacks = arguments.get("callbacks")
@@ -86,6 +91,16 @@ def _without_errors(function: Callable[..., None], name: str) -> Callable[..., N
     return call
 
 
+def end() -> NoReturn:
+    """Ends the program where `fit` has run out of data, so that nothing that follows it runs.
+
+    Raises:
+        SystemExit: always, with 0.
+    """
+    _log.warning("the data of fit have ended before the measurement; what follows fit does not run")
+    raise SystemExit(0)
+
+
 class Endless(keras.callbacks.Callback):
     """Takes back that a callback before it ends the training."""
 
@@ -110,12 +125,12 @@ class MeasuredFit(keras.callbacks.Callback):
 
     tfdist_reads_batches = False  # See keras_hooks/trainer.py.
 
-    def __init__(self, report: str, arguments: Mapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, report: str, arguments: MutableMapping[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         """Prepares the callback.
 
         Args:
             report: path of the report.
-            arguments: the arguments of `fit`, by name.
+            arguments: the arguments of `fit`, by name; see `batch_of`.
             clock: returns seconds.
         """
         super().__init__()
@@ -164,13 +179,18 @@ def variables_of(model: Any) -> list[dict[str, Any]]:
     return found
 
 
-def batch_of(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def batch_of(arguments: MutableMapping[str, Any]) -> tuple[int | None, int | None]:
     """Returns the examples of a batch, and the bytes that the chief sends for it; None for what cannot be known beforehand.
 
     Args:
-        arguments: the arguments of `fit`, by name.
+        arguments: the arguments of `fit`, by name. A generator is replaced by one that also yields the batch that was looked at.
     """
     x = arguments.get("x")
+    if isinstance(x, types.GeneratorType):
+        for first in x:
+            arguments["x"] = _beginning_with(first, x)
+            return _size_of(first)
+        return None, None
     if isinstance(x, tf.data.Dataset):
         examples, size = _size_of(next(iter(x.take(1)), None))
         return examples, 0 if worker_input.of_dataset(x) is not None else size
@@ -178,12 +198,17 @@ def batch_of(arguments: Mapping[str, Any]) -> tuple[int | None, int | None]:
         return _size_of(x[0])
     parts = [arguments.get(name) for name in ("x", "y", "sample_weight")]
     if not all(hasattr(each, "shape") for each in tf.nest.flatten([part for part in parts if part is not None])):
-        return None, None  # A generator: reading it would take a batch away.
+        return None, None
     examples, size = _size_of([part for part in parts if part is not None])
     if not examples:
         return None, None
     batch = min(arguments.get("batch_size") or DEFAULT_BATCH, examples)
     return batch, None if size is None else size * batch // examples
+
+
+def _beginning_with(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
 
 
 def _size_of(batch: Any) -> tuple[int | None, int | None]:

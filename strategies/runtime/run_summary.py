@@ -95,6 +95,8 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     bound.arguments["callbacks"] = callbacks
     begin = time.monotonic()
     history = original(*bound.args, **bound.kwargs)
+    if _is_measured:
+        measured_fit.end()
     seconds = time.monotonic() - begin
     with _or_warn():
         _summary["fit_seconds"] += seconds

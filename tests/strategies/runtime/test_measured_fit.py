@@ -13,7 +13,7 @@ from tfdist.planner import placement
 from tfdist.planner.costs import COMPRESSED
 from tfdist.strategies.hogwild.compression import COMPRESSORS
 from tfdist.strategies.parameter_server.placement import MIN_SHARD_BYTES
-from tfdist.strategies.runtime import measured_fit
+from tfdist.strategies.runtime import measured_fit, run_summary
 from tfdist.strategies.runtime.measured_fit import MeasuredFit, batch_of, change
 
 
@@ -43,7 +43,10 @@ RAGGED = tf.ragged.constant([[1, 2, 3], [4], [5, 6]] * 3)
         ({"x": tf.data.Dataset.from_tensor_slices((tf.sparse.eye(9), Y[:9])).batch(3)}, (3, 3 * (4 + 2 * 8) + 2 * 8 + 3 * 8)),
         ({"x": RAGGED, "batch_size": 3}, (3, (18 * 4 + 10 * 8) // 3)),
         ({"x": tf.data.Dataset.from_tensor_slices([1.0, 2.0])}, (None, None)),
-        ({"x": ((X, Y) for _ in range(3))}, (None, None)),
+        ({"x": ((X, Y) for _ in range(3))}, (10, 240)),
+        ({"x": (({"a": X[:3], "b": X[:3]}, Y[:3], Y[:3]) for _ in range(3))}, (3, 144)),
+        ({"x": (None for _ in range(0))}, (None, None)),
+        ({"x": [[1.0, 2.0]] * 4}, (None, None)),
         ({}, (None, None)),
     ],
 )
@@ -52,9 +55,24 @@ def test_the_size_of_a_batch(arguments, expected):
 
 
 def test_a_generator_loses_no_batch():
-    batches = ((X, Y) for _ in range(3))
-    batch_of({"x": batches})
-    assert len(list(batches)) == 3
+    arguments = {"x": (X + number for number in range(3))}
+    batch_of(arguments)
+    assert [each[0, 0] for each in arguments["x"]] == [0, 1, 2]
+
+
+def test_what_follows_fit_does_not_run_where_its_data_end(monkeypatch):
+    """A dataset of which an epoch takes a part does not end; a generator may."""
+    monkeypatch.setattr(run_summary, "_is_measured", True)
+    monkeypatch.setattr(run_summary, "_path", "")
+    monkeypatch.setattr(measured_fit, "ENDLESS_EPOCHS", 3)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5)
+    with pytest.raises(SystemExit) as ended:
+        run_summary._fit(keras.Model.fit, model, dataset, steps_per_epoch=2, verbose=0)
+    assert ended.value.code == 0 and int(model.optimizer.iterations.numpy()) == 3 * 2
+    with pytest.raises(SystemExit):
+        run_summary._fit(keras.Model.fit, model, ((X, Y) for _ in range(3)), steps_per_epoch=2, verbose=0)
 
 
 def test_nothing_is_written_or_ended_by_callbacks_of_the_user(tmp_path):
