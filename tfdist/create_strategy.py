@@ -21,7 +21,7 @@ from tfdist.choice import Choice, choose, prepared
 from tfdist.cluster import Cluster
 from tfdist.dialects import description
 from tfdist.flags import cluster_from_flags, is_flag_values, with_flags
-from tfdist.process_cluster import Rendezvous, resolve_cluster, set_current_cluster
+from tfdist.process_cluster import Rendezvous, is_measured, resolve_cluster, set_current_cluster
 from tfdist.rank_info import RankInfo
 from tfdist.synchronization import Synchronization
 
@@ -124,6 +124,8 @@ def _is_imported_by_a_child() -> bool:
 
 def _resolve(cfg: Any, synchronization: Synchronization | None, meet: Rendezvous) -> Cluster:
     """Returns the cluster of this process, with the options of the flags and of the program."""
+    if is_measured():
+        cfg = None
     flag_values = cfg if is_flag_values(cfg) else None
     if flag_values is not None:
         cfg = cluster_from_flags(flag_values)

@@ -6,6 +6,7 @@ result to `tfdist.rank` and the other functions of `ranks.py`.
 """
 
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable
 
@@ -18,6 +19,9 @@ from tfdist.rank_info import RankInfo
 
 Rendezvous = Callable[[RankInfo], Cluster]
 """Returns the cluster of a job whose processes know their ranks but not each other's addresses."""
+
+MEASURED = "TFDIST_MEASURE"
+"""Set for the tasks that `tfdist plan` starts to measure a program in small clusters (launch/plan/probe.py)."""
 
 _strategy_clusters: list[Cluster] = []  # At most one: the cluster of `tfdist.strategy` in this process.
 
@@ -54,6 +58,11 @@ def resolve_cluster(cfg: object, rendezvous: Rendezvous) -> Cluster:
     if names_jobs(launched.source.dialect):
         return _with_tf_config(described, launched)
     return _with_launched_processes(described, launched)
+
+
+def is_measured() -> bool:
+    """Returns whether `tfdist plan` measures the program: what it asks for itself does not count then."""
+    return bool(os.environ.get(MEASURED))
 
 
 def current_cluster(rendezvous: Rendezvous = RankInfo.outline) -> Cluster:

@@ -27,12 +27,10 @@ from tfdist.launch.plan import window
 from tfdist.launch.plan.configurations import Configuration, everyone
 from tfdist.launch.plan.processor_time import ProcessorTime
 from tfdist.planner.measurement import Measurement, Run
+from tfdist.process_cluster import MEASURED
 from tfdist.strategies.checkpoint.environment import FOLDER as BACKUP_FOLDER
 from tfdist.strategies.evaluator.folder import VARIABLE as EVALUATION_FOLDER
 from tfdist.synchronization import Synchronization
-
-VARIABLE = "TFDIST_MEASURE"
-"""The tasks find it set (strategies/runtime/measured_fit.py)."""
 
 NOT_MEASURED = (BACKUP_FOLDER, EVALUATION_FOLDER)
 """Variables of this process that would make the tasks continue and replace the files of a training of the user's."""
@@ -150,7 +148,7 @@ class Probe:
         self._ended.clear()
         for task in cluster.tasks:
             reports = task.name == configuration.reporter
-            variables = {**limits, "TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index)), VARIABLE: "1"}
+            variables = {**limits, "TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index)), MEASURED: "1"}
             runner.start(task, variables | {"TFDIST_REPORT": ""}, str(report) if reports else None, False)
         running = {task.name for task in cluster.tasks}
         processor, fit, has_ended = ProcessorTime(), None, False

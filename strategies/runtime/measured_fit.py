@@ -19,9 +19,6 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs import worker_input
 
-VARIABLE = "TFDIST_MEASURE"
-"""Set for the tasks that the probe starts."""
-
 SUFFIX = ".measured"
 """The file is beside the report (run_summary.py), with this at the end of its name."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist.process_cluster import is_measured
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import measured_fit, preemption
@@ -72,7 +73,7 @@ def install() -> None:
     if "TFDIST_REPORT" in os.environ:
         _path = os.environ.pop("TFDIST_REPORT")
         _counts_steps = bool(os.environ.pop("TFDIST_COUNT_STEPS", "") and _path)
-        _is_measured = bool(os.environ.pop(measured_fit.VARIABLE, ""))
+        _is_measured = is_measured()
         patches.FIT.patch(_fit)
         patches.EVALUATE.patch(_evaluate)
 

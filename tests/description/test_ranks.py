@@ -7,7 +7,8 @@ import sys
 import pytest
 
 import tfdist
-from tfdist import process_cluster
+from tfdist import create_strategy, process_cluster
+from tfdist.rank_info import RankInfo
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +113,12 @@ def test_a_bad_tf_config_is_an_error(monkeypatch):
 def test_the_functions_do_not_import_tensorflow():
     code = "import sys, tfdist; tfdist.rank(), tfdist.size(), tfdist.is_chief(); assert 'tensorflow' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_a_program_asks_for_does_not_count_while_it_is_measured(am, monkeypatch):
+    am("chief", 0, chief=["a"], worker=["a"], ps=["a"])
+    with pytest.raises(tfdist.ClusterError, match="the program asks for 1 chief, 4 workers, 3 ps"):
+        create_strategy._resolve("STANDARD_1", None, RankInfo.outline)
+    monkeypatch.setenv(process_cluster.MEASURED, "1")
+    measured = create_strategy._resolve("STANDARD_1", None, RankInfo.outline)
+    assert (len(measured.tasks), measured.task) == (3, ("chief", 0))
