@@ -86,8 +86,8 @@ def _run(given: Arguments) -> int:
     request = _request(given)
     if given.strategy is not None and all(each.strategy != given.strategy for each in candidates(request)):
         raise UsageError(
-            f"--strategy {given.strategy}: it needs {NEEDS[given.strategy]}, and no cluster that you ask for has that; describe "
-            "another one, or leave --strategy out"
+            f"--strategy {given.strategy}: it needs {NEEDS[given.strategy]}, and no cluster that you ask for has that; "
+            "describe another one, or leave --strategy out"
         )
     hosts = _hosts(given) if values["link"].value == MEASURED else []
     rate = 0.0 if hosts else link.bytes_per_second(values["link"].value or DEFAULT_LINK)

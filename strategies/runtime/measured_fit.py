@@ -44,8 +44,8 @@ _LEFT_OUT = (
 def change(arguments: MutableMapping[str, Any]) -> None:
     """Makes `fit` train until it is ended: without validation, and without callbacks that report, write files or end it.
 
-    The other callbacks get more epochs than they expect, and no results of a validation: their errors are warnings. A dataset of
-    which an epoch takes a part begins again at its end.
+    The other callbacks get more epochs than they expect, and no results of a validation: their errors are warnings. A dataset
+    of which an epoch takes a part begins again at its end.
 
     Args:
         arguments: the arguments of `fit`, by name.
@@ -180,7 +180,7 @@ def batch_of(arguments: MutableMapping[str, Any]) -> tuple[int | None, int | Non
     """Returns the examples of a batch, and the bytes that the chief sends for it; None for what cannot be known beforehand.
 
     Args:
-        arguments: the arguments of `fit`, by name. A generator is replaced by one that also yields the batch that was looked at.
+        arguments: the arguments of `fit`, by name. A generator is replaced by one that also yields the batch that this takes.
     """
     x = arguments.get("x")
     if isinstance(x, types.GeneratorType):

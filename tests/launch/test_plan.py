@@ -179,10 +179,16 @@ def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan)
         (["--from", "m.json", "--machines", "3", "--link", "quick"], "--link: 'quick' is not the rate of a link"),
         (["--from", "m.json", "--machines", "3", "--link", "measured"], "it needs a description that names several hosts"),
         (["--from", "m.json", "--machines", "3", "--strategy", "hogwld"], "--strategy hogwld: it is not a strategy"),
-        (["--from", "m.json", "-n", "3", "--strategy", "mirrored"], "--strategy mirrored: it needs one task with several slots"),
+        (
+            ["--from", "m.json", "-n", "3", "--strategy", "mirrored"],
+            "--strategy mirrored: it needs one task with several slots",
+        ),
         (["--from", "m.json", "--machines", "3", "--strategy", "mirrored"], "it trains on the devices of one machine, and no"),
         (["--from", "m.json", "-n", "1", "--strategy", "hogwild"], "--strategy hogwild: it needs two workers or more"),
-        (["--from", "m.json", "--machines", "1", "--strategy", "multi_worker_mirrored"], "it needs two workers or more, and no"),
+        (
+            ["--from", "m.json", "--machines", "1", "--strategy", "multi_worker_mirrored"],
+            "it needs two workers or more, and no",
+        ),
         (["--from", "m.json", "--machines", "3", "--sync_period", "0"], "--sync_period 0: expected a whole number from 1"),
         (["--from", "m.json", "--machines", "3", "--compression", "zip"], "'zip'"),
         (["--from", "m.json", "--machines", "3", "--to", "nothing"], "--to nothing: it is not one of"),
@@ -368,7 +374,9 @@ def test_languages_with_a_chief_on_a_machine_of_its_own_get_one(plan):
 def test_a_program_that_ends_early_is_not_one_that_is_slow():
     early, here = probe.Probe(Program(script="train.py"), configurations.ALL, 1, Synchronization()), Path("none")
     some, unknown = Fit(50, 100, (), [(0.0, 1)]), Fit(None, None, (), [(0.0, 1)])
-    assert "the program made no step of fit within 60 s; try more (--seconds)" in early._too_few(here, configurations.ALL[0], None)
+    assert "the program made no step of fit within 60 s; try more (--seconds)" in early._too_few(
+        here, configurations.ALL[0], None
+    )
     early._ended["worker:0"] = Exited("worker:0", 1, 0.0)
     assert "the program has ended without a step of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], None)
     assert "has ended after too few steps of fit (it exited with 1)" in early._too_few(here, configurations.ALL[0], some)
