@@ -10,6 +10,7 @@ from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import metric_sums
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.step_logs import metrics_result, own_names, with_metrics
+from tfdist.strategies.model_parallel.split_tensor import SplitTensor, operand
 from tfdist.strategies.private_api import TensorFlowTrainer
 
 
@@ -89,14 +90,22 @@ class ReplicaMetrics:
     def _reduce_on_replica(self, share: Any, logs: Any, counted: list[Any], state: list[Any]) -> Any:
         """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes to save."""
         flat_logs = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs) if v is not None]
-        weighted = [tf.cast(v, tf.float32) * share for v in (*(v.value for v in state), *flat_logs)]
+        kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
+        weighted = [tf.cast(v, tf.float32) * share for v in (*kept, *flat_logs)]
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
         *sums, whole, wish = all_reduce_sum([*counted, *weighted, share, wish])
-        for variable, total in zip(state, sums[len(counted) :], strict=False):
-            local = self._local(variable)
-            mean = tf.cast(tf.math.divide_no_nan(total, whole), local.dtype)
-            local.assign(tf.where(whole > 0, mean, local))
+
+        def mean_of(total: Any, before: Any) -> Any:
+            return tf.where(whole > 0, tf.cast(tf.math.divide_no_nan(total, whole), before.dtype), before)
+
+        for variable, before, total in zip(state, kept, sums[len(counted) :], strict=False):
+            if isinstance(before, SplitTensor):
+                parts = total.parts
+                variable.value.assign(before.on_parts(lambda number, part, parts=parts: mean_of(parts[number], part)))
+            else:
+                local = self._local(variable)
+                local.assign(mean_of(total, local))
         means = [
             tf.cast(tf.math.divide_no_nan(total, whole), value.dtype)
             for value, total in zip(flat_logs, sums[len(counted) + len(state) :], strict=True)
@@ -109,10 +118,9 @@ class ReplicaMetrics:
         A codebook that follows the mean of examples may be trainable although no optimizer updates it.
         """
         counted = {id(v) for v in self._model.metrics_variables}
-        is_whole = self._strategy.extended.mesh is None
         return [
             v
-            for v in (self._model.variables if is_whole else self._model.non_trainable_variables)
+            for v in self._model.variables
             if id(v) not in counted
             and id(v) in assigned
             and v.aggregation == "none"

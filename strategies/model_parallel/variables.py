@@ -43,7 +43,8 @@ def install() -> None:
     tensorflow_functions.install()
     optimizer.install()
     patches.INITIALIZE.patch(_initialize)
-    patches.DISTRIBUTE_TENSOR.patch(_distribute_tensor)
+    for point in patches.DISTRIBUTE_TENSOR.values():
+        point.patch(_distribute_tensor)
 
 
 def current_column() -> Column | None:
@@ -104,8 +105,10 @@ def _layout_of(variable: Any, extended: Any) -> Any:
 def _distribute_tensor(original: Callable[..., Any], tensor: Any, layout: Any) -> Any:
     """Splits the output of a layer that the layout map names, or joins it."""
     mesh = getattr(tf.distribute.get_strategy().extended, "mesh", None)
-    if mesh is None or keras.backend.is_keras_tensor(tensor):
+    if keras.backend.is_keras_tensor(tensor):
         return original(tensor, layout)
+    if mesh is None:  # Outside the scope, as in `generate` of Keras Hub. Keras' TensorFlow backend has no such function.
+        return tensor
     batch = layout.axes[0] if layout.axes and layout.axes[0] != mesh.axis else None  # Each replica has its own examples.
     inner = keras.distribution.TensorLayout((None, *layout.axes[1:]) if batch else layout.axes, layout.device_mesh)
     axis = sharded_axis(inner, "an output of a layer", tuple(tensor.shape), mesh)

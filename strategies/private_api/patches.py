@@ -181,9 +181,12 @@ NUMBERS = {
 
 # model_parallel/: Keras' operations on tensors and variables whose parts are on several devices.
 INITIALIZE = PatchPoint(KerasVariable, "_initialize", "self, value", "A layout map splits a variable over devices.")
-DISTRIBUTE_TENSOR = PatchPoint(
-    keras_distribution, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has no such function."
-)
+DISTRIBUTE_TENSOR = {
+    owner.__name__: PatchPoint(
+        owner, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has no such function."
+    )
+    for owner in (keras_distribution, keras.distribution)
+}
 BINARY_OPERATIONS = {
     name: PatchPoint(keras_numpy, name, "x1, x2", "Computes on the parts of a split tensor, and keeps them apart.")
     for name in ("add", "subtract", "multiply", "divide", "true_divide", "maximum", "minimum")

@@ -3,8 +3,10 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfdist.partition import Partition
+from tfdist.strategies.model_parallel import variables
 from tfdist.strategies.model_parallel.described import DescribedLayouts
 from tfdist.strategies.model_parallel.layouts import LocalMesh, local_mesh, sharded_axis, warn_of_no_shards
 
@@ -102,6 +104,18 @@ def test_a_layout_that_does_not_fit_is_refused_by_name(layout, shape, message):
 def test_the_axis_of_the_batch_is_left_out_with_a_warning(caplog):
     assert axis_of(("model", "batch"), (4, 3)) == 0
     assert "dense/kernel" in caplog.text and "'batch' is the axis of the batch" in caplog.text
+
+
+def test_data_outside_of_the_scope_stay_as_they_are():
+    """Keras Hub's `generate` distributes its inputs there, and Keras' TensorFlow backend cannot."""
+    variables.install()
+    data = tf.ones((4, 2))
+    assert (
+        keras.distribution.distribute_tensor(
+            data, keras.distribution.TensorLayout(("batch", None), model_parallel((2, 2)).device_mesh)
+        )
+        is data
+    )
 
 
 def test_a_layout_map_that_shards_nothing_causes_one_warning(caplog):

@@ -43,6 +43,7 @@ TWO_REPLICAS = (
     "adamw_with_decay_clipping_and_averages",
     "an_embedding_by_rows",
     "a_transformer",
+    "own_train_step_that_assigns_weights",
 )
 TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")  # Each holds a whole replica.
 SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
@@ -51,6 +52,7 @@ SPANNING = (  # A replica is in two tasks. The transformer has an embedding by r
     "recurrent_layers_by_columns",
     "built_in_fit",
     "constraints",
+    "own_train_step_that_assigns_weights",
 )
 RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 

@@ -141,6 +141,25 @@ def own_train_step():
     return model
 
 
+class AssigningStep(keras.Sequential):
+    """Updates its weights without an optimizer."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        for weight, gradient in zip(self.trainable_variables, tape.gradient(loss, self.trainable_variables), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return {"last_loss": loss}
+
+
+@case(PAIR)
+def own_train_step_that_assigns_weights():
+    model = mlp(AssigningStep)
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
 class Gated(keras.Model):
     """Uses split tensors in ways that only some rules know: products, slices, reductions, TensorFlow's own operations."""
 
@@ -367,7 +386,7 @@ def a_table_looked_up_by_tensorflow():
     return compiled(keras.Model(inputs, layers.Dense(10)(layers.Flatten()(LookedUp()(inputs)))))
 
 
-OBJECTS = {own.__name__: own for own in (OwnStep, Gated, Nested, OfSparse, Masked, Plain, LookedUp)}
+OBJECTS = {own.__name__: own for own in (OwnStep, AssigningStep, Gated, Nested, OfSparse, Masked, Plain, LookedUp)}
 """Classes that a saved model needs."""
 
 REFUSED = {
