@@ -59,8 +59,11 @@ class DataParallelExtended(MirroredExtended):
     def _use_merge_call(self) -> bool:
         """Returns False in a compiled step: unlike collectives, `merge_call` cannot stand in a `cond`.
 
-        Nor can it in the user's functions if variables are sharded: it knows no `SplitTensor`.
+        Nor can it in the user's functions if variables are sharded: it knows no `SplitTensor`. Once the gradients are added up
+        every replica makes the same update by itself, in a loop of the user's own, too.
         """
+        if (replica := current()) is not None and replica.reduced:
+            return False
         is_sharded = self.mesh is not None and self.mesh.axis is not None
         return super()._use_merge_call() and (tf.executing_eagerly() or not (self._tfdist_tracing or is_sharded))
 

@@ -16,7 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks import build_scope, replica_context
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.private_api import patches
 
@@ -72,5 +72,9 @@ def _next_seed(original: Callable[..., Any], generator: Any, ordered: bool = Tru
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:
-    generator = None if tf.executing_eagerly() else _generators.get(tf.distribute.get_strategy())
+    if tf.executing_eagerly():
+        return original()
+    if (strategy := build_scope.strategy_in_own_loop()) is not None and strategy not in _generators:
+        build_scope.outside_of_steps(strategy, lambda: prepare(strategy))
+    generator = _generators.get(tf.distribute.get_strategy())
     return original() if generator is None else generator

@@ -22,7 +22,7 @@ from tfdist.strategies.keras_hooks import (
     update_kernels,
     variables,
 )
-from tfdist.strategies.keras_hooks.build_scope import strategy_of
+from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
@@ -71,12 +71,12 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         is_in_scope = getattr(optimizer, "_distribution_strategy", None) is strategy
         with strategy.scope() if is_in_scope else contextlib.nullcontext():
             return original(optimizer, grads, trainable_variables)
-    if replica is None and not optimizer.built and hooks_of(getattr(optimizer, "_distribution_strategy", None)) is not None:
-        # In `strategy.run`. TensorFlow cannot initialize variables of several replicas that a function creates.
-        with tf.init_scope():
-            optimizer.build(trainable_variables)
-    if replica is None and not optimizer.gradient_accumulation_steps and (own := _replica_of_own_loop()) is not None:
+    if replica is None and trainable_variables is not None and (strategy := strategy_in_own_loop()) is not None:
+        trainable_variables = list(trainable_variables)
+        _build_in_own_loop(optimizer, trainable_variables, strategy)
+    if replica is None and not _accumulates_by_replica(optimizer) and (own := _replica_of_own_loop()) is not None:
         sums = _summed(optimizer, grads)
+        own.same.update(_ids_of_counters(optimizer))
         with replica_context.entered(own):
             return original(optimizer, sums, trainable_variables)
     if replica is None or replica.reduced or not tf.distribute.get_replica_context():
@@ -100,6 +100,41 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         return original(optimizer, grads, trainable_variables)
     finally:
         replica.reduced = False
+
+
+def _build_in_own_loop(optimizer: Any, variables: list[Any], strategy: Any) -> None:
+    """Builds an optimizer for a step of the user's own in `strategy.run`, if it is not built.
+
+    Raises:
+        ValueError: if a variable, or the optimizer with its variables, was made outside of the scope of the strategy.
+    """
+    for variable in variables:
+        if strategy_of(getattr(variable, "_value", variable)) is not strategy:
+            raise ValueError(
+                f"{getattr(variable, 'path', variable.name)} was made outside the strategy's scope, and strategy.run cannot "
+                "train it; make the model inside `with strategy.scope():`"
+            )
+    if hooks_of(getattr(optimizer, "_distribution_strategy", strategy)) is None and optimizer.built:
+        raise ValueError(
+            f"the optimizer {optimizer.name} was built outside the strategy's scope, and its variables cannot move; make it "
+            "inside `with strategy.scope():`"
+        )
+
+    def build() -> None:
+        adopt_optimizer(optimizer, strategy)
+        optimizer.build(variables)
+
+    if not optimizer.built:
+        outside_of_steps(strategy, build)
+
+
+def _accumulates_by_replica(optimizer: Any) -> bool:
+    """Returns whether each replica accumulates its own gradients in `strategy.run`, as Keras does where it can: eagerly.
+
+    Gradients that are clipped have to be summed before.
+    """
+    clips = any(getattr(optimizer, name, None) is not None for name in ("clipnorm", "global_clipnorm", "clipvalue"))
+    return bool(optimizer.gradient_accumulation_steps) and tf.executing_eagerly() and not clips
 
 
 def _replica_of_own_loop() -> Replica | None:

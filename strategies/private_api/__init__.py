@@ -49,6 +49,10 @@ KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
 # Gives a variable of Keras, made outside of the scope, a value in it (keras_hooks/optimizer.py).
 need_function(KerasVariable, "_initialize", "self, value", "calls")
 in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
+# The names of the layers that are being called, which name the variables that they make (keras_hooks/build_scope.py).
+keras_global_state: Any = need("keras.src.backend.common", "global_state")
+need_function(keras_global_state, "get_global_attribute", "name, default, set_to_default", "calls")
+need_function(keras_global_state, "set_global_attribute", "name, value", "calls")
 # Metrics are computed on values that are not those of their variables: coordinator/metric_logs.py sums over groups first.
 StatelessScope: Any = keras.StatelessScope
 

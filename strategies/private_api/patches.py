@@ -98,6 +98,8 @@ MULTI_DEVICE_ITERATOR = PatchPoint(
 OPEN_NAME_SCOPE = PatchPoint(
     keras.Layer, "_open_name_scope", "self", "A model that is built outside of the scope creates its variables inside."
 )
+BUILD_LAYER = PatchPoint(keras.Layer, "_maybe_build", "self, call_spec", "A replica cannot build a layer for all replicas.")
+RESET_GRAPH = PatchPoint(tf.compat.v1, "reset_default_graph", "", "`clear_session` inside a scope would end a part of it.")
 
 # keras_hooks/global_seed.py
 GLOBAL_SEED_GENERATOR = PatchPoint(
