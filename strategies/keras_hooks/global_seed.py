@@ -1,6 +1,6 @@
 """The random numbers of replicas: each draws its own, with a seed and without.
 
-All replicas have equal states of Keras' generators: after a synchronous step the states are those of one process. Without an
+All replicas have equal states of Keras' generators, and seeds of TensorFlow's operations: after a synchronous step the states are those of one process. Without an
 offset of the replica each would draw the same numbers for its part of a batch. The first replica draws those of one process.
 
 Keras draws the seeds of operations without one, such as `keras.random.normal(shape)` in a layer's `call`, from one generator,
@@ -30,6 +30,7 @@ def install() -> None:
     """Gives replicas their own numbers, and steps the generator of their strategy. Calling it again does nothing."""
     patches.GLOBAL_SEED_GENERATOR.patch(_global_seed_generator)
     patches.NEXT_SEED.patch(_next_seed)
+    patches.OPERATION_SEEDS.patch(_operation_seeds)
 
 
 def prepare(strategy: tf.distribute.Strategy) -> None:
@@ -69,6 +70,21 @@ def moved(seed: Any, number: Any, stride: int = REPLICA_STRIDE) -> Any:
 
 def _next_seed(original: Callable[..., Any], generator: Any, ordered: bool = True) -> Any:
     return of_replica(original(generator, ordered))
+
+
+def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
+    """Returns the two seeds of an operation of `tf.random`. They follow from the global seed, which is that of all tasks.
+
+    Workers of several groups run one function, so an operation has the same seeds on all of them. Without seeds each draws its own.
+    """
+    seeds = original(op_seed)
+    context = tf.distribute.get_replica_context()
+    if None in seeds or context is None or hooks_of(context.strategy) is None or replica_context.is_trial():
+        return seeds
+    if len(getattr(context.strategy, "worker_groups", ())) > 1:
+        return None, None
+    number = tf.get_static_value(context.replica_id_in_sync_group)
+    return seeds[0], (seeds[1] + int(number) * REPLICA_STRIDE) % (2**31 - 1) if number else seeds[1]
 
 
 def _global_seed_generator(original: Callable[..., Any]) -> Any:

@@ -49,6 +49,7 @@ def install() -> None:
     """Makes optimizers, losses and variables of Keras ask for the current replica. Calling it again does nothing."""
     for apply in patches.APPLY.values():
         apply.patch(_apply)
+    patches.SCALE_BY_OPTIMIZER.patch(_scale_loss)
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
     loss_scaling.install()
@@ -71,9 +72,8 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         is_in_scope = getattr(optimizer, "_distribution_strategy", None) is strategy
         with strategy.scope() if is_in_scope else contextlib.nullcontext():
             return original(optimizer, grads, trainable_variables)
-    if replica is None and trainable_variables is not None and (strategy := strategy_in_own_loop()) is not None:
-        trainable_variables = list(trainable_variables)
-        _build_in_own_loop(optimizer, trainable_variables, strategy)
+    if replica is None:
+        trainable_variables = built_in_own_loop(optimizer, trainable_variables)
     if replica is None and not _accumulates_by_replica(optimizer) and (own := _replica_of_own_loop()) is not None:
         sums = _summed(optimizer, grads)
         own.same.update(_ids_of_counters(optimizer))
@@ -102,12 +102,23 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         replica.reduced = False
 
 
-def _build_in_own_loop(optimizer: Any, variables: list[Any], strategy: Any) -> None:
-    """Builds an optimizer for a step of the user's own in `strategy.run`, if it is not built.
+def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
+    """Builds an optimizer for a step of the user's own in `strategy.run`, if it is not built; elsewhere it does nothing.
+
+    Args:
+        optimizer: the optimizer.
+        variables: what `apply` gets.
+
+    Returns:
+        The variables.
 
     Raises:
         ValueError: if a variable, or the optimizer with its variables, was made outside of the scope of the strategy.
     """
+    strategy = None if variables is None else strategy_in_own_loop()
+    if strategy is None:
+        return variables
+    variables = list(variables)
     for variable in variables:
         if strategy_of(getattr(variable, "_value", variable)) is not strategy:
             raise ValueError(
@@ -126,6 +137,16 @@ def _build_in_own_loop(optimizer: Any, variables: list[Any], strategy: Any) -> N
 
     if not optimizer.built:
         outside_of_steps(strategy, build)
+    return variables
+
+
+def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
+    if not optimizer.built and tf.inside_function() and strategy_in_own_loop() is not None:
+        raise ValueError(
+            f"{optimizer.name} is not built, and the function that calls scale_loss would keep its first scale for ever; call "
+            "optimizer.build(model.trainable_variables) inside `with strategy.scope():` before the first step"
+        )
+    return original(optimizer, loss)
 
 
 def _accumulates_by_replica(optimizer: Any) -> bool:
@@ -138,10 +159,12 @@ def _accumulates_by_replica(optimizer: Any) -> bool:
 
 
 def _replica_of_own_loop() -> Replica | None:
-    """Returns the replica that runs a step of the user's own in `strategy.run` of a data-parallel strategy; else None."""
-    context = tf.distribute.get_replica_context()
-    layout = getattr(context and hooks_of(context.strategy), "layout", None)
-    return None if layout is None else Replica(context.strategy, layout.local_index(), None, reduced=True)
+    """Returns the replica that runs a step of the user's own in `strategy.run`; else None."""
+    if (strategy := strategy_in_own_loop()) is None:
+        return None
+    layout = getattr(hooks_of(strategy), "layout", None)
+    number = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    return Replica(strategy, int(number) if layout is None else layout.local_index(), None, reduced=True)
 
 
 def _summed(optimizer: Any, grads: Any) -> list[Any]:

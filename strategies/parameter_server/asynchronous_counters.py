@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks import global_seed, replica_context
+from tfdist.strategies.keras_hooks.optimizer import built_in_own_loop
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import ControlFlowFuncGraph, in_stateless_scope, patches
@@ -169,6 +170,8 @@ def _with(optimizer: Any, **attributes: Any) -> Iterator[None]:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     steps, overwrite = optimizer.gradient_accumulation_steps, optimizer.use_ema and optimizer.ema_overwrite_frequency
+    if (steps or overwrite) and replica_context.current() is None:
+        trainable_variables = built_in_own_loop(optimizer, trainable_variables)
     if not (steps or overwrite) or not optimizer.built or isinstance(optimizer._iterations, NextNumber):
         return original(optimizer, grads, trainable_variables)
     if not _has_several_groups(optimizer):

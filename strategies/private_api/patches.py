@@ -34,6 +34,7 @@ from tfdist.strategies.private_api import (
     seed_generator_module,
     tf_cond,
     tf_custom_gradient,
+    tf_random_seed,
     tf_script_ops,
     tf_while_loop,
 )
@@ -105,6 +106,7 @@ RESET_GRAPH = PatchPoint(tf.compat.v1, "reset_default_graph", "", "`clear_sessio
 GLOBAL_SEED_GENERATOR = PatchPoint(
     seed_generator_module, "global_seed_generator", "", "Keras keeps a generator per thread; replicas trace in several."
 )
+OPERATION_SEEDS = PatchPoint(tf_random_seed, "get_seed", "op_seed", "All tasks have one seed, and would draw the same numbers.")
 NEXT_SEED = PatchPoint(
     keras.random.SeedGenerator, "next", "self, ordered", "Replicas have equal states, and would draw the same numbers."
 )
@@ -122,6 +124,7 @@ APPLY = {
     for owner in (TFOptimizer, LossScaleOptimizer, MultiOptimizer)
     if owner is not None
 }
+SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale for ever.")
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
 )
@@ -134,10 +137,7 @@ REGULARIZATION_LOSS = PatchPoint(tf.nn, "scale_regularization_loss", "regulariza
 SCALE_LOSS = PatchPoint(
     keras_loss_module, "scale_loss_for_distribution", "value", "A replica's loss counts by its share of the examples."
 )
-UNSCALE_LOSS = PatchPoint(
-    keras_loss_module, "unscale_loss_for_distribution", "value", "The inverse of scale_loss_for_distribution."
-)
-
+UNSCALE_LOSS = PatchPoint(keras_loss_module, "unscale_loss_for_distribution", "value", "The inverse of SCALE_LOSS.")
 REDUCE_LOSS = PatchPoint(
     keras_loss_module,
     "reduce_weighted_values",
