@@ -60,6 +60,7 @@ def test_a_custom_loop_with_the_cluster_coordinator(start, tmp_path):
     assert job.wait(200) == 0, job.output
     assert "accuracy 1.00" in job.output
     assert "iterations 121 <ShardedVariable" in job.output
+    assert "updates 6 weight -0.60" in job.output and "different numbers 12" in job.output
 
 
 def test_a_custom_loop_is_refused_if_a_group_spans_tasks(start, tmp_path):

@@ -56,6 +56,7 @@ OWN_STEPS = (
     "losses_that_override_call",
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
 )
+OWN_LOOPS = ("updates_in_conditions_of_an_own_loop", "an_own_loop_that_continues_from_a_checkpoint")
 FEW = (
     "adam",
     "last_batch_smaller_than_the_number_of_replicas",
@@ -68,6 +69,8 @@ FEW = (
     "an_own_train_step_with_two_optimizers_in_compiled_functions",
     "a_metric_that_makes_its_variables_itself",
     "clipping_in_a_loop_of_the_users_own",
+    *OWN_LOOPS,
+    "random_numbers_of_own_loops",
 )
 IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of several tasks, by the same code.
     "a_loss_function_that_returns_a_mean_with_steps_per_execution",
@@ -197,6 +200,7 @@ COMPARED = (
     *OWN_STEPS,
     "a_metric_that_makes_its_variables_itself",
     "clipping_in_a_loop_of_the_users_own",
+    *OWN_LOOPS,
     *LOSSES,
 )
 
@@ -254,6 +258,14 @@ def test_custom_training_loop(results):
     assert all(task == results[0] for task in results)
 
 
+def test_random_numbers_of_own_loops(results, ran):
+    replicas = ran[1][0]["replicas"]
+    for calls in results:  # In each call four numbers of each replica, each of another operation.
+        for numbers in (call[operation::4] for call in calls for operation in range(4)):
+            assert len(set(numbers)) == len(numbers) == ran[1][0]["replicas"]
+        assert not {*calls[0]} & {*calls[1]}
+
+
 def test_what_cannot_work_says_so(results):
     for task in results:
         assert "was built outside the strategy's scope, and its variables cannot move; make it" in task["outside"]
@@ -270,4 +282,4 @@ def test_every_case_of_the_program_is_looked_at_here(ran):
     left_out = sum(case.startswith("not:") for case in CLUSTERS[cluster][1])
     looked_at = {*COMPARED, *(name.removeprefix("test_") for name in globals() if name.startswith("test_"))}
     assert tasks[0].keys() - {"replicas"} <= looked_at
-    assert cluster != "multi_worker_mirrored" or len(tasks[0]) == len(COMPARED) + 8 - left_out
+    assert cluster != "multi_worker_mirrored" or len(tasks[0]) == len(COMPARED) + 9 - left_out

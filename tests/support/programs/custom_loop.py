@@ -52,3 +52,26 @@ for _ in range(3):
     coordinator.join()
 print(f"accuracy {float(accuracy.result()):.2f}, loss {coordinator.schedule(step, args=(iterator,)).fetch():.3f}")
 print("iterations", int(optimizer.iterations.numpy()), repr(model.layers[1].embeddings._value)[:17])
+
+with strategy.scope():
+    linear = keras.Sequential([keras.layers.Dense(1, kernel_initializer="zeros")])  # Built by its first step.
+accumulating = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)  # Made outside of the scope.
+tf.random.set_seed(5)  # On all workers alike.
+
+
+@tf.function
+def accumulate():
+    def on_replica():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(linear(tf.ones([1, 2])))
+        weights = linear.trainable_variables
+        accumulating.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return tf.random.normal([])
+
+    return strategy.run(on_replica)
+
+
+drawn = [coordinator.schedule(accumulate) for _ in range(12)]
+coordinator.join()
+print("updates", int(accumulating.iterations.numpy()), f"weight {float(linear.get_weights()[0][0, 0]):.2f}")
+print("different numbers", len({float(each.fetch()) for each in drawn}))

@@ -13,6 +13,7 @@ import traceback
 import keras
 import losses
 import numpy as np
+import own_loops
 import own_steps
 import tensorflow as tf
 
@@ -146,7 +147,7 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
     return results
 
 
-for _function in (*losses.CASES, *losses.WHOLE_BATCH_CASES, *own_steps.CASES):
+for _function in (*losses.CASES, *losses.WHOLE_BATCH_CASES, *own_steps.CASES, *own_loops.CASES):
     compared(_function)
 
 trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9), results=all_of)
@@ -413,6 +414,11 @@ def clipping_in_a_loop_of_the_users_own(scope):
         losses = [float(loss) for loss in map(tf.function(on_batch), strategy.experimental_distribute_dataset(dataset))]
         results[name] = [losses, *(w.ravel().tolist() for w in model.get_weights())]
     return results
+
+
+@case
+def random_numbers_of_own_loops(strategy):
+    return own_loops.draws(strategy)
 
 
 @case

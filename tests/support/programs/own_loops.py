@@ -1,0 +1,98 @@
+"""Loops with `strategy.run`, for programs that compare several replicas with one process: functions of the scope."""
+
+import os
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+X = np.random.default_rng(4).normal(size=(96, 4)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+def trained(strategy, model, optimizer, batches, scale=None):
+    """Makes a step with each batch of 24, in a function; returns the losses."""
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(x, training=True) - y)) / 24
+            scaled = loss if scale is None else scale(loss)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+        return loss
+
+    def on_batch(batch):
+        return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).batch(24).take(batches)
+    return [float(loss) for loss in map(tf.function(on_batch), strategy.experimental_distribute_dataset(dataset))]
+
+
+def weights_of(model):
+    return [weights.ravel().tolist() for weights in model.get_weights()]
+
+
+@case
+def updates_in_conditions_of_an_own_loop(scope):
+    """Keras decides in a condition whether to apply accumulated gradients, to overwrite weights, and to apply scaled ones."""
+    make = {
+        "accumulated": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, global_clipnorm=0.5),
+        "overwritten": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=2),
+        "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=8.0, dynamic_growth_steps=2
+        ),
+    }
+    results = {}
+    for name, optimizer_of in make.items():
+        with scope():
+            strategy, optimizer = tf.distribute.get_strategy(), optimizer_of()
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
+            optimizer.build(model.trainable_variables)
+        scale = optimizer.scale_loss if name == "scaled" else None
+        losses = trained(strategy, model, optimizer, 4, scale)
+        results[name] = [losses, float(optimizer.iterations.numpy()), weights_of(model)]
+    return results
+
+
+@case
+def an_own_loop_that_continues_from_a_checkpoint(scope):
+    """Its models are built by their first step, its optimizers are made outside of the scope, and the session is cleared in it."""
+
+    def made():
+        with scope():
+            keras.utils.clear_session()
+            layers = [keras.layers.Dense(3, kernel_initializer="ones"), keras.layers.Dense(1, kernel_initializer="ones")]
+            return tf.distribute.get_strategy(), keras.Sequential(layers), keras.optimizers.Adam(0.05)
+
+    strategy, model, _ = made()
+    optimizer = keras.optimizers.Adam(0.05)
+    losses = trained(strategy, model, optimizer, 3)
+    path = os.path.abspath(f"loop-of-{type(strategy).__name__}")
+    tf.train.Checkpoint(model=model, optimizer=optimizer).write(path)
+    strategy, model, optimizer = made()
+    tf.train.Checkpoint(model=model, optimizer=optimizer).read(path)
+    losses += trained(strategy, model, optimizer, 4)
+    return {"losses": losses, "weights": weights_of(model), "steps": int(optimizer.iterations.numpy())}
+
+
+def draws(strategy):
+    """Returns what each replica draws in two calls, without seeds of the operations: with `tf.random` and `keras.random`."""
+    tf.random.set_seed(5)
+
+    def on_replica():
+        inner = tf.function(lambda: tf.random.normal([1]))
+        numbers = [tf.random.normal([1]), tf.random.normal([1], seed=7), inner(), keras.random.normal([1])]
+        return tf.distribute.get_replica_context().all_gather(tf.stack(numbers, axis=1), axis=0)
+
+    def on_all():
+        return strategy.experimental_local_results(strategy.run(on_replica))[0]
+
+    function = tf.function(on_all)
+    return [function().numpy().ravel().tolist() for _ in range(2)]
