@@ -20,6 +20,11 @@ _OWN_LOOP = (
     "put the step into train_step and call fit, so that the workers make the steps"
 )
 
+_SCHEDULED = (
+    "a function that ClusterCoordinator schedules cannot train under hogwild, where every worker group has a model of its own; "
+    "put the step into train_step and call fit, or choose parameter_server"
+)
+
 _log = logging.getLogger("tfdist")
 
 
@@ -31,8 +36,16 @@ class HogwildHooks(CoordinatorHooks):
         self._has_own_loop = False
 
     def check_own_loop(self) -> None:
-        """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned."""
+        """See `KerasHooks`. The chief makes the update; warns once.
+
+        Raises:
+            ValueError: if the model is partitioned, or `ClusterCoordinator` schedules the function: it would change the values
+                of the chief and no local replica.
+        """
         self._check_not_partitioned(_OWN_LOOP)
+        if self._strategy.extended._being_scheduled:
+            self._strategy.extended._being_scheduled = False  # TensorFlow leaves it where a function cannot be scheduled.
+            raise ValueError(_SCHEDULED)
         if not self._has_own_loop:
             self._has_own_loop = True
             _log.warning("%s", _OWN_LOOP)

@@ -1,7 +1,8 @@
 """The random numbers of replicas: each draws its own, with a seed and without.
 
-All replicas have equal states of Keras' generators, and seeds of TensorFlow's operations: after a synchronous step the states are those of one process. Without an
-offset of the replica each would draw the same numbers for its part of a batch. The first replica draws those of one process.
+All replicas have equal states of Keras' generators, and all tasks one global seed of TensorFlow: after a synchronous step the
+states are those of one process. Without an offset of the replica each would draw the same numbers for its part of a batch. The
+first replica draws those of one process.
 
 Keras draws the seeds of operations without one, such as `keras.random.normal(shape)` in a layer's `call`, from one generator,
 which it makes when it first needs one, and keeps for each thread. Replicas trace a step in threads of their own: each would
@@ -75,7 +76,8 @@ def _next_seed(original: Callable[..., Any], generator: Any, ordered: bool = Tru
 def _operation_seeds(original: Callable[..., Any], op_seed: Any) -> Any:
     """Returns the two seeds of an operation of `tf.random`. They follow from the global seed, which is that of all tasks.
 
-    Workers of several groups run one function, so an operation has the same seeds on all of them. Without seeds each draws its own.
+    Workers of several groups run one function, so an operation has the same seeds on all of them. Without seeds each draws
+    its own.
     """
     seeds = original(op_seed)
     context = tf.distribute.get_replica_context()

@@ -118,6 +118,10 @@ def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
     strategy = None if variables is None else strategy_in_own_loop()
     if strategy is None:
         return variables
+    hooks = hooks_of(strategy)
+    if not hasattr(hooks, "layout"):  # The chief is no replica: it has the update alone, or a worker runs the function.
+        assert hooks is not None
+        hooks.check_own_loop()
     variables = list(variables)
     for variable in variables:
         if strategy_of(getattr(variable, "_value", variable)) is not strategy:

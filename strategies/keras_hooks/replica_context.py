@@ -31,6 +31,7 @@ class Replica:
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
         updated: the ids of the variables that optimizers update.
+        summed: what the step does by itself with variables on a ps, by id: "add" to them, "replace" their values.
         unbuilt: updates of optimizers that have no variables yet, as (optimizer, variables). They are left out, and what is
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
@@ -65,6 +66,7 @@ class Replica:
     draw: Any = None
     looping: bool = False
     updated: set[int] = field(default_factory=set)
+    summed: dict[int, set[str]] = field(default_factory=dict)
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False
     has_scalar_loss: bool = False

@@ -32,9 +32,12 @@ class ParameterServerHooks(CoordinatorHooks):
         self._has_own_loop = False
 
     def check_own_loop(self) -> None:
-        """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned."""
+        """See `KerasHooks`. The chief makes the update; warns once. Raises ValueError if the model is partitioned.
+
+        Not so in a function that `ClusterCoordinator` schedules: a worker runs it.
+        """
         self._check_not_partitioned(_OWN_LOOP)
-        if not self._has_own_loop:
+        if not self._has_own_loop and not self._strategy.extended._being_scheduled:
             self._has_own_loop = True
             _log.warning("%s", _OWN_LOOP)
 

@@ -63,13 +63,10 @@ def change_of(variable: Any, value: Any, aggregated: bool = True) -> Change | No
         value: what is assigned, a tensor.
         aggregated: whether the mean, or the first, of what several replicas assign counts.
     """
-    replica = replica_context.current()
-    if replica is None or replica.reduced or tf.executing_eagerly() or not tf.is_symbolic_tensor(value):
+    if (replica := _replica_among_groups(variable)) is None:
         return None
-    if replica_context.is_trial() or tf.distribute.get_replica_context() is None:
-        return None
-    strategy = getattr(variable, "tfdist_strategy", None)
-    if strategy is None or not strategy.extended.has_several_groups:
+    if not tf.is_symbolic_tensor(value):
+        note_change(variable, "replace")
         return None
     reads, stale, graphs = fused_reads.current().reads_of(variable)
     if _Affine(stale, graphs, variable.shape).depends(value):
@@ -77,12 +74,44 @@ def change_of(variable: Any, value: Any, aggregated: bool = True) -> Change | No
     else:
         coefficient = _Affine(reads, graphs, variable.shape).of(value)
     if isinstance(coefficient, float) and coefficient == 0:
+        note_change(variable, "replace")
         return None
     if coefficient is None or variable.trainable or not aggregated or (variable.dtype.is_integer and coefficient != 1):
         _warn(replica, variable)
         return None
+    note_change(variable, "add")
     old = next(read for read in reversed(reads) if read.graph in graphs)
     return Change(coefficient, value - tf.cast(coefficient, value.dtype) * tf.cast(old, value.dtype))
+
+
+def note_change(variable: Any, change: str) -> None:
+    """Notes how a step changes a variable by itself; warns of a sum that it adds to and sets back, as accumulated gradients.
+
+    Args:
+        variable: the variable on the ps.
+        change: "add", or "replace" for a value that does not depend on the old one.
+    """
+    if (replica := _replica_among_groups(variable)) is None:
+        return
+    changes = replica.summed.setdefault(id(variable), set())
+    changes.add(change)
+    if len(changes) > 1 and variable.name not in _warned:
+        _warned.add(variable.name)
+        _log.warning(
+            "a step adds to %s and also sets it to another value: what another worker group adds meanwhile is lost, or counts "
+            "twice. Accumulate gradients with the optimizer (gradient_accumulation_steps), or use one worker group",
+            variable.name,
+        )
+
+
+def _replica_among_groups(variable: Any) -> Any:
+    """Returns the replica whose step is traced, if it changes a variable by itself and several groups do; else None."""
+    replica = replica_context.current()
+    if replica is None or replica.reduced or tf.executing_eagerly() or replica_context.is_trial():
+        return None
+    strategy = getattr(variable, "tfdist_strategy", None)
+    is_shared = strategy is not None and strategy.extended.has_several_groups
+    return replica if is_shared and tf.distribute.get_replica_context() is not None else None
 
 
 def _warn(replica: Any, variable: Any) -> None:

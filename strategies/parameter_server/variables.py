@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.parameter_server import fused_reads
-from tfdist.strategies.parameter_server.relative_assigns import change_of
+from tfdist.strategies.parameter_server.relative_assigns import change_of, note_change
 from tfdist.strategies.parameter_server.row_access import RowAccess
 from tfdist.strategies.private_api import (
     CachingVariable,
@@ -105,11 +105,13 @@ class ServerVariable(CachingVariable):
 
     def assign_add(self, *args: Any, **kwargs: Any) -> Any:
         """Adds to the value, as `tf.Variable.assign_add`."""
+        note_change(self, "add")
         fused_reads.current().forget(self)
         return super().assign_add(*args, **kwargs)
 
     def assign_sub(self, *args: Any, **kwargs: Any) -> Any:
         """Subtracts from the value, as `tf.Variable.assign_sub`."""
+        note_change(self, "add")
         fused_reads.current().forget(self)
         return super().assign_sub(*args, **kwargs)
 
@@ -240,6 +242,8 @@ class ShardedVariable(RowAccess):
         if method == "assign" and self._here is None and (change := change_of(self, value)) is not None:
             self.tfdist_strategy.extended.update_elements(self, change)
             return self
+        if method != "assign" and self._here is None:
+            note_change(self, "add")
         fused_reads.current().forget(self)
         if self._here is not None:
             getattr(self._here, method)(value)

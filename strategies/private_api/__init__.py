@@ -134,6 +134,7 @@ def next_tensors(iterator: Any) -> list[Any]:
 ParameterServerExtended: Any = need(
     "tensorflow.python.distribute.parameter_server_strategy_v2", "ParameterServerStrategyV2Extended"
 )
+need_attributes(ParameterServerExtended, "_being_scheduled")
 call_for_each_replica: Any = need("tensorflow.python.distribute.mirrored_run", "call_for_each_replica")
 PerReplica: Any = need("tensorflow.python.distribute.values", "PerReplica")
 UpdateContext: Any = need("tensorflow.python.distribute.distribute_lib", "UpdateContext")

@@ -1,9 +1,13 @@
 """The coefficient of a variable's old value in what a step assigns: only of a multiple of it plus something it is known."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.parameter_server import relative_assigns
 from tfdist.strategies.parameter_server.relative_assigns import Change, _Affine
 
 
@@ -73,3 +77,28 @@ def test_many_groups_at_the_same_time_keep_a_moving_average_stable():
         for change in changes:
             change.apply(variable)
     assert variable.numpy()[0] == pytest.approx(10, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "groups", "warnings"),
+    [
+        (("add", "replace"), 2, 1),
+        (("replace", "add", "add"), 2, 1),
+        (("add", "add"), 2, 0),
+        (("replace",), 2, 0),
+        (("add", "replace"), 1, 0),
+    ],
+)
+def test_a_sum_that_a_step_sets_back_is_warned_of_once(changes, groups, warnings, caplog, monkeypatch):
+    monkeypatch.setattr(relative_assigns, "_warned", set())
+    strategy = SimpleNamespace(extended=SimpleNamespace(has_several_groups=groups > 1))
+    variable = SimpleNamespace(name="gradients:0", tfdist_strategy=strategy)
+
+    @tf.function(autograph=False)
+    def step():
+        with replica_context.entered(replica_context.Replica(strategy, 0, None)):
+            for change in changes:
+                relative_assigns.note_change(variable, change)
+
+    step.get_concrete_function()
+    assert caplog.text.count("a step adds to gradients:0 and also sets it to another value") == warnings
