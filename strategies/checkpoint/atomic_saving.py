@@ -107,6 +107,8 @@ def _save_checkpoint(
     with save_order.after_chief(file_prefix):
         if is_participating() or (is_chief() and is_new):
             return original(saver, file_prefix, checkpoint_number, session, options)
+        if is_local(file_prefix):  # As TensorFlow does. Its tutorials let other tasks save to a folder, which they remove then.
+            os.makedirs(os.path.dirname(os.path.abspath(file_prefix)), exist_ok=True)
         with atomic_path(os.fspath(file_prefix) if is_chief() else os.path.basename(str(file_prefix))) as partial:
             written = original(saver, partial, checkpoint_number, session, options)
     written = written.numpy().decode() if isinstance(written, tf.Tensor) else written

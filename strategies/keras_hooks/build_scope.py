@@ -34,7 +34,7 @@ def _open_name_scope(original: Callable[..., Any], layer: Any) -> Any:
 
 
 def _reset_graph(original: Callable[..., Any]) -> None:
-    """Keeps the default graph in the scope of a strategy: TensorFlow holds the scope in it, and little else if it runs eagerly."""
+    """Keeps the default graph in the scope of a strategy: TensorFlow holds the scope in it, and eager programs little else."""
     if hooks_of(tf.distribute.get_strategy()) is None:
         original()
 

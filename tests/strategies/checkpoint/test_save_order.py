@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import save_order
+from tfdist.strategies.checkpoint import atomic_path, atomic_saving, save_order
 
 
 class Tasks:
@@ -88,3 +88,14 @@ def test_after_a_wait_in_vain_a_task_does_not_wait_any_more(tasks, caplog):
     save("m.keras")
     assert tasks.asked == [("saves/1", save_order.WAIT_SECONDS)] and not save_order._applies
     assert "the chief has not saved within 300 s" in caplog.text
+
+
+def test_a_checkpoint_of_another_task_makes_the_folder_that_its_program_removes(tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic_path, "_is_chief", False)
+    folder = tmp_path / "of_worker_1"
+    for number in (1, 2):  # TensorFlow's tutorial makes it once, and removes it after each save.
+        saved = atomic_saving._save_checkpoint(
+            lambda saver, path, number, *_: f"{path}-{number}", None, folder / "ckpt", number
+        )
+        assert saved == f"{folder / 'ckpt'}-{number}"
+        folder.rmdir()  # It is there, and empty: the files are the chief's.

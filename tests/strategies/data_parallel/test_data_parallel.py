@@ -259,7 +259,6 @@ def test_custom_training_loop(results):
 
 
 def test_random_numbers_of_own_loops(results, ran):
-    replicas = ran[1][0]["replicas"]
     for calls in results:  # In each call four numbers of each replica, each of another operation.
         for numbers in (call[operation::4] for call in calls for operation in range(4)):
             assert len(set(numbers)) == len(numbers) == ran[1][0]["replicas"]
@@ -274,6 +273,8 @@ def test_what_cannot_work_says_so(results):
         assert (
             "the loss nt_xent depends on the order of its rows, and that of the whole batch is not known" in task["two_views"]
         )
+        assert "kernel was made outside the strategy's scope, and strategy.run cannot train it" in task["model_outside"]
+        assert "would keep its first scale for ever; call optimizer.build" in task["unbuilt_scale"]
         assert "was created outside the strategy's scope" in task["lora"] and "call enable_lora, inside" in task["lora"]
 
 

@@ -423,7 +423,7 @@ def random_numbers_of_own_loops(strategy):
 
 @case
 def what_cannot_work_says_so(strategy):
-    messages = {}
+    messages = own_loops.refused(strategy)
 
     class TwoUpdates(own_steps.OwnStep):
         def train_step(self, data):

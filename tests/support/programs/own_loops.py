@@ -96,3 +96,18 @@ def draws(strategy):
 
     function = tf.function(on_all)
     return [function().numpy().ravel().tolist() for _ in range(2)]
+
+
+def refused(strategy):
+    """Returns the messages of loops that cannot work."""
+    outside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    with strategy.scope():
+        inside = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    messages = {}
+    for name, arguments in {"model_outside": (outside, keras.optimizers.SGD()), "unbuilt_scale": (inside, scaling)}.items():
+        try:
+            trained(strategy, *arguments, 1, scale=getattr(arguments[1], "scale_loss", None))
+        except Exception as error:
+            messages[name] = str(error)
+    return messages
