@@ -184,9 +184,7 @@ NUMBERS = {
 # model_parallel/: Keras' operations on tensors and variables whose parts are on several devices.
 INITIALIZE = PatchPoint(KerasVariable, "_initialize", "self, value", "A layout map splits a variable over devices.")
 DISTRIBUTE_TENSOR = {
-    owner.__name__: PatchPoint(
-        owner, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has no such function."
-    )
+    owner.__name__: PatchPoint(owner, "distribute_tensor", "tensor, layout", "TensorFlow's backend of Keras has none.")
     for owner in (keras_distribution, keras.distribution)
 }
 BINARY_OPERATIONS = {
