@@ -1,7 +1,7 @@
-"""Warns of a sum over the examples of a batch as an added loss, which replicas count too little.
+"""Lets sums over the examples of a batch count in full as added losses, and warns of those that replicas count too little.
 
-Each replica's added losses count by its share of the examples, which is exact for means. Keras does not say whether a loss that
-is one number is a mean or a sum, but the operations that compute it do.
+Which layers add sums a trial of the step finds (added_losses.py). Where there was none, or the model was evaluated before, the
+operations that compute a loss tell that it is a sum, and a warning says that it counts too little.
 """
 
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks import added_losses, replica_context
 from tfdist.strategies.private_api import patches
 
 _ADDS = ("AddV2", "AddN", "Sub")
@@ -27,13 +27,19 @@ _warned: set[str] = set()
 
 
 def install() -> None:
-    """Looks at the losses that layers add on several replicas. Calling it again does nothing."""
+    """Makes the losses that layers add count for the current replica. Calling it again does nothing."""
     patches.ADD_LOSS.patch(_add_loss)
 
 
 def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
     replica = replica_context.current()
-    if replica is not None and replica.share is not None and layer.name not in _warned and _has_sum(loss, replica.rows):
+    if replica is None or replica.share is None:
+        return original(layer, loss)
+    if replica.recorded is not None:
+        return original(layer, added_losses.tried_out(replica, layer, loss))
+    if added_losses.is_sum(layer):
+        return original(layer, added_losses.in_full(replica, loss))
+    if layer.name not in _warned and _has_sum(loss, replica.rows):
         _warned.add(layer.name)
         _log.warning(
             "the layer %s adds a sum over its batch as a loss. Every replica adds the sum over its own examples, and the mean "

@@ -11,7 +11,8 @@ over the examples of a replica is corrected here:
 * a sum over the examples (`reduction="sum"`) is divided by the share, and so is a loss for each example that `compile` has
   (`reduction=None`), of which Keras' step takes the gradient of the sum;
 * a mean over weights or unmasked entries counts by the replica's part of these;
-* a loss function that returns one number for a batch may be anything. Every replica computes it on the whole batch.
+* a loss function that returns one number for a batch, or one for each class, may be anything. Every replica computes it on the
+  whole batch.
 """
 
 import functools
@@ -24,9 +25,18 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.own_code import is_known
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.whole_batch import can_be_gathered, check_order, gathered
+from tfdist.strategies.keras_hooks.whole_batch import (
+    can_be_gathered,
+    check_order,
+    first_dimensions,
+    gathered,
+    has_number_for_each_class,
+    is_of_batch,
+    is_over_batch,
+)
 from tfdist.strategies.private_api import keras_loss_module, patches
 
 _log = logging.getLogger("tfdist")
@@ -79,7 +89,7 @@ def _reduce(
         replica.reductions += 1
     if replica is None or replica.has_whole_batch:
         return loss
-    if not tf.convert_to_tensor(values).shape.rank:
+    if is_of_batch(values, replica.rows_of_function):
         replica.has_scalar_loss = True
         return loss
     if reduction in ("none", None):
@@ -120,12 +130,19 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
     replica = _replica()
     if replica is None or replica.has_whole_batch:
         return original(loss, y_true, y_pred, sample_weight)
-    outer, replica.has_scalar_loss = replica.has_scalar_loss, False
+    outer = replica.has_scalar_loss, replica.rows_of_function
+    replica.has_scalar_loss, replica.rows_of_function = False, first_dimensions(y_true, y_pred)
     value = original(loss, y_true, y_pred, sample_weight)
-    is_scalar, replica.has_scalar_loss = replica.has_scalar_loss, outer
-    if not is_scalar and not _is_over_batch(loss, y_pred):
+    is_scalar = replica.has_scalar_loss
+    replica.has_scalar_loss, replica.rows_of_function = outer
+    if not is_scalar and not is_over_batch(loss, y_pred) and not _is_by_class(loss, y_true, y_pred):
         return value
     return _of_whole_batch(original, loss, y_true, y_pred, sample_weight, value, replica)
+
+
+def _is_by_class(loss: Any, y_true: Any, y_pred: Any) -> bool:
+    """Returns whether a loss of the user's has as many numbers for classes as the replica has rows."""
+    return not is_known(getattr(loss, "fn", type(loss))) and has_number_for_each_class(loss.call, y_true, y_pred)
 
 
 def _of_whole_batch(
@@ -148,8 +165,8 @@ def _of_whole_batch(
     if replica.postponed is not None or not can_be_gathered(y_true, y_pred):
         _warn_once(
             replica,
-            f"the loss {loss.name} returns one number for a batch, which the replicas cannot compute together here; it counts "
-            "as a mean over the examples. Return one loss per example instead",
+            f"the loss {loss.name} returns one number for a batch, or one for each class, which the replicas cannot compute "
+            "together here; it counts as a mean over the examples. Return one loss per example instead",
         )
         return value
     if replica.looping:
@@ -207,14 +224,6 @@ def _adopt_own_call(own: Any) -> None:
 
     call.tfdist_original = original  # type: ignore[attr-defined]
     own.__call__ = call
-
-
-def _is_over_batch(loss: Any, y_pred: Any) -> bool:
-    """Returns whether a loss of Keras has a number for each class, over all examples of a batch."""
-    if not isinstance(loss, keras.losses.Dice | keras.losses.Tversky) or loss.axis is None:
-        return False
-    rank = tf.nest.flatten(y_pred)[0].shape.rank
-    return any(axis in (0, -rank) for axis in tf.nest.flatten(loss.axis))
 
 
 def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:

@@ -1,12 +1,13 @@
 """Updates of Keras' metrics by numbers of a whole batch, which the replicas together have to count once.
 
-* A metric function that returns one number for a batch, such as a Dice coefficient, may be anything. Every replica computes it
-  on the whole batch, and counts it by its share.
+* A metric function that returns one number for a batch, such as a Dice coefficient, or one for each class, may be anything.
+  Every replica computes it on the whole batch, and counts it by its share.
 * `keras.metrics.Mean` counts a number without weights, such as a loss, by the replica's share.
 * `keras.metrics.Sum` counts a number that is no result of the batch, such as 1 for each batch, by the replica's share; a sum
   over the replica's examples counts in full.
 """
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +16,17 @@ import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import metric_trial, replica_context
 from tfdist.strategies.keras_hooks.batch_sums import is_fixed
+from tfdist.strategies.keras_hooks.own_code import is_known
 from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.whole_batch import can_be_gathered, check_order, gathered
+from tfdist.strategies.keras_hooks.whole_batch import (
+    can_be_gathered,
+    check_order,
+    first_dimensions,
+    gathered,
+    has_number_for_each_class,
+    is_of_batch,
+    is_over_batch,
+)
 from tfdist.strategies.private_api import patches
 
 _log = logging.getLogger("tfdist")
@@ -37,12 +47,14 @@ def _replica() -> Replica | None:
 
 
 def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-    """Updates a metric that is made of a function; on the whole batch if that returns one number."""
+    """Updates a metric that is made of a function; on the whole batch if that has not a number for each example."""
     replica = _replica()
     if replica is None:
         return original(metric, y_true, y_pred, sample_weight)
     numbers: list[Any] = []
     replica.metric_numbers = numbers
+    replica.rows_of_function = first_dimensions(y_true, y_pred)
+    replica.is_over_batch = is_over_batch(metric, y_pred) or _is_by_class(metric, y_true, y_pred)
     try:
         result = original(metric, y_true, y_pred, sample_weight)
         if not numbers or replica.recorded is not None:  # In a trial: the metric counts right below.
@@ -56,6 +68,12 @@ def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_p
         return _update_with_whole_batch(original, metric, y_true, y_pred, sample_weight, replica)
     finally:
         replica.metric_numbers = None
+
+
+def _is_by_class(metric: Any, y_true: Any, y_pred: Any) -> bool:
+    """Returns whether a metric function of the user's has as many numbers for classes as the replica has rows."""
+    function = functools.partial(metric._fn, **metric._fn_kwargs)
+    return not is_known(metric._fn) and has_number_for_each_class(function, y_true, y_pred)
 
 
 def _update_with_whole_batch(
@@ -78,7 +96,7 @@ def _update_with_whole_batch(
 def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Counts a number for a whole batch by the replica's share, so that the replicas together count it once."""
     replica = _replica()
-    if replica is None or tf.convert_to_tensor(values).shape.rank:
+    if replica is None or not _is_number_of_batch(values, replica):
         return original(metric, values, sample_weight)
     if replica.recorded is not None and replica.metric_numbers is None:
         if sample_weight is None:
@@ -89,11 +107,18 @@ def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_
         if not replica.has_whole_batch:
             return None  # `_update_function` will update with the number of the whole batch.
     if sample_weight is None:
-        sample_weight = replica.share
+        sample_weight = replica.share * tf.ones(tf.shape(values))
     elif replica.has_whole_batch:
         sample_weight = tf.convert_to_tensor(sample_weight)
         sample_weight *= tf.cast(replica.share, sample_weight.dtype)
     return original(metric, values, sample_weight)
+
+
+def _is_number_of_batch(values: Any, replica: Replica) -> bool:
+    """Returns whether a mean is updated with a number of a batch, or with one for each class by a metric function."""
+    if not tf.convert_to_tensor(values).shape.rank:
+        return True
+    return replica.metric_numbers is not None and (replica.is_over_batch or is_of_batch(values, replica.rows_of_function))
 
 
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
@@ -116,7 +141,7 @@ def _warn_once(name: str) -> None:
     if name not in _warned:
         _warned.add(name)
         _log.warning(
-            "the metric %s returns one number for a batch, which the replicas cannot compute together here; the mean of their "
-            "numbers counts. Return one number per example instead",
+            "the metric %s returns one number for a batch, or one for each class, which the replicas cannot compute together "
+            "here; the mean of their numbers counts. Return one number per example instead",
             name,
         )

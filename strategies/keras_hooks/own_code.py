@@ -17,14 +17,14 @@ def has_own_step(model: Any) -> bool:
 def has_own_updates(optimizer: Any) -> bool:
     """Returns whether an optimizer has code of the user's that gets the gradients of a shard, before they are added up."""
     owners = [next((c for c in type(optimizer).__mro__ if name in vars(c)), object) for name in ("apply", "apply_gradients")]
-    return optimizer is not None and not all(map(_is_known, owners))
+    return optimizer is not None and not all(map(is_known, owners))
 
 
 def _has_own_regularizer(layer: Any) -> bool:
     """Returns whether the outputs of a layer are regularized by code that may compare the examples."""
     regularizer = layer.activity_regularizer
-    is_known = _is_known(regularizer if hasattr(regularizer, "__name__") else type(regularizer))
-    return not is_known or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
+    of_keras = is_known(regularizer if hasattr(regularizer, "__name__") else type(regularizer))
+    return not of_keras or isinstance(regularizer, keras.regularizers.OrthogonalRegularizer)
 
 
 def has_own_code(model: Any) -> bool:
@@ -38,8 +38,8 @@ def has_own_code(model: Any) -> bool:
         or any(map(_has_own_regularizer, model._flatten_layers()))
         or type(model).compute_loss is not TensorFlowTrainer.compute_loss
         or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
-        or any(not _is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
-        or any(not _is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)
+        or any(not is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
+        or any(not is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)
         or any(_name_of(loss).lower() == "circle" for loss in losses)  # The one loss of Keras that compares examples.
     )
 
@@ -47,7 +47,7 @@ def has_own_code(model: Any) -> bool:
 def has_own_metrics(model: Any) -> bool:
     """Returns whether a model has metrics of the user's, or computes metrics in a way of its own."""
     own = type(model).compute_metrics is not keras.Model.compute_metrics
-    return own or any(not _is_known(type(metric)) for metric in metric_trial.leaves(model))
+    return own or any(not is_known(type(metric)) for metric in metric_trial.leaves(model))
 
 
 def has_own_test(model: Any) -> bool:
@@ -60,6 +60,6 @@ def _name_of(loss: Any) -> str:
     return loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
 
 
-def _is_known(code: Any) -> bool:
+def is_known(code: Any) -> bool:
     """Returns whether a class or a function is of Keras or built in, as the name of a loss."""
     return getattr(code, "__module__", "").partition(".")[0] in ("keras", "builtins")

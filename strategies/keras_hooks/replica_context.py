@@ -26,28 +26,35 @@ class Replica:
         index: its number among the replicas of this task.
         share: its part of the examples of the whole batch, a float32 scalar; the shares of all replicas add up to 1.
         rows: the number of its examples; None if it is not known while the step is traced.
-        examples: the same as a tensor, at least 1; None if the strategy does not say.
+        examples: the same as a tensor, at least 1; None if the strategy does not say. A trial says it.
         assigned: the variables that the step assigns, by id.
         reduced: whether gradients have been added up over the replicas.
         postponed: updates that run after compiled code, as (optimizer, gradients, variables); None outside of compiled code.
         updated: the ids of the variables that optimizers update.
         summed: what the step does by itself with variables on a ps, by id: "add" to them, "replace" their values.
+        graph: the graph of the step; None if the strategy does not say.
+        branches: the graphs inside it in which the step applies gradients, as those of a `tf.cond`.
         unbuilt: updates of optimizers that have no variables yet, as (optimizer, variables). They are left out, and what is
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
         settled: the ids of those of them that Keras' metrics count rightly on several replicas.
+        added: if the step is only tried out, the losses that layers add, as (layer, number).
+        as_means: if the step is only tried out, the ids of layers whose added losses are divided by `examples`.
         reads_replicas: whether the user's code has read how many replicas there are, if the step is only tried out.
         draw: which random numbers a step draws that is only tried out, an integer scalar; None for those of one process.
         looping: whether the step is traced as the body of a loop.
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
-        has_scalar_loss: whether the loss function that runs has returned one number for a batch.
+        has_scalar_loss: whether the loss function that runs has returned one number for a batch, or one for each class.
+        rows_of_function: the first dimensions of the arguments of the loss or metric function that runs.
         reductions: how many losses Keras has reduced.
         has_whole_batch: whether the loss or metric function that runs sees the examples of all replicas.
         gathered: tensors of the whole batch with those of this replica (whole_batch.py).
-        metric_numbers: what the metric function that runs has returned for a batch, if that is one number; else None.
+        metric_numbers: what the metric function that runs has returned for a batch, if that is one number or one for each
+            class; None if no metric function runs.
+        is_over_batch: whether the metric function that runs surely returns that.
     """
 
     strategy: tf.distribute.Strategy
@@ -58,10 +65,14 @@ class Replica:
     assigned: dict[int, Any] = field(default_factory=dict)
     reduced: bool = False
     postponed: list[Any] | None = None
+    graph: Any = None
+    branches: list[Any] = field(default_factory=list)
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)
+    added: list[tuple[Any, Any]] = field(default_factory=list)
+    as_means: frozenset[int] = frozenset()
     reads_replicas: bool = False
     draw: Any = None
     looping: bool = False
@@ -70,10 +81,12 @@ class Replica:
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False
     has_scalar_loss: bool = False
+    rows_of_function: set[int | None] = field(default_factory=set)
     reductions: int = 0
     has_whole_batch: bool = False
     gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     metric_numbers: list[Any] | None = None
+    is_over_batch: bool = False
 
 
 _thread = threading.local()

@@ -15,25 +15,40 @@ random numbers, only the norm is compared.
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import metric_trial
+from tfdist.strategies.keras_hooks import added_losses, metric_trial
+from tfdist.strategies.keras_hooks.added_losses import AddedLosses, sums_among
 from tfdist.strategies.keras_hooks.batch_normalization import Frozen
-from tfdist.strategies.keras_hooks.own_code import has_own_code, has_own_metrics, has_own_step, has_own_test, has_own_updates
+from tfdist.strategies.keras_hooks.own_code import (
+    has_own_code,
+    has_own_metrics,
+    has_own_step,
+    has_own_test,
+    has_own_updates,
+    is_known,
+)
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
-from tfdist.strategies.private_api import is_stateful_operation
+from tfdist.strategies.keras_hooks.step_trial import (
+    assigned_variables,
+    changing_operations,
+    count,
+    joined,
+    large,
+    mapped,
+    nodes_of,
+    parts,
+    summary,
+    variables_of,
+)
 from tfdist.strategies.private_api.user_functions import without_optionals
 
-MOST_EXAMPLES = 4
-"""Examples in each of the two parts."""
-
-_PROJECTIONS = 4
 _TOLERANCE, _HALF_TOLERANCE = 0.005, 0.05
 """Differences that are more than rounding, of the norm of what is updated: in float32, also as TF32, and in half precision.
 Measured on a CPU: 1e-6 and less where examples add up, 0.01 to 2 where they are compared."""
@@ -43,31 +58,11 @@ _SUM_GROWTH, _DRAWS, _MORE_DRAWS = 1.2, 8, 64
 That of a sum is 1.4 to 2 times as large. Both are measured in so many draws, and if that looks like a sum, in more. Measured
 with half of 16 units dropped out: 0.90 +- 0.24 in 8 draws, 0.86 +- 0.07 in 64."""
 
-_LEAST_NORM = 1e-3
-"""Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding."""
-
-_READS = (
-    "ReadVariableOp",
-    "VariableShape",
-    "ResourceGather",
-    "ResourceGatherNd",
-    "VarHandleOp",
-    "Placeholder",
-    "Assert",
-    "NoOp",
-)
-_LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
-_CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
-_HARMLESS = frozenset((*_READS, *_LOOKUPS, *_CONTAINERS))
-"""Stateful operations that a trial may run: they change nothing, and give the same result again."""
-
 _OUTPUT = "an output"
 """The name of outputs in `Replica.recorded`. Other names are paths of variables."""
 
 _CLIPS = ("clip_by_global_norm", "clip_by_norm")
 """Names that TensorFlow gives the operations of functions that clip."""
-
-_OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
 
 _SUM = (
     "an update depends on the number of examples, as that of a sum does, and every replica has a part of them. "
@@ -76,6 +71,23 @@ _SUM = (
 
 _log = logging.getLogger("tfdist")
 _warned: set[tuple[str, str]] = set()
+
+
+@dataclass
+class _Outcome:
+    """What a trial tells.
+
+    Attributes:
+        metrics: what is to be said of the metrics.
+        is_known: whether the step was tried out.
+        what: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
+        sums: the ids of layers that add sums over the examples as losses.
+    """
+
+    metrics: metric_trial.Judgement
+    is_known: bool = False
+    what: str | None = None
+    sums: set[int] = field(default_factory=set)
 
 
 class ShardCheck:
@@ -110,6 +122,7 @@ class ShardCheck:
         """Whether the check is still to be made."""
         self._names: Sequence[str | None] = ()  # Of what the step records.
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
+        self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
         self._reads_replicas = False
         self._traced: Any = None
 
@@ -124,62 +137,97 @@ class ShardCheck:
             size: how many examples the whole batch has.
         """
         self.is_open = False
-        parts = _parts(examples)
-        metrics = None
+        halves = parts(examples)
+        outcome = self._outcome(halves, size)
+        if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
+            outcome = self._with_sums_in_full(outcome, halves, size)
+        if self._warns and outcome.what is not None:
+            self._warn(outcome.what)
+        outcome.metrics.apply(self._of_chief, self._warns)
+
+    def _with_sums_in_full(self, outcome: "_Outcome", halves: Any, size: int) -> "_Outcome":
+        """Lets sums that layers add as losses count in full, if the step is a mean apart from them.
+
+        A `train_step` may do something else than add them up. So it is tried out again. All tasks call this.
+
+        Returns:
+            What is known of the step then.
+        """
+        added = AddedLosses(self._model, self._of_chief)
+        is_wanted = outcome.what is not None or not has_own_step(self._model)
+        if not (sums := added.agreed(outcome.sums if is_wanted else ())):
+            return outcome
+        other = self._outcome(halves, size, as_means=sums)
+        if not (sums := added.agreed(sums if other.is_known and other.what is None else ())):
+            return outcome
+        added.add_in_full(sums)
+        return other
+
+    def _outcome(self, halves: Any, size: int, as_means: frozenset[int] = frozenset()) -> "_Outcome":
+        """Tries the step out.
+
+        Args:
+            halves: two parts of a batch; None if there are none.
+            size: how many examples the whole batch has.
+            as_means: the ids of layers whose added losses are divided by the number of examples.
+        """
         try:
-            metrics = None if parts is None else self._try_out(*parts)
+            if halves is not None and (outcome := self._try_out(halves[0], halves[1], as_means)) is not None:
+                return outcome
         except Exception as error:  # The real step shows the user's errors; an answer here is only wanted if there is one.
             _log.debug("the step of %s was not tried out on parts of a batch: %r", self._model.name, error)
-            if parts is not None and self._traced is not None and self._warns and self._works_with(parts[0], size):
+            if self._traced is not None and self._warns and self._works_with(halves[0], size):
                 _log.warning(
                     "the step of %s (%s) works with a batch of %d examples and not with a part of it, and %d replicas share "
                     "each batch: it has the size of a batch written in it. Take that from the tensors (ops.shape(x)[0])",
                     *(self._model.name, type(self._model).__name__, size, self._replicas),
                 )
-        (metrics or metric_trial.Judgement(self._model, self._replicas)).apply(self._of_chief, self._warns)
+        return _Outcome(metric_trial.Judgement(self._model, self._replicas))
 
     def _works_with(self, part: Any, size: int) -> bool:
         """Returns whether the step that has failed on a few examples works with as many as a batch has."""
         rows = next(int(leaf.shape[0]) for leaf in tf.nest.flatten(part) if leaf is not None)
         try:
-            self._traced(_mapped(lambda v: tf.concat([v] * -(-size // rows), axis=0)[:size], part), tf.constant(0))
+            self._traced(mapped(lambda v: tf.concat([v] * -(-size // rows), axis=0)[:size], part), tf.constant(0))
         except Exception:
             return False
         return True
 
-    def _try_out(self, first: Any, second: Any) -> metric_trial.Judgement | None:
-        """Returns what is to be said of the metrics; None if nothing is known."""
-        function = self._traced = self._function(first)
-        nodes, updates = _nodes(function), len(self._names)
-        if changes := _changes(nodes):
-            if self._trains and self._warns and updates:
+    def _try_out(self, first: Any, second: Any, as_means: frozenset[int]) -> "_Outcome | None":
+        """Returns what is known of the step; None if nothing is."""
+        function = self._traced = self._function(first, as_means)
+        nodes, updates = nodes_of(function), len(self._names)
+        if changes := changing_operations(nodes):
+            if self._trains and self._warns and updates and not as_means:
                 self._warn_of(function, changes)
             return None
-        batches = [_joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
+        batches = [joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
         results = [function(batch, tf.constant(0)) for batch in (*batches, first)]
         ab, ba, aa, bb, a = ([value.numpy() for value in result] for result in results)
         differences, norms = ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4
         tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
         is_random = any("Random" in node.op for node in nodes)
-        told = False
+        outcome = _Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
-            if _large(differences[:updates], norms[:updates], tolerance):
-                what: str | None = self._what_compares()
+            if large(differences[:updates], norms[:updates], tolerance):
+                outcome.what = self._what_compares()
             elif is_random:  # The numbers for 4 and for 8 examples differ.
-                what = self._what_grows(function, batches[0], nodes)
+                outcome.what = self._what_grows(function, batches[0], nodes)
             else:
-                what = self._what_is_no_mean(_large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance), nodes)
-            if told := what is not None:
-                self._warn(what)
-        judgement = metric_trial.Judgement(self._model, self._replicas)
-        if self._metrics[0]:
+                changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance)
+                outcome.what = self._what_is_no_mean(changed, nodes)
+        if len(norms) > updates:
             growth = self._growth(function, batches[2], range(_DRAWS if is_random else 1), slice(updates, None))
-            compares = [bool(_large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, len(norms))]
+            compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, len(norms))]
+            counted = len(self._metrics[0])
+            outcome.sums = sums_among(self._adding, growth[counted:], compares[counted:])
+            growth, compares = growth[:counted], compares[:counted]
             if not is_random:  # A sum grows to twice as much, a mean not at all.
                 odd = (g is not None and min(abs(g - 1), abs(g - 2)) > 2 * tolerance for g in growth)
                 compares = [one or other for one, other in zip(compares, odd, strict=True)]
-            judgement.look_at(*self._metrics, [False] * len(compares) if told else compares, growth)
-        return judgement
+            told = outcome.what is not None
+            outcome.metrics.look_at(*self._metrics, [False] * counted if told else compares, growth)
+        return outcome
 
     def _what_compares(self) -> str:
         advice = (
@@ -234,8 +282,8 @@ class ShardCheck:
         """
         squares = []
         for draw in draws:
-            all_examples = _mapped(lambda v, k=draw: tf.roll(v, k, axis=0), batch)
-            half = _mapped(lambda v: v[: v.shape[0] // 2], all_examples)
+            all_examples = mapped(lambda v, k=draw: tf.roll(v, k, axis=0), batch)
+            half = mapped(lambda v: v[: v.shape[0] // 2], all_examples)
             results = [function(each, tf.constant(draw)) for each in (all_examples, half)]
             squares.append([norms.numpy()[places].astype(np.float64) ** 2 for _, norms in results])
         large, small = np.sqrt(np.mean(squares, axis=0).sum(axis=1, keepdims=True) if whole else np.mean(squares, axis=0))
@@ -243,7 +291,7 @@ class ShardCheck:
 
     def _warn_of(self, function: Any, changes: set[str]) -> None:
         """Logs a warning, once for each model, that its step cannot be tried out, and why."""
-        if names := _assigned_variables(function):
+        if names := assigned_variables(function):
             what = (
                 f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
                 "add_weight or keras.Variable: after each step the replicas get the mean of what they have assigned"
@@ -269,7 +317,7 @@ class ShardCheck:
                 *(self._model.name, type(self._model).__name__, self._replicas, what),
             )
 
-    def _function(self, example: Any) -> Any:
+    def _function(self, example: Any, as_means: frozenset[int]) -> Any:
         """Returns a function of a batch and of the number of a draw that returns projections and norms of what a step updates.
 
         Draws with other numbers have other random numbers.
@@ -277,19 +325,23 @@ class ShardCheck:
 
         def trial(batch: Any, draw: Any) -> tuple[tf.Tensor, tf.Tensor]:
             recorded: list[tuple[str | None, Any]] = []
-            state = Replica(self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw)
-            with self._as_replica(), entered(state), Frozen(self._model), _variables_of(self._strategy):
+            state = Replica(
+                self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
+            )
+            with self._as_replica(), entered(state), Frozen(self._model), variables_of(self._strategy):
                 if not self._trains or has_own_step(self._model) or has_own_updates(self._model.optimizer):
                     self._step(batch)
                 else:
                     _compute_loss(self._model, batch, recorded)
                 recorded, counted = recorded if self._trains else [], metric_trial.changes(state)
+                added = added_losses.recorded(state) if self._trains else []
                 self._names = [name for name, _ in recorded]
                 self._metrics = [variable for variable, _ in counted], state.settled
+                self._adding = [layer for layer, _ in added]
                 self._reads_replicas = state.reads_replicas
-                return _summary([value for _, value in (*recorded, *counted)])
+                return summary([value for _, value in (*recorded, *counted, *added)])
 
-        signature = _mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
+        signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
 
 
@@ -307,90 +359,3 @@ def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]
     recorded.append((None, loss))
     if has_own_metrics(model):
         model.compute_metrics(x, y, outputs, sample_weight)
-
-
-@contextlib.contextmanager
-def _variables_of(strategy: Any) -> Iterator[None]:
-    """Creates variables that a step makes, such as those of a metric with its first batch, as in the scope of the strategy.
-
-    Otherwise they would be variables of the trial, which replicas share, and each could lose what another one counts.
-    """
-
-    def in_scope(arguments: dict[str, Any]) -> Any:
-        with strategy.scope():
-            return tf.Variable(**arguments)
-
-    def create(next_creator: Any, **kwargs: Any) -> Any:
-        del next_creator
-        with ThreadPoolExecutor(1) as thread:  # It is in no function and in no replica.
-            return thread.submit(in_scope, {name: kwargs[name] for name in _OF_VARIABLES if name in kwargs}).result()
-
-    with tf.variable_creator_scope(create):
-        yield
-
-
-def _parts(batch: Any) -> tuple[Any, Any] | None:
-    """Returns two batches of as many examples each, with weights of 1; None if `batch` cannot be taken apart."""
-    if isinstance(batch, tuple) and len(batch) == 3:
-        # Weights of examples are no property of the step. Those of a batch and of its parts have other sums.
-        batch = (*batch[:2], _mapped(tf.ones_like, batch[2]))
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
-        return None
-    size = min(int(min(leaf.shape[0] for leaf in leaves)) // 2, MOST_EXAMPLES)
-    if not size:
-        return None
-    first, second = (_mapped(lambda v, b=begin: v[b : b + size], batch) for begin in (0, size))
-    return first, second
-
-
-def _mapped(function: Callable[..., Any], *batches: Any) -> Any:
-    return tf.nest.map_structure(lambda *v: None if v[0] is None else function(*v), *batches)
-
-
-def _joined(first: Any, second: Any) -> Any:
-    return _mapped(lambda a, b: tf.concat([a, b], axis=0), first, second)
-
-
-def _summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns projections of tensors, `[tensors, projections]`, and their norms, `[tensors]`.
-
-    The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
-    """
-    # Rows of a table that two examples look up are one update, so tables count as a whole.
-    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float32), [-1]) for v in recorded]
-    if not flat:
-        return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
-    projections = []
-    for vector in flat:
-        places = tf.cast(tf.range(tf.size(vector)) % 8191, tf.float32)
-        projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
-    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
-
-
-def _large(differences: np.ndarray, norms: np.ndarray, tolerance: float) -> list[int]:
-    """Returns the numbers of the tensors whose differences are more than rounding; none if a step gives no finite numbers."""
-    if not np.isfinite(differences).all():
-        return []
-    counted = norms > _LEAST_NORM * norms.max(initial=0)
-    return [int(index) for index in np.flatnonzero(counted & (np.abs(differences).max(axis=1) > tolerance * norms))]
-
-
-def _nodes(function: Any) -> list[Any]:
-    """Returns the operations of a traced function and of the functions that it calls, as `NodeDef`s."""
-    definition = function.graph.as_graph_def()
-    return [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
-
-
-def _changes(nodes: Sequence[Any]) -> set[str]:
-    """Returns the types of operations that may change something, or give another result when they run again."""
-    return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}
-
-
-def _assigned_variables(function: Any) -> list[str]:
-    """Returns the names of the variables that a traced function assigns in operations of its own."""
-    handles = {id(inner): outer for outer, inner in function.graph.captures}
-    names = {id(variable.handle): variable.name for variable in function.graph.variables}
-    operations = [each for each in function.graph.get_operations() if "Assign" in each.type or "Scatter" in each.type]
-    found = [names.get(id(handles.get(id(each.inputs[0])))) for each in operations if each.inputs]
-    return [name.partition(":")[0] for name in found if name is not None]

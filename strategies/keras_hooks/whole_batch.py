@@ -1,4 +1,4 @@
-"""Tensors of the whole batch on every replica, for losses and metrics that are one number of a batch, and may be anything.
+"""Tensors of the whole batch on every replica, for losses and metrics that are one number of a batch, or one for each class.
 
 The rows of the replicas' tensors follow one another. If a tensor has as many rows as there are examples, that is the order of
 one process. If it has more, the order cannot be known: of two views, one below the other, one process has all first views
@@ -23,6 +23,52 @@ _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.05
 def can_be_gathered(*nested: Any) -> bool:
     """Returns whether nested values are dense tensors of numbers with a first dimension."""
     return all(isinstance(t, tf.Tensor) and t.shape.rank and t.dtype != tf.string for t in tf.nest.flatten(nested))
+
+
+def first_dimensions(*nested: Any) -> set[int | None]:
+    """Returns the first dimensions of nested tensors, None for one that is not known while a function is traced."""
+    shapes = [tf.TensorShape(getattr(value, "shape", ())) for value in tf.nest.flatten(nested)]
+    return {shape[0] for shape in shapes if shape.rank}
+
+
+def is_of_batch(values: Any, rows: set[int | None]) -> bool:
+    """Returns whether what a loss or metric function returns surely has not a row for each row of its arguments.
+
+    That is one number, or one for each class, as a Dice coefficient by class.
+
+    Args:
+        values: what it returns.
+        rows: the first dimensions of its arguments; none if they are not known.
+    """
+    shape = tf.convert_to_tensor(values).shape
+    return shape.rank == 0 or bool(shape.rank and rows and shape[0] is not None and shape[0] not in rows)
+
+
+def has_number_for_each_class(function: Callable[..., Any], y_true: Any, y_pred: Any) -> bool:
+    """Returns whether a function of the user's returns numbers for classes, of which there are as many as rows.
+
+    Where a traced function knows the number of rows, it does not tell the two apart. So the function is traced again without.
+    """
+    if tf.executing_eagerly() or None in first_dimensions(y_true, y_pred) or not can_be_gathered(y_true, y_pred):
+        return False
+    try:
+        values = function(*tf.nest.map_structure(_with_unknown_rows, (y_true, y_pred)))
+    except Exception:  # It may need the number of rows.
+        return False
+    return is_of_batch(values, {None})
+
+
+def _with_unknown_rows(tensor: Any) -> tf.Tensor:
+    return tf.compat.v1.placeholder_with_default(tensor, [None, *tensor.shape[1:]])
+
+
+def is_over_batch(function: Any, y_pred: Any) -> bool:
+    """Returns whether a loss or metric of Keras has an `axis` that is that of the examples, as `CosineSimilarity(axis=0)`."""
+    axis = getattr(function, "_fn_kwargs", {}).get("axis", getattr(function, "axis", None))
+    if axis is None:
+        return False
+    rank = tf.nest.flatten(y_pred)[0].shape.rank
+    return any(each in (0, -rank) for each in tf.nest.flatten(axis))
 
 
 def gathered(nested: Any, replica: Replica, dtype: Any = None) -> Any:

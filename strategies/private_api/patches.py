@@ -166,7 +166,7 @@ UPDATE_METRIC_FUNCTION = PatchPoint(
 )
 
 # keras_hooks/batch_sums.py
-ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over a batch count too little, and a warning says so.")
+ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the examples of a replica count in full.")
 
 # keras_hooks/variables.py
 DIRECT_ASSIGN = PatchPoint(

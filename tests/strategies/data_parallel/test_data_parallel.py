@@ -46,6 +46,10 @@ LOSSES = (  # tests/support/programs/losses.py
     "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
     "ragged_batches_of_fewer_examples_than_replicas",
 )
+SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
+    "added_losses_that_are_sums",
+    "losses_and_metrics_with_a_number_for_each_class",
+)
 OWN_STEPS = (
     "an_own_train_step_with_optimizers_in_a_dict",
     "an_own_train_step_with_optimizers_in_layers",
@@ -99,7 +103,7 @@ IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
 )
 CLUSTERS = {
-    "mirrored": (1, (*FEW, *OWN_STEPS, *LOSSES)),
+    "mirrored": (1, (*FEW, *SUMS_AND_CLASSES, *OWN_STEPS, *LOSSES)),
     "multi_worker_mirrored": (2, tuple(f"not:{case}" for case in IN_ONE_TASK if not selection.ALL)),
     "multi_worker_mirrored, two replicas each": (2, FEW),
 }
@@ -202,6 +206,7 @@ COMPARED = (
     "clipping_in_a_loop_of_the_users_own",
     *OWN_LOOPS,
     *LOSSES,
+    *SUMS_AND_CLASSES,
 )
 
 

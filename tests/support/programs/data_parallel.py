@@ -15,6 +15,7 @@ import losses
 import numpy as np
 import own_loops
 import own_steps
+import sums_and_classes
 import tensorflow as tf
 
 import tfdist
@@ -147,7 +148,7 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
     return results
 
 
-for _function in (*losses.CASES, *losses.WHOLE_BATCH_CASES, *own_steps.CASES, *own_loops.CASES):
+for _function in (*losses.CASES, *losses.WHOLE_BATCH_CASES, *own_steps.CASES, *own_loops.CASES, *sums_and_classes.CASES):
     compared(_function)
 
 trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9), results=all_of)

@@ -1,4 +1,4 @@
-"""`group_losses.py`: cases of losses.py and own_steps.py under parameter_server with one synchronous group, and in one process."""
+"""Cases of losses.py, own_steps.py and sums_and_classes.py under parameter_server with one group, and in one process."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ import json
 import keras
 import losses
 import own_steps
+import sums_and_classes
 
 import tfdist
 
@@ -17,6 +18,7 @@ OF_REPLICAS = (
     own_steps.losses_that_tensorflow_scales,
     own_steps.losses_that_override_call,
     own_steps.metrics_of_an_own_train_step_whose_batches_are_pairs,
+    *sums_and_classes.CASES,
 )
 
 

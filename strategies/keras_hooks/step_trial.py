@@ -1,0 +1,130 @@
+"""What a trial of a step (shard_check.py) is made of: parts of a batch, numbers of its updates, operations of a function."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.strategies.private_api import is_stateful_operation
+
+MOST_EXAMPLES = 4
+"""Examples in each of the two parts."""
+
+_PROJECTIONS = 4
+
+_LEAST_NORM = 1e-3
+"""Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding."""
+
+_READS = (
+    "ReadVariableOp",
+    "VariableShape",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "VarHandleOp",
+    "Placeholder",
+    "Assert",
+    "NoOp",
+)
+_LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
+_CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
+_HARMLESS = frozenset((*_READS, *_LOOKUPS, *_CONTAINERS))
+"""Stateful operations that a trial may run: they change nothing, and give the same result again."""
+
+_OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
+
+
+@contextlib.contextmanager
+def variables_of(strategy: Any) -> Iterator[None]:
+    """Creates variables that a step makes, such as those of a metric with its first batch, as in the scope of the strategy.
+
+    Otherwise they would be variables of the trial, which replicas share, and each could lose what another one counts.
+    """
+
+    def in_scope(arguments: dict[str, Any]) -> Any:
+        with strategy.scope():
+            return tf.Variable(**arguments)
+
+    def create(next_creator: Any, **kwargs: Any) -> Any:
+        del next_creator
+        with ThreadPoolExecutor(1) as thread:  # It is in no function and in no replica.
+            return thread.submit(in_scope, {name: kwargs[name] for name in _OF_VARIABLES if name in kwargs}).result()
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def parts(batch: Any) -> tuple[Any, Any] | None:
+    """Returns two batches of as many examples each, with weights of 1; None if `batch` cannot be taken apart."""
+    if isinstance(batch, tuple) and len(batch) == 3:
+        # Weights of examples are no property of the step. Those of a batch and of its parts have other sums.
+        batch = (*batch[:2], mapped(tf.ones_like, batch[2]))
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
+        return None
+    size = min(int(min(leaf.shape[0] for leaf in leaves)) // 2, MOST_EXAMPLES)
+    if not size:
+        return None
+    first, second = (mapped(lambda v, b=begin: v[b : b + size], batch) for begin in (0, size))
+    return first, second
+
+
+def count(batch: Any) -> tf.Tensor:
+    """Returns the number of examples of a batch of dense tensors, an integer scalar."""
+    return tf.shape(next(leaf for leaf in tf.nest.flatten(batch) if leaf is not None))[0]
+
+
+def mapped(function: Callable[..., Any], *batches: Any) -> Any:
+    """Returns what a function returns for each tensor of batches of the same structure; None stays None."""
+    return tf.nest.map_structure(lambda *v: None if v[0] is None else function(*v), *batches)
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Returns a batch of the examples of two batches."""
+    return mapped(lambda a, b: tf.concat([a, b], axis=0), first, second)
+
+
+def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns projections of tensors, `[tensors, projections]`, and their norms, `[tensors]`.
+
+    The projection of a sum is the sum of the projections. They are compared in place of the tensors, which may fill a device.
+    """
+    # Rows of a table that two examples look up are one update, so tables count as a whole.
+    flat = [tf.reshape(tf.cast(tf.convert_to_tensor(v), tf.float32), [-1]) for v in recorded]
+    if not flat:
+        return tf.zeros([0, _PROJECTIONS]), tf.zeros([0])
+    projections = []
+    for vector in flat:
+        places = tf.cast(tf.range(tf.size(vector)) % 8191, tf.float32)
+        projections.append([tf.reduce_sum(vector * tf.cos(places * (1.0 + 0.7 * k) + k)) for k in range(_PROJECTIONS)])
+    return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
+
+
+def large(differences: np.ndarray, norms: np.ndarray, tolerance: float) -> list[int]:
+    """Returns the numbers of the tensors whose differences are more than rounding; none if a step gives no finite numbers."""
+    if not np.isfinite(differences).all():
+        return []
+    counted = norms > _LEAST_NORM * norms.max(initial=0)
+    return [int(index) for index in np.flatnonzero(counted & (np.abs(differences).max(axis=1) > tolerance * norms))]
+
+
+def nodes_of(function: Any) -> list[Any]:
+    """Returns the operations of a traced function and of the functions that it calls, as `NodeDef`s."""
+    definition = function.graph.as_graph_def()
+    return [*definition.node, *(node for each in definition.library.function for node in each.node_def)]
+
+
+def changing_operations(nodes: Sequence[Any]) -> set[str]:
+    """Returns the types of operations that may change something, or give another result when they run again."""
+    return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}
+
+
+def assigned_variables(function: Any) -> list[str]:
+    """Returns the names of the variables that a traced function assigns in operations of its own."""
+    handles = {id(inner): outer for outer, inner in function.graph.captures}
+    names = {id(variable.handle): variable.name for variable in function.graph.variables}
+    operations = [each for each in function.graph.get_operations() if "Assign" in each.type or "Scatter" in each.type]
+    found = [names.get(id(handles.get(id(each.inputs[0])))) for each in operations if each.inputs]
+    return [name.partition(":")[0] for name in found if name is not None]

@@ -1,0 +1,82 @@
+"""Added losses that are sums, losses and metrics by class, and losses that keep something: cases as in losses.py."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+from losses import N, X, trained
+
+CLASSES = 5  # As many as each of three replicas has rows of 15, and not as two have of 16.
+LABELS = np.eye(CLASSES, dtype="float32")[np.arange(N) ** 2 % CLASSES]
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+class Adds(keras.layers.Layer):
+    """Adds what a function returns for its outputs as a loss."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss = loss
+        self.dense = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+
+    def call(self, x):
+        outputs = self.dense(x)
+        self.add_loss(self.loss(outputs))
+        return outputs
+
+
+@case
+def added_losses_that_are_sums(scope):
+    def build(loss):
+        inputs = keras.Input((4,))
+        outputs = keras.layers.Dense(1, kernel_initializer="zeros")(Adds(loss)(inputs))
+        return keras.Model(inputs, outputs)
+
+    kinds = {
+        "a number for each example": lambda z: 0.1 * ops.sum(ops.square(z), axis=1),
+        "a sum": lambda z: 0.1 * ops.sum(ops.square(z)),
+        "divided by a constant": lambda z: ops.sum(ops.square(z)) / 16,
+        "a mean": lambda z: ops.mean(ops.square(z)),
+    }
+    return {name: trained(scope, lambda loss=loss: build(loss), loss="mse", rate=0.01) for name, loss in kinds.items()}
+
+
+def dice_by_class(y_true, y_pred):
+    both = ops.sum(y_true * y_pred, axis=0)
+    return 2 * both / (ops.sum(y_true, axis=0) + ops.sum(y_pred, axis=0))
+
+
+def dice_loss_by_class(y_true, y_pred):
+    return 1 - dice_by_class(y_true, y_pred)
+
+
+@case
+def losses_and_metrics_with_a_number_for_each_class(scope):
+    def build():
+        kernel = keras.initializers.GlorotUniform(seed=1)
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(CLASSES, "sigmoid", kernel_initializer=kernel)])
+
+    batches = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(15, drop_remainder=True)
+    results = {}
+    for loss in (dice_loss_by_class, keras.losses.CosineSimilarity(axis=0)):
+        results[str(len(results))] = {
+            "rows not known": trained(scope, build, y=LABELS, loss=loss, metrics=metrics()),
+            "rows known": trained_on(batches, scope, build, loss=loss, metrics=metrics()),
+        }
+    return results
+
+
+def metrics():
+    return [dice_by_class, keras.metrics.CosineSimilarity(axis=0), keras.metrics.CosineSimilarity(name="of_each")]
+
+
+def trained_on(batches, scope, build, **compiled):
+    with scope():
+        model = build()
+        model.compile("sgd", **compiled)
+    return model.fit(batches, epochs=2, verbose=0).history
