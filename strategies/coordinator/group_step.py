@@ -103,7 +103,9 @@ class GroupStep:
                 index = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
                 share = shares[index] if len(devices) > 1 else None
                 begin_replica(devices[index])
-                with replica_context.entered(replica_context.Replica(self._strategy, index, share, rows_of(shard))):
+                graph = tf.compat.v1.get_default_graph()
+                replica = replica_context.Replica(self._strategy, index, share, rows_of(shard), graph=graph)
+                with replica_context.entered(replica):
                     if counts is None:
                         return self._outputs.of_replica(self._step(shard), None)
                     return self._outputs.of_replica(self._step_that_may_not_count(shard, share), counts[index])

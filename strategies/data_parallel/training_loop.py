@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.data_parallel.branches import check_updates
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.xla import compiled
 from tfdist.strategies.inputs.batch_shards import Layout, ShardedIterator, at_least_one, examples_of, per_replica
@@ -219,6 +220,7 @@ class TrainingLoop:
             rows_of(shard),
             tf.maximum(examples_of(shard), 1),
             unbuilt=None if tf.executing_eagerly() else [],
+            graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             looping=looping,
         )
         with entered(state) as replica:
@@ -232,6 +234,9 @@ class TrainingLoop:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
         if replica.unbuilt:
             raise UnbuiltOptimizersError(replica.unbuilt)
+        if replica.branches:
+            own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
+            check_updates(replica.branches, replica.graph, [variable.handle for variable in own])
         self._assigned.update({key: v for key, v in replica.assigned.items() if key not in replica.updated})
         return logs
 

@@ -92,6 +92,14 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
             )
         replica.postponed.append((optimizer, list(grads), trainable_variables))
         return None
+    if not tf.executing_eagerly() and replica.graph not in (None, graph := tf.compat.v1.get_default_graph()):
+        replica.branches.append(graph)
+        layout = getattr(hooks_of(replica.strategy), "layout", None)
+        if replica.share is not None and (layout is None or len(layout.local) > 1):
+            raise ValueError(
+                "the step applies gradients in a tf.cond, an `if` on a tensor, or a loop of TensorFlow, where the replicas of "
+                "a task or worker group cannot add them up. Update in every step, or have one replica in each"
+            )
     replica.same.update(_ids_of_counters(optimizer))
     replica.updated.update(id(variable) for variable in trainable_variables or getattr(optimizer, "_trainable_variables", ()))
     grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in grads])

@@ -49,6 +49,7 @@ LOSSES = (  # tests/support/programs/losses.py
 SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "added_losses_that_are_sums",
     "losses_and_metrics_with_a_number_for_each_class",
+    "a_loss_that_keeps_a_variable",
 )
 OWN_STEPS = (
     "an_own_train_step_with_optimizers_in_a_dict",
@@ -275,6 +276,7 @@ def test_what_cannot_work_says_so(results):
         assert "was built outside the strategy's scope, and its variables cannot move; make it" in task["outside"]
         assert "BatchNormalization(synchronized=True) does: XLA cannot compile that" in task["synchronized"]
         assert "this train_step applies gradients twice; leave jit_compile at 'auto'" in task["two_updates"]
+        assert "the step applies gradients in a tf.cond, or an `if` on a tensor, whose condition" in task["condition"]
         assert (
             "the loss nt_xent depends on the order of its rows, and that of the whole batch is not known" in task["two_views"]
         )

@@ -417,6 +417,9 @@ def clipping_in_a_loop_of_the_users_own(scope):
     return results
 
 
+LOGS = {"largest": 7.0, "share": 0.0}
+
+
 @case
 def random_numbers_of_own_loops(strategy):
     return own_loops.draws(strategy)
@@ -431,6 +434,10 @@ def what_cannot_work_says_so(strategy):
             super().train_step(data)
             return super().train_step(data)
 
+    class UpdatesIfLarge(own_steps.OwnStep):
+        def train_step(self, data):
+            return tf.cond(tf.reduce_mean(data[1]) > 0, lambda: super(UpdatesIfLarge, self).train_step(data), lambda: LOGS)
+
     with strategy.scope():
         lora = regression("sgd")
     lora.layers[0].enable_lora(2)
@@ -439,6 +446,9 @@ def what_cannot_work_says_so(strategy):
     with strategy.scope():
         models = {"outside": regression(outside), "two_updates": TwoUpdates(), "lora": lora}
         models["two_updates"].compile("sgd", "mse", jit_compile=True)
+        models["condition"] = UpdatesIfLarge()
+        models["condition"].build((None, 4))
+        models["condition"].compile("sgd", "mse")
         normalization = keras.layers.BatchNormalization(synchronized=True)
         models["synchronized"] = keras.Sequential([keras.Input((4,)), normalization, keras.layers.Dense(1)])
         models["synchronized"].compile("sgd", "mse", jit_compile=True)
