@@ -1,6 +1,6 @@
 """Metrics of all replicas: each replica counts its own examples, and one all-reduce per execution sums them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import metric_sums
+from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.step_logs import metrics_result, own_names, with_metrics
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, operand
@@ -42,16 +43,16 @@ class ReplicaMetrics:
         metric_sums.note(shared)
         return self._strategy.run(lambda: [tf.identity(v.value) for v in shared]) if shared else []
 
-    def reduce(self, begun: Any, shares: Any, logs: Any, assigned: Iterable[int]) -> Any:
+    def reduce(self, begun: Any, shares: Any, logs: Any, assigned: Mapping[int, Any]) -> Any:
         """Returns the logs over all replicas, and gives every replica the mean of what layers keep.
 
         Args:
             begun: what `begin` returned before the steps.
             shares: each replica's part of the examples of the last step, `PerReplica` float32 scalars.
             logs: what the replicas' last steps returned, `PerReplica`.
-            assigned: the ids of the variables that the steps assigned and that no optimizer updates.
+            assigned: the variables that the steps assigned and that no optimizer updates, by id.
         """
-        metrics, shared, assigned = self.variables(), self.shared_variables(), set(assigned)
+        metrics, shared = self.variables(), self.shared_variables()
         own: set[str] = set()
 
         def on_replica(begun: Any, share: Any, logs: Any) -> Any:
@@ -112,18 +113,30 @@ class ReplicaMetrics:
         ]
         return sums[: len(counted)], tf.nest.pack_sequence_as(logs, means) if flat_logs else logs, wish
 
-    def _layer_state(self, assigned: set[int]) -> list[Any]:
+    def _layer_state(self, assigned: Mapping[int, Any]) -> list[Any]:
         """Returns the variables that steps assign in each replica, such as the moving averages of BatchNormalization.
 
-        A codebook that follows the mean of examples may be trainable although no optimizer updates it.
+        A codebook that follows the mean of examples may be trainable although no optimizer updates it. Losses and other objects
+        that are no layers may have variables, too.
         """
         counted = {id(v) for v in self._model.metrics_variables}
         return [
             v
-            for v in self._model.variables
+            for v in (*self._model.variables, *self._not_of_model(assigned))
             if id(v) not in counted
             and id(v) in assigned
             and v.aggregation == "none"
             and v.synchronization == "auto"
             and "float" in v.dtype
+        ]
+
+    def _not_of_model(self, assigned: Mapping[int, Any]) -> list[Any]:
+        """Returns the assigned variables that are neither the model's nor an optimizer's, if each replica has its own value."""
+        optimizers = [each for held in held_optimizers(self._model) for each in with_inner(held)]
+        known = {id(v) for v in (*self._model.variables, *(v for optimizer in optimizers for v in optimizer.variables))}
+        has_own = len(self._layout.local) == 1
+        return [
+            v
+            for key, v in assigned.items()
+            if key not in known and (has_own or isinstance(v._value, tf.distribute.DistributedValues))
         ]

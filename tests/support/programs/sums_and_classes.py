@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from losses import N, X, trained
+from losses import N, X, Y, trained
 
 CLASSES = 5  # As many as each of three replicas has rows of 15, and not as two have of 16.
 LABELS = np.eye(CLASSES, dtype="float32")[np.arange(N) ** 2 % CLASSES]
@@ -80,3 +80,26 @@ def trained_on(batches, scope, build, **compiled):
         model = build()
         model.compile("sgd", **compiled)
     return model.fit(batches, epochs=2, verbose=0).history
+
+
+class Adaptive(keras.losses.Loss):
+    """Weights examples by a moving average over the steps before, a variable that is not the model's."""
+
+    def __init__(self):
+        super().__init__()
+        self.average = keras.Variable(1.0, trainable=False)
+
+    def call(self, y_true, y_pred):
+        squares, before = ops.square(y_true - y_pred), 1.0 * self.average
+        self.average.assign(0.9 * before + 0.1 * ops.mean(squares))
+        return ops.mean(squares, axis=-1) * before
+
+
+@case
+def a_loss_that_keeps_a_variable(scope):
+    with scope():
+        inputs = keras.Input((4,))
+        model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), Adaptive())
+    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    return [history, float(model.loss.average), *(w.ravel().tolist() for w in model.get_weights())]
