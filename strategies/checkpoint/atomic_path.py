@@ -5,7 +5,7 @@ import ctypes
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.strategies.checkpoint import checkpoint_files
@@ -46,37 +46,49 @@ def _exchange(first: str, second: str) -> bool:
 
 
 @contextlib.contextmanager
-def atomic_path(path: str, make_folder: bool = False) -> Iterator[str]:
+def atomic_path(path: str, make_folder: bool = False, is_elsewhere: Callable[[str], bool] | None = None) -> Iterator[str]:
     """Yields a temporary path to save to in place of `path`. At the end, without an exception, moves the files to `path`.
 
     The temporary path has the same last part, in a hidden folder `.NAME.part` beside `path`. A killed process leaves that
     folder behind, and the next save of the same name removes it. All files that the block makes there are moved, the one named
     as `path` last; those of a TensorFlow checkpoint as checkpoint_files.py says. A folder at `path` changes places with the
     new one; where the file system cannot do that at once, it is moved away just before, and a process killed in between leaves
-    it complete in `.NAME.part/old`. On a task other than the chief nothing is kept.
+    it complete in `.NAME.part/old`. On a task other than the chief nothing is kept, except for what `is_elsewhere`.
 
     Args:
         path: of a file or folder on a file system of this machine.
         make_folder: whether to make the folder of `path` if it does not exist.
+        is_elsewhere: returns whether a task other than the chief keeps what it has saved for `path`.
 
     Raises:
         FileNotFoundError: if the folder of `path` does not exist.
     """
     global _is_participating
     final = os.path.realpath(path)
-    folder, name = os.path.split(final)
+    name = os.path.basename(final)
     if not _is_chief:
         _is_participating, before = True, _is_participating
         try:
             with tempfile.TemporaryDirectory(prefix="tfdist-") as part:
                 yield os.path.join(part, name)
+                if is_elsewhere is not None and is_elsewhere(path):
+                    with _moved(final, make_folder) as own:
+                        shutil.copytree(part, os.path.dirname(own), dirs_exist_ok=True)
         finally:
             _is_participating = before
         return
+    with _moved(final, make_folder) as partial:
+        yield partial
+
+
+@contextlib.contextmanager
+def _moved(final: str, make_folder: bool) -> Iterator[str]:
+    """Yields a temporary path for the files of `final`, and moves them there."""
+    folder, name = os.path.split(final)
     if make_folder:
         os.makedirs(folder, exist_ok=True)
     elif not os.path.isdir(folder):
-        raise FileNotFoundError(f"cannot save {path}: there is no folder {folder}; make it first")
+        raise FileNotFoundError(f"cannot save {final}: there is no folder {folder}; make it first")
     part = os.path.join(folder, f".{name}.part")
     shutil.rmtree(part, ignore_errors=True)
     os.mkdir(part)

@@ -3,7 +3,7 @@
 Keras writes straight to the final name, on every task that runs the program. A process killed in the middle leaves half a file
 there, and two tasks that share a folder overwrite each other's files. `install()` sends every save to a temporary path
 (atomic_path.py). On a task other than the chief a save only takes part in reading the variables, and waits for the chief's
-(save_order.py). The files themselves are
+(save_order.py); it is kept only where it goes to another path than the chief's, such as a temporary folder. The files are
 Keras' and TensorFlow's own; any strategy loads them, and so does a program without tfdist.
 """
 
@@ -60,8 +60,8 @@ def _save_weights(
         return _save_keras(original, model, filepath, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
     with save_order.after_chief(filepath):
         memory = memory_file.save_weights(model, objects_to_skip)
-        if is_chief():
-            with atomic_path(os.fspath(filepath)) as partial:
+        if is_chief() or save_order.is_elsewhere(filepath):
+            with atomic_path(os.fspath(filepath), is_elsewhere=save_order.is_elsewhere) as partial:
                 memory_file.copy_to(memory, partial)
 
 
@@ -84,7 +84,7 @@ def _atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepat
 
 def _save_atomically(save: Callable[..., Any], make_folder: bool, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     if is_local(filepath):
-        with atomic_path(os.fspath(filepath), make_folder) as partial:
+        with atomic_path(os.fspath(filepath), make_folder, save_order.is_elsewhere) as partial:
             return save(model, partial, *args, **kwargs)
     if not is_chief() and not isinstance(filepath, io.IOBase):
         with atomic_path(os.path.basename(str(filepath))) as partial:
@@ -131,7 +131,7 @@ def _save_saved_model(
     with save_order.after_chief(export_dir), strategy_state.left_out():
         if is_chief() and not is_local(export_dir):
             return original(obj, export_dir, signatures, options, **kwargs)
-        with atomic_path(os.fspath(export_dir), make_folder=True) as partial:
+        with atomic_path(os.fspath(export_dir), make_folder=True, is_elsewhere=save_order.is_elsewhere) as partial:
             return original(obj, partial, signatures, options, **kwargs)
 
 

@@ -2,7 +2,8 @@
 
 The chief waits for nobody, so it may save alone, as a program does that gives ModelCheckpoint to rank 0 only. So saves are
 paired by name: the chief lists what it saves, and the n-th save of a name on another task waits for the chief's n-th of that
-name. A name is the last part of a path, with every number as `#`: tasks may save to folders and files of their own rank.
+name. A name is the last part of a path, with every number as `#`: tasks may save to folders and files of their own rank. Names
+of temporary folders count as one.
 """
 
 import contextlib
@@ -23,12 +24,15 @@ WAIT_SECONDS = 300.0
 OTHER_NAME_SECONDS = 60.0
 """How long it waits for the chief to begin a save of a name that the chief has never saved. Then this name does not wait."""
 
+_TEMPORARY = re.compile(r"tmp[a-z0-9_]{8}")
+"""The names that the module tempfile makes."""
+
 _applies = False
 _depth = 0
 _counts: dict[str, int] = {}
 """The saves of this task, by name."""
-_chiefs: list[str] = []
-"""The names of the chief's saves, as far as this task knows them; on the chief all of them."""
+_chiefs: list[tuple[str, str]] = []
+"""The names and paths of the chief's saves, as far as this task knows them; on the chief all of them."""
 _unpaired: set[str] = set()
 
 _log = logging.getLogger("tfdist")
@@ -50,7 +54,7 @@ def after_chief(path: Any) -> Iterator[None]:
     global _depth
     outermost = _applies and not _depth
     name = _name(path) if outermost else ""
-    number = _begin(name) if outermost and is_chief() else 0
+    number = _begin(path) if outermost and is_chief() else 0
     _depth += 1
     try:
         yield
@@ -78,32 +82,67 @@ def alone() -> Iterator[None]:
 def _name(path: Any) -> str:
     if not isinstance(path, str | os.PathLike):
         return ""
-    return re.sub(r"\d+", "#", os.path.basename(os.path.normpath(os.fsdecode(path))))
+    name = os.path.basename(os.path.normpath(os.fsdecode(path)))
+    return "tmp#" if _TEMPORARY.fullmatch(name) else re.sub(r"\d+", "#", name)
 
 
-def _begin(name: str) -> int:
+def _path(path: Any) -> str:
+    return os.path.normpath(os.fsdecode(path)) if isinstance(path, str | os.PathLike) else ""
+
+
+def _begin(path: Any) -> int:
     """Lists a save of the chief; returns its number, from 1."""
-    _chiefs.append(name)
-    publish(f"saves/{len(_chiefs)}", name)
+    _chiefs.append((_name(path), _path(path)))
+    publish(f"saves/{len(_chiefs)}", "\n".join(_chiefs[-1]))
     return len(_chiefs)
+
+
+def is_elsewhere(path: Any) -> bool:
+    """Returns whether another task than the chief saves to another path than the chief, such as a temporary folder of its own.
+
+    Then the chief's file is not what the program will look for there, and writing does not touch it. To be called inside
+    `after_chief`, where the file is complete. It waits until the chief begins its save.
+    """
+    name = _name(path)
+    if not _applies or _depth != 1 or is_chief() or name in _unpaired:
+        return False
+    number = None
+    with _in_vain():
+        number = _listed(name, _counts.get(name, 0) + 1)
+    return number is not None and _chiefs[number - 1][1] != _path(path)
 
 
 def _wait(name: str) -> None:
     """Waits until the chief has made as many saves of a name as this task."""
+    with _in_vain():
+        number = _listed(name, _counts[name])
+        if number is not None:
+            published(f"saves/{number}/done", WAIT_SECONDS)
+
+
+def _listed(name: str, count: int) -> int | None:
+    """Waits until the chief has begun so many saves of a name; returns the number of the last one, None if it does not."""
+    while (names := [each for each, _ in _chiefs]).count(name) < count:
+        is_known = name in names or sum(_counts.values()) > len(_chiefs)
+        try:
+            listed = published(f"saves/{len(_chiefs) + 1}", WAIT_SECONDS if is_known else OTHER_NAME_SECONDS)
+        except tf.errors.DeadlineExceededError:
+            if is_known:
+                raise
+            _unpaired.add(name)
+            _log.info("the chief saves nothing named %s, so this task does not wait for it", name)
+            return None
+        chiefs_name, _, chiefs_path = listed.partition("\n")
+        _chiefs.append((chiefs_name, chiefs_path))
+    return [index for index, each in enumerate(names, 1) if each == name][count - 1]
+
+
+@contextlib.contextmanager
+def _in_vain() -> Iterator[None]:
+    """Surrounds a wait for the chief. If that fails, this task does not wait any more."""
     global _applies
     try:
-        while _chiefs.count(name) < _counts[name]:
-            is_known = name in _chiefs or sum(_counts.values()) > len(_chiefs)
-            try:
-                _chiefs.append(published(f"saves/{len(_chiefs) + 1}", WAIT_SECONDS if is_known else OTHER_NAME_SECONDS))
-            except tf.errors.DeadlineExceededError:
-                if is_known:
-                    raise
-                _unpaired.add(name)
-                _log.info("the chief saves nothing named %s, so this task does not wait for it", name)
-                return
-        number = [index for index, each in enumerate(_chiefs, 1) if each == name][_counts[name] - 1]
-        published(f"saves/{number}/done", WAIT_SECONDS)
+        yield
     except tf.errors.DeadlineExceededError:
         _applies = False
         _log.warning(
@@ -113,4 +152,4 @@ def _wait(name: str) -> None:
         )
     except tf.errors.OpError as error:  # The first task serves what tasks publish, until its program ends.
         _applies = False
-        _log.info("the chief ended while this task waited for its save of %s: %s", name, error.message)
+        _log.info("the chief ended while this task waited for its save: %s", error.message)

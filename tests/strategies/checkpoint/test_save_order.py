@@ -1,5 +1,7 @@
 """Which of the chief's saves another task waits for. The chief and the task run here one after the other."""
 
+from pathlib import Path
+
 import pytest
 import tensorflow as tf
 
@@ -56,7 +58,7 @@ def test_a_task_waits_for_the_file_that_it_has_saved_and_not_for_what_the_chief_
 def test_of_saves_within_one_another_the_outermost_counts_and_tasks_may_save_to_folders_and_files_of_their_own(tasks):
     with save_order.after_chief("/here/model-0"):
         save("/here/.model-0.part/variables/variables")
-    assert tasks.board == {"saves/1": "model-#", "saves/1/done": ""}
+    assert tasks.board == {"saves/1": "model-#\n/here/model-0", "saves/1/done": ""}
     tasks.become(chief=False)
     save("/there/worker_1/model-12/")
     assert tasks.asked[-1][0] == "saves/1/done"
@@ -99,3 +101,30 @@ def test_a_checkpoint_of_another_task_makes_the_folder_that_its_program_removes(
         )
         assert saved == f"{folder / 'ckpt'}-{number}"
         folder.rmdir()  # It is there, and empty: the files are the chief's.
+
+
+def test_what_a_task_saves_to_a_path_of_its_own_is_kept_there(tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr(atomic_path, "_is_chief", False)
+    save("/chief/m.keras")
+    save(tmp_path / "same/m.keras")
+    save("/chief/tmpab_d3f0h")
+    tasks.become(chief=False)
+    for folder in ("own", "same"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "m.keras"
+        with save_order.after_chief(path), atomic_path.atomic_path(str(path), is_elsewhere=save_order.is_elsewhere) as partial:
+            Path(partial).write_text("weights")
+            with save_order.after_chief(partial), atomic_path.atomic_path(partial, is_elsewhere=save_order.is_elsewhere):
+                pass  # The outermost save decides.
+    with (
+        save_order.after_chief(tmp_path / "tmp6ehgklm_"),
+        atomic_path.atomic_path(str(tmp_path / "tmp6ehgklm_"), True, save_order.is_elsewhere) as partial,
+    ):
+        Path(partial).mkdir()
+        (Path(partial) / "fingerprint").write_text("1")
+    with save_order.after_chief(tmp_path / "rank"), atomic_path.atomic_path(str(tmp_path / "rank")) as partial:
+        Path(partial).write_text("TensorFlow's checkpoint")
+    assert sorted(each.relative_to(tmp_path).as_posix() for each in tmp_path.rglob("*") if each.is_file()) == [
+        "own/m.keras",
+        "tmp6ehgklm_/fingerprint",
+    ]
