@@ -54,6 +54,12 @@ class FirstFailure:
         else:
             self._stopped[event.task] = event
 
+    def last_stopped(self) -> set[str]:
+        """Returns the stopped tasks if all others that train have ended: nobody is left that would give them up."""
+        ended = self._training & self._exits.keys()
+        stopped = (self._training & self._stopped.keys()) - ended
+        return stopped if ended and ended | stopped == self._training else set()
+
     def exited(self, event: Exited, servers: Set[str], no_task_served: bool) -> None:
         """Judges the exit of a task.
 

@@ -21,7 +21,7 @@ from tfdist.launch.output import Terminal
 from tfdist.launch.progress import Progress
 from tfdist.launch.progress import forget as forget_progress
 from tfdist.launch.progress import read as read_progress
-from tfdist.launch.restarts import Restarts
+from tfdist.launch.restarts import STOPPED_SECONDS, Restarts
 from tfdist.launch.running_tasks import RunningTasks
 from tfdist.launch.scaling import Scaling
 from tfdist.launch.settings import Settings
@@ -125,6 +125,7 @@ class Supervisor:
         self._settings = settings
         self._watchdog = Watchdog(settings.stall_timeout)
         self._step_watchdog = Watchdog(settings.step_timeout)
+        self._stopped_watchdog = Watchdog(STOPPED_SECONDS)
         self._progress: Progress | None = None
         self._reached = (0, 0)
         self._progress_at = 0.0
@@ -181,6 +182,7 @@ class Supervisor:
             self._scaling.tick()
             self._pass_signals_on()
             self._read_progress()
+            self._kill_stopped()
             if self._punisher is not None:
                 self._punisher.tick(self._files.report, self._tasks.running, self._tasks.signal, self._say)
             answer = verdict()
@@ -220,6 +222,16 @@ class Supervisor:
             "the logs of all tasks end with their Python stacks"
         )
         return Failure(reason, 1, self._job.reporter.name, may_pass=True)
+
+    def _kill_stopped(self) -> None:
+        """Kills the tasks that are stopped and for which the others have not waited."""
+        names = self._first_failure.last_stopped()
+        if not names:
+            self._stopped_watchdog.heard()
+        if self._stopped_watchdog.tick():
+            self._say(f"the others have ended, and {', '.join(names)} was stopped for {STOPPED_SECONDS:.0f} s: it is killed")
+            self._tasks.signal(names, signal.SIGKILL)
+            self._stopped_watchdog.heard()
 
     def _read_progress(self) -> None:
         """Reads from time to time how far the training is."""

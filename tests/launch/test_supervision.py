@@ -135,6 +135,20 @@ def test_a_job_that_gets_farther_with_every_attempt_is_started_again_at_once(sta
     assert job.output.count("all tasks are started again (restart ") == 2
 
 
+def test_a_stopped_task_that_the_others_have_not_waited_for_is_killed(start, script):
+    """Each of them trains. The program of the first has caught what it got when it lost the second, and has finished."""
+    body = """
+    import signal, time
+    me = json.loads(os.environ["TF_CONFIG"])["task"]
+    if me["index"] == 1: os.kill(os.getpid(), signal.SIGSTOP)
+    """
+    job = start(QUICK, "-n", "2", script(body), environment={"TFDIST_TEST_STOPPED": "1"})
+    assert job.wait(60) == 137, job.output
+    assert "the others have ended, and worker:1 was stopped for 1 s: it is killed" in job.output
+    assert "worker:1 failed first: it was killed by SIGKILL; worker:0 had ended with 0 before" in job.output
+    assert job.left() == {}
+
+
 ONE_GROUP = """
     import signal, socket, sys, time
     attempts = pathlib.Path(f"attempts-{me['type']}")

@@ -1,7 +1,7 @@
 """Runs the launcher with a fork server that does not import TensorFlow, for programs that do not need it.
 
 TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started. TFDIST_TEST_FAULT=1 makes the fork
-server fail.
+server fail. TFDIST_TEST_STOPPED is how many seconds a task may stay stopped.
 """
 
 import os
@@ -9,7 +9,7 @@ import resource
 import subprocess
 import sys
 
-from tfdist.launch import cli
+from tfdist.launch import cli, supervisor
 from tfdist.launch.backends.local import processes
 
 FORK_SERVER = """
@@ -38,4 +38,5 @@ def make_quick():
 
 if __name__ == "__main__":
     make_quick()
+    supervisor.STOPPED_SECONDS = float(os.environ.get("TFDIST_TEST_STOPPED", supervisor.STOPPED_SECONDS))
     cli.main()
