@@ -20,7 +20,11 @@ _ATTRIBUTES: dict[type, tuple[str, ...]] = {
     keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
     keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
     keras.callbacks.History: ("epoch", "history"),
+    keras.callbacks.CSVLogger: (),
 }
+_SIZE = "file_size"
+"""What a CSVLogger has in place of attributes: how many bytes its file had."""
+
 _ARRAYS = {keras.callbacks.EarlyStopping: "best_weights"}
 
 
@@ -33,6 +37,8 @@ def states(callbacks: Iterable[Any]) -> tuple[dict[str, Any], dict[str, list[Any
     values, arrays = {}, {}
     for name, kind, callback in _known(callbacks):
         values[name] = {attribute: _plain(getattr(callback, attribute, None)) for attribute in _ATTRIBUTES[kind]}
+        if kind is keras.callbacks.CSVLogger and os.path.exists(callback.filename):
+            values[name][_SIZE] = os.path.getsize(callback.filename)
         if kept := getattr(callback, _ARRAYS.get(kind, ""), None):
             arrays[name] = [np.asarray(array) for array in kept]
     return values, arrays
@@ -41,17 +47,33 @@ def states(callbacks: Iterable[Any]) -> tuple[dict[str, Any], dict[str, list[Any
 def restore(callbacks: Iterable[Any], values: dict[str, Any], arrays: dict[str, list[Any]]) -> None:
     """Sets what `states` returned. Callbacks that it does not have keep what they are."""
     for name, kind, callback in _known(callbacks):
-        for attribute, value in values.get(name, {}).items():
-            setattr(callback, attribute, value)
+        for attribute in values.get(name, {}).keys() & {*_ATTRIBUTES[kind]}:
+            setattr(callback, attribute, values[name][attribute])
         if name in arrays:
             setattr(callback, _ARRAYS[kind], arrays[name])
 
 
-def continue_csv(callback: keras.callbacks.CSVLogger, epoch: int) -> None:
-    """Makes a CSVLogger keep the rows of the epochs before `epoch`, which it would delete when the training begins."""
-    callback.append = True
-    if not os.path.exists(callback.filename):
-        return
+def continue_csv(callbacks: Iterable[Any], epoch: int, values: dict[str, Any]) -> None:
+    """Removes the rows of a CSVLogger that the training is about to write again.
+
+    Args:
+        callbacks: the callbacks of the `fit` that continues.
+        epoch: the number of the epoch at which it does.
+        values: what `states` returned when the backup was saved.
+    """
+    for name, kind, callback in _known(callbacks):
+        if kind is not keras.callbacks.CSVLogger or not os.path.exists(callback.filename):
+            continue
+        size = values.get(name, {}).get(_SIZE)
+        if size is not None:
+            if os.path.getsize(callback.filename) > size:
+                os.truncate(callback.filename, size)
+        elif not callback.append:  # Else rows of other trainings may be there.
+            _keep_rows(callback, epoch)
+
+
+def _keep_rows(callback: keras.callbacks.CSVLogger, epoch: int) -> None:
+    """Keeps the rows of the epochs before `epoch`."""
     with open(callback.filename, newline="") as file:
         rows = list(csv.reader(file, delimiter=callback.sep))
     kept = [row for row in rows if row and (not row[0].isdecimal() or int(row[0]) < epoch)]

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import callback_states, fit_start, folder_lock
+from tfdist.strategies.checkpoint import fit_start, folder_lock, save_order
 from tfdist.strategies.checkpoint.atomic_path import is_chief
 from tfdist.strategies.checkpoint.backup import Broadcast
 from tfdist.strategies.checkpoint.backup_file import BackupFile, Progress
@@ -30,6 +30,7 @@ from tfdist.strategies.checkpoint.model_backup import ModelBackup
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import preemption
+from tfdist.strategies.runtime.losses import is_loss
 from tfdist.strategies.runtime.program_end import at_program_end
 
 _NAME = re.compile(r"model-(\d+)\.(earlier\.)?weights\.h5$")
@@ -75,6 +76,7 @@ class _Backups:
         self._models = 0  # The number of the last file.
         self._found: dict[int, Progress] | None = None  # What an earlier process has saved, by the numbers of the files.
         self._is_in_fit = False
+        self._unfinished: dict[str, str] = {}  # By the path of a backup: why the last call of fit was given up.
 
     def fit(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
         """Calls `fit`. A `fit` within another, by a callback, has no backup."""
@@ -93,15 +95,23 @@ class _Backups:
         self._is_in_fit = True
         try:
             continued = backup.begin(start)
-            if continued is not None and is_chief():
+            if continued and is_chief():
+                backup.continue_csv(listed)
                 for logger in loggers:
-                    callback_states.continue_csv(logger, continued)
+                    logger.append = True  # By itself it would delete the rows before.
             callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, listed)
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
+            self._unfinished.pop(backup.path, None)
             preemption.end_after_fit(backup.wait)
             return history
+        except BaseException as error:
+            if is_loss(error):
+                self._unfinished[backup.path] = f"fit has lost a task ({' '.join(str(error).split())[:200]})"
+            elif isinstance(error, SystemExit):  # After SIGTERM. The program may catch it.
+                self._unfinished[backup.path] = "fit was ended by a signal"
+            raise
         finally:
             self._is_in_fit = False
             backup.forget_call()
@@ -162,17 +172,44 @@ class _Backups:
         return model in self._of_model and self._of_model[model].has_restored_metrics
 
     def end(self, failed: bool) -> None:
-        """Removes the files of a program that has finished: another start is another training."""
+        """Removes the files of a program that has finished: another start is another training.
+
+        They stay if a call of `fit` was given up because the job had lost a task, although the program has caught that, and if
+        another task that trains has not finished: the launcher starts the job again.
+        """
         if failed or not is_chief():
             return
         for file in self._files:
             file.wait()
-        for path in self._paths():
-            os.remove(path)
+        kept = self._why_kept()
+        try:
+            for path in self._paths() if not kept else ():
+                os.remove(path)
+        except OSError as error:  # Of a disk that was mounted for reading only, for example.
+            kept = f"it could not be removed ({error.strerror})"
+        if kept:
+            _log.warning(
+                "the backup in %s stays: %s. The next start of this program continues from it; remove it to train anew",
+                *(self._folder, kept),
+            )
+            return
         try:
             os.rmdir(self._folder)
         except OSError:
             pass  # It holds other files, or was never made.
+
+    def _why_kept(self) -> str:
+        """Returns why a program that has finished leaves its files, as the end of a sentence; "" if it does not."""
+        if not self._files:
+            return ""
+        if self._unfinished:
+            return next(iter(self._unfinished.values()))
+        calls = getattr(self._strategy, "calls", None)
+        if calls is None:
+            return ""
+        save_order.end()
+        unfinished = calls.await_ends()
+        return f"{', '.join(unfinished)} {'have' if len(unfinished) > 1 else 'has'} not finished" if unfinished else ""
 
 
 def _listed(callbacks: Any) -> list[Any]:

@@ -37,16 +37,21 @@ class ModelBackup:
         self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
         self.has_restored_metrics = False
 
+    @property
+    def path(self) -> str:
+        """The path of its file."""
+        return self._file.path
+
     # The beginning and the end of a call of `fit`.
 
-    def begin(self, start: FitStart) -> int | None:
+    def begin(self, start: FitStart) -> bool:
         """Prepares for the next call of `fit`, before Keras begins it.
 
         Args:
             start: how it begins.
 
         Returns:
-            The epoch at which it continues; None if it begins anew.
+            Whether it continues, or is passed over, instead of beginning anew.
         """
         if not self._is_read:
             self._read()
@@ -58,7 +63,7 @@ class ModelBackup:
         self._saved_batches = 0
         found = self._found
         if found is None:
-            return None
+            return False
         number = self._progress.fit
         earlier = found.call
         if number < found.fit:
@@ -70,10 +75,13 @@ class ModelBackup:
                 *(", ".join(f"{name}={value}" for name, value in each.items()) for each in (earlier, call)),
             )
             self._found = None
-            return None
-        if self._is_done:
-            return start.epochs
-        return found.epoch if found.fit == number else None
+            return False
+        return self._is_done or found.fit == number
+
+    def continue_csv(self, callbacks: list[Any]) -> None:
+        """Makes the files of each CSVLogger end where a call of `fit` continues. A call that is passed over writes no row."""
+        if self._found is not None and not self._is_done:
+            callback_states.continue_csv(callbacks, self._found.epoch, self._found.callbacks)
 
     def _read(self) -> None:
         found, self._is_read = self._file.read(), True

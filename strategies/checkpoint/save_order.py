@@ -27,6 +27,9 @@ OTHER_NAME_SECONDS = 60.0
 _TEMPORARY = re.compile(r"tmp[a-z0-9_]{8}")
 """The names that the module tempfile makes."""
 
+LAST = "/"
+"""In place of a name: the chief saves nothing more."""
+
 _applies = False
 _depth = 0
 _counts: dict[str, int] = {}
@@ -79,6 +82,15 @@ def alone() -> Iterator[None]:
         _depth -= 1
 
 
+def end() -> None:
+    """Tells the others, on the chief, that it saves nothing more: its program has ended, and it waits for theirs."""
+    global _applies
+    if _applies:
+        _applies = False
+        with contextlib.suppress(tf.errors.OpError):  # The others are gone.
+            publish(f"saves/{len(_chiefs) + 1}", LAST)
+
+
 def _name(path: Any) -> str:
     if not isinstance(path, str | os.PathLike):
         return ""
@@ -122,6 +134,7 @@ def _wait(name: str) -> None:
 
 def _listed(name: str, count: int) -> int | None:
     """Waits until the chief has begun so many saves of a name; returns the number of the last one, None if it does not."""
+    global _applies
     while (names := [each for each, _ in _chiefs]).count(name) < count:
         is_known = name in names or sum(_counts.values()) > len(_chiefs)
         try:
@@ -131,6 +144,10 @@ def _listed(name: str, count: int) -> int | None:
                 raise
             _unpaired.add(name)
             _log.info("the chief saves nothing named %s, so this task does not wait for it", name)
+            return None
+        if listed == LAST:
+            _applies = False
+            _log.info("the chief ended while this task waited for its save of %s", name)
             return None
         chiefs_name, _, chiefs_path = listed.partition("\n")
         _chiefs.append((chiefs_name, chiefs_path))

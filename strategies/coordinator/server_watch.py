@@ -10,6 +10,7 @@ from tfdist.cluster import Task
 from tfdist.strategies.coordinator.disconnect import disconnect
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.losses import JobLostTaskError
 from tfdist.strategies.runtime.peers import waiting_for
 
 POLL_SECONDS = 2.0
@@ -18,7 +19,7 @@ POLL_SECONDS = 2.0
 _log = logging.getLogger("tfdist")
 
 
-class ServersGoneError(RuntimeError):
+class ServersGoneError(JobLostTaskError):
     """A ps does not answer any more, so that its part of the parameters cannot be reached."""
 
 

@@ -13,6 +13,10 @@ DATA_ADVICE = (
     "data, and do not divide it by rank"
 )
 
+BACKUP_ADVICE = (
+    "under multi_worker_mirrored every task restores the chief's backup: give it to every task; only the chief writes"
+)
+
 
 class DifferentCallsError(RuntimeError):
     """The tasks of a strategy whose tasks train together make different calls. The message names them."""

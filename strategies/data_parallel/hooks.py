@@ -161,7 +161,7 @@ class DataParallelHooks(KerasHooks):
     def begin_data(self, call: Call, batches: int | None, source: Any) -> None:
         """See `KerasHooks`: compares the calls of the tasks."""
         if self._calls is not None:
-            facts: dict[str, Any] = {"call": call.name, "epochs": call.epochs or None}
+            facts: dict[str, Any] = {"call": call.name, "epochs": call.epochs or None, "backups": call.backups}
             if isinstance(source, ShardedDataset):
                 facts |= {"batches": batches, "spec": str(source.element_spec)}
             self._calls.agree(facts)

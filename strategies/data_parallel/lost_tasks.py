@@ -95,6 +95,7 @@ class LostTasks:
         self._me, self._others = me, [task for task in tasks if task is not me]
         following = tasks[(tasks.index(me) + 1) % len(tasks)]
         self._watched = [_Watched(task) for task in dict.fromkeys((following, tasks[0])) if task is not me]
+        self._closed: dict[str, int] = {}  # Looks in sequence that found no server, by the name of a task.
         self._look, self._abort = look or reach, abort
         self._clock = clock
         self._is_aborted = False
@@ -112,6 +113,13 @@ class LostTasks:
                 self._is_aborted = True
                 with contextlib.suppress(tf.errors.OpError):  # The service that would tell the others is gone, or they know it.
                     self._abort(why)
+
+    def has_left(self, name: str) -> bool:
+        """Looks at one task; returns whether its process has ended, as looks in sequence have found."""
+        (task,) = (each for each in self._others if each.name == name)
+        is_closed = self._found([task])[task] is Reach.CLOSED
+        self._closed[name] = self._closed.get(name, 0) + 1 if is_closed else 0
+        return self._closed[name] >= CLOSED_LOOKS
 
     def explain(self, error: tf.errors.OpError) -> TaskLostError | None:
         """Returns an error that names the lost task, after at most `LOOK_SECONDS`; None if all tasks are there.

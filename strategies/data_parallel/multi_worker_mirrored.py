@@ -125,25 +125,26 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         options = tf.distribute.experimental.CommunicationOptions()
         self.devices = local_devices(me)
         lost = LostTasks(me, tasks)
-        calls = SameCalls(me.name, [task.name for task in tasks], explain=lost.explain, on_long_execution=lost.look_around)
+        names = [task.name for task in tasks]
+        calls = SameCalls(me.name, names, explain=lost.explain, on_long_execution=lost.look_around, has_left=lost.has_left)
         self.calls = calls if len(tasks) > 1 else None
         seconds = CONNECTION_TIMES * lost_seconds()  # With once, a task whose link is back would be ended.
         configure_coordination(resolver.cluster_spec(), seconds)
         keep_connections(ports_of(cluster), seconds)
         # As MultiWorkerMirroredStrategy.__init__, with this task's own devices.
         tf.distribute.Strategy.__init__(self, _Extended(self, resolver, options, self.devices))
-        names = self.extended.worker_devices
+        worker_devices = self.extended.worker_devices
 
         def initialize(devices: list[str]) -> None:
-            self.extended._tfdist_devices = [self.devices[names.index(device)] for device in devices]
+            self.extended._tfdist_devices = [self.devices[worker_devices.index(device)] for device in devices]
             self.extended._initialize_strategy(resolver, devices=None)
 
-        self._arrangement = Arrangement(self, names, initialize, tasks.index(me), len(tasks), cluster.partition)
+        self._arrangement = Arrangement(self, worker_devices, initialize, tasks.index(me), len(tasks), cluster.partition)
 
     def end(self, failed: bool) -> None:
         """Ends what this task tells the others, at the end of its program."""
         if self.calls is not None:
-            self.calls.end()
+            self.calls.end(failed)
         if self.extended.groups is not None and not failed:
             self.extended.groups.end()
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.data_parallel.board import ADVICE, DATA_ADVICE, Board, DifferentCallsError
+from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, Board, DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 
 POLL_SECONDS = 1.0
@@ -31,6 +31,12 @@ MOMENT_SECONDS = 0.01
 
 EXECUTION_SECONDS = 5.0
 """After so long in one execution a task says in which. Most take less, and say nothing."""
+
+FAILED = "failed"
+"""What a task tells of the end of its program if that has failed."""
+
+END_SECONDS = 600.0
+"""How long a task that has ended its program waits for the others, where it does."""
 
 WARNING_SECONDS = 60.0
 """After so long without an agreement a warning names the tasks that are missing."""
@@ -48,6 +54,7 @@ class SameCalls:
         clock: returns seconds.
         explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
         on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
+        has_left: returns whether a task, by its name, is gone; called every `POLL_SECONDS` while its end is waited for.
 
     Attributes:
         me: as given.
@@ -62,12 +69,14 @@ class SameCalls:
         clock: Callable[[], float] = time.monotonic,
         explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
         on_long_execution: Callable[[], None] = lambda: None,
+        has_left: Callable[[str], bool] = lambda name: False,
     ) -> None:
         self.me, self.names = me, list(names)
         self._board = board or Board()
         self._clock = clock
         self._explain = explain
         self._on_long_execution = on_long_execution
+        self._has_left = has_left
         self._agreements = 0
         self._executions = 0
         self._sources = 0
@@ -213,13 +222,39 @@ class SameCalls:
         self._sources += 1
         return FirstBatch(self.me, self.names, f"first_batch/{self._sources}", self._board)
 
-    def end(self) -> None:
-        """Tells the others that the program of this task has ended."""
+    def end(self, failed: bool = False) -> None:
+        """Tells the others that the program of this task has ended. Calling it again does nothing."""
+        if self._is_over.is_set():
+            return
         self._is_over.set()
         if self._is_lost:
             return
         with contextlib.suppress(tf.errors.OpError):
-            self._board.put(f"ended/{self.me}", "")
+            self._board.put(f"ended/{self.me}", FAILED if failed else "")
+
+    def await_ends(self) -> list[str]:
+        """Ends this task's calls and waits for the ends of the others' programs, for at most `END_SECONDS`.
+
+        Returns:
+            The tasks whose programs have failed, cannot be asked any more, or have not ended. Not one that has left without a
+            word, as `os._exit` does: if it was killed, whatever started the tasks ends this one, too, before that is known.
+        """
+        self.end()
+        latest = self._clock() + END_SECONDS
+        return [name for name in self.names if name != self.me and not self._has_finished(name, latest)]
+
+    def _has_finished(self, name: str, latest: float) -> bool:
+        """Waits for the end of a task's program; returns whether it has finished."""
+        try:
+            while (value := self._board.take(f"ended/{name}", POLL_SECONDS)) is None:
+                if self._has_left(name):
+                    break
+                execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
+                if self._clock() >= latest or (execution is not None and int(execution) > self._executions):
+                    return False  # It waits for this task, which makes no more executions.
+        except DifferentCallsError:
+            return False
+        return value != FAILED
 
 
 def difference(calls: dict[str, dict[str, Any]]) -> str:
@@ -231,6 +266,7 @@ def difference(calls: dict[str, dict[str, Any]]) -> str:
     sentences = {
         "call": ("{0} calls {1} while {2} calls {3}", ADVICE),
         "epochs": ("fit makes the epochs {1} on {0} and {3} on {2}", "give every task the same epochs and initial_epoch"),
+        "backups": ("fit has {1} BackupAndRestore on {0} and {3} on {2}", BACKUP_ADVICE),
         "batches": ("{call} has {1} batches on {0} and {3} on {2}", DATA_ADVICE),
         "spec": ("{call} gets batches of {1} on {0} and of {3} on {2}", DATA_ADVICE),
     }

@@ -5,6 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import keras
+import tensorflow as tf
+
 from tfdist.strategies.private_api import patches
 
 
@@ -15,10 +18,12 @@ class Call:
     Attributes:
         name: of the method.
         epochs: those of a `fit`, such as "0 to 10"; "" for other methods.
+        backups: how many `BackupAndRestore` a `fit` has; None for other methods.
     """
 
     name: str
     epochs: str = ""
+    backups: int | None = None
 
 
 _running: list[Call] = []
@@ -54,7 +59,10 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     given = inspect.signature(original).bind(model, *args, **kwargs)
     given.apply_defaults()
     epochs = f"{given.arguments['initial_epoch']} to {given.arguments['epochs']}"
-    return _during(Call("fit", epochs), lambda: original(model, *args, **kwargs))
+    callbacks = given.arguments["callbacks"]
+    listed = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tf.nest.flatten(callbacks)
+    backups = sum(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed)
+    return _during(Call("fit", epochs, backups), lambda: original(model, *args, **kwargs))
 
 
 def _evaluate(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:

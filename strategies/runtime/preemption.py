@@ -150,6 +150,14 @@ class SaveOnSignal(keras.callbacks.Callback):
             self.release()
             signal.raise_signal(signal.SIGTERM)
 
+    def end_after(self, error: Exception) -> None:
+        """Heeds a SIGTERM that came before an error of `fit`. The program may catch the error, and would go on."""
+        if self._saves and signal.SIGTERM in self._received | self._late:
+            self.release()
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(f"tfdist: SIGTERM: no backup is saved, because fit has failed ({why}), and the program ends", flush=True)
+            sys.exit(EXIT_CODE)
+
     def _report(self, received: set[int]) -> None:
         if signal.SIGTERM in received:
             self.release()
@@ -200,5 +208,8 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     bound.arguments["callbacks"] = with_callback(saver, model, given)  # In the place of one of an earlier call in that list.
     try:
         return original(*bound.args, **bound.kwargs)
+    except Exception as error:
+        saver.end_after(error)
+        raise
     finally:
         saver.release()

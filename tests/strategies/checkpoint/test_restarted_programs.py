@@ -5,6 +5,7 @@ The processes run here one after the other, with an exception in place of the ki
 
 import gc
 import random
+import re
 import signal
 import weakref
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint import backup_file, data_position, job_backup, model_backup
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+from tfdist.strategies.coordinator.executions import WorkersGoneError
 
 X = np.random.default_rng(1).random((64, 3), "float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -318,3 +320,71 @@ def test_sigterm_in_the_last_step_of_an_epoch_saves_its_end_and_needs_no_launche
     assert "epoch 2 step 10" in job.output and "done" not in job.output and "the backup is saved" in job.output
     code, job = run(9)
     assert code == 0 and "done [0, 1, 2, 3] 20" in job.output and "step" not in job.output, job.output
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (tf.errors.UnavailableError(None, None, "no answer\nfrom ps:0"), r"fit has lost a task \(no answer from ps:0\)"),
+        (WorkersGoneError("worker:0 is gone"), r"fit has lost a task \(worker:0 is gone\)"),
+        (SystemExit(143), "fit was ended by a signal"),
+    ],
+)
+def test_a_program_that_goes_on_after_the_loss_of_a_task_keeps_its_backup(process, tmp_path, caplog, error, why):
+    fails = [False, True]
+
+    def program():
+        for _ in range(2):
+            callback = keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: raise_if(fails.pop(0) if fails else False, error)
+            )
+            try:
+                dense().fit(X, Y, epochs=1, verbose=0, callbacks=[callback])
+            except BaseException as caught:
+                assert caught is error
+
+    with pytest.raises(AssertionError, match="exists"):
+        process(program)
+    assert re.search(f"the backup in .*/backup stays: {why}. The next start of this program continues", caplog.text)
+    process(program)
+    assert "fit 1 of net was finished before the restart" in caplog.text
+
+
+def test_a_backup_that_cannot_be_removed_is_said(process, monkeypatch, caplog):
+    def program():
+        dense().fit(X, Y, epochs=1, verbose=0)
+        monkeypatch.setattr(job_backup.os, "remove", lambda path: raise_if(True, OSError(30, "Read-only file system")))
+
+    with pytest.raises(AssertionError, match="exists"):
+        process(program)
+    assert "stays: it could not be removed (Read-only file system)" in caplog.text
+
+
+def raise_if(condition, error):
+    if condition:
+        raise error
+
+
+@pytest.mark.parametrize("is_passed_over", [True, False])
+def test_a_csv_file_has_each_row_once_and_loses_none_of_another_call(process, tmp_path, is_passed_over):
+    """The rows of a call are removed if it makes their epochs again. A call that is passed over makes none."""
+    (tmp_path / "log.csv").write_text("epoch,loss,val_loss\n0,9.0,NA\n1,9.0,NA\n2,9.0,NA\n")
+
+    class KillAfterRow(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise_if(epoch == self.at, Killed())
+
+    def program():
+        model = dense()
+        first = keras.callbacks.CSVLogger(tmp_path / ("first.csv" if is_passed_over else "log.csv"), append=not is_passed_over)
+        if is_passed_over:
+            model.fit(X, Y, epochs=2, verbose=0, callbacks=[first])
+        model.fit(X, Y, epochs=5, verbose=0, callbacks=[keras.callbacks.CSVLogger(first.filename, append=True), kill])
+
+    kill = KillAfterRow()
+    kill.at = 3
+    assert process(program) is None
+    kill.at = 99
+    process(program)
+    rows = [line.partition(",")[0] for line in (tmp_path / ("first.csv" if is_passed_over else "log.csv")).read_text().split()]
+    assert rows == ["epoch", *(["0", "1"] if is_passed_over else ["0", "1", "2"]), "0", "1", "2", "3", "4"]

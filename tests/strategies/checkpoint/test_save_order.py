@@ -128,3 +128,15 @@ def test_what_a_task_saves_to_a_path_of_its_own_is_kept_there(tasks, tmp_path, m
         "own/m.keras",
         "tmp6ehgklm_/fingerprint",
     ]
+
+
+def test_a_task_does_not_wait_for_saves_of_a_chief_whose_program_has_ended(tasks):
+    save("m.keras")
+    save_order.end()
+    save("late.keras")  # Of an exit function. Nobody waits for it.
+    tasks._patch(save_order, "_applies", True)
+    tasks.become(chief=False)
+    save("m.keras")
+    assert save_order._applies
+    save("m.keras")
+    assert not save_order._applies and tasks.asked[-1][0] == "saves/2"

@@ -224,3 +224,38 @@ def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypat
     with calls.executing():
         assert looked.wait(20)
     calls.end()
+
+
+def test_a_task_waits_for_the_ends_of_the_others_and_names_those_that_have_not_finished():
+    board, left, now = LocalBoard(), set(), [0.0]
+    names = [*NAMES, "worker:3"]
+
+    def clock():
+        now[0] += same_calls.END_SECONDS / 4
+        return now[0]
+
+    first = SameCalls(names[0], names, board, clock=clock, has_left=left.__contains__)
+    others = [SameCalls(name, names, board) for name in names[1:]]
+    left.add("worker:2")  # Without a word.
+    others[0].end()
+    timer = threading.Timer(0.2, others[2].end)
+    timer.start()
+    assert first.await_ends() == [] and board.values["ended/worker:0"] == ""
+    timer.join()
+    left.clear()
+    now[0] = 0.0
+    assert first.await_ends() == ["worker:2"]  # It runs on.
+    others[1].end(failed=True)
+    assert first.await_ends() == ["worker:2"]
+
+
+def test_a_task_does_not_wait_for_the_end_of_one_that_waits_for_it_in_a_step():
+    board = LocalBoard()
+    board.put("executing/worker:1", "1")
+    assert SameCalls("worker:0", NAMES[:2], board).await_ends() == ["worker:1"]
+
+
+def test_a_callback_that_restores_on_one_task_only_is_named():
+    one, none = {**FIT, "backups": 1}, {**FIT, "backups": 0}
+    text = difference({"worker:0": one, "worker:1": none})
+    assert text.startswith("fit has 1 BackupAndRestore on worker:0 and 0 on worker:1; under multi_worker_mirrored every task")

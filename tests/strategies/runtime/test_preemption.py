@@ -105,3 +105,12 @@ def test_a_backup_that_cannot_be_written_is_not_called_saved(of, capsys):
     arrives()
     assert ends(saver.on_train_batch_end, 3)
     assert "SIGTERM: the backup could not be saved, and the program ends" in capsys.readouterr().out
+
+
+def test_a_signal_before_an_error_of_fit_is_heeded_although_the_program_catches_the_error(of, capsys):
+    saver = of(Backup())
+    saver.end_after(ValueError("no loss"))
+    arrives()
+    assert ends(saver.end_after, ValueError("no loss"))
+    assert "tfdist: SIGTERM: no backup is saved, because fit has failed (ValueError: no loss)" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
