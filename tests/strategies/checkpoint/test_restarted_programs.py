@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import weakref
+from types import SimpleNamespace
 
 import h5py
 import keras
@@ -358,6 +359,21 @@ def test_a_backup_that_cannot_be_removed_is_said(process, monkeypatch, caplog):
     with pytest.raises(AssertionError, match="exists"):
         process(program)
     assert "stays: it could not be removed (Read-only file system)" in caplog.text
+
+
+def test_the_backup_stays_until_the_programs_of_all_tasks_have_finished(process, monkeypatch, caplog):
+    unfinished = ["worker:1"]
+    calls = SimpleNamespace(await_ends=lambda: unfinished)
+    monkeypatch.setattr(tf.distribute.get_strategy(), "calls", calls, raising=False)
+
+    def program():
+        dense().fit(X, Y, epochs=1, verbose=0)
+
+    with pytest.raises(AssertionError, match="exists"):
+        process(program)
+    assert "/backup stays: worker:1 has not finished. The next start" in caplog.text
+    unfinished.clear()
+    process(program)
 
 
 def raise_if(condition, error):
