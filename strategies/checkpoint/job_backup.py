@@ -30,7 +30,7 @@ from tfdist.strategies.checkpoint.model_backup import ModelBackup
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import preemption
-from tfdist.strategies.runtime.losses import is_loss
+from tfdist.strategies.runtime.lost_task_error import says_lost_task
 from tfdist.strategies.runtime.program_end import at_program_end
 
 _NAME = re.compile(r"model-(\d+)\.(earlier\.)?weights\.h5$")
@@ -107,7 +107,7 @@ class _Backups:
             preemption.end_after_fit(backup.wait)
             return history
         except BaseException as error:
-            if is_loss(error):
+            if says_lost_task(error):
                 self._unfinished[backup.path] = f"fit has lost a task ({' '.join(str(error).split())[:200]})"
             elif isinstance(error, SystemExit):  # After SIGTERM. The program may catch it.
                 self._unfinished[backup.path] = "fit was ended by a signal"

@@ -26,7 +26,7 @@ from tfdist.strategies.coordinator.worker_groups import GroupCall
 from tfdist.strategies.private_api import dispatch_context, schedule_for_reader, schedule_on_coordinator
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.losses import JobLostTaskError
+from tfdist.strategies.runtime.lost_task_error import JobLostTaskError
 from tfdist.strategies.runtime.lost_timeout import DEFAULT_SECONDS
 from tfdist.strategies.runtime.peers import waiting_for
 

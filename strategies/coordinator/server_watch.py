@@ -10,7 +10,7 @@ from tfdist.cluster import Task
 from tfdist.strategies.coordinator.disconnect import disconnect
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.runtime.deadline import Deadline
-from tfdist.strategies.runtime.losses import JobLostTaskError
+from tfdist.strategies.runtime.lost_task_error import JobLostTaskError
 from tfdist.strategies.runtime.peers import waiting_for
 
 POLL_SECONDS = 2.0

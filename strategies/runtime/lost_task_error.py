@@ -7,7 +7,7 @@ class JobLostTaskError(RuntimeError):
     """The job has lost tasks without which the training cannot go on. The message names them."""
 
 
-def is_loss(error: BaseException) -> bool:
+def says_lost_task(error: BaseException) -> bool:
     """Returns whether an error says that the job has lost a task. A program that catches it has not trained to its end."""
     kinds = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.DeadlineExceededError, tf.errors.CancelledError)
     return isinstance(error, (JobLostTaskError, *kinds))
