@@ -31,6 +31,7 @@ def test_standard_1_trains_the_digits_and_writes_a_summary(start, read_json):
     assert "  strategy  parameter_server: ps with one server group" in job.output
 
 
+@pytest.mark.release
 @pytest.mark.timeout(400)
 def test_premium_1_runs_31_tasks(start, read_json):
     job = start("-m", "tfdist.launch", "--tier", "PREMIUM_1", "--summary", "summary.json")

@@ -236,7 +236,7 @@ print(json.dumps({"loss": history["loss"], "iterations": int(model.optimizer.ite
     for prediction in alone["predictions"]:
         np.testing.assert_allclose(got["prediction"], prediction, atol=1e-3)
     for job, files in elsewhere.items():
-        assert sorted(path.name for path in (tmp_path / f"of-{job}").iterdir()) == files
+        assert sorted(path.name for path in (tmp_path / f"of-{job}").rglob("*") if path.is_file()) == files
 
 
 ENDS_WITHOUT_SAVING = """

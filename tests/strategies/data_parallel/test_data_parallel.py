@@ -102,9 +102,11 @@ IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of
     "losses_that_tensorflow_scales",
     "losses_that_override_call",
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
+    "losses_and_metrics_with_a_number_for_each_class",
 )
+EACH_ONCE = (*FEW, *IN_ONE_TASK, "added_losses_that_are_sums", "a_loss_that_keeps_a_variable")
 CLUSTERS = {
-    "mirrored": (1, (*FEW, *SUMS_AND_CLASSES, *OWN_STEPS, *LOSSES)),
+    "mirrored": (1, (*FEW, *SUMS_AND_CLASSES, *OWN_STEPS, *LOSSES) if selection.ALL else EACH_ONCE),
     "multi_worker_mirrored": (2, tuple(f"not:{case}" for case in IN_ONE_TASK if not selection.ALL)),
     "multi_worker_mirrored, two replicas each": (2, FEW),
 }

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import selection
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -49,10 +50,10 @@ TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")  # Each holds a whole
 SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
     "a_pair_of_dense_layers",
     "a_transformer",
-    "recurrent_layers_by_columns",
     "built_in_fit",
     "constraints",
     "own_train_step_that_assigns_weights",
+    *(["recurrent_layers_by_columns"] if selection.ALL else []),
 )
 RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 
