@@ -27,7 +27,7 @@ from tfdist.strategies.checkpoint.backup_file import BackupFile, Progress
 from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
 from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.model_backup import ModelBackup
-from tfdist.strategies.keras_hooks.callbacks import with_callback
+from tfdist.strategies.keras_hooks.callbacks import listed, with_callback
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import preemption
 from tfdist.strategies.runtime.lost_task_error import says_lost_task
@@ -82,8 +82,8 @@ class _Backups:
         """Calls `fit`. A `fit` within another, by a callback, has no backup."""
         bound = inspect.signature(original).bind(model, *args, **kwargs)
         callbacks = bound.arguments.get("callbacks")
-        listed = _listed(callbacks)
-        has_own = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed)
+        given = listed(callbacks)
+        has_own = any(isinstance(each, keras.callbacks.BackupAndRestore) for each in given)
         if self._is_in_fit or has_own or model.distribute_strategy is not self._strategy:
             return original(model, *args, **kwargs)
         bound.apply_defaults()
@@ -91,15 +91,15 @@ class _Backups:
         if model not in self._of_model:
             self._of_model[model] = self._backup_of(model, start)
         backup = self._of_model[model]
-        loggers = [each for each in listed if isinstance(each, keras.callbacks.CSVLogger) and not each.append]
+        loggers = [each for each in given if isinstance(each, keras.callbacks.CSVLogger) and not each.append]
         self._is_in_fit = True
         try:
             continued = backup.begin(start)
             if continued and is_chief():
-                backup.continue_csv(listed)
+                backup.continue_csv(given)
                 for logger in loggers:
                     logger.append = True  # By itself it would delete the rows before.
-            callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, listed)
+            callback = (_EachEpoch if self._batches is None else _EachBatch)(backup, given)
             bound.arguments["callbacks"] = with_callback(callback, model, callbacks)
             history = original(*bound.args, **bound.kwargs)
             backup.end(model, history)
@@ -210,10 +210,6 @@ class _Backups:
         save_order.end()
         unfinished = calls.await_ends()
         return f"{', '.join(unfinished)} {'have' if len(unfinished) > 1 else 'has'} not finished" if unfinished else ""
-
-
-def _listed(callbacks: Any) -> list[Any]:
-    return list(callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tf.nest.flatten(callbacks))
 
 
 class _EachEpoch(keras.callbacks.Callback):

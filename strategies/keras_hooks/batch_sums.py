@@ -32,8 +32,7 @@ def install() -> None:
 
 
 def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
-    replica = replica_context.current()
-    if replica is None or replica.share is None:
+    if (replica := replica_context.with_share()) is None:
         return original(layer, loss)
     if replica.recorded is not None:
         return original(layer, added_losses.tried_out(replica, layer, loss))

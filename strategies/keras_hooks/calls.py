@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.callbacks import listed
 from tfdist.strategies.private_api import patches
 
 
@@ -59,9 +59,7 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     given = inspect.signature(original).bind(model, *args, **kwargs)
     given.apply_defaults()
     epochs = f"{given.arguments['initial_epoch']} to {given.arguments['epochs']}"
-    callbacks = given.arguments["callbacks"]
-    listed = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tf.nest.flatten(callbacks)
-    backups = sum(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed)
+    backups = sum(isinstance(each, keras.callbacks.BackupAndRestore) for each in listed(given.arguments["callbacks"]))
     return _during(Call("fit", epochs, backups), lambda: original(model, *args, **kwargs))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.keras_hooks.replica_context import Replica
 from tfdist.strategies.private_api import patches
 
 
@@ -20,16 +19,10 @@ def install() -> None:
     patches.REGULARIZATION_LOSS.patch(_regularization_loss)
 
 
-def _replica() -> Replica | None:
-    """Returns the current replica; None outside of tfdist's step functions and for one that is alone."""
-    replica = replica_context.current()
-    return None if replica is None or replica.share is None else replica
-
-
 def _average_loss(
     original: Callable[..., Any], per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> Any:
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is None:
         return original(per_example_loss, sample_weight, global_batch_size)
     if global_batch_size is None or replica.recorded is not None:  # A trial has another batch. It counts right below.
@@ -39,4 +32,4 @@ def _average_loss(
 
 
 def _regularization_loss(original: Callable[..., Any], regularization_loss: Any) -> Any:
-    return original(regularization_loss) if _replica() is None else tf.reduce_sum(regularization_loss)
+    return original(regularization_loss) if replica_context.with_share() is None else tf.reduce_sum(regularization_loss)

@@ -51,14 +51,8 @@ def install() -> None:
     patches.COMPILE_LOSS.patch(_call_compiled)
 
 
-def _replica() -> Replica | None:
-    """Returns the replica whose loss is computed; None outside of tfdist's step functions and for a replica that is alone."""
-    replica = replica_context.current()
-    return None if replica is None or replica.share is None else replica
-
-
 def _unscaled(original: Callable[..., Any], value: Any) -> Any:
-    return original(value) if _replica() is None and not _is_own_loop() else value
+    return original(value) if replica_context.with_share() is None and not _is_own_loop() else value
 
 
 def _is_own_loop() -> bool:
@@ -68,7 +62,7 @@ def _is_own_loop() -> bool:
 
 def _per_example(original: Callable[..., Any], value: Any) -> Any:
     """Returns what Keras adds to the mean that it shows."""
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is None:
         return value if _is_own_loop() else original(value)
     # `_call_compiled` has divided what has a loss for each example; within it nothing is divided yet.
@@ -84,7 +78,7 @@ def _reduce(
     dtype: Any = None,
 ) -> Any:
     loss = original(values, sample_weight, mask, reduction, dtype)
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is not None:
         replica.reductions += 1
     if replica is None or replica.has_whole_batch:
@@ -127,7 +121,7 @@ def _relative_weight(replica: Replica, weight: Any, dtype: Any) -> Any:
 
 
 def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is None or replica.has_whole_batch:
         return original(loss, y_true, y_pred, sample_weight)
     outer = replica.has_scalar_loss, replica.rows_of_function
@@ -207,7 +201,7 @@ def _adopt_own_call(own: Any) -> None:
 
     @functools.wraps(original)
     def call(loss: Any, y_true: Any, y_pred: Any, *weights: Any, **others: Any) -> Any:
-        replica = _replica()
+        replica = replica_context.with_share()
         if "sample_weight" in others and not weights:
             weights = (others.pop("sample_weight"),)
         if replica is None or replica.has_whole_batch or others or len(weights) > 1:  # Keras gives at most one.
@@ -228,7 +222,7 @@ def _adopt_own_call(own: Any) -> None:
 
 def _call_compiled(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
     """Divides the losses that `compile` has without a reduction by the share: Keras' step takes gradients of their sum."""
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is None:
         return original(loss, y_true, y_pred, sample_weight)
     replica.in_compile_loss = True

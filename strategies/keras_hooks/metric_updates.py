@@ -40,15 +40,9 @@ def install() -> None:
     patches.UPDATE_METRIC_FUNCTION.patch(_update_function)
 
 
-def _replica() -> Replica | None:
-    """Returns the current replica; None outside of tfdist's step functions and for one that is alone."""
-    replica = replica_context.current()
-    return None if replica is None or replica.share is None else replica
-
-
 def _update_function(original: Callable[..., Any], metric: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
     """Updates a metric that is made of a function; on the whole batch if that has not a number for each example."""
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is None:
         return original(metric, y_true, y_pred, sample_weight)
     numbers: list[Any] = []
@@ -95,7 +89,7 @@ def _update_with_whole_batch(
 
 def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Counts a number for a whole batch by the replica's share, so that the replicas together count it once."""
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is None or not _is_number_of_batch(values, replica):
         return original(metric, values, sample_weight)
     if replica.recorded is not None and replica.metric_numbers is None:
@@ -123,7 +117,7 @@ def _is_number_of_batch(values: Any, replica: Replica) -> bool:
 
 def _update_sum(original: Callable[..., Any], metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """Counts a number that is the same on every replica by the replica's share."""
-    replica = _replica()
+    replica = replica_context.with_share()
     if replica is not None and sample_weight is None and _is_same_everywhere(values):
         if replica.recorded is not None:
             metric_trial.settle(replica, metric)

@@ -97,6 +97,12 @@ def current() -> Replica | None:
     return getattr(_thread, "replica", None)
 
 
+def with_share() -> Replica | None:
+    """Returns the current replica; None outside of tfdist's step functions and for one that is alone."""
+    replica = current()
+    return None if replica is None or replica.share is None else replica
+
+
 def is_trial() -> bool:
     """Returns whether this thread traces a step that is only tried out: it must change nothing."""
     replica = current()
