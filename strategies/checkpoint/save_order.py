@@ -119,14 +119,14 @@ def is_elsewhere(path: Any) -> bool:
     if not _applies or _depth != 1 or is_chief() or name in _unpaired:
         return False
     number = None
-    with _in_vain():
+    with _stops_waiting_on_error():
         number = _listed(name, _counts.get(name, 0) + 1)
     return number is not None and _chiefs[number - 1][1] != _path(path)
 
 
 def _wait(name: str) -> None:
     """Waits until the chief has made as many saves of a name as this task."""
-    with _in_vain():
+    with _stops_waiting_on_error():
         number = _listed(name, _counts[name])
         if number is not None:
             published(f"saves/{number}/done", WAIT_SECONDS)
@@ -155,7 +155,7 @@ def _listed(name: str, count: int) -> int | None:
 
 
 @contextlib.contextmanager
-def _in_vain() -> Iterator[None]:
+def _stops_waiting_on_error() -> Iterator[None]:
     """Surrounds a wait for the chief. If that fails, this task does not wait any more."""
     global _applies
     try:
