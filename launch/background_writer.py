@@ -21,6 +21,9 @@ STALLED_SECONDS = 1.0
 CLOSE_SECONDS = 30.0
 """How long `close` waits for a slow reader."""
 
+CLOSE_STALLED_SECONDS = 5.0
+"""How long `close` waits for one that takes nothing. Longer than `STALLED_SECONDS`: what is not read then is lost."""
+
 _GONE = (errno.EPIPE, errno.EBADF, errno.ECONNRESET)
 
 
@@ -94,14 +97,14 @@ class BackgroundWriter:
             return self._changed.wait_for(lambda: self._size < self._limit // 2 or self._has_stalled(), timeout)
 
     def close(self) -> None:
-        """Waits until everything is written, the reader is gone or has stopped, or 30 s have passed."""
+        """Waits until everything is written, the reader is gone, has taken nothing for 5 s, or 30 s have passed."""
         deadline = time.monotonic() + CLOSE_SECONDS
         with self._changed:
-            while self._size and not self._has_stalled() and time.monotonic() < deadline:
+            while self._size and not self._has_stalled(CLOSE_STALLED_SECONDS) and time.monotonic() < deadline:
                 self._changed.wait(STALLED_SECONDS / 10)
 
-    def _has_stalled(self) -> bool:
-        return self._size > 0 and time.monotonic() - self._progress_at > STALLED_SECONDS
+    def _has_stalled(self, seconds: float = STALLED_SECONDS) -> bool:
+        return self._size > 0 and time.monotonic() - self._progress_at > seconds
 
     def _run(self) -> None:
         while True:

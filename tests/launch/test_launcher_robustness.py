@@ -1,10 +1,13 @@
 """The launcher where its surroundings misbehave: readers, disks, left-over processes. Its tasks run without TensorFlow."""
 
+import array
+import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
+import termios
 import time
 from types import SimpleNamespace
 
@@ -65,6 +68,13 @@ def wait_for(condition, seconds=20):
         time.sleep(0.05)
 
 
+def is_full(pipe):
+    """Returns whether the 64 KB of a pipe hold so much that the next lines of MUCH do not fit."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return waiting[0] > (1 << 16) - 4096
+
+
 def counted(output):
     """Returns how many lines of MUCH are shown, and how many are said to be left out."""
     lines = output.decode().splitlines()
@@ -113,6 +123,15 @@ def test_a_slow_reader_gets_every_line(piped):
     assert buffered.count(b"chief:0 | x") == 40000 and b"left out" not in buffered
 
 
+def test_a_reader_that_pauses_at_the_end_gets_every_line(piped, tmp_path):
+    launcher = piped("for n in range(4000): print('x' * 60, n)\nprint('last', flush=True)\n")
+    wait_for(lambda: is_full(launcher.stdout.fileno()))
+    time.sleep(3)  # Longer than the task runs, and than a reader may pause while a job runs.
+    shown, _ = counted(output := launcher.stdout.read())
+    assert launcher.wait(10) == 0
+    assert shown == 4001 and b"tfdist: done in" in output
+
+
 def test_a_non_blocking_output_does_not_silence_the_launcher(tmp_path):
     (tmp_path / "program.py").write_text(MUCH)
     read_end, write_end = os.pipe()
@@ -121,7 +140,7 @@ def test_a_non_blocking_output_does_not_silence_the_launcher(tmp_path):
         [sys.executable, QUICK, "--tier", "BASIC", "program.py"], cwd=tmp_path, stdout=write_end, start_new_session=True
     )
     os.close(write_end)
-    wait_for((tmp_path / "printed").exists)
+    wait_for(lambda: is_full(read_end))
     with open(read_end, "rb") as output:
         text = output.read()
     assert launcher.wait(10) == 0
