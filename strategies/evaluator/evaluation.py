@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.strategies.evaluator.folder import Checkpoint
 from tfdist.strategies.evaluator.progress import Progress
+from tfdist.strategies.keras_hooks.callbacks import listed
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer
 from tfdist.strategies.private_api import train_validation_split
 
@@ -79,9 +80,7 @@ class Evaluations:
         self._validation = validation
         self._fit = fit
         self._verbose = arguments["verbose"] not in (0, False)
-        callbacks = arguments["callbacks"]
-        callbacks = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else callbacks or []
-        callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+        callbacks = listed(arguments["callbacks"])
         # `evaluate` calls only their on_test_… methods. Of Keras' callbacks TensorBoard alone writes files there, the chief's.
         self._callbacks = [callback for callback in callbacks if not isinstance(callback, keras.callbacks.TensorBoard)]
         self._exports = [c for c in callbacks if isinstance(c, keras.callbacks.ModelCheckpoint) and _exports_best(c)]

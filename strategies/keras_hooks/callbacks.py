@@ -8,7 +8,9 @@ import tensorflow as tf
 
 def listed(callbacks: Any) -> list[Any]:
     """Returns the callbacks in the `callbacks` argument of `fit`, in whatever form it is; see `with_callback`."""
-    return list(callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tf.nest.flatten(callbacks))
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    return tf.nest.flatten(callbacks) if callbacks else []
 
 
 def with_callback(callback: keras.callbacks.Callback, model: Any, callbacks: Any) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.inputs import worker_input
+from tfdist.strategies.keras_hooks.callbacks import listed
 
 SUFFIX = ".measured"
 """The file is beside the report (run_summary.py), with this at the end of its name."""
@@ -60,8 +61,7 @@ def change(arguments: MutableMapping[str, Any]) -> None:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks.callbacks[:] = _kept(callbacks.callbacks)
     elif callbacks:
-        given = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
-        arguments["callbacks"] = _kept(given)
+        arguments["callbacks"] = _kept(listed(callbacks))
 
 
 def _kept(callbacks: Sequence[keras.callbacks.Callback]) -> list[keras.callbacks.Callback]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import keras
 
-from tfdist.strategies.keras_hooks.callbacks import with_callback
+from tfdist.strategies.keras_hooks.callbacks import listed, with_callback
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.private_api import patches
@@ -63,9 +63,7 @@ class SaveOnSignal(keras.callbacks.Callback):
             saves: whether this task is the chief. Another ignores SIGUSR1, which all tasks get, and does not handle SIGTERM.
         """
         super().__init__()
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks = callbacks.callbacks
-        each = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+        each = listed(callbacks)
         self._backups = [save for one in each if (save := _function_to_save(one)) is not None]
         self._waits = [wait for one in each if (wait := getattr(one, "wait_for_save", None)) is not None]
         self._frequent = [save for one in each if _is_frequent(one) and (save := _function_to_save(one)) is not None]

@@ -85,6 +85,9 @@ def test_nothing_is_written_or_ended_by_callbacks_of_the_user(tmp_path):
     single = {"callbacks": left_out[0]}
     change(single)
     assert single["callbacks"] == []
+    nested = {"callbacks": [[kept], left_out]}  # Keras takes that.
+    change(nested)
+    assert nested["callbacks"] == [kept]
     whole = keras.callbacks.CallbackList([kept, *left_out])
     change({"callbacks": whole})
     assert [type(each) for each in whole.callbacks if each in (kept, *left_out)] == [type(kept)]

@@ -32,7 +32,7 @@ def of():
     savers = []
 
     def begin(callback):
-        saver = SaveOnSignal([callback], saves=True)
+        saver = SaveOnSignal([[callback]], saves=True)  # Keras takes lists in lists, too.
         saver.set_model(SimpleNamespace())
         saver.on_train_begin()
         savers.append(saver)
