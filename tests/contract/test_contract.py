@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import selection
 
-from contract.table import COLUMNS, PAGE, REFERENCE, ROWS, SERVED, SHARDED, different, page
+from contract.table import COLUMNS, PAGE, ROWS, SERVED, SHARDED, different, page
 
 TESTS = Path(__file__).parent.parent
 SECONDS = 1200  # A bound for a column that hangs, on machines several times slower than those it takes 330 s on.
@@ -63,13 +63,14 @@ def runs(tmp_path_factory, run_python):
     return Runs(tmp_path_factory.mktemp("contract"), run_python)
 
 
-def columns(**only):
-    """Returns the columns as parameters of tests."""
-    return [
-        pytest.param(column, id=column.name, marks=cluster)
-        for column in COLUMNS
-        if column.kind != REFERENCE or only.get("reference")
-    ]
+TESTED = [column for column in COLUMNS if selection.ALL or not column.is_for_a_release]
+LOADS = ("multi_worker_mirrored", "hogwild")
+"""Columns that load the files of every other for each change."""
+
+
+def columns(of):
+    """Returns columns as parameters of tests."""
+    return [pytest.param(column, id=column.name, marks=cluster) for column in TESTED if of(column)]
 
 
 def cells():
@@ -103,14 +104,14 @@ def test_contract(runs, column, row):
                 )
 
 
-@pytest.mark.parametrize("column", columns(reference=True))
+@pytest.mark.parametrize("column", columns(lambda column: selection.ALL or column.name in LOADS))
 def test_files_of_every_column_load_in(runs, column):
-    for other in COLUMNS:
+    for other in TESTED:
         runs.of(other)
-    runs.start(column, *(str(runs.folder / other.name / "files") for other in COLUMNS))
+    runs.start(column, *(str(runs.folder / other.name / "files") for other in TESTED))
     for task in (column.chief, *column.others):
         loaded = runs.read(column, task, "loaded.json")
-        assert len(loaded) == len(COLUMNS)
+        assert len(loaded) == len(TESTED)
         for folder, differences in loaded.items():
             assert sorted(differences) == ["checkpoints", "model.keras", "model.weights.h5"]
             assert max(differences.values()) < 1e-5, (folder, differences)
@@ -124,9 +125,9 @@ def test_files_of_every_column_load_without_tfdist(runs):
         "print(json.dumps([differences(tf.distribute.get_strategy(), folder) for folder in sys.argv[1:]]))\n"
         "assert not any(name.startswith('tfdist') for name in sys.modules)"
     )
-    for column in COLUMNS:
+    for column in TESTED:
         runs.of(column)
-    folders = [str(runs.folder / column.name / "files") for column in COLUMNS]
+    folders = [str(runs.folder / column.name / "files") for column in TESTED]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     got = subprocess.run(
         [sys.executable, "-c", code, *folders], env=environment, capture_output=True, text=True, timeout=SECONDS
@@ -136,17 +137,17 @@ def test_files_of_every_column_load_without_tfdist(runs):
         assert max(differences.values()) < 1e-5, (folder, differences)
 
 
-@pytest.mark.parametrize("column", columns())
-def test_a_model_from_outside_the_scope_causes_a_warning(runs, column):
+@pytest.mark.parametrize("column", columns(lambda column: column.name in SERVED))
+def test_what_runs_on_the_chief_alone_causes_a_warning(runs, column):
     runs.of(column)
-    if column.name in SERVED:
-        assert "was made outside the strategy's scope and trains in this process alone" in runs.output(column)
-
-
-@pytest.mark.parametrize("column", [column for column in columns() if column.id in SERVED])
-def test_a_loop_that_runs_on_the_chief_alone_causes_a_warning(runs, column):
-    runs.of(column)
+    assert "was made outside the strategy's scope and trains in this process alone" in runs.output(column)
     assert "a training loop of your own runs on the chief alone" in runs.output(column)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_row_is_tested_for_each_change_with_replicas_and_with_workers_that_serve_the_chief(row):
+    tested = [column.name for column in COLUMNS if column.tests(row)]
+    assert "default" in tested and {*tested} & {"mirrored", "multi_worker_mirrored"} and {*tested} & {*SERVED}
 
 
 def test_the_page_is_up_to_date():

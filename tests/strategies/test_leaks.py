@@ -104,6 +104,7 @@ def growth(usage):
     return [(statistics.median(memory), task[-1][1] - task[0][1]) for memory, task in zip(of_calls, last, strict=True)]
 
 
+@pytest.mark.release
 def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hogwild(start, script, read_json):
     program = script(PROGRAM)
     environments = configs({"strategy": "hogwild", "sync_period": 2}, chief=1, worker=1, ps=1)

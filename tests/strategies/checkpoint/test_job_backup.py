@@ -107,7 +107,19 @@ def program(tmp_path, monkeypatch):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(("kind", "frequency"), [*((kind, 3) for kind in DATA), ("a dataset that repeats", "epoch")])
+@pytest.mark.parametrize(
+    ("kind", "frequency"),
+    [
+        ("arrays", 3),
+        ("a shuffled dataset", 3),
+        ("a generator", 3),
+        ("a dataset that repeats", "epoch"),
+        *(
+            pytest.param(kind, 3, marks=pytest.mark.release)
+            for kind in ("a dataset that repeats", "a dataset of unknown size", "a PyDataset")
+        ),
+    ],
+)
 def test_a_training_that_is_started_again_ends_as_one_that_was_not_interrupted(program, kind, frequency):
     whole = program("whole", frequency, DATA[kind])
     assert program("interrupted", frequency, DATA[kind], killed_after=19) is None
@@ -238,7 +250,9 @@ CLUSTERS = {
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("strategy", CLUSTERS)
+@pytest.mark.parametrize(
+    "strategy", [pytest.param(name, marks=pytest.mark.release) if name == "mirrored" else name for name in CLUSTERS]
+)
 def test_a_job_is_started_again_by_itself_and_nothing_is_lost(start, tmp_path, read_json, strategy):
     flags, killed, trained = CLUSTERS[strategy]
     program = str(PROGRAMS / "restarted.py")

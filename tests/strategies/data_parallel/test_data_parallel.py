@@ -78,6 +78,20 @@ FEW = (
     "random_numbers_of_own_loops",
 )
 IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of several tasks, by the same code.
+    "sgd_momentum",
+    "steps_per_execution",
+    "jit_compile",
+    "ema_overwrite_frequency",
+    "loss_scaling",
+    "loss_that_is_a_sum",
+    "own_train_step",
+    "inputs_and_outputs_by_name",
+    "a_reduction_by_sum",
+    "a_mean_over_sample_weights",
+    "metric_functions_of_one_number",
+    "logs_of_an_own_step_under_the_name_of_a_metric",
+    "a_keras_loss_in_add_loss",
+    "an_own_compute_loss",
     "a_loss_function_that_returns_a_mean_with_steps_per_execution",
     "a_loss_function_that_returns_a_sum",
     "a_loss_class_that_returns_neither",
@@ -104,11 +118,17 @@ IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
     "losses_and_metrics_with_a_number_for_each_class",
 )
+OF_BOTH = (  # Where several tasks with several replicas differ from both.
+    "last_batch_smaller_than_the_number_of_replicas",
+    "all_of_these",
+    "a_large_variable_has_the_value_of_the_chief",
+    "random_numbers_of_own_loops",
+)
 EACH_ONCE = (*FEW, *IN_ONE_TASK, "added_losses_that_are_sums", "a_loss_that_keeps_a_variable")
 CLUSTERS = {
     "mirrored": (1, (*FEW, *SUMS_AND_CLASSES, *OWN_STEPS, *LOSSES) if selection.ALL else EACH_ONCE),
     "multi_worker_mirrored": (2, tuple(f"not:{case}" for case in IN_ONE_TASK if not selection.ALL)),
-    "multi_worker_mirrored, two replicas each": (2, FEW),
+    "multi_worker_mirrored, two replicas each": (2, FEW if selection.ALL else OF_BOTH),
 }
 """Name of a cluster -> the number of its tasks, and the cases that it runs, or after `not:` those that it does not."""
 N = 250

@@ -43,8 +43,10 @@ PROGRAM = """
         # An odd number of pushes: the groups would begin the next epoch with different fragments.
         ("nothing more", 2, 2, 2, 1),
         ("stops", 2, 2, 1, 1),  # The push that one group waits for is not scheduled any more.
-        ("evaluates", 2, 2, 1, 1),  # It is scheduled after the evaluation, which waits for the group.
-        ("fits one batch", 2, 2, 2, 1),  # One group has trained before, so only its first push has progress.
+        # It is scheduled after the evaluation, which waits for the group.
+        pytest.param("evaluates", 2, 2, 1, 1, marks=pytest.mark.release),
+        # One group has trained before, so only its first push has progress.
+        pytest.param("fits one batch", 2, 2, 2, 1, marks=pytest.mark.release),
         ("fits two batches", 3, 4, 2, 0),  # Some groups have pushed before, to rounds of which the others do not know.
     ],
 )

@@ -516,6 +516,7 @@ def test_rows_that_two_groups_have_trained_are_averaged(results):
 WITHOUT_PS = ("data_parallel", "rounds, average", "rounds, nesterov", "uneven, int8", "fragments", "what_steps_wait_for")
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("name", WITHOUT_PS)
 def test_where_the_global_parameters_are_changes_nothing(results, results_without_ps, name):
     """But rounding: TensorFlow optimizes the operations of a task together."""

@@ -42,7 +42,10 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module", params=CLUSTERS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.release) if name == "sandblaster" else name for name in CLUSTERS],
+)
 def ran(request, tmp_path_factory, run_python):
     """(name of the cluster, results of the cases)"""
     folder = tmp_path_factory.mktemp("kinds_of_data")

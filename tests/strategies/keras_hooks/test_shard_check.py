@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import selection
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -46,9 +47,10 @@ EQUAL = (
 FEW = ("contrastive", "sharpness_aware", "a_sum_of_the_examples", "a_mean_of_the_examples", "batch_normalization")
 
 GROUPS = "cluster { nworker_groups: 2 nworkers_per_group: 2 nserver_groups: 1 nservers_per_group: 1 }"
+ALL_STEPS = (*WARNED, *UNCHECKED, *EQUAL)
 CLUSTERS = {
-    "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", (*WARNED, *UNCHECKED, *EQUAL)),
-    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", (*WARNED, *UNCHECKED, *EQUAL)),
+    "mirrored": ("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }", ALL_STEPS),
+    "multi_worker_mirrored": ("cluster { nworkers_per_group: 2 }", ALL_STEPS if selection.ALL else FEW),
     "parameter_server": (GROUPS, FEW),
     "hogwild": (GROUPS, FEW),
 }

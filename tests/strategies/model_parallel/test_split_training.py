@@ -50,10 +50,8 @@ TWO_TASKS = ("many_steps_of_adam", "an_embedding_by_rows")  # Each holds a whole
 SPANNING = (  # A replica is in two tasks. The transformer has an embedding by rows.
     "a_pair_of_dense_layers",
     "a_transformer",
-    "built_in_fit",
-    "constraints",
     "own_train_step_that_assigns_weights",
-    *(["recurrent_layers_by_columns"] if selection.ALL else []),
+    *(("built_in_fit", "constraints", "recurrent_layers_by_columns") if selection.ALL else ()),
 )
 RUNS = {"1x4": ONE_REPLICA, "2x2": TWO_REPLICAS, "2x2, two tasks": TWO_TASKS, "2x2, four tasks": SPANNING}
 
