@@ -1,7 +1,7 @@
 """Which tests run: those for each change, or with the environment variable TFDIST_TESTS=all also those for a release.
 
 Where clusters run the same code, each case runs in one of them for each change, and in all of them for a release. A test that is
-for a release as a whole has the mark `release`.
+for a release as a whole has the mark `release`: it takes long, and faults that it finds, faster ones find, too.
 """
 
 import os
