@@ -351,7 +351,7 @@ def page() -> str:
         "",
         "Every column but the last two loads the files of every other column, and so does Keras without tfdist. The predictions are",
         "equal. For each change, CI tests every row in a column of mirrored or multi_worker_mirrored, and in one of the others.",
-        "`TFDIST_TESTS=all` tests all cells, and the optimizers that work like Adam.",
+        "`TFDIST_TESTS=all` tests all cells, and all optimizers.",
     ]
     lines += ["", "The errors:", "", *(f"* {message}" for message in notes)]
     lines += [
