@@ -153,6 +153,7 @@ def test_a_batch_script_that_tfdist_did_not_write():
     for bad, message in (
         ("#SBATCH -n x\n", "ntasks: 'x' is not right; expected a whole number from"),
         ("#SBATCH hetjob\n", ":3: heterogeneous jobs are not read"),
+        ("#SBATCH packjob\n", ":3: heterogeneous jobs are not read"),
         ("#SBATCH -N 99999 --ntasks-per-node=99999\n", "more than 100000"),
         ("#SBATCH -n '2\n", ":3: this line cannot be split into words"),
         ("export TFDIST_CLUSTER=x\n", ":3: TFDIST_CLUSTER: expected a JSON object"),

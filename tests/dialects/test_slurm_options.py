@@ -76,6 +76,22 @@ def test_all_steps_that_may_train_agree() -> None:
         steps("srun ./a.sh", "srun --ntasks-per-node=$GPUS ./run.sh")
 
 
+def test_variables_that_sbatch_sets_are_known_to_every_launcher() -> None:
+    lines = ("--nodes=2", "--ntasks-per-node=4", "--gres=gpu:4")
+    for run in (
+        "srun -n $SLURM_NTASKS python x.py",
+        "mpirun -np ${SLURM_NTASKS} python x.py",
+        'horovodrun -np "$SLURM_NPROCS" python x.py',
+        "N=$((SLURM_NNODES * SLURM_NTASKS_PER_NODE))\nmpirun -np $N python x.py",
+    ):
+        assert len(script(*lines, run=run).tasks) == 8
+    assert len(script("-n 6", run="mpirun -np $SLURM_NTASKS python x.py").tasks) == 6
+    assert len(script("--gpus-per-node=4", run="torchrun --nproc-per-node=$SLURM_GPUS_ON_NODE x.py").tasks) == 4
+    for own in ("", "export SLURM_NTASKS=$(nproc)\n"):  # It follows from no option, and the script sets it.
+        with pytest.raises(ClusterError, match=r"-np: '\$SLURM_NTASKS' has a shell variable"):
+            script("-n 2" if own else "--gpus=8", run=f"{own}mpirun -np $SLURM_NTASKS python x.py")
+
+
 def test_variables_among_the_options_of_a_step() -> None:
     assert len(script("-N 2", run="srun --ntasks=$((SLURM_NNODES * 8)) ./run.sh").tasks) == 16
     assert len(script("-N 2 --ntasks-per-node=2", run="srun -n $(( ${SLURM_NNODES}*$SLURM_NTASKS_PER_NODE )) x").tasks) == 4
@@ -120,7 +136,7 @@ def test_another_launcher_in_the_script_counts() -> None:
     assert summary(cluster) == (8, 1, 0) and cluster.task is None
     for run, message in (
         ("srun torchrun --nproc-per-node=4 x.py", "srun starts torchrun on each of 2 tasks"),
-        ("srun torchrun --nnodes=$SLURM_NNODES x.py", "--nnodes: '$SLURM_NNODES' has a shell variable"),
+        ("srun torchrun --nnodes=$NODES x.py", "--nnodes: '$NODES' has a shell variable"),
         ('L="torchrun --nnodes $N"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
     ):
         with pytest.raises(ClusterError) as caught:
@@ -149,6 +165,7 @@ def test_a_command_line_of_srun() -> None:
         "srun -n 4 python x.py : -n 2 python y.py",
         "srun --het-group=0,1 -n 4 python x.py",
         "srun --het-group 0-2 -n 4 python x.py",
+        "srun --pack-group=0,1 -n 4 python x.py",
         "srun -n 4 : -n 2 torchrun x.py",
     ],
 )
@@ -163,6 +180,7 @@ def test_a_step_on_several_components_is_refused(command: str) -> None:
 
 def test_a_step_on_one_component_is_read() -> None:
     assert summary(tfdist.read("srun --het-group=1 -n 4 python x.py")) == (4, 1, 0)
+    assert summary(tfdist.read("srun --pack-group 1 -n 4 python x.py")) == (4, 1, 0)
 
 
 def test_the_values_of_long_options_are_not_taken_for_the_program() -> None:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from tfdist.dialects.parsing.command_line import PREFIXES
 from tfdist.dialects.parsing.document import check_text, is_json
@@ -65,13 +66,16 @@ def is_script(text: str) -> bool:
     return _SHEBANG.match(text) is not None or not (is_json(text) or _YAML_KEY.search(text))
 
 
-def launches(text: str, source: Source, has_lines: bool = True) -> list[Launch]:
+def launches(
+    text: str, source: Source, has_lines: bool = True, known: Mapping[str, str] = MappingProxyType({})
+) -> list[Launch]:
     """Returns the commands of a script that describe a cluster, in order; at most `MAX_LAUNCHERS`.
 
     Args:
         text: the script.
         source: for messages.
         has_lines: whether messages name the line.
+        known: variables that are set where the script runs.
 
     Raises:
         ClusterError: for a quotation that does not end, and for a launcher that is only the value of a variable.
@@ -80,7 +84,7 @@ def launches(text: str, source: Source, has_lines: bool = True) -> list[Launch]:
     inherited: Mapping[str, str] = {}
     hidden: dict[str, _Hidden] = {}
     used: _Hidden | None = None
-    for command in commands(check_text(text, source), source):
+    for command in commands(check_text(text, source), source, known):
         variables = {**inherited, **command.variables}
         used = used or next((hidden[name] for word in command.words for name in _NAMED.findall(word) if name in hidden), None)
         if not command.words:

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from tfdist.dialects.commands import Launch, check_prefix, is_script, launches, may_launch
@@ -118,8 +119,13 @@ def _from_file(path: "str | bytes") -> "Detected | Launched":
     return _from_text(decode(content, source), name)
 
 
-def detect_launches(text: str, name: str) -> Launched | None:
+def detect_launches(text: str, name: str, known: Mapping[str, str] = MappingProxyType({})) -> Launched | None:
     """Returns the commands of a text that describe a cluster; None if it has none.
+
+    Args:
+        text: the text.
+        name: its place, for messages.
+        known: variables that are set where it runs.
 
     Raises:
         ClusterError: for a command line that cannot be split into words.
@@ -128,7 +134,7 @@ def detect_launches(text: str, name: str) -> Launched | None:
         return None
     has_lines = name != "<text>" or "\n" in text.replace("\\\n", "").strip()
     source = Source("command", name if has_lines else shown(text.strip(), 40)[1:-1])
-    found = launches(text, source, has_lines)
+    found = launches(text, source, has_lines, known)
     return Launched(found, source, has_lines) if found else None
 
 

@@ -46,6 +46,8 @@ class TextReader:
             words it has. Default: all of `words`.
         starts_launchers: returns whether a text is a script whose commands may start another launcher, which then describes the
             cluster. Must not raise.
+        variables: returns the variables that whatever runs such a script sets in it, as far as they follow from the text. Must
+            not raise.
         is_mapping: whether `parse` reads the mapping of a JSON or YAML document. Default: it reads the text.
         looks_like: returns whether a text or a mapping has the form of this language. It is asked before words are counted, and
             suits texts without names (host files) and mappings that share their names with another language. Must not raise.
@@ -60,6 +62,7 @@ class TextReader:
     words: frozenset[str] = frozenset()
     marks: frozenset[str] = frozenset()
     starts_launchers: Callable[[str], bool] = lambda text: False
+    variables: Callable[[str], Mapping[str, str]] = lambda text: {}
     is_mapping: bool = False
     looks_like: Callable[[str | Mapping[Any, Any]], bool] = lambda content: False
     from_object: Callable[[object], Mapping[str, Any] | None] = lambda value: None

@@ -129,7 +129,7 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
     described = reader.parse(dataclasses.replace(document, hostfile=hosts, overrides=options))
     if not reader.starts_launchers(document.text) or not isinstance(described, Cluster):
         return described
-    inner = detect_launches(document.text, document.name)
+    inner = detect_launches(document.text, document.name, reader.variables(document.text))
     if inner is None or not (others := [each for each in inner.launches if each.words and each.dialect != detected.dialect]):
         return described
     try:

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from tfdist.dialects.parsing.variables import ASSIGNMENT, Literals
 from tfdist.errors import Source
@@ -64,14 +65,19 @@ class ShellCommand:
     line: int = 1
 
 
-def commands(text: str, source: Source) -> Iterator[ShellCommand]:
+def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyType({})) -> Iterator[ShellCommand]:
     """Yields the commands of a script, in order. Here-documents are left out.
+
+    Args:
+        text: the script.
+        source: for messages.
+        known: variables that are set where it runs.
 
     Raises:
         ClusterError: for a quotation that does not end.
     """
     words: list[str] = []
-    before, literals = "\n", Literals(text)
+    before, literals = "\n", Literals(text, known)
     for kind, content, line in _words(text, source, literals):
         if kind == "word":
             if not words:

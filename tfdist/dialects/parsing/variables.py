@@ -32,7 +32,7 @@ _HARMLESS = re.compile(r"activate|conda|bashrc|profile|module|modules", re.ASCII
 class Literals:
     """The values that are known at a place of a script. `see` every command, in order, then `expand` words of the next one."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, known: Mapping[str, str]) -> None:
         counts: dict[str, int] = {}
         for match in _ASSIGNED.finditer(_SAID.sub("", text)):
             counts[match[1]] = counts.get(match[1], 0) + 1
@@ -40,6 +40,8 @@ class Literals:
         changed = {name for change in changes for name in _NAME.findall(change)}
         self._once = {name for name, count in counts.items() if count == 1} - changed
         self._values: dict[str, str] = {}
+        # Those that are set where the script runs, unless it changes them itself.
+        self._known = {name: value for name, value in known.items() if name not in counts and name not in changed}
         self._open: list[str] = []
         self._left = MAX_EXPANDED
 
@@ -72,13 +74,16 @@ class Literals:
         """Returns a text that is not in single quotes with the values of `$NAME`, `${NAME}` and products of numbers in it."""
         return _PRODUCT.sub(self._product, _USE.sub(self._value, text)) if "$" in text else text
 
+    def _get(self, name: str, otherwise: str) -> str:
+        return self._values.get(name, self._known.get(name, otherwise))
+
     def _value(self, match: re.Match[str]) -> str:
-        value = self._values.get(match[1] or match[2], match[0])
+        value = self._get(match[1] or match[2], match[0])
         self._left -= len(value)
         return value if self._left >= 0 else match[0]
 
     def _product(self, match: re.Match[str]) -> str:
-        factors = [self._values.get(word, word).strip("${}") for word in re.split(r"[ \t]*\*[ \t]*", match[1])]
+        factors = [self._get(word, word).strip("${}") for word in re.split(r"[ \t]*\*[ \t]*", match[1])]
         if all(re.fullmatch(r"[1-9][0-9]{0,8}", factor) for factor in factors) and len(factors) < 10:
             return str(math.prod(map(int, factors)))
         return f"$(({' * '.join(factors)}))"

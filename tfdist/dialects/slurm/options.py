@@ -4,7 +4,6 @@ Names and meanings are those of sbatch(1) and srun(1) of Slurm 22.05 and later. 
 name (getopt_long). The options of plug-ins are not known here and are passed over.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ _VALUED = names(
     "epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket "
     "gpus-per-task gres gres-flags het-group hint input job-name jobid kill-on-invalid-dep licenses mail-type "
     "mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi msg-timeout network nodefile nodelist nodes "
-    "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output partition power prefer "
+    "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output pack-group partition power prefer "
     "priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog task-prolog "
     "tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes "
     "wckey wrap"
@@ -56,7 +55,7 @@ _LETTERS = {
     **{"M": "clusters", "m": "distribution", "N": "nodes", "n": "ntasks", "o": "output", "P": "dependency", "p": "partition"},
     **{"q": "qos", "r": "relative", "S": "core-spec", "T": "threads", "t": "time", "w": "nodelist", "x": "exclude"},
 }
-_ALIASES = {"tasks-per-node": "ntasks-per-node"}
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "pack-group": "het-group"}
 
 OF_TASKS = ("ntasks", "nodes", "ntasks-per-node", "ntasks-per-gpu")
 """Options that say how many tasks there are."""
@@ -65,7 +64,6 @@ _OF_GPUS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 """Options that say how many GPUs there are."""
 
 _COUNT = re.compile(r"(?:.*:)?([0-9]{1,9})(?:\([^)]*\))?", re.ASCII)
-_PRODUCT = re.compile(r"\$\(\(([\w\s*${}]+)\)\)", re.ASCII)
 _GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=/](.*))?", re.ASCII)
 
 
@@ -238,20 +236,25 @@ def _listed(values: Values, name: str) -> int:
     return total
 
 
-def of_allocation(text: str, wanted: Mapping[str, str]) -> str:
-    """Returns the value of a variable that sbatch sets by its own options, `$SLURM_NTASKS`, or of a product with such
-    variables, `$((SLURM_NNODES * 8))`; other texts as they are."""
-    product = _PRODUCT.fullmatch(text)
-    if product is not None:
-        factors = [_factor(part, wanted) for part in product[1].split("*")]
-        return str(math.prod(map(int, factors))) if all(_COUNT.fullmatch(factor) for factor in factors) else text
-    name = text.strip("${}")
-    if name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
-        return wanted.get("nodes") or ("1" if "ntasks" not in wanted else text)
-    option = {"SLURM_NTASKS": "ntasks", "SLURM_NPROCS": "ntasks", "SLURM_NTASKS_PER_NODE": "ntasks-per-node"}.get(name)
-    return wanted.get(option, text) if option else text
+def variables(wanted: Mapping[str, str], source: Source) -> dict[str, str]:
+    """Returns the variables of numbers that sbatch sets in a script by its options, those which follow from the options alone.
 
+    Args:
+        wanted: the options of the script.
+        source: for messages.
 
-def _factor(text: str, wanted: Mapping[str, str]) -> str:
-    name = text.strip()
-    return name if name.isdecimal() else of_allocation(f"${name.removeprefix('$')}", wanted)
+    Raises:
+        ClusterError: for a bad number.
+    """
+    values = Values(source, wanted, "--")
+    # Of a number of tasks or GPUs it follows only with their nodes, which Slurm chooses.
+    nodes = _nodes(values) or int(not wanted.keys() & {"ntasks", "gpus"})
+    on_each = values.number("ntasks-per-node", 0)
+    count = values.number("ntasks", 0) or nodes * on_each
+    numbers = {
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), nodes),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), count),
+        "SLURM_NTASKS_PER_NODE": on_each,
+        "SLURM_GPUS_ON_NODE": _per_node(values),
+    }
+    return {name: str(number) for name, number in numbers.items() if number}

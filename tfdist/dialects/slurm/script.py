@@ -23,9 +23,9 @@ from tfdist.dialects.slurm.options import (
     check_one_component,
     check_stated,
     check_variables,
-    of_allocation,
     options,
     tasks,
+    variables,
 )
 from tfdist.dialects.tf_config.config import parse as parse_tf_config
 from tfdist.errors import ClusterError, Source
@@ -104,6 +104,15 @@ def _exported(exported: "re.Match[str]", document: Document, source: Source) -> 
     return parse_tf_config(load(Document(document.name, value), source))
 
 
+def set_by_sbatch(text: str) -> dict[str, str]:
+    """Returns the variables that sbatch sets in a script, as far as they follow from its options; none if these are bad."""
+    source = Source(NAME, "")
+    try:
+        return variables(_wanted(text, source), source)
+    except ClusterError:
+        return {}
+
+
 def _wanted(text: str, source: Source) -> dict[str, str]:
     """Returns the options of a batch script by their full names. Slurm ignores options after the first command."""
     wanted: dict[str, str] = {}
@@ -114,7 +123,7 @@ def _wanted(text: str, source: Source) -> dict[str, str]:
             words = shlex.split(match[1], comments=True)
         except ValueError as error:
             raise source.error(f"this line cannot be split into words: {str(error).lower()}", line=line) from None
-        if words[:1] == ["hetjob"]:
+        if words[:1] in (["hetjob"], ["packjob"]):  # The latter is its name before Slurm 20.02.
             raise source.error("heterogeneous jobs are not read; ask for one component", line=line)
         while words:
             found, end = options(words)
@@ -128,7 +137,7 @@ def _steps(text: str, wanted: Mapping[str, str], source: Source) -> list[tuple[i
 
     They start a Python program; else, where no other launcher does, any program but those that only prepare or show something.
     """
-    found = list(_commands(text, source))
+    found = list(_commands(text, source, variables(wanted, source)))
     steps = [(line, position, words) for line, words in found if (position := _srun(words)) is not None]
     python = [step for step in steps if _starts_python(*step[1:])]
     if not python and len(steps) > 1:
@@ -158,8 +167,7 @@ def _step(line: int, position: int, words: Sequence[str], wanted: Mapping[str, s
     given, _ = options(words[position + 1 :])
     check_one_component(words, given, source, line)
     check_variables(words[position + 1 :], source, line)
-    own = {name: of_allocation(value, wanted) for name, value in given.items() if name in OF_TASKS or "gpu" in name}
-    own |= {name: value for name, value in given.items() if name == "gres"}
+    own = {name: value for name, value in given.items() if name in OF_TASKS or "gpu" in name or name == "gres"}
     merged = dict(wanted) | own
     if "ntasks" not in own and own.keys() & {"ntasks-per-node", "nodes"} and "ntasks-per-node" in merged:
         merged.pop("ntasks", None)
@@ -172,7 +180,7 @@ def _step(line: int, position: int, words: Sequence[str], wanted: Mapping[str, s
 def _check_started(text: str, count: int, source: Source) -> None:
     """Raises ClusterError if the script starts Python itself: this runs once, on the first node, whatever it asks for."""
     direct = None
-    for line, words in _commands(text, source):
+    for line, words in _commands(text, source, {}):
         if any(os.path.basename(word) in _STARTERS or word.startswith("$") for word in words):
             return
         is_python = _PYTHON.fullmatch(os.path.basename(words[0])) is not None
@@ -185,8 +193,8 @@ def _check_started(text: str, count: int, source: Source) -> None:
         )
 
 
-def _commands(text: str, source: Source) -> Iterator[tuple[int, tuple[str, ...]]]:
+def _commands(text: str, source: Source, known: Mapping[str, str]) -> Iterator[tuple[int, tuple[str, ...]]]:
     try:
-        yield from ((command.line, command.words) for command in commands(text, source) if command.words)
+        yield from ((command.line, command.words) for command in commands(text, source, known) if command.words)
     except ClusterError:
         return  # A quotation that does not end; its own message would hide that of the options.
