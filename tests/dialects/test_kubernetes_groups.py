@@ -65,6 +65,16 @@ def test_the_tasks_of_volcano_are_jobs() -> None:
     assert len(kinds(horovod)) == 2  # The master only runs mpirun.
     pytorch = VOLCANO.replace("name: ps", "name: master").replace("env: []", "pytorch: []")
     assert hosts(pytorch)[0] == "mnist-master-0.mnist.default.svc:2223" and len(kinds(pytorch)) == 3
+    renamed = VOLCANO.replace("name: ps", "name: Server").replace("name: worker", "name: w")
+    plugin = 'tensorflow: ["--ps=Server", "-worker", "w", "--port=2225"]'
+    assert hosts(renamed.replace("env: []", plugin)) == [f"mnist-w-{index}.mnist.default.svc:2225" for index in range(2)]
+    assert hosts(renamed.replace("env: []", plugin), "ps") == ["mnist-Server-0.mnist.default.svc:2225"]
+    assert hosts(VOLCANO.replace("env: []", "tensorflow: []"), "ps") == ["mnist-ps-0.mnist.default.svc:2222"]
+    assert len(kinds(renamed.replace("env: []", 'mpi: ["--master=Server", "--worker=w"]'))) == 2
+    assert "spec.plugins.tensorflow: --port: '99999' is not a port" in refused(
+        VOLCANO.replace("env: []", 'tensorflow: ["--port=99999"]')
+    )
+    assert "'Server' is not the name of a job that trains" in refused(renamed)
     assert "'default-nginx' is not the name of a job that trains" in refused(VOLCANO.replace("name: ps", "name: default-nginx"))
 
 
@@ -74,6 +84,8 @@ def test_ranked_jobs() -> None:
     boost = ranked("XGBoostJob", "xgbReplicaSpecs", "xgboost", {"Worker": 2, "Master": 1})
     assert hosts(boost) == ["j-master-0.default.svc:9999", "j-worker-0.default.svc:9999", "j-worker-1.default.svc:9999"]
     assert len(kinds(ranked("PaddleJob", "paddleReplicaSpecs", "paddle", {"Worker": 2}))) == 2
+    paddle = ranked("PaddleJob", "paddleReplicaSpecs", "paddle, ports: [{name: master, containerPort: 37777}]", {"Worker": 1})
+    assert hosts(paddle) == ["j-worker-0.default.svc:37777"]
     assert "there are 2 replicas of Master" in refused(boost.replace("Master: {replicas: 1", "Master: {replicas: 2"))
     assert "did you mean xgbReplicaSpecs" in refused(boost.replace("xgbReplicaSpecs", "xgbReplicaSpec"))
 
@@ -93,3 +105,9 @@ def test_the_first_mpi_job_and_a_later_version() -> None:
     assert "gpusPerNode is missing, and its default is an option of the operator" in refused(f"{head}  gpus: 16\n")
     new = "apiVersion: kubeflow.org/v2\nkind: MPIJob\nmetadata: {name: j}\nspec: {mpiReplicaSpecs: {Worker: {replicas: 2}}}\n"
     assert tfdist.read(new).describe() == "2 workers"
+
+
+def test_kinds_that_are_no_training_jobs() -> None:
+    for kind, hint in (("RayJob", "this describes a cluster of Ray"), ("ClusterTrainingRuntime", "give such a TrainJob")):
+        message = refused(f"apiVersion: a/v1\nkind: {kind}\nmetadata: {{name: j}}\nspec: {{}}\n")
+        assert f"there is no training job, only {kind}; " in message and hint in message and "did you mean" not in message

@@ -2,14 +2,17 @@
 
 Sources: kubernetes-sigs/jobset v0.8 `api/jobset/v1alpha2/jobset_types.go` (pods are
 `<jobset>-<group>-<job>-<pod>.<subdomain>`); volcano-sh/volcano v1.11 `docs/user-guide` and `pkg/controllers/job/plugins/svc`
-(pods are `<job>-<task>-<index>.<job>`).
+and `pkg/controllers/job/plugins/distributed-framework`
+(pods are `<job>-<task>-<index>.<job>`; the arguments of the plugins tensorflow, pytorch and mpi may name the tasks).
 
 The name of a group says which job of TensorFlow it is. The only group of a JobSet trains, whatever it is called. A group that
 only runs mpirun has no rank.
 """
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.kubernetes.fields import checked_total, need, replica_count
@@ -34,6 +37,9 @@ _JOBS = {
 }
 _NAME = re.compile(r"(?:(?:tf|tensorflow)[-_]?)?(ps|.*?)s?", re.ASCII)
 _LAUNCHERS = ("launcher", "mpimaster")
+_PLUGINS = {"tensorflow": ("chief", "worker", "ps", "evaluator"), "pytorch": ("master", "worker"), "mpi": ("master", "worker")}
+"""Plugins of Volcano, and the flags that give the names of tasks: `tensorflow: ["--ps=server"]`."""
+
 _VOLCANO_PORT = 2222
 
 
@@ -66,17 +72,40 @@ def _volcano(job: Node) -> Cluster:
     plugins = spec.get("plugins")
     used = plugins.mapping().keys() if plugins else set()
     is_mpi = "pytorch" not in used and not used.isdisjoint({"ssh", "mpi"})
-    for group, role in _roles(list(need(spec, "tasks").entries()), job, is_mpi=is_mpi, single=None):
+    names, plugin_port = _of_plugins(plugins)
+    for group, role in _roles(list(need(spec, "tasks").entries()), job, is_mpi=is_mpi, single=None, names=names):
         pod = container(group.get("template"), None)
         width, label = _width(pod, role), group.child("name").value
-        here = port(pod, "tfjob-port", _VOLCANO_PORT)
+        here = plugin_port or port(pod, "tfjob-port", _VOLCANO_PORT)
         for index in range(checked_total(group, tasks, replica_count(group), width)):
             host = f"{name}-{label}-{index}.{name}.{space}.svc" if name and label else None
             tasks.append(_task(tasks, role, host, here if host else None, width))
     return _cluster(tasks, job, spec)
 
 
-def _roles(groups: list[Node], job: Node, *, is_mpi: bool, single: str | None) -> list[tuple[Node, str]]:
+def _of_plugins(plugins: Node | None) -> tuple[dict[str, str], int | None]:
+    """Returns what the arguments of Volcano's plugins say: usual names of tasks by their own, and the port in TF_CONFIG."""
+    names: dict[str, str] = {}
+    here: int | None = None
+    for plugin, flags in _PLUGINS.items():
+        entry = plugins.get(plugin) if plugins else None
+        if entry is None:
+            continue
+        # As Go's flag package takes them: `--ps=a`, `-ps=a`, or two words.
+        words = [word for node in entry.entries() for word in node.text().lstrip("-").split("=", 1)]
+        given = dict(itertools.pairwise(words))
+        names |= {given[flag].lower(): flag for flag in flags if flag in given}
+        if plugin == "tensorflow":
+            text = given.get("port", str(_VOLCANO_PORT))
+            if not (text.isascii() and text.isdecimal() and 0 < int(text[:6]) < 65536):
+                raise entry.error(f"--port: {shown(text)} is not a port; expected a whole number from 1 to 65535")
+            here = int(text)
+    return names, here
+
+
+def _roles(
+    groups: list[Node], job: Node, *, is_mpi: bool, single: str | None, names: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[Node, str]]:
     """Returns the groups that train, and the job of each.
 
     Args:
@@ -84,11 +113,13 @@ def _roles(groups: list[Node], job: Node, *, is_mpi: bool, single: str | None) -
         job: the whole object, for messages.
         is_mpi: whether a master only starts the ranks of the others.
         single: the job of the only group, if its name says nothing.
+        names: the usual name of a group by its own, where that is another.
 
     Raises:
         ClusterError: if a name says nothing about the job.
     """
-    labels = [str(group.child("name").value or "").lower() for group in groups]
+    own = [str(group.child("name").value or "").lower() for group in groups]
+    labels = [names.get(label, label) for label in own]
     launchers = _LAUNCHERS if any(label in _LAUNCHERS for label in labels) else ("master",) if is_mpi else ()
     found: list[tuple[Node, str]] = []
     for group, label in zip(groups, labels, strict=True):
@@ -99,8 +130,9 @@ def _roles(groups: list[Node], job: Node, *, is_mpi: bool, single: str | None) -
         role = role or (single if len(groups) == 1 else None)
         if role is None:
             known = ", ".join(dict.fromkeys(_JOBS.values()))
+            given = shown(group.child("name").value)
             raise group.error(
-                f"{shown(label)} is not the name of a job that trains; they are {known}; rename it, or leave it out of the "
+                f"{given} is not the name of a job that trains; they are {known}; rename it, or leave it out of the "
                 "file if its pods do not train"
             )
         found.append((group, role))

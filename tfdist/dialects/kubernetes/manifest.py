@@ -32,6 +32,16 @@ WORDS = frozenset(
 MARKS = frozenset({"kind", "tfReplicaSpecs", "pytorchReplicaSpecs", "mpiReplicaSpecs", "jaxReplicaSpecs", "replicatedJobs"})
 """Names by which an object without its `apiVersion` is known."""
 
+_OTHERS = {
+    **dict.fromkeys(
+        ("RayJob", "RayCluster", "RayService"), "; this describes a cluster of Ray, which decides itself where tasks run"
+    ),
+    **dict.fromkeys(
+        ("TrainingRuntime", "ClusterTrainingRuntime"), "; this is a template for the jobs of its users, give such a TrainJob"
+    ),
+}
+"""Kinds that people take for training jobs, and what to tell them."""
+
 _FORM = (re.compile(r"^['\"]?apiVersion['\"]?[ ]*:", re.MULTILINE), re.compile(r"^['\"]?kind['\"]?[ ]*:", re.MULTILINE))
 
 
@@ -61,7 +71,8 @@ def parse(document: Document) -> Cluster:
         return read_objects(carriers)
     known = (*READERS, *CARRIERS)
     have = ", ".join(dict.fromkeys(shown(kind)[1:-1] for kind in kinds[:5])) or "nothing"
-    hint = next((hint for hint in (nearest(kind, known) for kind in kinds if kind not in known) if hint), "")
+    hint = next((_OTHERS[kind] for kind in kinds if kind in _OTHERS), "")
+    hint = hint or next((hint for hint in (nearest(kind, known) for kind in kinds if kind not in known) if hint), "")
     raise (objects or [root(document, NAME)])[0].error(
         f"there is no training job, only {have}; tfdist reads {', '.join(READERS)}, and Jobs, StatefulSets and other pods "
         f"whose containers have TF_CONFIG in their env{hint}"

@@ -23,6 +23,7 @@ class _Kind:
     types: tuple[str, ...]
     container: str
     port: int
+    port_name: str
     more: tuple[str, ...] = ()
 
 
@@ -41,7 +42,7 @@ def _reader(kind: _Kind) -> Callable[[Node], Cluster]:
                 raise replicas.error(f"there are {count} replicas of Master; {kind.name} has one")
             pod = container(replicas.get("template"), kind.container)
             width = gpus(pod)
-            here = port(pod, f"{kind.name.lower()}-port", kind.port)
+            here = port(pod, kind.port_name, kind.port)
             for index in range(checked_total(replicas, tasks, count, width)):
                 host = f"{name}-{role.lower()}-{index}.{space}.svc" if name else None
                 tasks.append(Task("worker", len(tasks), host, here if host else None, max(1, width), width))
@@ -53,7 +54,8 @@ def _reader(kind: _Kind) -> Callable[[Node], Cluster]:
 def _paddlejob(job: Node) -> Cluster:
     if job.child("apiVersion").value == "batch.paddlepaddle.org/v1":
         return _first_paddlejob(job)
-    return _reader(_Kind("PaddleJob", "paddleReplicaSpecs", ("Master", "Worker"), "paddle", 36543, ("elasticPolicy",)))(job)
+    types = ("Master", "Worker")
+    return _reader(_Kind("PaddleJob", "paddleReplicaSpecs", types, "paddle", 36543, "master", ("elasticPolicy",)))(job)
 
 
 def _first_paddlejob(job: Node) -> Cluster:
@@ -77,8 +79,8 @@ def _first_paddlejob(job: Node) -> Cluster:
 
 
 READERS: dict[str, Callable[[Node], Cluster]] = {
-    "JAXJob": _reader(_Kind("JAXJob", "jaxReplicaSpecs", ("Worker",), "jax", 6666)),
-    "XGBoostJob": _reader(_Kind("XGBoostJob", "xgbReplicaSpecs", ("Master", "Worker"), "xgboost", 9999)),
+    "JAXJob": _reader(_Kind("JAXJob", "jaxReplicaSpecs", ("Worker",), "jax", 6666, "jaxjob-port")),
+    "XGBoostJob": _reader(_Kind("XGBoostJob", "xgbReplicaSpecs", ("Master", "Worker"), "xgboost", 9999, "xgboostjob-port")),
     "PaddleJob": _paddlejob,
 }
 """Kind of training job -> its reader."""

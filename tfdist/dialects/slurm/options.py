@@ -20,9 +20,9 @@ _VALUED = names(
     "epilog error exclude export export-file extra extra-node-info gid gpu-bind gpu-freq gpus gpus-per-node gpus-per-socket "
     "gpus-per-task gres gres-flags het-group hint input job-name jobid kill-on-invalid-dep licenses mail-type "
     "mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi msg-timeout network nodefile nodelist nodes "
-    "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output pack-group partition power prefer "
-    "priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog task-prolog "
-    "tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes "
+    "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output pack-group partition power "
+    "prefer priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog "
+    "task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes "
     "wckey wrap"
 )
 _SWITCHES = names(
