@@ -22,6 +22,9 @@ def check_program(program: Program) -> None:
             raise UsageError(f"{program.script}: {fault}{nearest(name, known)}")
         return
     assert program.module is not None
+    if program.module.endswith(".py") and os.path.isfile(program.module):
+        # Python would import the script as the package of a module `py`, so every task would train, and then fail.
+        raise UsageError(f"-m {program.module}: this is a script; name it without -m")
     # Only the first part of the name: the search for the rest would run the package's code in the launcher.
     package = program.module.partition(".")[0]
     sys.path.insert(0, os.getcwd())
@@ -35,6 +38,22 @@ def check_program(program: Program) -> None:
         raise UsageError(f"-m {program.module}: there is no module {package} in {os.getcwd()} or among the installed packages")
     if program.module == command_line.EXAMPLE and importlib.util.find_spec("sklearn") is None:
         raise UsageError("the bundled example needs scikit-learn for its images: pip install 'tfdist[examples]'")
+
+
+def check_folders(values: flags.FlagValues) -> None:
+    """Raises UsageError for a file where tasks on this machine, or TensorBoard, would need a folder."""
+    for name in ("backup_dir", "job_dir", "tensorboard"):
+        path = values[name].value
+        if not path or "://" in path or (values["backend"].value != "local" and name != "tensorboard"):
+            continue
+        there = os.path.abspath(path)
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if not os.path.isdir(there):
+            what = "it" if there == os.path.abspath(path) else there
+            raise UsageError(f"--{name} {path}: {what} is not a folder; name a folder")
+        if name == "backup_dir" and not os.access(there, os.W_OK | os.X_OK):
+            raise UsageError(f"--{name} {path}: {there} cannot be written; name another folder")
 
 
 def _names_in(folder: str) -> list[str]:

@@ -108,6 +108,10 @@ def _parse(argv: list[str]) -> Program:
         sys.exit(0)
     try:
         FLAGS(launcher_words)
+    except flags.CantOpenFlagFileError as error:
+        raise UsageError(f"--flagfile: {str(error).partition(': ')[2]}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError("--flagfile: this file is not text in UTF-8") from error
     except ValueError as error:  # absl raises it for `--nodry_run=3`.
         raise UsageError(str(error)) from error
     try:
@@ -176,6 +180,7 @@ def _run(program: Program) -> int:
     if plan.refusal is not None:
         raise plan.refusal
     checks.check_summary(FLAGS.summary)
+    checks.check_folders(FLAGS)
     backups.check(settings, frozenset(job.environment))
     if not isinstance(backend.runs, Attached):
         if FLAGS.max_workers is not None:

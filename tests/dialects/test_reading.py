@@ -294,3 +294,22 @@ def test_reading_tf_config_imports_neither_tensorflow_nor_yaml_nor_protobuf() ->
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_a_program_in_place_of_a_description(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    for text in (
+        "import keras\nmodel.fit({'a': x})\n",
+        "from sagemaker import TensorFlow\nTensorFlow(\n  a={'b': {'c': 1}},\n)\n",
+    ):
+        program.write_text(text)
+        with pytest.raises(ClusterError, match=r"train\.py: this is a Python program, not the description of a cluster"):
+            read(program)
+    program.write_text("TF_CONFIG = {'cluster': {'worker': ['a:1']}}\n")
+    assert read(program).describe() == "1 worker"
+
+
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.conf").symlink_to("gone.conf")
+    with pytest.raises(ClusterError, match=r"job\.conf: this is a link to 'gone\.conf', which does not exist$"):
+        read(tmp_path / "job.conf")

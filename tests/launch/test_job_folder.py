@@ -134,6 +134,13 @@ def test_a_missing_program_in_a_folder_that_cannot_be_listed_is_one_sentence(use
         checks.check_program(Program(str(users_folder / "missing.py")))
 
 
+def test_a_script_behind_m_is_refused_before_every_task_trains_and_fails(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError, match=r"^-m train\.py: this is a script; name it without -m$"):
+        checks.check_program(Program(module="train.py"))
+
+
 @pytest.fixture
 def sleeper(folder):
     """Makes the folder that of another process, which sleeps; returns it."""

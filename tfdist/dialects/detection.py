@@ -36,6 +36,7 @@ _ASSIGNED = re.compile(
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
 _COMMAND = re.compile(r"[ \t]*[\w./-]+[ \t]+[\w./-]", re.ASCII)
 """A program and its first argument."""
+_IMPORT = re.compile(r"^(?:import|from)[ \t]+[\w.]+", re.MULTILINE | re.ASCII)
 _BLOCK = re.compile(r"^[ \t]*[A-Za-z_]\w*[ \t]*[{<]", re.MULTILINE | re.ASCII)
 
 
@@ -116,7 +117,15 @@ def _from_file(path: "str | bytes") -> "Detected | Launched":
             if meant := close(name.upper().replace("-", "_"), presets.names, 0.6):
                 raise source.error(f"this is neither a file nor a {presets.kind}; did you mean {meant}?") from None
         raise
-    return _from_text(decode(content, source), name)
+    text = decode(content, source)
+    try:
+        return _from_text(text, name)
+    except ClusterError:
+        if name.endswith(".py") and _IMPORT.search(text):
+            raise source.error(
+                "this is a Python program, not the description of a cluster; the program follows the flags"
+            ) from None
+        raise
 
 
 def detect_launches(text: str, name: str, known: Mapping[str, str] = MappingProxyType({})) -> Launched | None:

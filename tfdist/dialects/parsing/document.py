@@ -113,6 +113,8 @@ def read_bytes(path: "str | os.PathLike[str]", source: Source) -> bytes:
         with open(path, "rb") as file:
             return file.read(MAX_JSON + 1)
     except FileNotFoundError:
+        if os.path.islink(path):
+            raise source.error(f"this is a link to {shown(os.readlink(path))}, which does not exist") from None
         raise source.error(f"there is no such file{_nearest_file(os.fspath(path))}") from None
     except OSError as error:
         raise source.error(f"the file cannot be read: {error.strerror or error}") from None

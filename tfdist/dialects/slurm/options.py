@@ -22,8 +22,8 @@ _VALUED = names(
     "mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus mpi msg-timeout network nodefile nodelist nodes "
     "ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket open-mode output pack-group partition power "
     "prefer priority profile prolog qos relative reservation signal slurmd-debug sockets-per-node switches task-epilog "
-    "task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes "
-    "wckey wrap"
+    "task-prolog tasks-per-node thread-spec threads threads-per-core time time-min tmp tres-bind tres-per-task uid "
+    "wait-all-nodes wckey wrap"
 )
 _SWITCHES = names(
     "contiguous container-mount-home container-remap-root container-writable compress disable-status exact exclusive "
