@@ -10,6 +10,9 @@ from tfdist.launch.job import Job
 from tfdist.launch.job_status import JobStatus, State, TaskStatus
 from tfdist.launch.progress import Progress
 
+ROOM = "room for a worker that joins (tfdist scale)"
+"""The note of a task that does not run because it is not wanted."""
+
 
 class StatusBoard:
     """The states, and who hears about changes."""
@@ -24,6 +27,7 @@ class StatusBoard:
         training = job.cluster.training_tasks
         self._listeners = {task.name for task in training} if len(training) > 1 else set()
         self._tasks = {task.name: TaskStatus(task.name, State.STARTING, task.host or "") for task in job.cluster.tasks}
+        self._addresses: dict[str, str] = {}
         self._state = State.STARTING
         self._progress: Progress | None = None
         self._binding = BindingNow(job, time.monotonic)
@@ -44,8 +48,9 @@ class StatusBoard:
         """Takes note of an event."""
         if isinstance(event, Ready):
             for task in event.cluster.tasks:
+                self._addresses[task.name] = task.address
                 if self._tasks[task.name].state == State.QUEUED:
-                    self._set(task.name, where=task.host or "", note=task.address)
+                    self._set(task.name, where=task.host or "")
                     continue
                 state = State.STARTING if task.name in self._listeners else State.RUNNING
                 self._set(task.name, state=state, where=task.host or "", note=task.address)
@@ -64,7 +69,8 @@ class StatusBoard:
         elif isinstance(event, Exited):
             self._set_ended(event.task, event.code)
         elif isinstance(event, Stopped):
-            self._set(event.task, note=f"stopped by {event.signal_name}" if event.signal is not None else "")
+            stopped = f"stopped by {event.signal_name}" if event.signal is not None else self._addresses.get(event.task, "")
+            self._set(event.task, note=stopped)
         else:
             return
         if self._state == State.STARTING and all(task.state != State.STARTING for task in self._tasks.values()):
@@ -73,13 +79,15 @@ class StatusBoard:
 
     def set_aside(self, name: str) -> None:
         """Takes note of a task that does not run for now because it is not wanted."""
-        self._set(name, state=State.QUEUED, exit_code=None, memory=None, use=None, pid=None)
+        self._set(name, state=State.QUEUED, exit_code=None, memory=None, use=None, pid=None, note=ROOM)
         self._publish(self.status, False)
 
     def restarted(self, name: str, counts: bool = True) -> None:
         """Takes note of the restart of a task, which `counts` if it had failed."""
         restarts = self._tasks[name].restarts + counts
-        self._set(name, state=State.RUNNING, exit_code=None, restarts=restarts)
+        # Neither "stopped by SIGSTOP", for which it was killed, nor that there is room for it holds any more.
+        note = self._addresses.get(name, "")
+        self._set(name, state=State.RUNNING, exit_code=None, restarts=restarts, note=note)
         self._publish(self.status, False)
 
     def ended(self, state: State, reason: str, exits: dict[str, int]) -> JobStatus:

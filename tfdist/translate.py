@@ -7,13 +7,13 @@ python -m tfdist.translate job.conf --to tf_config --task worker:0
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags
 
 from tfdist.choice import prepared
-from tfdist.cluster import Cluster
+from tfdist.cluster import EXTENSION, Cluster
 from tfdist.dialects import read
 from tfdist.dialects.dialect import Writer
 from tfdist.dialects.registry import dialects, writers
@@ -34,7 +34,8 @@ Slurm step, ...).
 
 If the strategy needs a chief and the description has none, tf_config and cluster_spec add one beside worker 0.
 A bad description gives one line on standard error and exit status 2. What DIALECT cannot hold and the training does not
-depend on (the folder of the job, ...) gives a note there, and exit status 0.
+depend on (the folder of the job, ...) gives a note there, and exit status 0. So does what cluster_spec leaves out (groups,
+the sync period, ...).
 """
 
 OTHER_OUTPUTS = {
@@ -95,7 +96,7 @@ def translate(
     if task is not None and writer is not None and writer.write_task is not None:
         return writer.write_task(prepared(cluster) if writer.as_run else cluster, *_task(task))
     text = known[to](cluster, **given)
-    for left_out in writer.notes(cluster) if writer is not None else ():
+    for left_out in writer.notes(cluster) if writer is not None else _not_addresses(cluster) if to == "cluster_spec" else ():
         note(left_out)
     return text
 
@@ -172,6 +173,13 @@ def _drawn(name: str) -> Callable[..., str]:
         return PICTURES[name](cluster)
 
     return _cluster_spec if name == "cluster_spec" else write
+
+
+def _not_addresses(cluster: Cluster) -> Iterator[str]:
+    """Yields a sentence about what a cluster specification leaves out: read back, it may mean another strategy."""
+    running = prepared(cluster).addressed()
+    if left_out := running.tf_config(running.tasks[0].job, running.tasks[0].index).get(EXTENSION):
+        yield f"A cluster specification holds addresses only; --to tf_config also has {', '.join(left_out)}."
 
 
 def _cluster_spec(cluster: Cluster) -> str:

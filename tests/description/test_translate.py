@@ -88,6 +88,10 @@ def test_a_note_names_what_is_left_out(capsys: pytest.CaptureFixture[str]) -> No
         assert f"note: {title} chooses the machines and ports: the host a of chief:0 is not" in capsys.readouterr().err
     assert main(["translate", "horovodrun -np 2 -H a:2", "--to", "horovod"]) == 0
     assert capsys.readouterr().err == ""
+    assert main(["translate", "cluster { nworker_groups: 2 nserver_groups: 2 }", "--to", "cluster_spec"]) == 0
+    assert capsys.readouterr().err.endswith("--to tf_config also has server_groups, separate_servers.\n")
+    assert main(["translate", "STANDARD_1", "--to", "cluster_spec"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_the_program_of_the_containers(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,10 +18,12 @@ from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
 from tfdist.launch import scale_command, scaling
 from tfdist.launch.errors import UsageError
+from tfdist.launch.events import Ready, Stopped
 from tfdist.launch.job import Job, Program
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.restarts import Restarts
+from tfdist.launch.status_board import StatusBoard
 
 TASKS = (Task("chief", 0), Task("worker", 0, slots=2), Task("ps", 0))
 
@@ -42,6 +44,26 @@ def test_room_is_made_for_workers_like_those_of_the_description():
     ):
         with pytest.raises(UsageError, match=message):
             scaling.with_room(description, most)
+
+
+def test_a_status_says_of_each_task_what_holds_now():
+    cluster = scaling.with_room(Cluster(TASKS), 2).addressed()
+    board = StatusBoard(job(cluster), lambda status, is_measurement: None)
+
+    def note():
+        return board.status.tasks[2].note
+
+    board.set_aside("worker:1")
+    board.add(Ready(cluster))
+    assert note() == "room for a worker that joins (tfdist scale)"
+    board.restarted("worker:1", counts=False)
+    assert note() == cluster.find("worker", 1).address
+    board.add(Stopped("worker:1", 1, signal.SIGSTOP))
+    assert note() == "stopped by SIGSTOP"
+    board.restarted("worker:1")  # It was stopped for too long, and is killed.
+    assert note() == cluster.find("worker", 1).address
+    board.set_aside("worker:1")
+    assert note() == "room for a worker that joins (tfdist scale)"
 
 
 @pytest.fixture
