@@ -244,7 +244,7 @@ def _show(given: Arguments, view: View, machines: Machines) -> None:
         return
     to_standard_error = values["to"].value is not None
     print(table.text(rows, view.cost, view.described), end="", file=sys.stderr if to_standard_error else sys.stdout)
-    _say(f"recommended: {table.name_of(ranked[0].option)}; {ranked[0].binding} binds")
+    _say(f"recommended: {table.name_of(ranked[0].option)}; {ranked[0].sentence}")
     if to_standard_error:
         option, notes, text = _written([each.option for each in ranked], given, machines)
         to = values["to"].value
@@ -270,9 +270,11 @@ def _written(options: Sequence[Option], given: Arguments, machines: Machines) ->
         notes = [f"the strategy: give the program {words}"] if words else []
         if cluster.min_workers is not None:
             notes.append(f"workers that join later: all {option.workers} begin")
-        for each, lost in ((cluster, []), (plain, notes)):
+        to = str(given.values["to"].value)
+        # It holds addresses only, and refuses nothing.
+        for each, lost in ((cluster, []), (plain, notes)) if to != "cluster_spec" else ((plain, notes),):
             try:
-                return option, lost, outputs()[str(given.values["to"].value)](each)
+                return option, lost, outputs()[to](each)
             except ClusterError as error:
                 first = first or error
     assert first is not None

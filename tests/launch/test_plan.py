@@ -159,10 +159,11 @@ def test_flags_of_hogwild_are_kept_and_what_a_language_lacks_becomes_flags(plan)
         "--compression",
         "int8",
     ]
-    code, out, err = plan("--from", "m.json", *words, "--to", "cloudml")
-    assert code == 0
-    assert "scaleTier" in out
-    assert "give the program --strategy hogwild --sync_period 64 --compression int8" in err
+    for to, expected in (("cloudml", "scaleTier"), ("cluster_spec", '"ps": [')):
+        code, out, err = plan("--from", "m.json", *words, "--to", to)
+        assert code == 0
+        assert expected in out
+        assert "give the program --strategy hogwild --sync_period 64 --compression int8" in err
 
 
 @pytest.mark.parametrize(

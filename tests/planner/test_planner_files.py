@@ -91,6 +91,13 @@ def test_prices_by_either_name_of_a_machine(tmp_path):
         found.per_hour(Option("default", 1), Machines(worker="n1-highmem-8"))
 
 
+@pytest.mark.parametrize("text", ['{"n1-standard-4": 0.2, "n1-standard-4": 5}', "n1-standard-4: 0.2\nn1-standard-4: 5\n"])
+def test_two_prices_of_a_machine(text, tmp_path):
+    (tmp_path / "p").write_text(text)
+    with pytest.raises(ClusterError, match="the price of n1-standard-4 is given twice; keep one of them"):
+        prices.read(str(tmp_path / "p"))
+
+
 @pytest.mark.parametrize("text", ["[]", "{}", '{"n1-standard-4": "cheap"}', '{"n1-standard-4": -1}', "a: [", '{"a": true}'])
 def test_bad_prices(text, tmp_path):
     (tmp_path / "p").write_text(text)

@@ -1,5 +1,6 @@
 """Predictions: what a resource costs, which one binds, and laws that hold whatever a program costs."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -88,7 +89,10 @@ def test_a_lone_worker_waits_for_every_part_of_its_step():
 def test_the_cores_of_a_machine_are_shared_by_its_tasks():
     together = Option("parameter_server", 4, 4, colocated=True)
     apart = Option("parameter_server", 4, 4, chief_apart=True)
-    assert binding(together).startswith("cores that worker 0 and ps 0 and the chief")
+    assert binding(together) == "cores that worker 0, ps 0 and the chief share"
+    found = predict(Costs(measured()), Hardware(FAST, 1), together)
+    assert found.sentence == "cores that worker 0, ps 0 and the chief share bind"
+    assert dataclasses.replace(found, binding="link of ps 0").sentence == "link of ps 0 binds"
     assert speed(together) < speed(apart)
     assert (together.machines, apart.machines) == (4, 9)
 

@@ -24,7 +24,7 @@ def write(predictions: Sequence[Prediction], title: str, described: Option | Non
     canvas.write(MARGIN, MARGIN + SIZE, title, SIZE, bold=True)
     for number, (name, each) in enumerate(zip(names, predictions, strict=True)):
         top = MARGIN + ROW * (number + 1)
-        row = canvas.group(f"{name}: {each.binding} binds")
+        row = canvas.group(f"{name}: {each.sentence}")
         length = max(1.0, WIDTH * each.examples_per_second / fastest)
         canvas.write(MARGIN, top + SIZE, name, SIZE, bold=number == 0, inside=row)
         canvas.rectangle(left, top, length, BAR, _CHOSEN if number == 0 else _PLAIN, _EDGE, 2, inside=row)

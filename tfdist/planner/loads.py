@@ -55,7 +55,8 @@ class _Machine:
     @property
     def tasks(self) -> str:
         names = [f"{job} {number}" for job, number in (("worker", self.worker), ("ps", self.ps)) if number is not None]
-        return " and ".join([*names, *(["the chief"] if self.chief else [])])
+        names += ["the chief"] if self.chief else []
+        return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def machines(option: Option) -> list[_Machine]:

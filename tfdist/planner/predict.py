@@ -54,6 +54,11 @@ class Prediction:
     assumed: tuple[str, ...] = ()
     is_simulated: bool = False
 
+    @property
+    def sentence(self) -> str:
+        """What binds, as a sentence: `link of ps 0 binds`."""
+        return f"{self.binding} bind{'' if self.binding.startswith('cores ') else 's'}"
+
 
 def predict(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     """Returns the prediction of a formula for an option on machines that are all equal. It takes microseconds."""

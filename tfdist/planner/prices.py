@@ -2,9 +2,11 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.cloudml.machines import machine
@@ -86,10 +88,14 @@ def read(path: str) -> Prices:
     except (OSError, ValueError) as fault:
         raise error(f"this file cannot be read: {getattr(fault, 'strerror', None) or fault}") from None
     try:
-        values = json.loads(text)
+        pairs = json.loads(text, object_pairs_hook=_Pairs)
     except ValueError:
-        values = _yaml(text, path)
-    if not isinstance(values, Mapping) or not values:
+        pairs = _yaml(text, path)
+    values = dict(pairs) if isinstance(pairs, _Pairs) else {}
+    if isinstance(pairs, _Pairs) and len(values) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise error(f"the price of {twice} is given twice; keep one of them")
+    if not values:
         raise error('this is no list of prices; expected for example {"n1-standard-4": 0.19, "n1-highcpu-8": 0.2836}')
     for name, price in values.items():
         if isinstance(price, bool) or not isinstance(price, int | float) or not math.isfinite(price) or price < 0:
@@ -97,10 +103,16 @@ def read(path: str) -> Prices:
     return Prices({str(name): float(price) for name, price in values.items()}, path)
 
 
+class _Pairs(list[tuple[Any, Any]]):
+    """The names and values of a mapping. A dict would keep the last of two prices."""
+
+
 def _yaml(text: str, path: str) -> object:
     import yaml
 
+    loader = yaml.SafeLoader(text)
     try:
-        return yaml.safe_load(text)
+        node = loader.get_single_node()
+        return _Pairs(loader.construct_pairs(node)) if isinstance(node, yaml.MappingNode) else None
     except yaml.YAMLError:
         raise Source("planner", path).error("this is neither JSON nor YAML") from None
