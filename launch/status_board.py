@@ -28,6 +28,7 @@ class StatusBoard:
         self._listeners = {task.name for task in training} if len(training) > 1 else set()
         self._tasks = {task.name: TaskStatus(task.name, State.STARTING, task.host or "") for task in job.cluster.tasks}
         self._addresses: dict[str, str] = {}
+        self._stopped: set[str] = set()
         self._state = State.STARTING
         self._progress: Progress | None = None
         self._binding = BindingNow(job, time.monotonic)
@@ -47,6 +48,7 @@ class StatusBoard:
     def add(self, event: Event) -> None:
         """Takes note of an event."""
         if isinstance(event, Ready):
+            self._stopped.clear()
             for task in event.cluster.tasks:
                 self._addresses[task.name] = task.address
                 if self._tasks[task.name].state == State.QUEUED:
@@ -59,7 +61,8 @@ class StatusBoard:
             self._publish(self.status, True)
             return
         elif isinstance(event, Used):
-            self._set(event.task, use=event.use)
+            # A stopped task uses nothing; what it used before says nothing about what binds the others now.
+            self._set(event.task, use=None if event.task in self._stopped else event.use)
             self._publish(self.status, True)
             return
         elif isinstance(event, Started):
@@ -70,7 +73,8 @@ class StatusBoard:
             self._set_ended(event.task, event.code)
         elif isinstance(event, Stopped):
             stopped = f"stopped by {event.signal_name}" if event.signal is not None else self._addresses.get(event.task, "")
-            self._set(event.task, note=stopped)
+            (self._stopped.discard if event.signal is None else self._stopped.add)(event.task)
+            self._set(event.task, note=stopped, use=None)
         else:
             return
         if self._state == State.STARTING and all(task.state != State.STARTING for task in self._tasks.values()):
@@ -87,6 +91,7 @@ class StatusBoard:
         restarts = self._tasks[name].restarts + counts
         # Neither "stopped by SIGSTOP", for which it was killed, nor that there is room for it holds any more.
         note = self._addresses.get(name, "")
+        self._stopped.discard(name)
         self._set(name, state=State.RUNNING, exit_code=None, restarts=restarts, note=note)
         self._publish(self.status, False)
 

@@ -18,12 +18,13 @@ from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
 from tfdist.launch import scale_command, scaling
 from tfdist.launch.errors import UsageError
-from tfdist.launch.events import Ready, Stopped
+from tfdist.launch.events import Ready, Stopped, Used
 from tfdist.launch.job import Job, Program
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.restarts import Restarts
 from tfdist.launch.status_board import StatusBoard
+from tfdist.planner.use import Use
 
 TASKS = (Task("chief", 0), Task("worker", 0, slots=2), Task("ps", 0))
 
@@ -58,10 +59,15 @@ def test_a_status_says_of_each_task_what_holds_now():
     assert note() == "room for a worker that joins (tfdist scale)"
     board.restarted("worker:1", counts=False)
     assert note() == cluster.find("worker", 1).address
+    busy = Used("worker:1", Use(seconds=8.0, processor=0.9, waited=0.0, running=0.9, cores=2, machine=0.5))
+    board.add(busy)
+    assert board.status.tasks[2].use is not None
     board.add(Stopped("worker:1", 1, signal.SIGSTOP))
-    assert note() == "stopped by SIGSTOP"
+    board.add(busy)  # Measured before.
+    assert note() == "stopped by SIGSTOP" and board.status.tasks[2].use is None
     board.restarted("worker:1")  # It was stopped for too long, and is killed.
-    assert note() == cluster.find("worker", 1).address
+    board.add(busy)
+    assert note() == cluster.find("worker", 1).address and board.status.tasks[2].use is not None
     board.set_aside("worker:1")
     assert note() == "room for a worker that joins (tfdist scale)"
 
