@@ -69,7 +69,7 @@ def _table() -> tuple[str, Mapping[str, Any]]:
     """Returns the file and its table; an empty one where there is none."""
     for name in (FILE, PROJECT):
         try:
-            text = Path(name).read_text(encoding="utf-8")
+            text = Path(name).read_text(encoding="utf-8-sig")
         except FileNotFoundError:
             continue
         except (OSError, UnicodeError) as error:

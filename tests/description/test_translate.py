@@ -147,6 +147,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
             word in out
             for word in ("usage:", "--to", "tf_config", "cluster_spec", "singa", "cloudml", "--task", "--hostfile", *outputs())
         )
+        assert "PyTorchJob" not in out  # It is read, and never written.
 
 
 def command(*arguments: str, text: str = "", options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

@@ -35,6 +35,7 @@ def applied(tmp_path, monkeypatch):
 def test_the_command_line_wins_and_the_rest_comes_from_the_file(applied):
     values, found = applied('tier = "BASIC"\nview = "lines"\ndetach = true\ntask-restarts = ["worker=5"]\n', "--nodetach")
     assert (values.tier, values.view, values.detach, values.task_restarts) == ("BASIC", "lines", False, ["worker=5"])
+    assert applied('\ufefftier = "BASIC"\n')[0].tier == "BASIC"  # Editors on Windows write this mark.
     assert found == [
         ("--tier=BASIC", "tfdist.toml"),
         ("--view=lines", "tfdist.toml"),

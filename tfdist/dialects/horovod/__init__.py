@@ -15,5 +15,5 @@ DIALECT = Dialect(
     text=TextReader(hosts.parse, looks_like=hosts.looks_like),
     command=CommandReader(command.PROGRAMS, command.parse_command),
     environment=EnvironmentReader(environment.recognizes, environment.from_environ),
-    writer=Writer(write.write, notes=write.notes),
+    writer=Writer(write.write, help="a host file of Horovod and Open MPI (a slots=2)", notes=write.notes),
 )

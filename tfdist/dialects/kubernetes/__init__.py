@@ -16,7 +16,7 @@ DIALECT = Dialect(
     text=TextReader(
         manifest.parse, words=manifest.WORDS, marks=manifest.MARKS, is_mapping=True, looks_like=manifest.looks_like
     ),
-    writer=Writer(plain_objects.write, options=OPTIONS),
+    writer=Writer(plain_objects.write, options=OPTIONS, help="objects of Kubernetes that need no operator: a Service and Jobs"),
 )
 
 TFJOB = Dialect(

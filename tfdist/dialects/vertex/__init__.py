@@ -18,5 +18,10 @@ DIALECT = Dialect(
         custom_job.parse, words=custom_job.WORDS, marks=custom_job.MARKS, is_mapping=True, looks_like=custom_job.looks_like
     ),
     environment=EnvironmentReader(cluster_spec.recognizes, cluster_spec.from_environ, allocates=True),
-    writer=Writer(write.write, options=IMAGE_OPTIONS, notes=lambda cluster: address_notes(cluster, "Vertex AI")),
+    writer=Writer(
+        write.write,
+        options=IMAGE_OPTIONS,
+        help="the specification of Vertex AI's custom job (workerPoolSpecs: ...)",
+        notes=lambda cluster: address_notes(cluster, "Vertex AI"),
+    ),
 )
