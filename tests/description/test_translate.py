@@ -57,7 +57,7 @@ def test_cluster_spec(capsys: pytest.CaptureFixture[str]) -> None:
 def test_host_file(capsys: pytest.CaptureFixture[str], job_conf: str, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("a\nb\nc\n")
-    spec = json.loads(run(capsys, job_conf, "--to", "cluster_spec", "--hostfile", str(hosts)))
+    spec = json.loads(run(capsys, job_conf, "--task=ps:0", "--hostfile", str(hosts)))["cluster"]
     assert spec["worker"] == ["a:6723", "b:6723", "c:6723"]
     assert spec["ps"] == ["a:6724", "b:6724", "c:6724"]
 
