@@ -313,3 +313,12 @@ def test_a_link_to_nothing(tmp_path: Path) -> None:
     (tmp_path / "job.conf").symlink_to("gone.conf")
     with pytest.raises(ClusterError, match=r"job\.conf: this is a link to 'gone\.conf', which does not exist$"):
         read(tmp_path / "job.conf")
+
+
+def test_hosts_without_numbers(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# ours\nnode1\n\n10.0.0.2\n")
+    with pytest.raises(ClusterError, match=r"these are names of hosts without a number of processes; .*`node1 slots=1`"):
+        read(tmp_path / "hosts")
+    for text in ("1\n2\n", "is this\none?\n"):
+        with pytest.raises(ClusterError, match="this is no cluster description that tfdist knows"):
+            read(text)

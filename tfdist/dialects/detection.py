@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tfdist.cluster import valid_host
 from tfdist.dialects.commands import Launch, check_prefix, is_script, launches, may_launch
 from tfdist.dialects.dialect import TextReader
 from tfdist.dialects.other_tools import reason_against
@@ -162,6 +163,12 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
         has_blocks = _BLOCK.search(document.text) is not None
         dialect = _best(_words_of_text(document.text), readers, has_blocks)
     if dialect is None:
+        lines = [line.strip() for line in document.text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+        if len(lines) > 1 and all(valid_host(line) and not line.isdecimal() for line in lines):
+            raise source.error(
+                f"these are names of hosts without a number of processes; write it behind each, `{lines[0]} slots=1` (a host file "
+                "of SINGA goes with its job.conf, --hostfile)"
+            )
         if is_script(document.text):
             check_prefix(document.text, source)
         raise _unknown(source, _words_of_text(document.text))
