@@ -40,7 +40,7 @@ def test_host_files(text: str, expected: list[tuple[str, int]]) -> None:
 
 
 def test_hosts_without_slots_do_not_make_a_text_a_host_file() -> None:
-    assert "this is no cluster description" in refused("a\nb\n")
+    assert "these are names of hosts without a number of processes" in refused("a\nb\n")
     assert "this is no cluster description" in refused("These are words\nfoo slots=2\n")
 
 

@@ -278,3 +278,20 @@ def test_any_cluster_is_written_and_reads_back_or_is_refused(cluster: Cluster) -
     # Vertex AI gives the addresses.
     tasks = tuple(dataclasses.replace(task, host=None, port=None) for task in cluster.tasks)
     assert read(text) == dataclasses.replace(cluster, tasks=tasks)
+
+
+def test_a_list_of_pools_as_the_python_library_takes_it() -> None:
+    machine = {"machine_type": "n1-standard-8", "accelerator_type": "NVIDIA_TESLA_T4", "accelerator_count": 2}
+    pools = [{"machine_spec": machine, "replica_count": 1}, {"machine_spec": machine, "replica_count": 3}]
+    for source in (
+        pools,
+        json.dumps(pools),
+        f"{pools!r}\n",
+        f"worker_pool_specs = {pools!r}\n",
+        f"worker_pool_specs={pools!r},",
+    ):
+        cluster = read(source)
+        assert cluster.describe() == "1 chief, 3 workers" and {task.gpus for task in cluster.tasks} == {2}
+    for source in ('["a:1", "b:2"]', "[]", "[{}]", "[1, {"):
+        with pytest.raises(ClusterError):
+            read(source)

@@ -31,7 +31,7 @@ MAX_UNKNOWN_WORDS = 500
 _TEXT_MARKS = ("\n", "{", ": ")
 _ASSIGNED = re.compile(
     r"\s*(?:(?:export\s+|ENV\s+)?[A-Za-z_][\w.]*(?:\[[\"']\w+[\"']\])?\s*=\s*(?:[A-Za-z_][\w.]*\(\s*)?|[A-Za-z_][\w.]*\(\s*)"
-    r"(\{.*\})\s*,?\s*\)?\s*;?\s*",
+    r"(\{.*\}|\[.*\])\s*,?\s*\)?\s*;?\s*",
     re.ASCII | re.DOTALL,
 )
 _NAME = re.compile(r"(?:^|[{<;,])[ \t]*[\"']?([A-Za-z_][\w-]{0,99})[\"']?[ \t]*(?=[:{<])", re.MULTILINE | re.ASCII)
@@ -153,7 +153,7 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
     document = Document(name, check_text(text, source))
     if is_json(document.text):
         return _from_mapping(load(document, source), source)
-    if (assigned := _assigned(document.text, name)) is not None:
+    if (assigned := _assigned(document.text, name) or _listed(document.text, name)) is not None:
         return assigned
     readers = text_readers()
     dialect = _claiming(document.text, readers)
@@ -166,8 +166,8 @@ def _from_text(text: str, name: str) -> "Detected | Launched":
         lines = [line.strip() for line in document.text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
         if len(lines) > 1 and all(valid_host(line) and not line.isdecimal() for line in lines):
             raise source.error(
-                f"these are names of hosts without a number of processes; write it behind each, `{lines[0]} slots=1` (a host file "
-                "of SINGA goes with its job.conf, --hostfile)"
+                f"these are names of hosts without a number of processes; write it behind each, `{lines[0]} slots=1` (a "
+                "host file of SINGA goes with its job.conf, --hostfile)"
             )
         if is_script(document.text):
             check_prefix(document.text, source)
@@ -196,12 +196,28 @@ def _assigned(text: str, name: str) -> Detected | None:
     match = _ASSIGNED.fullmatch(text) if "=" in text[:200] or "(" in text[:200] else None
     if match is None:
         return None
+    if match[1].startswith("["):
+        return _listed(match[1], name)
     source = Source("text", name)
     try:
         document = load(Document(name, match[1]), source)
     except ClusterError:
         return None
     return _from_mapping(document, source)
+
+
+def _listed(text: str, name: str) -> Detected | None:
+    """Returns the description in a text that is a list, in JSON or Python, which some dialect takes; None for other texts."""
+    if text.lstrip()[:1] != "[":
+        return None
+    try:
+        values = load(Document(name, f'{{"": {text}}}'), Source("text", name)).mapping[""]
+    except ClusterError:
+        return None
+    for dialect, reader in text_readers().items():
+        if (mapping := reader.from_object(values)) is not None:
+            return Detected(dialect, reader, Document(name, mapping=mapping))
+    return None
 
 
 def _from_mapping(document: Document, source: Source) -> Detected:

@@ -15,7 +15,12 @@ DIALECT = Dialect(
     title="Vertex AI",
     example="Vertex AI's custom job (workerPoolSpecs: [{machineSpec: ..., replicaCount: 1}, ...]) or CLUSTER_SPEC",
     text=TextReader(
-        custom_job.parse, words=custom_job.WORDS, marks=custom_job.MARKS, is_mapping=True, looks_like=custom_job.looks_like
+        custom_job.parse,
+        words=custom_job.WORDS,
+        marks=custom_job.MARKS,
+        is_mapping=True,
+        looks_like=custom_job.looks_like,
+        from_object=custom_job.from_object,
     ),
     environment=EnvironmentReader(cluster_spec.recognizes, cluster_spec.from_environ, allocates=True),
     writer=Writer(

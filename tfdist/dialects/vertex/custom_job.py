@@ -53,6 +53,14 @@ def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     return _holder(content) is not None or (isinstance(cluster, Mapping) and any(map(is_pool, cluster)))
 
 
+def from_object(value: object) -> dict[str, object] | None:
+    """Returns the job of a list of worker pools, as Google's Python library takes it, `worker_pool_specs=[...]`; else None."""
+    pools_given = value if isinstance(value, list | tuple) else []
+    is_list = all(isinstance(pool, Mapping) for pool in pools_given)
+    has_machine = is_list and any(not {"machine_spec", "machineSpec"}.isdisjoint(pool) for pool in pools_given)
+    return {"workerPoolSpecs": list(pools_given)} if has_machine else None
+
+
 def parse(document: Document) -> Cluster:
     """Reads a CustomJob, CustomJobSpec, HyperparameterTuningJob or TrainingPipeline, in either spelling, or CLUSTER_SPEC.
 
