@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects import read
+from tfdist.dialects.parsing import document
 from tfdist.dialects.parsing.document import MAX_JSON, MAX_TEXT
 from tfdist.errors import ClusterError
 
@@ -322,3 +324,17 @@ def test_hosts_without_numbers(tmp_path: Path) -> None:
     for text in ("1\n2\n", "is this\none?\n"):
         with pytest.raises(ClusterError, match="this is no cluster description that tfdist knows"):
             read(text)
+
+
+def test_a_pipe_in_place_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(document, "PIPE_SECONDS", 0.5)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(
+        ClusterError, match=r"pipe: nothing has come through this pipe for 0\.5 s; write into it, or give a file"
+    ):
+        read(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(SINGA,))
+    writer.start()
+    assert read(pipe).describe() == read(SINGA).describe()
+    writer.join()

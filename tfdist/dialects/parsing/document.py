@@ -5,18 +5,23 @@ Nothing here knows a dialect. Functions raise `ClusterError` and nothing else, f
 
 import functools
 import os
+import select
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from tfdist.errors import Source
+from tfdist.errors import ClusterError, Source
 
 MAX_JSON = 16 << 20
 """Largest JSON text in bytes. TF_CONFIG of the largest cluster (`MAX_TASKS` addresses) is smaller."""
 
 MAX_TEXT = 1 << 20
 """Largest YAML or text proto in bytes. People write these by hand."""
+
+PIPE_SECONDS = 60.0
+"""How long a pipe in place of a file may be silent."""
 
 MAX_TASKS = 100_000
 """Most tasks, slots or executors that a description may ask for. Without it a mistyped count would fill the memory."""
@@ -110,8 +115,12 @@ def is_json(text: str) -> bool:
 def read_bytes(path: "str | os.PathLike[str]", source: Source) -> bytes:
     """Returns the content of a file, at most one byte more than `MAX_JSON`. Raises ClusterError if it cannot be read."""
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode):
+            return _read_pipe(path, source)
         with open(path, "rb") as file:
             return file.read(MAX_JSON + 1)
+    except ClusterError:  # It is a ValueError.
+        raise
     except FileNotFoundError:
         if os.path.islink(path):
             raise source.error(f"this is a link to {shown(os.readlink(path))}, which does not exist") from None
@@ -120,6 +129,25 @@ def read_bytes(path: "str | os.PathLike[str]", source: Source) -> bytes:
         raise source.error(f"the file cannot be read: {error.strerror or error}") from None
     except ValueError:  # A NUL character, or one that the file system cannot encode.
         raise source.error("this cannot be the name of a file") from None
+
+
+def _read_pipe(path: "str | os.PathLike[str]", source: Source) -> bytes:
+    """Returns what comes through a pipe, such as `<(command)` of a shell. Nobody may write into one that is named."""
+    content = bytearray()
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        while len(content) <= MAX_JSON:
+            if not poll.poll(PIPE_SECONDS * 1000):
+                raise source.error(f"nothing has come through this pipe for {PIPE_SECONDS:g} s; write into it, or give a file")
+            data = os.read(descriptor, 1 << 16)
+            if not data:
+                break
+            content += data
+    finally:
+        os.close(descriptor)
+    return bytes(content)
 
 
 def _nearest_file(path: str) -> str:
