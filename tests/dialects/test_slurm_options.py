@@ -131,6 +131,9 @@ def test_another_launcher_in_the_script_counts() -> None:
     lines = ("--nodes=2", "--ntasks-per-node=4")
     assert summary(script(*lines, run="mpirun python x.py")) == (8, 1, 0)  # Open MPI asks Slurm.
     assert summary(script(*lines, run="mpirun -np 4 python x.py")) == (4, 1, 0)
+    for run, host in (("mpirun -np 8 python x.py", None), ("mpirun -np 2 -H localhost:2 python x.py", "localhost")):
+        assert {task.host for task in script(*lines, run=run).tasks} == {host}
+    assert [task.host for task in script(*lines, run="mpirun -np 2 -H a,b python x.py").tasks] == ["a", "b"]
     run = "srun torchrun --nnodes=2 --nproc-per-node=4 --node-rank=0 --master-addr=a x.py"
     cluster = script("--nodes=2", run=run)
     assert summary(cluster) == (8, 1, 0) and cluster.task is None

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist.cluster import Cluster
+from tfdist.cluster import Cluster, Task
 from tfdist.dialects import environment, registry
 from tfdist.dialects.detection import Detected, detect, detect_launches
 from tfdist.dialects.dialect import Described
@@ -16,6 +16,9 @@ from tfdist.rank_info import RankInfo
 
 JOB_DIR = "job_dir"
 """The override that every dialect takes."""
+
+_ASK_SCHEDULERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun"})
+"""Launchers that ask the scheduler in whose job they run for its nodes."""
 
 WAYS = (
     "give a file (a SINGA job.conf, a CloudML config.yaml, TF_CONFIG, a host file, ...) or a command line (horovodrun, mpirun, "
@@ -136,7 +139,15 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
         found = read_launches(dataclasses.replace(inner, launches=others), len(described.tasks))
     except UnstatedError:
         return described  # mpirun asks the scheduler.
-    return dataclasses.replace(found.outline() if isinstance(found, RankInfo) else found, task=None)
+    cluster = dataclasses.replace(found.outline() if isinstance(found, RankInfo) else found, task=None)
+    if "localhost" in document.text or not all(launch.words[0] in _ASK_SCHEDULERS for launch in others):
+        return cluster
+    # Without hosts of their own they start ranks on the nodes of the job, and not here.
+    return dataclasses.replace(cluster, tasks=tuple(_without_localhost(task) for task in cluster.tasks))
+
+
+def _without_localhost(task: Task) -> Task:
+    return dataclasses.replace(task, host=None, port=None) if task.host == "localhost" else task
 
 
 def _job_dir(value: Any) -> str | None:
