@@ -108,7 +108,8 @@ def _tools() -> list[tuple[str, str]]:
     for backend in backends().values():
         missing = [tool for tool in backend.tools if shutil.which(tool) is None]
         missing += [f"package {name}" for name in backend.packages if importlib.util.find_spec(name) is None]
-        text = f"cannot be used here: no {', '.join(missing)}" if missing else "can be used"
+        there = "installed, not tried" if backend.tools or backend.packages else "can be used"
+        text = f"cannot be used here: no {', '.join(missing)}" if missing else there
         lines.append((f"backend {backend.name}", text))
     view = "can be shown" if importlib.util.find_spec("rich") else "cannot be shown: pip install rich"
     lines.append(("live view", view))

@@ -65,3 +65,12 @@ def test_the_message_says_why(name: str, reason: str) -> None:
     with pytest.raises(ClusterError) as caught:
         tfdist.read(NEGATIVES[name])
     assert reason in str(caught.value)
+
+
+def test_a_compose_file_and_a_job_of_azure_are_named() -> None:
+    for text, reason in (
+        (NEGATIVES["docker compose"], "a Compose file describes containers"),
+        ("command: python t.py\ndistribution: {type: tensorflow, worker_count: 4, parameter_server_count: 2}\n", "Azure ML"),
+    ):
+        with pytest.raises(ClusterError, match=f"this is no cluster description: .*{reason}"):
+            tfdist.read(text)

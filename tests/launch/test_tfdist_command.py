@@ -227,5 +227,7 @@ def test_doctor_says_what_is_there_and_no_values_of_variables(tfdist, monkeypatc
     assert got.returncode == 0, got.stderr
     words = [line.split()[0] for line in got.stdout.splitlines()]
     assert {"tfdist", "python", "tensorflow", "keras", "machine", "GPUs", "limits", "ports", "tools", "launcher"} <= set(words)
+    # No cluster is asked: the tools alone do not mean that there is one.
+    assert re.search("^backend ssh +(installed, not tried|cannot be used here: no ssh)$", got.stdout, re.MULTILINE)
     assert re.search("^backend local +can be used$", got.stdout, re.MULTILINE) and "TF_CONFIG (tf_config)" in got.stdout
     assert "secret-host" not in got.stdout

@@ -222,7 +222,9 @@ def _listed(text: str, name: str) -> Detected | None:
 
 def _from_mapping(document: Document, source: Source) -> Detected:
     readers = {name: reader for name, reader in text_readers().items() if reader.is_mapping}
-    dialect = _claiming(document.mapping, readers) or _best(_words_of_mapping(document.mapping), readers)
+    dialect = _claiming(document.mapping, readers)
+    if dialect is None and reason_against(key for key in document.mapping if isinstance(key, str)) is None:
+        dialect = _best(_words_of_mapping(document.mapping), readers)
     if dialect is None:
         raise _unknown(source, [key for key in document.mapping if isinstance(key, str)])
     return Detected(dialect, readers[dialect], document)

@@ -15,6 +15,11 @@ _TOOLS: tuple[tuple[frozenset[str], str], ...] = (
         frozenset({"entrypoint", "source_dir", "instance_count"}),
         "an estimator's arguments are read by SageMaker; give resourceconfig.json of the job",
     ),
+    (frozenset({"services"}), "a Compose file describes containers; give the TF_CONFIG of one of them"),
+    (
+        frozenset({"command", "distribution"}),
+        "a job of Azure ML gets TF_CONFIG or the variables of its launcher there; start the program without a description",
+    ),
 )
 """Names that identify the file, and the reason."""
 

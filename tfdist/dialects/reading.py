@@ -41,7 +41,7 @@ def read(
             the name of a CloudML scale tier, `STANDARD_1` or `standard-1`;
             a dict: numbers of tasks (`{"chief": 1, "worker": 4, "ps": 3}`), TF_CONFIG, a cluster specification, a CloudML Job
             or TrainingInput, a manifest, or the options of another launcher;
-            a `tf.train.ClusterSpec` or a `ClusterResolver`;
+            a `tf.train.ClusterSpec` or a `ClusterResolver`; a list of Vertex AI's worker pools;
             a `Cluster`, returned as it is;
             a command line, `horovodrun -np 4 -H a:2,b:2 python train.py`, or a shell script with one; nothing of it is
             executed, and of its variables only literals that are set once are expanded;
