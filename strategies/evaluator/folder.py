@@ -27,6 +27,9 @@ VARIABLE = "TFDIST_EVALUATOR_DIR"
 KEEP = 5
 """Checkpoints that the chief keeps, over all calls of `fit`: the default of `tf.train.CheckpointManager` and Estimators."""
 
+CLOCK_STEP_NS = 1_000_000
+"""How much later than the file before it a checkpoint is said to be written, if the clock says that it is older."""
+
 RUNNING, FINISHED, FAILED = "running", "finished", "failed"
 
 _EPOCH = re.compile(r"epoch_(\d+)\.weights\.h5")
@@ -39,7 +42,8 @@ class Checkpoint:
     Attributes:
         fit: the number of the call of `fit` that wrote it, from 1.
         epoch: the number of epochs done, from 1.
-        written_ns: the time of writing, in nanoseconds of the file system's clock; an earlier file of this name has another.
+        written_ns: the time of writing, in nanoseconds of the file system's clock, and later than that of every file written
+            before, even if that clock was set back; an earlier file of this name has another.
         path: the file.
     """
 
@@ -144,13 +148,16 @@ class EvaluationFolder:
         partial = folder / f".{name}.{os.getpid()}.weights.h5"
         try:
             save(str(partial))
-            os.replace(partial, folder / f"{name}.weights.h5")
+            pattern = "fit_*/final.weights.h5" if epoch is None else "fit_*/epoch_*.weights.h5"
+            earlier = sorted(((_written(path) or 0, path) for path in self._checkpoints.glob(pattern)), reverse=True)
+            path = folder / f"{name}.weights.h5"
+            if earlier and (_written(partial) or 0) <= earlier[0][0]:  # The clock was set back. The order has to stay.
+                os.utime(partial, ns=(earlier[0][0] + CLOCK_STEP_NS,) * 2)
+            os.replace(partial, path)
         finally:
             partial.unlink(missing_ok=True)
-        pattern = "fit_*/final.weights.h5" if epoch is None else "fit_*/epoch_*.weights.h5"
-        written = sorted(((_written(path) or 0, path) for path in self._checkpoints.glob(pattern)), reverse=True)
-        for _, path in written[KEEP:]:
-            path.unlink(missing_ok=True)
+        for _, each in [other for other in earlier if other[1] != path][KEEP - 1 :]:
+            each.unlink(missing_ok=True)
 
     def checkpoints(self, fit: int) -> list[Checkpoint]:
         """Returns the checkpoints of one call that exist now, in the order in which they were written."""
