@@ -165,7 +165,7 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
         says = START + encode({"hello": hello}) + encode({"ready": True})
         says += encode({"started": "worker:0", "pid": 4711}) + encode({"memory": "worker:0", "size": 61_000_000})
         says += encode({"used": "worker:0", "use": dataclasses.asdict(use)})
-        says += encode({"progress": "worker:0"}, b'{"phase": "fit", "epoch": 2}')
+        says += encode({"steps": "worker:0"}, b"7") + encode({"progress": "worker:0"}, b'{"phase": "fit", "epoch": 2}')
         # It speaks when it is told to start the task.
         return [
             sys.executable,
@@ -182,6 +182,7 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
             events += tasks.poll(0.1)
         assert {Started("worker:0", 4711), Memory("worker:0", 61_000_000), Used("worker:0", use)} <= set(events)
         assert progress == Progress("fit", 2)
+        assert (tmp_path / "report.json.steps").read_text() == "7"  # For `--fail_at`.
     finally:
         for link_ in tasks._links.values():
             link_._process.kill()

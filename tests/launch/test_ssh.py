@@ -22,7 +22,7 @@ from tools import needs
 pytestmark = [pytest.mark.cluster, needs("sshd")]
 
 SERVES = """
-import json, os, pathlib, socket, sys, time
+import json, os, pathlib, signal, socket, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
 me = config["task"]
 address = config["cluster"][me["type"]][me["index"]]
@@ -130,15 +130,20 @@ def test_arguments_variables_output_and_report_arrive_and_no_process_list_shows_
     odd = "ge heim\n\"$HOME\" 'q' `id` ü \\ %s"
     body = SERVES + (
         "print('got', json.dumps([os.environ['SECRET'], sys.argv[1:]]), os.getppid(), flush=True)\n"
-        "if os.environ['TFDIST_REPORT']: pathlib.Path(os.environ['TFDIST_REPORT']).write_text('{\"steps\": 5}')\n"
-        "while not os.path.exists('go'): time.sleep(0.05)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: pathlib.Path('asked').touch())\n"
+        "if report := os.environ['TFDIST_REPORT']:\n"
+        "    pathlib.Path(report).write_text('{\"steps\": 5}')\n"
+        "    pathlib.Path(report + '.steps').write_text('3')\n"
+        "while not (os.path.exists('go') and os.path.exists('asked')): time.sleep(0.05)\n"
     )
-    launcher = hosts.start(body, "--env", "SECRET", "--summary", "summary.json", arguments=(odd, "--x="), SECRET=odd)
+    words = ("--env", "SECRET", "--summary", "summary.json", "--fail_at", "worker:1,step=3,how=term")
+    launcher = hosts.start(body, *words, arguments=(odd, "--x="), SECRET=odd)
     hosts.pids(4)
     lines = [line for line in command_lines() if b"ge heim" in line]
     (hosts.folder / "go").touch()
     output = launcher.communicate(timeout=40)[0]
     (hosts.folder / "go").unlink()
+    (hosts.folder / "asked").unlink()
     assert launcher.returncode == 0, output
     assert all(b"tfdist\0run" in line for line in lines)  # The user's own command names it; no other does.
     got = [line for line in output.splitlines() if " | got " in line]

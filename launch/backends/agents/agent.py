@@ -21,8 +21,7 @@ from tfdist.choice import Choice
 from tfdist.cluster import Cluster
 from tfdist.dialects import read
 from tfdist.errors import ClusterError, Source
-from tfdist.launch import progress
-from tfdist.launch.backends.agents.frames import BEAT_SECONDS, START, Decoder, encode
+from tfdist.launch.backends.agents.frames import BEAT_SECONDS, BESIDE_REPORT, START, Decoder, encode
 from tfdist.launch.backends.local.backend import LocalTasks, plan
 from tfdist.launch.events import Event, Exited, Listening, Lost, Memory, NotStarted, Output, Ready, Started, Stopped, Used
 from tfdist.launch.job import Job, JobFiles, Program
@@ -101,7 +100,7 @@ class _Agent:
         self._launcher = launcher
         self._reports = folder
         self._reporter = ""
-        self._progress_at = 0
+        self._sent_at: dict[str, int] = {}
         self._has_room = True
         cluster = _cluster(hello["cluster"])
         open_ports = set(hello["open_ports"])
@@ -143,7 +142,7 @@ class _Agent:
                     self._obey(message)
                 for event in self._tasks.poll(POLL_SECONDS, output=self._has_room):
                     self._pass_on(event)
-                self._send_progress()
+                self._send_changed()
                 self._launcher.beat()
         except _Ended:
             pass
@@ -194,15 +193,17 @@ class _Agent:
         elif isinstance(event, Lost):
             say({"lost": event.reason})
 
-    def _send_progress(self) -> None:
-        path = progress.path_of(self._reports / "report.json")
-        try:
-            written_at = path.stat().st_mtime_ns
-            if written_at != self._progress_at:
-                self._launcher.say({"progress": self._reporter}, path.read_bytes())
-                self._progress_at = written_at
-        except OSError:
-            pass  # There is none yet.
+    def _send_changed(self) -> None:
+        """Sends progress and number of steps, where they have changed."""
+        for key, suffix in BESIDE_REPORT.items():
+            path = self._reports / f"report.json{suffix}"
+            try:
+                written_at = path.stat().st_mtime_ns
+                if written_at != self._sent_at.get(key):
+                    self._launcher.say({key: self._reporter}, path.read_bytes())
+                    self._sent_at[key] = written_at
+            except OSError:
+                pass  # There is none yet.
 
     def _send_report(self, name: str) -> None:
         try:

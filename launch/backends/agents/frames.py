@@ -5,7 +5,8 @@
                         {"signal": NUMBER, "tasks": [NAME, ...]}   {"output": BOOL}   whether to send output
                         {"beat": true}   once a second   {"end": true}
     agent -> launcher   {"hello": {...}}   {"ready": true}   {"failed": TEXT}   {"beat": true}
-                        {"output": NAME, "last": BOOL, "bytes": N}   {"report": NAME, "bytes": N}
+                        {"output": NAME, "last": BOOL, "bytes": N}
+                        {"report": NAME, "bytes": N}   {"progress": NAME, "bytes": N}   {"steps": NAME, "bytes": N}
                         {"exited": NAME, "code": CODE, "time": SECONDS, "note": TEXT}   {"not_started": NAME, "reason": TEXT}
                         {"stopped": NAME, "pid": PID, "signal": NUMBER}   {"listening": NAME}   {"lost": TEXT}
 
@@ -16,6 +17,8 @@ modules, which Python needs before it can import the agent, and the job.
 import json
 from typing import Any
 
+from tfdist.launch.progress import STEPS_SUFFIX, SUFFIX
+
 START = b"\0tfdist agent\n"
 """What the agent prints first: a login shell may print anything before."""
 
@@ -23,6 +26,9 @@ BEAT_SECONDS = 1.0
 
 SILENCE_SECONDS = 20.0
 """A side that hears nothing from the other for this long takes the connection for lost (for ssh: `--ssh_silence`)."""
+
+BESIDE_REPORT = {"progress": SUFFIX, "steps": STEPS_SUFFIX}
+"""What a task writes beside its report while it runs, as messages name it, and the ends of the names of the files."""
 
 BOOTSTRAP = (
     "import sys;sys.path=[p for p in sys.path if p];"  # Not the modules in the home folder of the host.

@@ -12,8 +12,7 @@ from typing import Any
 
 import tfdist
 from tfdist.cluster import Cluster, Task
-from tfdist.launch import progress
-from tfdist.launch.backends.agents.frames import SILENCE_SECONDS
+from tfdist.launch.backends.agents.frames import BESIDE_REPORT, SILENCE_SECONDS
 from tfdist.launch.backends.agents.link import Link
 from tfdist.launch.backends.interface import Plan
 from tfdist.launch.events import (
@@ -205,7 +204,7 @@ class RemoteTasks:
             self._events.append(Memory(message["memory"], message["size"]))
         elif "used" in message:
             self._events.append(Used(message["used"], Use.from_json(message["use"])))
-        elif "report" in message or "progress" in message:
+        elif "report" in message or not BESIDE_REPORT.keys().isdisjoint(message):
             self._write_report(message, data)
         elif "hello" in message:
             self._greet(host, message["hello"])
@@ -242,9 +241,10 @@ class RemoteTasks:
             link.say({"cluster": _config(self._cluster)})
 
     def _write_report(self, message: dict[str, Any], data: bytes) -> None:
-        report = self._reports.get(message.get("report") or message.get("progress", ""))
+        key = next(each for each in ("report", *BESIDE_REPORT) if each in message)
+        report = self._reports.get(message[key])
         if report is not None:
-            path = Path(report) if "report" in message else progress.path_of(Path(report))
+            path = Path(f"{report}{BESIDE_REPORT.get(key, '')}")
             part = Path(f"{path}.part")
             try:
                 part.write_bytes(data)
