@@ -115,7 +115,7 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             files = JobFiles(folder.path, folder.new_report_dir())
             try:
                 runner = _started(back_end, plan, files, folder, None)
-            except ClusterError as error:  # Another program may have taken a port meanwhile.
+            except (ClusterError, BackendError) as error:  # Another program may have taken a port meanwhile.
                 outcome = _ended(outcome, State.FAILED, Failure(str(error), 2))
                 break
         code = _report(plan, files, outcome, restarts, settings.summary, terminal)
@@ -168,6 +168,8 @@ def _started(back_end: Attached, plan: Plan, files: JobFiles, folder: LogFolder,
     except ClusterError:
         folder.discard()
         raise
+    except OSError as error:  # Too many open files or processes (ulimit -n, ulimit -u).
+        raise BackendError(f"the tasks cannot be started: {error}") from error
     try:
         if watcher is not None:
             watcher.started(plan, files)

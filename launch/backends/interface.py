@@ -112,7 +112,8 @@ class Attached:
 
     Attributes:
         start: `start(plan, files)` begins to prepare (imports, connections) and returns without waiting for it. It raises
-            `ClusterError` if it cannot succeed, for example because a described port is taken; nothing runs then.
+            `ClusterError` if it cannot succeed, for example because a described port is taken, and `OSError` if this machine
+            has no files or processes left for it; nothing runs then.
         can_restart: whether `TaskRunner.start` can start a task again while others run. If not, the
             training continues without a task that would be restarted.
         holds_ports: whether no other program can take a port between its choice and the moment when its task listens.

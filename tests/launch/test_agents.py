@@ -1,6 +1,7 @@
 """What launcher and agents say to each other, and what an agent checks before it starts anything."""
 
 import dataclasses
+import errno
 import os
 import subprocess
 import sys
@@ -187,3 +188,30 @@ def test_process_id_memory_use_and_progress_of_a_remote_task_arrive_here(tmp_pat
         for link_ in tasks._links.values():
             link_._process.kill()
         tasks.close()
+
+
+def test_a_host_that_cannot_be_connected_to_for_want_of_files_is_a_task_that_cannot_be_started(tmp_path):
+    cluster = Cluster((Task("worker", 0, "h1", 1), Task("worker", 1, "h2", 2)))
+    started = []
+
+    def popen(command, **more):
+        if len(started) == limit:
+            raise OSError(errno.EMFILE, "Too many open files")
+        started.append(subprocess.Popen(command, **more))
+        return started[-1]
+
+    def begin():
+        plan = Plan(Job(cluster, choose(cluster), Program(script="x.py")))
+        return RemoteTasks(plan, JobFiles(tmp_path), lambda host: ["sleep", "60"], "/", popen=popen)
+
+    limit = 1
+    with pytest.raises(OSError, match="Too many open files"):
+        begin()
+    assert started.pop().returncode is not None  # It is not left.
+    limit = 2
+    tasks = begin()
+    tasks._drop("h1")  # As after a lost connection.
+    tasks.start(cluster.tasks[0], {}, None, False)
+    assert [(event.task, event.note) for event in tasks.poll(0.0)] == [("worker:0", "[Errno 24] Too many open files")]
+    tasks._drop("h2")
+    tasks.close()

@@ -405,6 +405,14 @@ def test_a_task_that_cannot_be_started_fails_the_job_with_the_reason(quick):
     assert job.left() == {}
 
 
+def test_a_launcher_that_may_open_no_files_for_its_tasks_says_so_in_one_line(quick):
+    job = quick("print('one')", environment={"TFDIST_TEST_FILES": "0"})
+    assert job.wait(30) == 2
+    assert job.output.startswith("tfdist: the tasks cannot be started: [Errno 24] Too many open files")
+    assert len(job.output.splitlines()) == 1
+    assert job.left() == {}
+
+
 def test_a_task_that_crashes_ends_its_log_with_its_python_stack(quick, tmp_path):
     job = quick("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()\n")
     assert job.wait(30) == 128 + signal.SIGSEGV

@@ -100,8 +100,13 @@ class RemoteTasks:
         self._is_ready = False
         self._selector = selectors.DefaultSelector()
         self._links: dict[str, Link] = {}
-        for host in self._hosts:
-            self._connect(host)
+        try:
+            for host in self._hosts:
+                self._connect(host)
+        except OSError:  # Too many open files or processes.
+            for link in self._links.values():
+                link.close()
+            raise
 
     @property
     def log(self) -> Path | None:
@@ -133,9 +138,13 @@ class RemoteTasks:
         host = self._host_of[task.name]
         if report is not None:
             self._reports[task.name] = report
-        self._running.add(task.name)
         if host not in self._links:
-            self._connect(host)  # Its tasks ended with the last connection.
+            try:
+                self._connect(host)  # Its tasks ended with the last connection.
+            except OSError as error:
+                self._events.append(NotStarted(task.name, 1, time.time(), str(error)))
+                return
+        self._running.add(task.name)
         message = {"start": task.name, "env": dict(environment), "report": report is not None, "terminal": terminal}
         if host in self._ready:
             self._links[host].say(message)

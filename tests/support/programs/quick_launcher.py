@@ -1,6 +1,6 @@
 """Runs the launcher with a fork server that does not import TensorFlow, for programs that do not need it.
 
-TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started. TFDIST_TEST_FAULT=1 makes the fork
+TFDIST_TEST_FILES=1 lets the launcher open no further file once the fork server has started, and 0 none for it. TFDIST_TEST_FAULT=1 makes the fork
 server fail. TFDIST_TEST_STOPPED is how many seconds a task may stay stopped.
 """
 
@@ -21,14 +21,20 @@ f.main()
 """
 
 
+def open_no_more():
+    free = max(int(name) for name in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
 class QuickPopen(subprocess.Popen):
     def __init__(self, command, **options):
         code = command.index("-c") + 1
         program = command[code].rpartition("main()")[0] + FORK_SERVER
+        if os.environ.get("TFDIST_TEST_FILES") == "0":
+            open_no_more()
         super().__init__([*command[:code], program, *command[code + 1 :]], **options)
-        if os.environ.get("TFDIST_TEST_FILES"):
-            free = max(int(name) for name in os.listdir("/proc/self/fd"))
-            resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        if os.environ.get("TFDIST_TEST_FILES") == "1":
+            open_no_more()
 
 
 def make_quick():
