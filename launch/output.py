@@ -192,7 +192,10 @@ class TaskOutput:
         self._lines = Lines()
         self._file: IO[str] | None = None
         try:
-            self._file = open(path, "a" if append else "w", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+            # Each line is written at the end of the file, also after a program that rotates logs has cut it (copytruncate).
+            self._file = open(path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
+            if not append:
+                self._file.truncate(0)
         except OSError as error:
             self._say_not_written(error)
 

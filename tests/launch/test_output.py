@@ -94,6 +94,19 @@ def test_the_log_file_of_a_task_holds_all_its_output(tmp_path, use_terminal):
     assert stream.getvalue().count("\n") == 51
 
 
+@pytest.mark.parametrize("append", [False, True])
+def test_a_log_file_that_is_cut_by_a_rotation_goes_on_at_its_beginning(tmp_path, append):
+    path = tmp_path / "ps-0.log"
+    path.write_text("of an earlier job\n")
+    output = TaskOutput("ps:0", path, Terminal(["ps:0"], io.StringIO()), append)
+    output.add(b"one\n")
+    assert path.read_text() == ("of an earlier job\n" if append else "") + "one\n"
+    os.truncate(path, 0)  # As `copytruncate` of logrotate does.
+    output.add(b"two\n")
+    output.close()
+    assert path.read_text() == "two\n"
+
+
 def test_a_long_line_is_one_line_in_the_log_file(tmp_path):
     path = tmp_path / "worker-0.log"
     for more in (b"", b"\nend\n", b"end"):

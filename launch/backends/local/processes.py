@@ -218,6 +218,8 @@ class LocalProcesses:
 def _opened(log: Path) -> IO[bytes]:
     """Opens the log of the fork server; where that is impossible (a full disk), its output is lost."""
     try:
-        return open(log, "wb")
+        file = open(log, "ab")  # noqa: SIM115  At the end, also after a program that rotates logs has cut it.
+        file.truncate(0)
+        return file
     except OSError:
         return open(os.devnull, "wb")
