@@ -1,13 +1,13 @@
 """`FirstFailure`: finds the failure that caused the others, and thus why a job failed."""
 
 import signal
-import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.launch.events import Exited, Stopped
 from tfdist.launch.job import Job
+from tfdist.launch.running_time import RunningTime
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
 SETTLE_SECONDS = 8.0
@@ -39,9 +39,16 @@ def ended_by(number: int) -> Failure:
 
 
 class FirstFailure:
-    """The failure that came first and does not follow from another."""
+    """The failure that came first and does not follow from another.
 
-    def __init__(self, job: Job, exits: Mapping[str, int]) -> None:
+    Args:
+        job: the job.
+        exits: exit code by task name.
+        clock: returns seconds. Default: those for which this process runs.
+    """
+
+    def __init__(self, job: Job, exits: Mapping[str, int], clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or RunningTime()
         self._exits = exits
         self._stopped: dict[str, Stopped] = {}
         self._training = {task.name for task in job.training}
@@ -75,7 +82,7 @@ class FirstFailure:
             if self._suspect and self._suspect[1].task in servers:
                 self._suspect = None  # The chief has ended all servers; its own process ends later.
             return
-        now = time.monotonic()
+        now = self._clock()
         if not is_training and event.code in (0, EXIT_CHIEF_FAILED):
             # A server ends when the chief's program has ended, which is shortly before the chief's process ends.
             reason = f"{event.task} ended by itself while the chief was still running"
@@ -98,7 +105,7 @@ class FirstFailure:
 
     def get(self) -> Failure | None:
         """Returns the first failure; None while there is none, or an earlier cause may still show up."""
-        if self._suspect is None or time.monotonic() < self._suspect[0]:
+        if self._suspect is None or self._clock() < self._suspect[0]:
             return None
         return self._suspect[1]
 

@@ -1,11 +1,11 @@
 """`Startup`: waits until the tasks of a job have started, and fails after a timeout."""
 
-import time
 from collections.abc import Callable, Mapping
 
 from tfdist.cluster import Cluster, Task
 from tfdist.launch.failure import Failure
 from tfdist.launch.job import Job
+from tfdist.launch.running_time import RunningTime
 from tfdist.strategies.runtime.peers import LOG_SECONDS, waiting_for
 
 EARLY_SECONDS = 10.0
@@ -18,13 +18,14 @@ class Startup:
     A single task, and an evaluator, need not listen.
     """
 
-    def __init__(self, job: Job, timeout: float, say: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, timeout: float, say: Callable[[str], None], clock: Callable[[], float] | None = None) -> None:
         """Begins to wait.
 
         Args:
             job: the job.
             timeout: seconds for the import of TensorFlow, and again for all tasks to listen.
             say: shows a line to the user.
+            clock: returns seconds. Default: those for which this process runs.
         """
         tasks = [task for task in job.cluster.training_tasks if task not in job.spare]
         self._missing: list[Task] = tasks if len(tasks) > 1 else []
@@ -34,13 +35,14 @@ class Startup:
         self._left_early: dict[str, float] = {}  # Task -> when it had ended with 0 without having listened.
         self._timeout = timeout
         self._say = say
-        self._begin = time.monotonic()
+        self._clock = clock or RunningTime()
+        self._begin = self._clock()
         self._ready_at: float | None = None
         self._said_at = 0.0
 
     def ready(self, cluster: Cluster) -> None:
         """Starts the time for the tasks: TensorFlow is imported. `cluster` has their addresses."""
-        self._ready_at = self._said_at = time.monotonic()
+        self._ready_at = self._said_at = self._clock()
         self._missing = [cluster.find(task.job, task.index) for task in self._missing]
 
     def listening(self, name: str) -> None:
@@ -73,7 +75,7 @@ class Startup:
         Args:
             exits: exit code by task name.
         """
-        now = time.monotonic()
+        now = self._clock()
         if self._ready_at is None:
             if now - self._begin <= self._timeout:
                 return None

@@ -23,6 +23,7 @@ from tfdist.launch.progress import forget as forget_progress
 from tfdist.launch.progress import read as read_progress
 from tfdist.launch.restarts import STOPPED_SECONDS, Restarts
 from tfdist.launch.running_tasks import RunningTasks
+from tfdist.launch.running_time import RunningTime
 from tfdist.launch.scaling import Scaling
 from tfdist.launch.settings import Settings
 from tfdist.launch.startup import Startup
@@ -172,8 +173,9 @@ class Supervisor:
 
     def _loop(self, verdict: Callable[[], "Failure | bool"], limit: float | None) -> Failure | None:
         """Handles events until `verdict` returns a Failure, which it returns, or True, or until `limit` seconds have passed."""
-        deadline = None if limit is None else time.monotonic() + limit
-        while deadline is None or time.monotonic() < deadline:
+        clock = RunningTime()  # Tasks have the whole time, also if the launcher is stopped meanwhile.
+        begin = clock()
+        while limit is None or clock() - begin < limit:
             event = self._tasks.poll(TICK_SECONDS)
             if event is not None:
                 self._handle(event)

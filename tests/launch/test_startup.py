@@ -7,18 +7,20 @@ import pytest
 from tfdist.choice import choose, prepared
 from tfdist.dialects import read
 from tfdist.launch import startup
+from tfdist.launch.events import Exited
+from tfdist.launch.failure import FirstFailure
 from tfdist.launch.job import Job, Program
+from tfdist.launch.running_time import RunningTime
 
 
 @pytest.fixture
-def begun(monkeypatch):
+def begun():
     """Returns a function that begins the start of a cluster; its clock is `begun.clock`."""
     clock = types.SimpleNamespace(now=100.0)
-    monkeypatch.setattr(startup, "time", types.SimpleNamespace(monotonic=lambda: clock.now))
 
     def begin(description):
         cluster = prepared(read(description))
-        started = startup.Startup(Job(cluster, choose(cluster), Program("train.py")), 300.0, print)
+        started = startup.Startup(Job(cluster, choose(cluster), Program("train.py")), 300.0, print, lambda: clock.now)
         started.ready(cluster.addressed())
         return started
 
@@ -62,3 +64,25 @@ def test_a_task_that_has_listened_may_end_before_the_others(begun):
     started.check({"worker:1": 0})
     begun.clock.now += 100
     assert started.check({"worker:1": 0}) is None
+
+
+def test_a_launcher_that_was_stopped_first_hears_what_happened_meanwhile(begun):
+    begun.clock.now = 0.0
+    cluster = prepared(read({"chief": 1, "worker": 1, "ps": 1}))
+    job, time = Job(cluster, choose(cluster), Program("train.py")), RunningTime(lambda: begun.clock.now)
+    started, exits = startup.Startup(job, 10.0, print, time), {}
+    first = FirstFailure(job, exits, time)
+    started.ready(cluster.addressed())
+    begun.clock.now += 1000  # Ctrl-Z, and `fg` when all tasks have long been there.
+    assert started.check(exits) is None
+    for task in cluster.tasks:
+        started.listening(task.name)
+    exits["ps:0"] = 0
+    first.exited(Exited("ps:0", 0, 0.0), {"ps:0", "worker:0"}, False)
+    begun.clock.now += 1000  # The chief has ended all servers, and its own end is not read yet.
+    assert first.get() is None
+    exits["worker:0"] = 0
+    first.exited(Exited("worker:0", 0, 0.0), {"ps:0", "worker:0"}, False)
+    for _ in range(20):
+        begun.clock.now += 1
+        assert first.get() is None
