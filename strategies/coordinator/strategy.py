@@ -27,6 +27,7 @@ from tfdist.strategies.private_api import (
     connect_to_cluster,
     get_server_def,
     keep_remote_functions,
+    remote_functions,
     set_server_def_retries,
     use_own_executor,
 )
@@ -137,6 +138,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     wait_for_tasks(servers, start_timeout, _log.warning, server_identity.why_missing, is_enough)
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     at_program_end(lambda failed: _notify(servers, failed))
+    remote_functions.install()
     with bounded(start_timeout):
         strategy = make(cluster)
     at_program_end(lambda failed: strategy.membership.say_no_more())  # Workers leave then.

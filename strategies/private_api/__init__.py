@@ -276,6 +276,7 @@ def remote_value_within(value: Any, seconds: float) -> Any:
 
 
 _context: Any = need("tensorflow.python.eager.context", "context")
+Context: Any = need("tensorflow.python.eager.context", "Context")
 _new_executor: Any = need("tensorflow.python.eager.executor", "new_executor")
 
 

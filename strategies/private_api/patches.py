@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import (
     CompileLoss,
+    Context,
     DistributedVariable,
     KerasVariable,
     LossScaleOptimizer,
@@ -159,10 +160,7 @@ UPDATE_SUM = PatchPoint(
     keras.metrics.Sum, "update_state", "self, values, sample_weight", "The replicas together count 1 per batch once."
 )
 UPDATE_METRIC_FUNCTION = PatchPoint(
-    keras.metrics.MeanMetricWrapper,
-    "update_state",
-    "self, y_true, y_pred, sample_weight",
-    "One number of a batch needs the whole batch.",
+    keras.metrics.MeanMetricWrapper, "update_state", "self, y_true, y_pred, sample_weight", "One number needs the whole batch."
 )
 
 # keras_hooks/batch_sums.py
@@ -170,10 +168,7 @@ ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the exam
 
 # keras_hooks/variables.py
 DIRECT_ASSIGN = PatchPoint(
-    KerasVariable,
-    "_direct_assign",
-    "self, value",
-    "Records what a step assigns; counters that are equal everywhere stay local.",
+    KerasVariable, "_direct_assign", "self, value", "Records what a step assigns; counters that are equal stay local."
 )
 
 NUMBERS = {
@@ -358,6 +353,12 @@ SAVE_SAVED_MODEL = PatchPoint(
     "TensorFlow writes a SavedModel file by file to its final place.",
 )
 
+# private_api/remote_functions.py
+REMOTE_FUNCTIONS = {
+    name: PatchPoint(Context, name, f"self, {parameter}", "Other threads run while it waits for other tasks.")
+    for name, parameter in (("add_c_function", "c_func"), ("add_function_def", "fdef"), ("remove_function", "name"))
+}
+
 # runtime/generated_code.py
 LOAD_GENERATED = PatchPoint(
     autograph_loader, "load_source", "source, delete_on_exit", "A task that is killed leaves the files of generated code."
@@ -378,10 +379,7 @@ EVALUATE = PatchPoint(
     "The launcher's summary shows the metrics.",
 )
 PREDICT = PatchPoint(
-    TensorFlowTrainer,
-    "predict",
-    "self, x, batch_size, verbose, steps, callbacks",
-    "Tasks that train together find out that they call different methods.",
+    TensorFlowTrainer, "predict", "self, x, batch_size, verbose, steps, callbacks", "Tasks find out that their calls differ."
 )
 TRAIN_ON_BATCH = PatchPoint(
     TensorFlowTrainer, "train_on_batch", "self, x, y, sample_weight, class_weight, return_dict", "The evaluator does not train."
