@@ -210,6 +210,8 @@ def _with_evaluation_folder(plan: Plan, files: JobFiles) -> Plan:
     base = plan.job.environment.get(VARIABLE) or os.environ.get(VARIABLE) or job_dir
     path = plan.job.path(base) if base else str(files.log_dir.absolute())
     folder = EvaluationFolder(path)
+    if folder.is_used():
+        raise UsageError(f"{folder.base}: another job that runs now evaluates its checkpoints there; give each its own folder")
     try:
         folder.forget_training()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Prevents two programs from using one backup folder at the same time: each would continue from the other's weights."""
+"""Prevents two programs from using one folder at the same time: each would continue from, or evaluate, the other's weights."""
 
 import contextlib
 import fcntl
@@ -18,12 +18,22 @@ _held: dict[str, int] = {}
 """The descriptors of the folders that this program has locked."""
 
 
-def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
+def lock(
+    folder: str,
+    seconds: float = WAIT_SECONDS,
+    *,
+    variable: str = FOLDER,
+    content: str = "the backup",
+    flag: str = "--backup_dir",
+) -> int | None:
     """Locks a folder until the process ends. Returns its descriptor; None if the file system does not support locks.
 
     Args:
         folder: the folder, which is created if it does not exist.
         seconds: how long to wait for another program that has it.
+        variable: the environment variable that names the folder, for the message.
+        content: what the folder holds, for the message.
+        flag: the flag that names the folder, for the message.
 
     Raises:
         ClusterError: if another program has it locked.
@@ -34,26 +44,47 @@ def lock(folder: str, seconds: float = WAIT_SECONDS) -> int | None:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
-        return None  # The first backup says so.
+        return None  # The first file that is written there says so.
+    try:
+        is_ours = _take(descriptor, seconds)
+    except OSError:
+        os.close(descriptor)
+        return None  # Some network file systems lock nothing.
+    if not is_ours:
+        os.close(descriptor)
+        raise Source("environment", variable).error(
+            f"{folder} holds {content} of another program that runs now; name another folder ({flag}), or end that program"
+        )
+    os.register_at_fork(after_in_child=functools.partial(_close, descriptor))  # A child may outlive the program.
+    _held[folder] = descriptor
+    return descriptor
+
+
+def is_locked(folder: str, seconds: float = WAIT_SECONDS) -> bool:
+    """Returns whether another program has locked a folder, and does not end within some seconds."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False  # There is none.
+    try:
+        return not _take(descriptor, seconds)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, seconds: float) -> bool:
+    """Locks an open folder; returns whether that was possible within some seconds. Raises OSError where nothing is locked."""
     latest = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.register_at_fork(after_in_child=functools.partial(_close, descriptor))  # A child may outlive the program.
-            _held[folder] = descriptor
-            return descriptor
+            return True
         except BlockingIOError:
-            if time.monotonic() < latest:
-                time.sleep(POLL_SECONDS)
-                continue
-            os.close(descriptor)
-            raise Source("environment", FOLDER).error(
-                f"{folder} holds the backup of another program that runs now; name another folder (--backup_dir), or end that "
-                "program"
-            ) from None
-        except OSError:
-            os.close(descriptor)
-            return None  # Some network file systems lock nothing.
+            if time.monotonic() >= latest:
+                return False
+            time.sleep(POLL_SECONDS)
 
 
 def _close(descriptor: int) -> None:

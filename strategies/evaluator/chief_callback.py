@@ -33,8 +33,13 @@ def install(strategy: tf.distribute.Strategy, folder: EvaluationFolder, expected
         expected: whether the cluster has an evaluator. If not, nothing is written until an evaluator has announced itself in
             `folder`: systems that keep evaluators out of `cluster` in TF_CONFIG (AI Platform, gcloud) do not announce them to
             the chief.
+
+    Raises:
+        ClusterError: if the chief of another job that runs now writes there.
     """
     global _writer
+    if expected:
+        folder.lock()
     _strategies.append(strategy)
     _writer = _writer or _Writer(folder, expected)
     patches.FIT.patch(_fit)
@@ -101,6 +106,7 @@ class _Writer:
 
     def _is_wanted(self) -> bool:
         if not self._active and self._folder.is_announced():
+            self._folder.lock(seconds=0.0)
             self._begin()
         return self._active
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import Cluster
+from tfdist.strategies.checkpoint import folder_lock
 
 VARIABLE = "TFDIST_EVALUATOR_DIR"
 
@@ -92,6 +93,19 @@ class EvaluationFolder:
         return any(self.base.glob("evaluator*/state.json"))
 
     # The run of the chief's program.
+
+    def lock(self, seconds: float = folder_lock.WAIT_SECONDS) -> None:
+        """Keeps chiefs of other jobs out of this folder until the process ends.
+
+        Raises:
+            ClusterError: if one uses it now, and does not end within `seconds`.
+        """
+        content = "the checkpoints for the evaluator"
+        folder_lock.lock(str(self._checkpoints), seconds, variable=VARIABLE, content=content, flag="--job_dir")
+
+    def is_used(self) -> bool:
+        """Returns whether a chief of another job uses this folder now."""
+        return folder_lock.is_locked(str(self._checkpoints))
 
     def write_training(self, content: dict[str, Any]) -> None:
         """Writes a dict of the present `job`, the present `run` of the chief's program and its `status`."""
