@@ -121,6 +121,24 @@ class LostTasks:
         self._closed[name] = self._closed.get(name, 0) + 1 if is_closed else 0
         return self._closed[name] >= CLOSED_LOOKS
 
+    def watch(self, name: str) -> Callable[[], TaskLostError | None]:
+        """Begins to look at a task that this one waits for outside of an execution, in which its heartbeats would decide.
+
+        Returns:
+            What looks once more, and returns an error if the task has no server, or gave no answer for `lost_seconds`.
+        """
+        (task,) = (each for each in (self._me, *self._others) if each.name == name)
+        watched = _Watched(task, (Reach.SILENT, Reach.MUTE))
+
+        def look() -> TaskLostError | None:
+            found = self._found([task])
+            if watched.lost(found[task], self._clock()) is None:
+                return None
+            keep_context()
+            return _error(lost(self._me, found, "") or "")
+
+        return look
+
     def explain(self, error: tf.errors.OpError) -> TaskLostError | None:
         """Returns an error that names the lost task, after at most `LOOK_SECONDS`; None if all tasks are there.
 
@@ -135,7 +153,7 @@ class LostTasks:
             time.sleep(PAUSE_SECONDS)
         keep_context()
         _log.warning("TensorFlow reports: %s", error.message)
-        return TaskLostError(f"{sentence}; the training cannot go on: start the program again on every task")
+        return _error(sentence)
 
     def _found(self, tasks: Sequence[Task]) -> dict[Task, Reach]:
         found = dict.fromkeys(tasks, Reach.SILENT)  # Whose name cannot be looked up in time stays so.
@@ -148,11 +166,16 @@ class LostTasks:
         return dict(found)
 
 
-class _Watched:
-    """A task that another one looks at again and again."""
+def _error(sentence: str) -> TaskLostError:
+    return TaskLostError(f"{sentence}; the training cannot go on: start the program again on every task")
 
-    def __init__(self, task: Task) -> None:
+
+class _Watched:
+    """A task that another one looks at again and again. `silences`: what counts as no answer."""
+
+    def __init__(self, task: Task, silences: Sequence[Reach] = (Reach.SILENT,)) -> None:
         self.task = task
+        self._silences = silences
         self._closed = 0  # Looks in sequence that found no server.
         self._silent_since: float | None = None
 
@@ -160,7 +183,7 @@ class _Watched:
         """Returns why it counts as lost after one more look, or None."""
         where = f"at the address of /job:{self.task.job}/task:{self.task.index} ({self.task.address})"
         self._closed = self._closed + 1 if found is Reach.CLOSED else 0
-        if found is not Reach.SILENT:
+        if found not in self._silences:
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = now

@@ -126,7 +126,14 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
         self.devices = local_devices(me)
         lost = LostTasks(me, tasks)
         names = [task.name for task in tasks]
-        calls = SameCalls(me.name, names, explain=lost.explain, on_long_execution=lost.look_around, has_left=lost.has_left)
+        calls = SameCalls(
+            me.name,
+            names,
+            explain=lost.explain,
+            on_long_execution=lost.look_around,
+            has_left=lost.has_left,
+            watch=lost.watch,
+        )
         self.calls = calls if len(tasks) > 1 else None
         seconds = CONNECTION_TIMES * lost_seconds()  # With once, a task whose link is back would be ended.
         configure_coordination(resolver.cluster_spec(), seconds)

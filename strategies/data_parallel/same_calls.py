@@ -55,6 +55,8 @@ class SameCalls:
         explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
         on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
         has_left: returns whether a task, by its name, is gone; called every `POLL_SECONDS` while its end is waited for.
+        watch: begins to watch a task, by its name, whose call is waited for; what it returns is called every `POLL_SECONDS` and
+            returns an error when that task is lost. Nothing collective runs then that would fail.
 
     Attributes:
         me: as given.
@@ -70,6 +72,7 @@ class SameCalls:
         explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
         on_long_execution: Callable[[], None] = lambda: None,
         has_left: Callable[[str], bool] = lambda name: False,
+        watch: Callable[[str], Callable[[], Exception | None]] = lambda name: lambda: None,
     ) -> None:
         self.me, self.names = me, list(names)
         self._board = board or Board()
@@ -77,6 +80,7 @@ class SameCalls:
         self._explain = explain
         self._on_long_execution = on_long_execution
         self._has_left = has_left
+        self._watch = watch
         self._agreements = 0
         self._executions = 0
         self._sources = 0
@@ -125,7 +129,7 @@ class SameCalls:
 
     def _wait(self, key: str, name: str, facts: dict[str, Any], deadline: float) -> str:
         """Returns a value for which `name` has to come to this agreement."""
-        is_warned = False
+        is_warned, loss = False, self._watch(name)
         while (value := self._board.take(key, POLL_SECONDS)) is None:
             has_ended = self.has_ended(name)
             execution = self._board.take(f"executing/{name}", MOMENT_SECONDS)
@@ -137,6 +141,9 @@ class SameCalls:
                 raise DifferentCallsError(
                     f"{self.me} begins to read data for {facts['call']} while {name} is in a step and waits for it; {ADVICE}"
                 )
+            if (error := loss()) is not None:
+                self._is_lost = True
+                raise error
             if not is_warned and self._clock() >= deadline:
                 is_warned = True
                 _log.warning("%s waits for %s, which has not called %s yet; %s", self.me, name, facts["call"], ADVICE)
@@ -185,7 +192,7 @@ class SameCalls:
         try:
             yield
         except tf.errors.OpError as error:
-            if (better := self._explain(error)) is not None:
+            if not self._is_lost and (better := self._explain(error)) is not None:
                 self._is_lost = True  # Nobody is told anything more: it may be the first task, which keeps what is told.
                 raise better from error
             raise

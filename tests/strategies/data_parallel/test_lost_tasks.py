@@ -118,3 +118,23 @@ def test_what_is_found_at_an_address():
             pass
     assert reach(task, Deadline.after(5.0)) is CLOSED
     assert reach(Task("worker", 1, "no-such-host.invalid", 1), Deadline.after(5.0)) is SILENT
+
+
+@pytest.mark.parametrize(
+    ("found", "seconds", "begins"),
+    [
+        (CLOSED, 0.0, "lost worker:1 (w1:1): ended, or started again; the training cannot go on"),
+        (MUTE, 61.0, "no answer from worker:1 (w1:1): stopped by a signal, or too busy to answer"),
+        (SILENT, 61.0, "no answer from worker:1 (w1:1): its link is cut, or that of worker:0"),
+        (SERVES, 1000.0, None),
+    ],
+)
+def test_a_task_that_is_waited_for_outside_of_a_step_may_be_lost(monkeypatch, found, seconds, begins):
+    now, kept = [0.0], []
+    monkeypatch.setattr(lost_tasks, "keep_context", lambda: kept.append(1))
+    look = LostTasks(TASKS[0], TASKS, lambda *_: found, clock=lambda: now[0]).watch("worker:1")
+    assert look() is None
+    now[0] += seconds
+    error = look()
+    assert (error is None) if begins is None else error.message.startswith(begins)
+    assert bool(kept) == (begins is not None)

@@ -259,3 +259,13 @@ def test_a_callback_that_restores_on_one_task_only_is_named():
     one, none = {**FIT, "backups": 1}, {**FIT, "backups": 0}
     text = difference({"worker:0": one, "worker:1": none})
     assert text.startswith("fit has 1 BackupAndRestore on worker:0 and 0 on worker:1; under multi_worker_mirrored every task")
+
+
+def test_a_task_that_is_lost_before_its_call_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(same_calls, "POLL_SECONDS", 0.01)
+    board, looks = LocalBoard(), iter([None, None, tf.errors.UnavailableError(None, None, "no answer from worker:1")])
+    calls = SameCalls("worker:0", NAMES[:2], board, explain=pytest.fail, watch=lambda name: lambda: next(looks))
+    with pytest.raises(tf.errors.UnavailableError, match="no answer from worker:1"):
+        calls.agree(FIT)
+    calls.end()
+    assert "ended/worker:0" not in board.values  # Nobody is told anything more.
