@@ -21,7 +21,7 @@ from tfdist.strategies.keras_hooks import global_seed, replica_context
 from tfdist.strategies.keras_hooks.optimizer import built_in_own_loop
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
-from tfdist.strategies.private_api import ControlFlowFuncGraph, in_stateless_scope, patches
+from tfdist.strategies.private_api import ControlFlowFuncGraph, KerasVariable, in_stateless_scope, patches
 
 GROUP_STRIDE = 1_000_003
 """Distance between the random seeds of two groups. Multiples of it are not those of the distance between two replicas."""
@@ -66,9 +66,12 @@ class NextNumber:
         del name
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
-    def __add__(self, other: Any) -> Any:
-        """Returns the number plus another one."""
-        return self.value + other
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the counter, as Keras gives it."""
+        return ()
+
+    __hash__ = object.__hash__
 
     def assign_add(self, value: Any) -> None:
         """Takes the number if nothing has read it: that adds 1 to the counter."""
@@ -80,6 +83,11 @@ class NextNumber:
         if _is_first():
             counter = unwrapped(self._counter._value)
             counter.assign_sub(self.value + 1 - tf.cast(value, counter.dtype))
+
+
+for _name in tf.Tensor.OVERLOADABLE_OPERATORS:  # Schedules and optimizers of the user's own compute with a counter.
+    if hasattr(KerasVariable, _name):
+        setattr(NextNumber, _name, getattr(KerasVariable, _name))  # It uses nothing but `value`.
 
 
 class TakenSums:

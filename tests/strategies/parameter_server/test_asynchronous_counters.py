@@ -32,7 +32,8 @@ def results(tmp_path_factory, run_python):
 
 
 @pytest.mark.parametrize(
-    ("case", "total"), [("small", 200), ("several steps per execution", 200), ("sharded", 24), ("rows", 12)]
+    ("case", "total"),
+    [("small", 200), ("several steps per execution", 200), ("a schedule of one's own", 200), ("sharded", 24), ("rows", 12)],
 )
 def test_no_accumulated_gradient_is_lost_or_counts_twice(results, case, total):
     assert results[case] == [total, total]
@@ -74,6 +75,10 @@ def test_a_stateful_layer_is_refused_if_groups_would_overwrite_its_state(results
     assert len(results["stateful"]) == 3
     for error in results["stateful"]:
         assert "layer memory is stateful" in error and "2 worker groups" in error and "one worker group" in error
+
+
+def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(results):
+    assert results["overwritten"] == [1.0] * 4
 
 
 def test_the_loss_scale_grows_after_its_number_of_steps(results):

@@ -26,9 +26,16 @@ def trained(optimizer_of, steps, layers, x, steps_per_execution=1):
     return model
 
 
-def accumulated(steps, layers, x, steps_per_execution=1):
+class OwnSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Computes with the step itself, as with any number."""
+
+    def __call__(self, step):
+        return RATE + 0.0 * step * keras.ops.cast(step != 5, "float32")
+
+
+def accumulated(steps, layers, x, steps_per_execution=1, rate=RATE):
     """Returns the smallest and the largest sum of all gradients of a weight: in the weight, and still in its accumulator."""
-    optimizer_of = lambda: keras.optimizers.SGD(RATE, gradient_accumulation_steps=4)  # noqa: E731
+    optimizer_of = lambda: keras.optimizers.SGD(rate, gradient_accumulation_steps=4)  # noqa: E731
     model, sums = trained(optimizer_of, steps, layers, x, steps_per_execution), []
     for variable, left in zip(model.trainable_variables, model.optimizer._accumulated_gradients, strict=True):
         sums.append((np.asarray(left) - np.asarray(variable) / RATE * 4).reshape(-1))
@@ -55,6 +62,36 @@ def constrained(steps, x):
     trained(lambda: keras.optimizers.SGD(RATE), steps, [layer], x)
     updates = -layer.get_weights()[0] / RATE
     return [float(updates.min()), float(updates.max())]
+
+
+class Overwriting(keras.Model):
+    """An optimizer of its own overwrites its weights, which stay 1, by their averages."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        self.dense.build((None, 4))
+        self.own = keras.optimizers.SGD(0.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=5)
+        self.own.build(self.dense.trainable_variables)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(keras.utils.unpack_x_y_sample_weight(data)[0], training=True))
+        variables = self.dense.trainable_variables
+        self.own.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def overwritten(x):
+    """Returns the weights of `Overwriting` after 40 steps."""
+    with strategy.scope():
+        model = Overwriting()
+        model.compile()
+    model.fit(np.repeat(x, 40, axis=0), batch_size=len(x), verbose=0)
+    return model.dense.get_weights()[0].reshape(-1).tolist()
 
 
 class Assigning(keras.Model):
@@ -137,9 +174,11 @@ table = keras.layers.Embedding(2, 1, embeddings_initializer="zeros")
 results = {
     "small": accumulated(200, [dense()], few),
     "several steps per execution": accumulated(200, [dense()], few, 5),
+    "a schedule of one's own": accumulated(200, [dense()], few, rate=OwnSchedule()),
     "sharded": accumulated(24, [dense()], many),
     "rows": accumulated(24, [table, keras.layers.Flatten()], np.array([[0], [1]], "int32")),
     "loss scale": loss_scale(),
+    "overwritten": overwritten(few),
     "constrained": constrained(200, few),
     "constrained and sharded": constrained(24, many),
     "assigned": assigned(96),
