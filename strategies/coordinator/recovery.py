@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Task
+from tfdist.strategies.coordinator import made_before
 from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.server_recovery import ServerRecovery
@@ -76,6 +77,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
 
     @overrides(WorkerPreemptionHandler)
     def _validate_preemption_failure(self, e: Any) -> None:
+        made_before.check_error(e)
         if not any(message in str(e) for message in _LOST):
             super()._validate_preemption_failure(e)
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
+from tfdist.strategies.coordinator import made_before
 from tfdist.strategies.coordinator.backups import Backups
 from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.executions import Executions
@@ -139,6 +140,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     at_program_end(lambda failed: _notify(servers, failed))
     remote_functions.install()
+    made_before.warn_of_lost()
     with bounded(start_timeout):
         strategy = make(cluster)
     at_program_end(lambda failed: strategy.membership.say_no_more())  # Workers leave then.

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.coordinator import made_before
 from tfdist.strategies.coordinator.group_step import GroupStep, PredictionOutputs
 from tfdist.strategies.coordinator.hooks import CoordinatorHooks
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
@@ -42,7 +43,8 @@ class ParameterServerHooks(CoordinatorHooks):
             _log.warning("%s", _OWN_LOOP)
 
     def check_data(self, data: Any) -> None:
-        """See `KerasHooks`. Raises ValueError for a distributed dataset, which workers would read."""
+        """See `KerasHooks`. Raises ValueError for data that workers would read, or that are lost."""
+        made_before.check_data(data)
         if isinstance(data, tf.distribute.DistributedDataset):
             raise ValueError(
                 "under parameter_server the chief reads the data and hands the batches out, and this is data that workers "

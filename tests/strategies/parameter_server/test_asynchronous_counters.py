@@ -77,6 +77,12 @@ def test_a_stateful_layer_is_refused_if_groups_would_overwrite_its_state(results
         assert "layer memory is stateful" in error and "2 worker groups" in error and "one worker group" in error
 
 
+def test_what_was_made_before_the_strategy_is_refused_by_name(results):
+    data, table = results["lost"]
+    assert "this dataset was made before tfdist.strategy()" in data
+    assert "a step uses a variable, table or other object that was made before tfdist.strategy()" in table
+
+
 def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(results):
     assert results["overwritten"] == [1.0] * 4
 

@@ -14,6 +14,9 @@ import tfdist
 
 RATE = 0.25  # With powers of 2 all sums are exact.
 
+lost_data = tf.data.Dataset.from_tensors((np.ones((2, 4), "float32"), np.ones((2, 1), "float32")))
+lost_table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+
 strategy = tfdist.strategy()
 
 
@@ -169,6 +172,24 @@ def stateful():
     return errors
 
 
+def lost(x):
+    """Returns the errors of `fit` on data, and with a loss that uses a table, made before the strategy."""
+    with strategy.scope():
+        model, other = (keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]) for _ in range(2))
+        model.compile("sgd", "mse")
+        other.compile(
+            "sgd", lambda y, p: keras.ops.mean(p, axis=-1) + tf.ensure_shape(lost_table.lookup(tf.constant(1, tf.int64)), [])
+        )
+    errors = []
+    for call in (lambda: model.fit(lost_data, verbose=0), lambda: other.fit(x, np.ones((2, 1)), verbose=0)):
+        try:
+            call()
+            errors.append("")
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
 few, many = np.ones((2, 4), "float32"), np.ones((2, 140_000), "float32")
 table = keras.layers.Embedding(2, 1, embeddings_initializer="zeros")
 results = {
@@ -185,6 +206,7 @@ results = {
     "assigned in a loop": assigned(96, 4),
     "averaged": averaged(),
     "stateful": stateful(),
+    "lost": lost(few),
 }
 with open(sys.argv[1], "w") as file:
     json.dump(results, file)
