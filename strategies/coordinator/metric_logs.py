@@ -50,6 +50,7 @@ class MetricLogs:
         self._by_group: dict[tuple[int, int], Any] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
+        self._has_warned = False  # Of metrics that are too large to be sent.
         self._restarts = False  # Whether the metrics' variables have to start from zero before the next step.
         self.logs: Any = None
 
@@ -97,7 +98,16 @@ class MetricLogs:
         variables = list({id(v): v for metric in self._model.metrics for v in metric.variables}.values())
         if not all(isinstance(variable._value, SyncOnReadVariable) for variable in variables):
             return []
-        return variables if sum(variable.shape.num_elements() for variable in variables) <= MAX_METRIC_VALUES else []
+        if sum(variable.shape.num_elements() for variable in variables) <= MAX_METRIC_VALUES:
+            return variables
+        if len(getattr(self._model.distribute_strategy, "worker_groups", ())) > 1 and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the metrics of %s hold more than %d numbers, so steps do not send them: the logs of a batch count the steps "
+                "of one worker group, and those of an epoch lack what a worker that is lost has counted",
+                *(self._model.name, MAX_METRIC_VALUES),
+            )
+        return []
 
     def _results(self, total: Any) -> Any:
         """Returns the logs, float64 [n], for these values of the metrics' variables; notes which logs are means."""

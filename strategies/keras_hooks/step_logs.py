@@ -20,12 +20,13 @@ def with_metrics(logs: Logs, metrics: dict[str, Any], own: Collection[str] = ())
 
     Args:
         logs: what the step returned.
-        metrics: the results of the model's metrics.
+        metrics: the results of the model's metrics, also nested: Keras puts those of a metric with several under its name.
         own: the names of logs that stay what the step returned.
     """
     if not isinstance(logs, dict):
         return logs
-    return {name: value if name in own else metrics.get(name, value) for name, value in _flat(logs).items()}
+    results = _flat(metrics)
+    return {name: value if name in own else results.get(name, value) for name, value in _flat(logs).items()}
 
 
 def metrics_result(model: Any) -> Any:
@@ -51,7 +52,7 @@ def own_names(model: Any, logs: Logs, assigned: Collection[int] = ()) -> set[str
     variables: dict[str, list[Any]] = {}  # Of the metrics that have a name.
     for metric in model.metrics:
         result = metric.result()
-        for name in result if isinstance(result, dict) else [metric.name]:
+        for name in _flat(result) if isinstance(result, dict) else [metric.name]:
             variables.setdefault(name, []).extend(metric.variables)
     return {name for name, value in _flat(logs).items() if variables.get(name) and not _reads(value, variables[name], assigned)}
 

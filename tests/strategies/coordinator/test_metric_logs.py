@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from tfdist.strategies.coordinator import metric_logs
 from tfdist.strategies.coordinator.metric_logs import MetricLogs, _LogsFormat
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 
@@ -63,3 +65,14 @@ def test_logs_in_a_dict_of_one_number_keep_their_names():
     logs, form = {"loss": 1.0, "compile_metrics": {"mae": 2.0}}, _LogsFormat()
     vector = tf.function(lambda: form.flatten(logs))()
     assert form.unflatten(vector.numpy()[None]) == [logs]
+
+
+@pytest.mark.parametrize(("groups", "warnings"), [(1, 0), (2, 1)])
+def test_metrics_that_are_too_large_to_be_sent_are_named_if_there_are_several_groups(caplog, monkeypatch, groups, warnings):
+    monkeypatch.setattr(metric_logs, "SyncOnReadVariable", object)
+    metric = SimpleNamespace(variables=[SimpleNamespace(_value=None, shape=tf.TensorShape([300, 300]))])
+    strategy = SimpleNamespace(worker_groups=[None] * groups)
+    logs = MetricLogs(SimpleNamespace(name="large", metrics=[metric], distribute_strategy=strategy))
+    with caplog.at_level("WARNING", logger="tfdist"):
+        assert logs._variables_to_send() == logs._variables_to_send() == []
+    assert caplog.text.count("the metrics of large hold more than 65536 numbers") == warnings

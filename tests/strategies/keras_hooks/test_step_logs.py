@@ -53,3 +53,25 @@ def test_results_replace_all_other_logs_of_their_names():
     logs = {"loss": 1.0, "all": {"mine": 2.0}, "kl": 3.0}
     assert with_metrics(logs, {"loss": 0.0, "mine": 5.0, "unused": 6.0}, {"loss"}) == {"loss": 1.0, "mine": 5.0, "kl": 3.0}
     assert with_metrics(4.0, {"loss": 0.0}) == 4.0
+
+
+def test_results_of_a_metric_with_several_replace_the_logs_of_a_step_too():
+    logs = {"several": {"n": 1.0, "sum": 2.0}, "own": 3.0}
+    assert with_metrics(logs, {"several": {"n": 4.0, "sum": 5.0}}) == {"n": 4.0, "sum": 5.0, "own": 3.0}
+    assert with_metrics(logs, {"several": {"n": 4.0, "sum": 5.0}}, {"n"}) == {"n": 1.0, "sum": 5.0, "own": 3.0}
+
+
+def test_a_log_under_a_name_that_a_metric_with_several_results_has_is_the_steps_own():
+    class Several(keras.metrics.Mean):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            return super().update_state(y_pred, sample_weight)
+
+        def result(self):
+            return {"n": self.count, "mean": self.total}
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=[Several(name="several")])
+    model.evaluate(tf.ones([4, 2]), tf.ones([4, 1]), verbose=0)
+    found = []
+    tf.function(lambda: found.append(own_names(model, {"n": tf.constant(1.0)})))()
+    assert found == [{"n"}]
