@@ -38,6 +38,7 @@ from tfdist.strategies.hogwild.step_counters import (
     steps_of,
 )
 from tfdist.strategies.inputs.worker_input import WorkerBatch, WorkerInput, next_batch
+from tfdist.strategies.keras_hooks.overwritten import is_overwritten
 from tfdist.strategies.runtime import chief_device
 
 _log = logging.getLogger("tfdist")
@@ -310,6 +311,7 @@ class GroupCalls:
             return
         self._replicas.release_unused()
         weights = {}
+        overwritten = {id(v) for each in self._model.weights if is_overwritten(each) for v in local_variables(each._value)}
         for weight in self._model.weights:
             held = local_variables(weight._value)
             if len(held) > 1 and weight.constraint is not None and type(weight.constraint) is not keras.constraints.NonNeg:
@@ -322,9 +324,9 @@ class GroupCalls:
                 variable.keras_constraint = weight.constraint
         floating = [v for v in weights.values() if v.dtype.is_floating]
         self._trained = {id(v) for weight in self._model.trainable_weights for v in local_variables(weight._value)}
-        active = [v for v in floating if id(v) in self._trained]
-        # In blocks of their own: the outer rates would let a moving variance overshoot, below zero.
-        statistics = [v for v in floating if not v.trainable]
+        active = [v for v in floating if id(v) in self._trained - overwritten]
+        # In blocks of their own: the outer rates would let a moving variance, or a scale of float8, overshoot, below zero.
+        statistics = [v for v in floating if not v.trainable or id(v) in self._trained & overwritten]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
         self._replicas.register(statistics, Kind.SYNCHRONIZED)
         self._replicas.register(floating, Kind.SYNCHRONIZED)

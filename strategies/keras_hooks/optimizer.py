@@ -7,6 +7,7 @@ update is then the same on every replica. Everywhere else Keras' own code runs.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from tfdist.strategies.keras_hooks import (
 )
 from tfdist.strategies.keras_hooks.build_scope import outside_of_steps, strategy_in_own_loop, strategy_of
 from tfdist.strategies.keras_hooks.interface import hooks_of
+from tfdist.strategies.keras_hooks.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
 from tfdist.strategies.private_api import ResourceVariable, patches
@@ -62,7 +64,8 @@ def install() -> None:
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = replica_context.current()
     if replica is not None and replica.recorded is not None:
-        replica.recorded += [(None, gradient) for gradient in grads if gradient is not None]
+        pairs = itertools.zip_longest(grads, _variables(optimizer, trainable_variables))
+        replica.recorded += [(None, gradient) for gradient, v in pairs if gradient is not None and not is_overwritten(v)]
         return None
     if replica is None and (strategy := _strategy_of_own_loop(optimizer, trainable_variables)) is not None:
         hooks = hooks_of(strategy)
@@ -101,13 +104,20 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "a task or worker group cannot add them up. Update in every step, or have one replica in each"
             )
     replica.same.update(_ids_of_counters(optimizer))
-    replica.updated.update(id(variable) for variable in trainable_variables or getattr(optimizer, "_trainable_variables", ()))
-    grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in grads])
+    replica.updated.update(id(variable) for variable in _variables(optimizer, trainable_variables))
+    own = list(grads)
+    grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in own])
+    if replica.share is not None:
+        grads = with_largest(grads, own, _variables(optimizer, trainable_variables))
     replica.reduced = True
     try:
         return original(optimizer, grads, trainable_variables)
     finally:
         replica.reduced = False
+
+
+def _variables(optimizer: Any, trainable_variables: Any) -> Any:
+    return trainable_variables or getattr(optimizer, "_trainable_variables", ())
 
 
 def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
@@ -195,7 +205,7 @@ def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:
     """
     own = getattr(optimizer, "_distribution_strategy", None)
     strategies = [own]
-    for variable in trainable_variables or getattr(optimizer, "_trainable_variables", ()):
+    for variable in _variables(optimizer, trainable_variables):
         value = getattr(variable, "_value", variable)
         strategies.append(strategy_of(value))
         if hooks_of(own) is not None and strategies[-1] is not own:

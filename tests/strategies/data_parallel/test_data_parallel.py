@@ -50,6 +50,7 @@ SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "added_losses_that_are_sums",
     "losses_and_metrics_with_a_number_for_each_class",
     "a_loss_that_keeps_a_variable",
+    "variables_that_gradients_overwrite",
 )
 OWN_STEPS = (
     "an_own_train_step_with_optimizers_in_a_dict",

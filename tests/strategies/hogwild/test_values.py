@@ -23,6 +23,11 @@ def test_moving_averages_do_not_overshoot(results):
     assert min(least) > 0.02 and greatest == sorted(greatest, reverse=True) and greatest[-1] < 0.1
 
 
+def test_scales_of_float8_are_positive_and_small(results):
+    """The scale of an amount is the largest of it divided by 448, or of a gradient by 57344."""
+    assert len(results["scales"]) == 3 and all(0 < scale < 0.05 for scale in results["scales"])
+
+
 def test_what_a_callback_assigns_before_a_save_is_in_the_file_and_in_the_model(results):
     assert results["assigned"] == [0.5, 0.5]
 

@@ -1,4 +1,4 @@
-"""Values that are not trained, under hogwild: moving averages, what a callback assigns, and optimizer slots when a ps is killed.
+"""Values that no optimizer trains, under hogwild: moving averages, scales, what a callback assigns, slots when a ps is killed.
 
 Two groups and a ps, which the chief kills. Prints what it finds as JSON.
 """
@@ -50,6 +50,18 @@ def moving_variances():
     return found
 
 
+def scales_of_float8():
+    """Returns the scales of a model that trains in float8."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.quantize("float8")
+        model.compile("sgd", "mse")
+    x = np.random.default_rng(1).normal(size=(512, 8)).astype("float32")
+    model.fit(x, x[:, :1], batch_size=16, epochs=2, verbose=0)
+    return [float(v.numpy()) for v in model.trainable_variables if v.path.endswith("_scale")]
+
+
 def assigned_before_a_save():
     """Returns what a callback has assigned, as a file and the model have it after a save in the same moment."""
     with strategy.scope():
@@ -90,5 +102,6 @@ def slots_after_a_killed_ps():
     return found, int(model.optimizer.iterations)
 
 
-results = {"variances": moving_variances(), "assigned": assigned_before_a_save(), "slots": slots_after_a_killed_ps()}
+results = {"variances": moving_variances(), "scales": scales_of_float8(), "assigned": assigned_before_a_save()}
+results["slots"] = slots_after_a_killed_ps()
 Path("results.json").write_text(json.dumps(results))

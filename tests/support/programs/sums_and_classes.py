@@ -1,4 +1,4 @@
-"""Added losses that are sums, losses and metrics by class, and losses that keep something: cases as in losses.py."""
+"""Added losses that are sums, losses and metrics by class, losses that keep something, and maxima: cases as in losses.py."""
 
 import keras
 import numpy as np
@@ -103,3 +103,29 @@ def a_loss_that_keeps_a_variable(scope):
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), Adaptive())
     history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
     return [history, float(model.loss.average), *(w.ravel().tolist() for w in model.get_weights())]
+
+
+class Maxima(keras.layers.Layer):
+    """Notes the largest input of each step in variables that their gradients overwrite, as float8 training does."""
+
+    def build(self, shape):
+        kind = {"initializer": "zeros", "overwrite_with_gradient": True}
+        self.largest = self.add_weight(name="largest", shape=(4,), **kind)
+        self.history = self.add_weight(name="inputs_amax_history", shape=(3,), **kind)
+
+    def call(self, x):
+        @tf.custom_gradient
+        def noted(x, largest, history):
+            news = tf.reduce_max(tf.abs(x), axis=0), tf.concat([tf.reduce_max(tf.abs(x))[None], history[:2]], axis=0)
+            return tf.identity(x), lambda upstream: (upstream, *news)
+
+        return noted(x, tf.convert_to_tensor(self.largest), tf.convert_to_tensor(self.history))
+
+
+@case
+def variables_that_gradients_overwrite(scope):
+    def build():
+        dense = keras.layers.Dense(1, kernel_initializer="zeros")
+        return keras.Sequential([keras.Input((4,)), keras.layers.Rescaling(2.0), Maxima(), dense])
+
+    return trained(scope, build, loss="mse")
