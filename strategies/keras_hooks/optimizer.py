@@ -105,10 +105,10 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
             )
     replica.same.update(_ids_of_counters(optimizer))
     replica.updated.update(id(variable) for variable in _variables(optimizer, trainable_variables))
-    own = list(grads)
-    grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in own])
+    gradients = list(grads)
+    grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in gradients])
     if replica.share is not None:
-        grads = with_largest(grads, own, _variables(optimizer, trainable_variables))
+        grads = with_largest(grads, gradients, _variables(optimizer, trainable_variables))
     replica.reduced = True
     try:
         return original(optimizer, grads, trainable_variables)

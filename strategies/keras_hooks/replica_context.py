@@ -38,6 +38,8 @@ class Replica:
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
+        held: if the step is only tried out, the values of variables in whose place it reads what it would assign, by id, as
+            (variable, value).
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
         settled: the ids of those of them that Keras' metrics count rightly on several replicas.
         added: if the step is only tried out, the losses that layers add, as (layer, number).
@@ -69,6 +71,7 @@ class Replica:
     branches: list[Any] = field(default_factory=list)
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
+    held: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)
     added: list[tuple[Any, Any]] = field(default_factory=list)

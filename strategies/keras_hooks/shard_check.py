@@ -44,6 +44,7 @@ from tfdist.strategies.keras_hooks.step_trial import (
     mapped,
     nodes_of,
     parts,
+    released,
     summary,
     variables_of,
 )
@@ -328,7 +329,8 @@ class ShardCheck:
             state = Replica(
                 self._strategy, 0, tf.constant(1.0), recorded=recorded, draw=draw, examples=count(batch), as_means=as_means
             )
-            with self._as_replica(), entered(state), Frozen(self._model), variables_of(self._strategy):
+            state.graph = tf.compat.v1.get_default_graph()
+            with self._as_replica(), entered(state), Frozen(self._model), variables_of(self._strategy), released(state):
                 if not self._trains or has_own_step(self._model) or has_own_updates(self._model.optimizer):
                     self._step(batch)
                 else:

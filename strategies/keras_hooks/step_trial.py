@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.replica_context import Replica
 from tfdist.strategies.private_api import is_stateful_operation
 
 MOST_EXAMPLES = 4
@@ -29,8 +30,9 @@ _READS = (
     "NoOp",
 )
 _LOOKUPS = ("LookupTableFindV2", "LookupTableSizeV2", "HashTableV2")
+_MAKES_EMPTY = ("Empty",)  # As `keras.ops.ctc_loss`, which then fills it. TensorFlow calls it stateful.
 _CONTAINERS = ("StatefulPartitionedCall", "If", "While", "Case")
-_HARMLESS = frozenset((*_READS, *_LOOKUPS, *_CONTAINERS))
+_HARMLESS = frozenset((*_READS, *_LOOKUPS, *_MAKES_EMPTY, *_CONTAINERS))
 """Stateful operations that a trial may run: they change nothing, and give the same result again."""
 
 _OF_VARIABLES = ("initial_value", "trainable", "name", "dtype", "aggregation", "synchronization", "shape")
@@ -54,6 +56,17 @@ def variables_of(strategy: Any) -> Iterator[None]:
 
     with tf.variable_creator_scope(create):
         yield
+
+
+@contextlib.contextmanager
+def released(replica: Replica) -> Iterator[None]:
+    """Gives variables their values back, in whose place the step of a replica reads what it would assign."""
+    try:
+        yield
+    finally:
+        for variable, value in replica.held.values():
+            variable._value = value
+        replica.held.clear()
 
 
 def parts(batch: Any) -> tuple[Any, Any] | None:

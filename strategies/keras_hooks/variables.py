@@ -24,7 +24,11 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
         if variable.synchronization == "on_read":
             metric_trial.record(replica, variable, value)
         elif tf.as_dtype(variable.dtype).is_floating:
-            replica.recorded.append((variable.path, tf.convert_to_tensor(value)))
+            tensor = tf.convert_to_tensor(value)
+            replica.recorded.append((variable.path, tensor))
+            if replica.graph is tf.compat.v1.get_default_graph():  # What follows in the step reads what it has assigned.
+                replica.held.setdefault(id(variable), (variable, variable._value))
+                variable._value = tensor
         return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]

@@ -151,6 +151,17 @@ def a_queue_of_examples():
 
 
 @case
+def a_codebook_that_follows_its_averages():
+    """It is computed from what the step has assigned before."""
+
+    def before(model, x, y, z, gradients):
+        model.mean.assign(0.9 * model.mean + 0.1 * ops.mean(z, axis=0))
+        model.rows.assign(ops.ones((16, 1)) * ops.square(model.mean))
+
+    return own("a_codebook_that_follows_its_averages", before=before)
+
+
+@case
 def a_loss_for_each_example_that_compares_them():
     model = small(name="a_loss_for_each_example_that_compares_them")
     model.compile("sgd", lambda y, z: cross_entropies(similarities(z)))
@@ -282,6 +293,21 @@ def a_moving_average():
         model.mean.assign(0.9 * model.mean + 0.1 * ops.mean(z, axis=0))
 
     return own("a_moving_average", before=before)
+
+
+@case
+def connectionist_temporal_losses_that_a_layer_adds():
+    class Adds(layers.Layer):
+        def call(self, x):
+            x = ops.reshape(x, (-1, 2, 3))
+            ones = ops.ones((ops.shape(x)[0],), "int32")
+            self.add_loss(ops.ctc_loss(ones[:, None], x, ones, 2 * ones, mask_index=0))
+            return x[:, 0, :1]
+
+    model = keras.Sequential([keras.Input((6,)), Adds()], name="connectionist_temporal_losses_that_a_layer_adds")
+    model.add(layers.Dense(4))
+    model.compile("sgd", "mse")
+    return model
 
 
 @case
