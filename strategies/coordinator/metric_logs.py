@@ -18,6 +18,7 @@ from tfdist.strategies.coordinator.execution import Execution
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 from tfdist.strategies.coordinator.tensor_fusion import flatten, unflatten, unflatten_array
 from tfdist.strategies.keras_hooks import replica_context, step_logs
+from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, Logs
 from tfdist.strategies.keras_hooks.metric_trial import leaves
 from tfdist.strategies.private_api import StatelessScope
@@ -43,6 +44,7 @@ class MetricLogs:
         self._size = 0  # Numbers that these hold.
         self._own_logs = _LogsFormat()  # Of what a step returns beside metrics.
         self._own_names: set[str] = set()  # Of metrics under whose names a step returns something else.
+        self._derived: dict[str, LogFunction] = {}  # Logs that a step computes from metrics.
         self._metric_logs = _LogsFormat()
         self._means: list[tuple[int, int] | None] = []  # The places of total and count of each log; None if it is no mean.
         self._results_function: Any = None
@@ -64,6 +66,7 @@ class MetricLogs:
         self._size = sum(variable.shape.num_elements() for variable in self._variables)
         outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._own_names = step_logs.own_names(self._model, outputs)
+        self._derived = derived_logs(self._model, outputs, self._variables, self._own_names)
         returns_metrics = not self._own_names and outputs.keys() == self._model.get_metrics_result().keys()
         are_metrics = self._variables and returns_metrics
         return self._own_logs.flatten({} if are_metrics else outputs)
@@ -115,6 +118,7 @@ class MetricLogs:
         values = [(v, tf.cast(piece, v.dtype)) for v, piece in zip(self._variables, pieces, strict=True)]
         with StatelessScope(state_mapping=values), _noting_means(self._model) as means:
             logs = step_logs.metrics_result(self._model)
+            logs |= {name: compute(logs, [value for _, value in values]) for name, compute in self._derived.items()}
         vector = self._metric_logs.flatten(logs)
         places, begin = {}, 0
         for variable in self._variables:
@@ -192,13 +196,15 @@ class MetricLogs:
                 sums = self._sum - self._by_group.get(group, 0.0) + metrics
                 results = self._metric_logs.unflatten(self._results_of(sums))
             self._sum, self._by_group[group] = sums[-1], metrics[-1]
-            logs = [self.with_metrics(own, result) if own else result for own, result in zip(logs, results, strict=True)]
+            own = self._own_names - self._derived.keys()
+            both = zip(logs, results, strict=True)
+            logs = [step_logs.with_metrics(each, result, own) if each else result for each, result in both]
         self.logs = logs[-1]
         return logs
 
     def with_metrics(self, logs: Logs, metrics: dict[str, Any]) -> Logs:
         """Returns the logs of a step with the results of the metrics, but for values of the step's own."""
-        return step_logs.with_metrics(logs, metrics, self._own_names)
+        return step_logs.with_metrics(logs, metrics, self._own_names | self._derived.keys())
 
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""

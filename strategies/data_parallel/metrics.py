@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import metric_sums
+from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
 from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.step_logs import metrics_result, own_names, with_metrics
@@ -54,9 +55,12 @@ class ReplicaMetrics:
         """
         metrics, shared = self.variables(), self.shared_variables()
         own: set[str] = set()
+        derived: dict[str, LogFunction] = {}
 
         def on_replica(begun: Any, share: Any, logs: Any) -> Any:
-            own.update(() if self.returns_metrics else own_names(self._model, logs, assigned))
+            if not self.returns_metrics:
+                own.update(own_names(self._model, logs, assigned))
+                derived.update(derived_logs(self._model, logs, [*metrics, *shared], own))
             changes = [v.value - before for v, before in zip(shared, begun, strict=True)]
             counted = [*self._counted(metrics), *changes]
             totals, *rest = self._reduce_on_replica(share, logs, counted, self._layer_state(assigned))
@@ -71,10 +75,11 @@ class ReplicaMetrics:
         totals = [self._first(total) for total in totals]
         with keras.StatelessScope(state_mapping=list(zip([*metrics, *shared], totals, strict=True))):
             result = metrics_result(self._model)
+            result |= {name: compute(result, totals) for name, compute in derived.items()}
         if self.returns_metrics or (isinstance(logs, dict) and logs.keys() == result.keys() and not own):
             return result
         # A user's own step may return metrics nested, or among other logs.
-        return with_metrics(tf.nest.map_structure(self._first, mean_logs), result, own)
+        return with_metrics(tf.nest.map_structure(self._first, mean_logs), result, own - derived.keys())
 
     def _first(self, value: Any) -> Any:
         return self._strategy.experimental_local_results(value)[0]

@@ -25,8 +25,8 @@ def with_metrics(logs: Logs, metrics: dict[str, Any], own: Collection[str] = ())
     """
     if not isinstance(logs, dict):
         return logs
-    results = _flat(metrics)
-    return {name: value if name in own else results.get(name, value) for name, value in _flat(logs).items()}
+    results = flat(metrics)
+    return {name: value if name in own else results.get(name, value) for name, value in flat(logs).items()}
 
 
 def metrics_result(model: Any) -> Any:
@@ -52,12 +52,13 @@ def own_names(model: Any, logs: Logs, assigned: Collection[int] = ()) -> set[str
     variables: dict[str, list[Any]] = {}  # Of the metrics that have a name.
     for metric in model.metrics:
         result = metric.result()
-        for name in _flat(result) if isinstance(result, dict) else [metric.name]:
+        for name in flat(result) if isinstance(result, dict) else [metric.name]:
             variables.setdefault(name, []).extend(metric.variables)
-    return {name for name, value in _flat(logs).items() if variables.get(name) and not _reads(value, variables[name], assigned)}
+    return {name for name, value in flat(logs).items() if variables.get(name) and not _reads(value, variables[name], assigned)}
 
 
-def _flat(logs: dict[str, Any]) -> dict[str, Any]:
+def flat(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns logs with those in an inner dict beside the others."""
     flat: dict[str, Any] = {}
     for name, value in logs.items():
         flat.update(value if isinstance(value, dict) else {name: value})
@@ -68,12 +69,12 @@ def _reads(log: Any, variables: list[Any], assigned: Collection[int]) -> bool:
     """Returns whether a log is computed from one of these Keras variables."""
     if tf.executing_eagerly():
         return any(id(variable) in assigned for variable in variables)
-    found = {name for variable in variables for name in _resources(tf.convert_to_tensor(variable.value))}
+    found = {name for variable in variables for name in resources(tf.convert_to_tensor(variable.value))}
     values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(log) if value is not None]
-    return any(name in found for value in values for name in _resources(value))
+    return any(name in found for value in values for name in resources(value))
 
 
-def _resources(value: Any) -> Iterator[str]:
+def resources(value: Any) -> Iterator[str]:
     """Yields the names of the resources, such as handles of variables, from which a function computes a tensor."""
     if not tf.is_symbolic_tensor(value):
         return

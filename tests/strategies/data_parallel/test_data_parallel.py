@@ -51,6 +51,7 @@ SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "losses_and_metrics_with_a_number_for_each_class",
     "a_loss_that_keeps_a_variable",
     "variables_that_gradients_overwrite",
+    "logs_that_a_step_computes_from_metrics",
 )
 OWN_STEPS = (
     "an_own_train_step_with_optimizers_in_a_dict",

@@ -1,4 +1,4 @@
-"""Added losses that are sums, losses and metrics by class, losses that keep something, and maxima: cases as in losses.py."""
+"""Added losses that are sums, losses and metrics by class, losses that keep something, maxima, logs: cases as in losses.py."""
 
 import keras
 import numpy as np
@@ -129,3 +129,48 @@ def variables_that_gradients_overwrite(scope):
         return keras.Sequential([keras.Input((4,)), keras.layers.Rescaling(2.0), Maxima(), dense])
 
     return trained(scope, build, loss="mse")
+
+
+class Tracked(keras.Model):
+    """Returns what it computes from metrics under names that they do not have, and once under the name of one, as a root."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.total, self.rmse = keras.metrics.Mean(name="total_loss"), keras.metrics.Mean(name="rmse")
+
+    @property
+    def metrics(self):
+        return [self.total, self.rmse]
+
+    def logs_of(self, data, training):
+        x, y = data
+        squares = ops.square(self(x, training=training) - y)
+        self.total.update_state(squares)
+        self.rmse.update_state(squares)
+        total = self.total.result()
+        return ops.mean(squares), {
+            "loss": total,
+            "rmse": ops.sqrt(self.rmse.result()),
+            "more": {"perplexity": ops.exp(total)},
+        }
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss, logs = self.logs_of(data, training=True)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return logs
+
+    def test_step(self, data):
+        return self.logs_of(data, training=False)[1]
+
+
+@case
+def logs_that_a_step_computes_from_metrics(scope):
+    with scope():
+        inputs = keras.Input((4,))
+        model = Tracked(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
+        model.compile(keras.optimizers.SGD(0.05))
+    flat = {"batch_size": 16, "verbose": 0}
+    history = model.fit(X, Y, epochs=2, shuffle=False, validation_data=(X[:20], Y[:20]), **flat).history
+    assert np.allclose(np.square(history["val_rmse"]), history["val_loss"]), history
+    return history
