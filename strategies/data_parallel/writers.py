@@ -1,4 +1,4 @@
-"""Keras' callbacks that write files: the files come from the chief alone."""
+"""Keras' callbacks that write files, or send logs to a server: these come from the chief alone."""
 
 import os
 import shutil
@@ -11,14 +11,17 @@ import keras
 _PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
 """Callbacks that do nothing but write -> the attribute that says where."""
 
+_SENDS = (keras.callbacks.RemoteMonitor,)
+"""Callbacks that do nothing but send logs."""
+
 
 def without_files(callbacks: list[Any]) -> list[Any]:
     """Returns the callbacks for a task that is not the chief.
 
-    Those that only write files are left out. A subclass may do more, such as set the learning rate, or call `predict`, in which
-    all tasks have to take part. It runs, and what it writes goes into a folder that is removed with it.
+    Those that only write files or send logs are left out. A subclass may do more, such as set the learning rate, or call
+    `predict`, in which all tasks have to take part. It runs, and what it writes goes into a folder that is removed with it.
     """
-    kept = [each for each in callbacks if type(each) not in _PATHS]
+    kept = [each for each in callbacks if type(each) not in (*_PATHS, *_SENDS)]
     for each in kept:
         for kind, attribute in _PATHS.items():
             if isinstance(each, kind):

@@ -19,6 +19,7 @@ from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.keras_hooks import global_seed, replica_context
 from tfdist.strategies.keras_hooks.optimizer import built_in_own_loop
+from tfdist.strategies.keras_hooks.overwritten import is_overwritten
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.private_api import ControlFlowFuncGraph, KerasVariable, in_stateless_scope, patches
@@ -186,9 +187,15 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
         return original(optimizer, grads, trainable_variables)
     stand_ins: dict[str, Any] = {"_iterations": NextNumber(optimizer._iterations)}
     if steps:
-        stand_ins["_accumulated_gradients"] = [None if v is None else TakenSums(v) for v in optimizer._accumulated_gradients]
+        stand_ins["_accumulated_gradients"] = _stand_ins_of_sums(optimizer)
     with _with(optimizer, **stand_ins):
         return original(optimizer, grads, trainable_variables)
+
+
+def _stand_ins_of_sums(optimizer: Any) -> list[Any]:
+    """Returns what stands for the accumulators of an optimizer; those of variables that are overwritten hold no sums."""
+    both = zip(optimizer._accumulated_gradients, optimizer._trainable_variables, strict=True)
+    return [each if each is None or is_overwritten(variable) else TakenSums(each) for each, variable in both]
 
 
 def _accumulate(original: Callable[..., Any], optimizer: Any, grads: Any, acc_grads: Any) -> Any:

@@ -7,6 +7,7 @@ import keras
 import pytest
 from support_paths import PROGRAMS
 
+from tfdist.strategies.parameter_server.asynchronous_counters import TakenSums, _stand_ins_of_sums
 from tfdist.strategies.parameter_server.constraints import warn_of_lost_updates
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -89,3 +90,12 @@ def test_averages_of_an_optimizer_of_the_models_own_begin_with_the_weights(resul
 
 def test_the_loss_scale_grows_after_its_number_of_steps(results):
     assert results["loss scale"] == [2.0**4, 0]
+
+
+def test_accumulators_of_variables_that_are_overwritten_are_assigned_as_they_are():
+    """Keras keeps a maximum in them, as in float8 training."""
+    kernel, scale = SimpleNamespace(overwrite_with_gradient=False), SimpleNamespace(overwrite_with_gradient=True)
+    sums, largest = object(), object()
+    optimizer = SimpleNamespace(_accumulated_gradients=[sums, largest, None], _trainable_variables=[kernel, scale, kernel])
+    first, second, third = _stand_ins_of_sums(optimizer)
+    assert isinstance(first, TakenSums) and first.accumulator is sums and second is largest and third is None
