@@ -26,7 +26,8 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
         elif tf.as_dtype(variable.dtype).is_floating:
             tensor = tf.convert_to_tensor(value)
             replica.recorded.append((variable.path, tensor))
-            if replica.graph is tf.compat.v1.get_default_graph():  # What follows in the step reads what it has assigned.
+            # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.
+            if replica.graph is tf.compat.v1.get_default_graph() and not variable.trainable:
                 replica.held.setdefault(id(variable), (variable, variable._value))
                 variable._value = tensor
         return None
