@@ -32,7 +32,7 @@ from tfdist.strategies.private_api import (
     set_server_def_retries,
     use_own_executor,
 )
-from tfdist.strategies.runtime import server_identity, shutdown
+from tfdist.strategies.runtime import chief_device, server_identity, shutdown
 from tfdist.strategies.runtime.connecting import bounded
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.lost_timeout import CONNECTION_TIMES, lost_seconds
@@ -140,6 +140,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     # Before the strategy exists: if connecting fails, the servers still learn that this chief has ended.
     at_program_end(lambda failed: _notify(servers, failed))
     remote_functions.install()
+    chief_device.install()
     made_before.warn_of_lost()
     with bounded(start_timeout):
         strategy = make(cluster)

@@ -92,6 +92,7 @@ global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 
 # Operations with functions or nested tensors among their arguments: model_parallel/nested.py.
 tf_cond: Any = need("tensorflow.python.ops.cond")
+tf_constant: Any = need("tensorflow.python.framework.constant_op")
 tf_custom_gradient: Any = need("tensorflow.python.ops.custom_gradient")
 tf_script_ops: Any = need("tensorflow.python.ops.script_ops")
 tf_while_loop: Any = need("tensorflow.python.ops.while_loop")

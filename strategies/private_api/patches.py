@@ -34,6 +34,7 @@ from tfdist.strategies.private_api import (
     saving_lib,
     seed_generator_module,
     tf_cond,
+    tf_constant,
     tf_custom_gradient,
     tf_random_seed,
     tf_script_ops,
@@ -270,10 +271,7 @@ FINITE_GRADIENTS = LossScaleOptimizer and PatchPoint(
     "Of several groups none may see the count at which the loss scale grows.",
 )
 UPDATE_AVERAGES = PatchPoint(
-    TFOptimizer,
-    "_update_model_variables_moving_average",
-    "self, trainable_variables",
-    "Each ps computes the moving averages that it holds.",
+    TFOptimizer, "_update_model_variables_moving_average", "self, trainable_variables", "Each ps computes those that it holds."
 )
 ASSIGN_IN_PLACE = {
     name: PatchPoint(KerasVariable, name, "self, value", "Keras reads, adds and writes: of two workers at once one is lost.")
@@ -289,10 +287,7 @@ LEARNING_RATE = PatchPoint(
 # checkpoint/atomic_saving.py, checkpoint/strategy_state.py, checkpoint/backup.py: files are whole, written by the chief alone,
 # and hold what a strategy needs beside the variables. (`tf.saved_model.save` cannot be replaced: `export` imports it anew.)
 SAVE_MODEL = PatchPoint(
-    saving_lib,
-    "save_model",
-    "model, filepath, weights_format, zipped",
-    "Keras writes straight to the final name, on every task.",
+    saving_lib, "save_model", "model, filepath, weights_format, zipped", "Keras writes to the final name, on every task."
 )
 SAVE_WEIGHTS = PatchPoint(saving_lib, "save_weights_only", "model, filepath, max_shard_size, objects_to_skip", "As save_model.")
 SAVE_H5 = PatchPoint(legacy_h5_format, "save_model_to_hdf5", "model, filepath, overwrite, include_optimizer", "As save_model.")
@@ -358,6 +353,11 @@ REMOTE_FUNCTIONS = {
     name: PatchPoint(Context, name, f"self, {parameter}", "Other threads run while it waits for other tasks.")
     for name, parameter in (("add_c_function", "c_func"), ("add_function_def", "fdef"), ("remove_function", "name"))
 }
+
+# runtime/chief_device.py
+EAGER_CONSTANT = PatchPoint(
+    tf_constant, "convert_to_eager_tensor", "value, ctx, dtype", "Other threads run while a constant goes to another task."
+)
 
 # runtime/generated_code.py
 LOAD_GENERATED = PatchPoint(

@@ -1,0 +1,50 @@
+"""Constants for other tasks are made on the chief: TensorFlow copies them to a stopped task with Python's lock else."""
+
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime import chief_device
+
+HERE = "/job:localhost/replica:0/task:0/device:CPU:0"
+PS = "/job:ps/replica:0/task:1/device:CPU:0"
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The devices on which constants are made."""
+    monkeypatch.setattr(chief_device, "DEVICE", HERE)
+    devices = []
+
+    def original(value, ctx, dtype=None):
+        tensor = patches.EAGER_CONSTANT.original(value, patches.tf_constant.context.context(), dtype)
+        devices.append(tensor.device)
+        return tensor
+
+    return devices, original
+
+
+@pytest.mark.parametrize("value", [[1.5, 2.0], "text", True])
+def test_a_constant_for_another_task_is_made_here_and_goes_there_as_the_input_of_an_operation(made, monkeypatch, value):
+    devices, original = made
+    copied = []
+    identity = tf.identity
+    monkeypatch.setattr(tf, "identity", lambda tensor: (copied.append(tensor), identity(tensor))[1])
+    result = chief_device._convert(original, value, SimpleNamespace(device_name=PS))
+    assert devices == [HERE] and len(copied) == 1
+    tf.debugging.assert_equal(result, tf.constant(value))
+
+
+@pytest.mark.parametrize(
+    "device", ["", HERE, "/job:chief/replica:0/task:0/device:CPU:0", "/job:chief/replica:0/task:0/device:GPU:1"]
+)
+def test_other_constants_are_made_as_before(made, device):
+    context = SimpleNamespace(device_name=device)
+    assert chief_device._convert(lambda value, ctx, dtype: (value, ctx, dtype), 1, context, tf.int32) == (1, context, tf.int32)
+
+
+def test_a_tensor_stays_where_it_is(made):
+    tensor = tf.constant(1)
+    assert chief_device._convert(made[1], tensor, SimpleNamespace(device_name=PS)) is tensor
