@@ -58,11 +58,11 @@ def own_names(model: Any, logs: Logs, assigned: Collection[int] = ()) -> set[str
 
 
 def flat(logs: dict[str, Any]) -> dict[str, Any]:
-    """Returns logs with those in an inner dict beside the others."""
-    flat: dict[str, Any] = {}
+    """Returns logs with those in inner dicts beside the others, as Keras does."""
+    found: dict[str, Any] = {}
     for name, value in logs.items():
-        flat.update(value if isinstance(value, dict) else {name: value})
-    return flat
+        found.update(flat(value) if isinstance(value, dict) else {name: value})
+    return found
 
 
 def _reads(log: Any, variables: list[Any], assigned: Collection[int]) -> bool:

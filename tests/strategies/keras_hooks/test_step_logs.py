@@ -59,6 +59,10 @@ def test_results_of_a_metric_with_several_replace_the_logs_of_a_step_too():
     logs = {"several": {"n": 1.0, "sum": 2.0}, "own": 3.0}
     assert with_metrics(logs, {"several": {"n": 4.0, "sum": 5.0}}) == {"n": 4.0, "sum": 5.0, "own": 3.0}
     assert with_metrics(logs, {"several": {"n": 4.0, "sum": 5.0}}, {"n"}) == {"n": 1.0, "sum": 5.0, "own": 3.0}
+    inside = {
+        "compile_metrics": {"several": {"n": 1.0, "sum": 2.0}}
+    }  # Of a step that returns the result of each of its metrics.
+    assert with_metrics(inside, {"several": {"n": 4.0, "sum": 5.0}}) == {"n": 4.0, "sum": 5.0}
 
 
 def test_a_log_under_a_name_that_a_metric_with_several_results_has_is_the_steps_own():
