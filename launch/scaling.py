@@ -140,6 +140,8 @@ class Scaling:
             self._say(f"{self._now} workers become {wanted}, as tfdist scale has asked")
             self._now = wanted
             self._publish()
+        if wanted is not None:
+            _remove(self._log_dir / REQUEST)  # After the answer, which is read then.
         for task in self._all[self._now :]:
             if task.name not in self.idle:
                 self._set_aside(task)
@@ -172,13 +174,11 @@ class Scaling:
         self._board.set_aside(task.name)
 
     def _request(self) -> int | None:
-        path = self._log_dir / REQUEST
         try:
-            number = json.loads(path.read_text(encoding="utf-8"))
+            number = json.loads((self._log_dir / REQUEST).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        _remove(path)
-        return number if isinstance(number, int) else None
+        return number if isinstance(number, int) else 0
 
     def _publish(self) -> None:
         try:

@@ -32,6 +32,7 @@ class Startup:
         self._servers = {task.name for task in job.serving if task not in job.spare}
         self._training = [task.name for task in job.training]
         self._nobody_listens = bool(self._missing)
+        self._no_task_serves = bool(self._missing and self._servers)
         self._left_early: dict[str, float] = {}  # Task -> when it had ended with 0 without having listened.
         self._timeout = timeout
         self._say = say
@@ -48,6 +49,7 @@ class Startup:
     def listening(self, name: str) -> None:
         """Notes that the task `name` listens."""
         self._nobody_listens = False
+        self._no_task_serves = self._no_task_serves and name not in self._servers
         self._missing = [task for task in self._missing if task.name != name]
 
     def is_missing(self, name: str) -> bool:
@@ -67,7 +69,7 @@ class Startup:
     @property
     def no_task_served(self) -> bool:
         """Whether the job has serving tasks and none of them has listened."""
-        return bool(self._servers) and self._servers <= {task.name for task in self._missing}
+        return self._no_task_serves
 
     def check(self, exits: Mapping[str, int]) -> Failure | None:
         """Looks which tasks listen; returns a failure when some still do not after the timeout.

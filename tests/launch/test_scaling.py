@@ -97,6 +97,15 @@ def scaled(tmp_path, monkeypatch):
     return make, tasks, workers, done, passes
 
 
+def test_a_request_is_there_until_its_answer_is(scaled, tmp_path, monkeypatch):
+    make, _, _, _, passes = scaled
+    each, remove, answers = make(), scaling._remove, []
+    monkeypatch.setattr(scaling, "_remove", lambda path: (answers.append(scaling.Room.read(tmp_path)), remove(path)))
+    scaling.ask(tmp_path, 2)
+    passes(each, 1)
+    assert answers == [scaling.Room(2, 3)]
+
+
 def test_workers_are_started_and_ended_as_asked_for_and_those_that_were_ended_are_not_restarted(scaled, tmp_path):
     make, tasks, workers, done, passes = scaled
     each = make()

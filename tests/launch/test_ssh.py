@@ -22,7 +22,7 @@ from tools import needs
 pytestmark = [pytest.mark.cluster, needs("sshd")]
 
 SERVES = """
-import json, os, pathlib, signal, socket, sys, time
+import json, os, pathlib, socket, sys, time
 config = json.loads(os.environ["TF_CONFIG"])
 me = config["task"]
 address = config["cluster"][me["type"]][me["index"]]
@@ -128,13 +128,15 @@ def command_lines():
 
 def test_arguments_variables_output_and_report_arrive_and_no_process_list_shows_them(hosts):
     odd = "ge heim\n\"$HOME\" 'q' `id` ü \\ %s"
-    body = SERVES + (
-        "print('got', json.dumps([os.environ['SECRET'], sys.argv[1:]]), os.getppid(), flush=True)\n"
-        "signal.signal(signal.SIGTERM, lambda *_: pathlib.Path('asked').touch())\n"
+    body = (
+        "import pathlib, signal\nsignal.signal(signal.SIGTERM, lambda *_: pathlib.Path('asked').touch())\n"
+        + SERVES
+        + "print('got', json.dumps([os.environ['SECRET'], sys.argv[1:]]), os.getppid(), flush=True)\n"
+        "while not os.path.exists('go'): time.sleep(0.05)\n"  # All tasks have set the handler then.
         "if report := os.environ['TFDIST_REPORT']:\n"
         "    pathlib.Path(report).write_text('{\"steps\": 5}')\n"
         "    pathlib.Path(report + '.steps').write_text('3')\n"
-        "while not (os.path.exists('go') and os.path.exists('asked')): time.sleep(0.05)\n"
+        "while not os.path.exists('asked'): time.sleep(0.05)\n"
     )
     words = ("--env", "SECRET", "--summary", "summary.json", "--fail_at", "worker:1,step=3,how=term")
     launcher = hosts.start(body, *words, arguments=(odd, "--x="), SECRET=odd)

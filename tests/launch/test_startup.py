@@ -57,6 +57,17 @@ def test_programs_that_never_listen_may_end_one_after_the_other(begun):
     assert started.check({"worker:1": 0}) is None
 
 
+def test_servers_that_end_before_the_chief_without_having_listened_have_not_served(begun):
+    started = begun({"chief": 1, "worker": 1, "ps": 1})
+    exits = {"worker:0": 0, "ps:0": 0}
+    started.check(exits)
+    assert started.no_task_served
+    started.listening("chief:0")
+    assert started.no_task_served
+    started.listening("ps:0")
+    assert not started.no_task_served
+
+
 def test_a_task_that_has_listened_may_end_before_the_others(begun):
     started = begun({"worker": 2})
     started.listening("worker:0")
