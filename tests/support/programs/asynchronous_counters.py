@@ -156,20 +156,28 @@ def averaged():
     return layer.moving_mean.numpy().tolist()
 
 
-def stateful():
-    """Returns the errors of the methods of a model with a stateful layer."""
-    with strategy.scope():
-        layer = keras.layers.SimpleRNN(1, stateful=True, name="memory")
-        model = keras.Sequential([keras.Input(batch_shape=(4, 1, 1)), layer])
-        model.compile("sgd", "mse")
-    x, y, errors = np.ones((16, 1, 1), "float32"), np.ones((16, 1), "float32"), []
-    for call in (lambda: model.predict(x, batch_size=4), lambda: model.evaluate(x, y, batch_size=4), lambda: model.fit(x, y)):
+def errors_of(*calls):
+    """Returns the text of the ValueError of each call, empty for a call that raises none."""
+    errors = []
+    for call in calls:
         try:
             call()
             errors.append("")
         except ValueError as error:
             errors.append(str(error))
     return errors
+
+
+def stateful():
+    """Returns the errors of the methods of a model with a stateful layer."""
+    with strategy.scope():
+        layer = keras.layers.SimpleRNN(1, stateful=True, name="memory")
+        model = keras.Sequential([keras.Input(batch_shape=(4, 1, 1)), layer])
+        model.compile("sgd", "mse")
+    x, y = np.ones((16, 1, 1), "float32"), np.ones((16, 1), "float32")
+    return errors_of(
+        lambda: model.predict(x, batch_size=4), lambda: model.evaluate(x, y, batch_size=4), lambda: model.fit(x, y)
+    )
 
 
 def lost(x):
@@ -180,14 +188,7 @@ def lost(x):
         other.compile(
             "sgd", lambda y, p: keras.ops.mean(p, axis=-1) + tf.ensure_shape(lost_table.lookup(tf.constant(1, tf.int64)), [])
         )
-    errors = []
-    for call in (lambda: model.fit(lost_data, verbose=0), lambda: other.fit(x, np.ones((2, 1)), verbose=0)):
-        try:
-            call()
-            errors.append("")
-        except ValueError as error:
-            errors.append(str(error))
-    return errors
+    return errors_of(lambda: model.fit(lost_data, verbose=0), lambda: other.fit(x, np.ones((2, 1)), verbose=0))
 
 
 few, many = np.ones((2, 4), "float32"), np.ones((2, 140_000), "float32")
