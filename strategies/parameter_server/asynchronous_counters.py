@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies.coordinator.critical_section import critical_section
 from tfdist.strategies.coordinator.extended import unwrapped
-from tfdist.strategies.keras_hooks import global_seed, replica_context
+from tfdist.strategies.keras_hooks import build_scope, global_seed, replica_context
 from tfdist.strategies.keras_hooks.optimizer import built_in_own_loop
 from tfdist.strategies.keras_hooks.overwritten import is_overwritten
 from tfdist.strategies.parameter_server.placement import ServerExtended
@@ -179,17 +179,30 @@ def _with(optimizer: Any, **attributes: Any) -> Iterator[None]:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     steps, overwrite = optimizer.gradient_accumulation_steps, optimizer.use_ema and optimizer.ema_overwrite_frequency
-    if (steps or overwrite) and replica_context.current() is None:
+    if (steps or optimizer.use_ema) and replica_context.current() is None:
         trainable_variables = built_in_own_loop(optimizer, trainable_variables)
-    if not (steps or overwrite) or not optimizer.built or isinstance(optimizer._iterations, NextNumber):
+    if not optimizer.built or isinstance(optimizer._iterations, NextNumber) or not _has_several_groups(optimizer):
         return original(optimizer, grads, trainable_variables)
-    if not _has_several_groups(optimizer):
+    if optimizer.use_ema:
+        build_scope.outside_of_steps(optimizer._distribution_strategy, lambda: _begin_averages(optimizer))
+    if not (steps or overwrite):
         return original(optimizer, grads, trainable_variables)
     stand_ins: dict[str, Any] = {"_iterations": NextNumber(optimizer._iterations)}
     if steps:
         stand_ins["_accumulated_gradients"] = _stand_ins_of_sums(optimizer)
     with _with(optimizer, **stand_ins):
         return original(optimizer, grads, trainable_variables)
+
+
+def _begin_averages(optimizer: Any) -> None:
+    """Sets the moving averages of weights (`use_ema`) to the weights, before the first step.
+
+    Keras does so in the first step. Of several groups another step may be earlier, and begin with zeros.
+    """
+    if int(optimizer.iterations.numpy()) == 0:
+        for variable, average in zip(optimizer._trainable_variables, optimizer._model_variables_moving_average, strict=True):
+            if average is not None:
+                average.assign(variable)
 
 
 def _stand_ins_of_sums(optimizer: Any) -> list[Any]:

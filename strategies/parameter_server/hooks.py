@@ -12,7 +12,7 @@ from tfdist.strategies.coordinator.hooks import CoordinatorHooks
 from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.inputs.input_feed import FedDataset
 from tfdist.strategies.keras_hooks import trainer
-from tfdist.strategies.parameter_server import constraints, optimizer
+from tfdist.strategies.parameter_server import constraints
 from tfdist.strategies.parameter_server.training_loop import StepFunction, Steps, fused_reads_of
 from tfdist.strategies.parameter_server.turns import Turns
 
@@ -59,7 +59,6 @@ class ParameterServerHooks(CoordinatorHooks):
         """See `KerasHooks`."""
         trainer.check_optimizer(model, self._strategy)
         self._check_model(model)
-        optimizer.begin_averages(model.optimizer)
         if step == model.train_step:
             constraints.warn_of_lost_updates(model, self._strategy.extended)
         metric_logs = MetricLogs(model)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.extended import unwrapped
 from tfdist.strategies.coordinator.tensor_fusion import flatten, is_small, unflatten
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE, with_inner
+from tfdist.strategies.keras_hooks.optimizer import ELEMENTWISE
 from tfdist.strategies.parameter_server import fused_adam, fused_reads
 from tfdist.strategies.parameter_server.placement import ServerExtended
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
@@ -31,19 +31,6 @@ def install() -> None:
     patches.SPARSE_READ.add(_sparse_read)
     patches.TAKE.patch(_take)
     fused_adam.install()
-
-
-def begin_averages(optimizer: Any) -> None:
-    """Sets the moving averages of weights (`use_ema`) to the weights, before the first step.
-
-    Keras does so in the first step, in which `iterations` is 0. Of several groups none may see that value.
-    """
-    owner: Any
-    for owner in with_inner(optimizer):
-        if getattr(owner, "use_ema", False) and owner.built and int(owner.iterations.numpy()) == 0:
-            for variable, average in zip(owner._trainable_variables, owner._model_variables_moving_average, strict=True):
-                if average is not None:
-                    average.assign(variable)
 
 
 def _sent_to_ps(gradients_and_variables: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
@@ -120,7 +107,9 @@ def _update_averages(original: Callable[..., Any], optimizer: Any, trainable_var
     if not isinstance(extended, ServerExtended):
         original(optimizer, trainable_variables)
         return
-    begun = tf.cast(optimizer.iterations != 0, tf.float32)
+    # Keras begins with the weights in the step with the number 0. Of several groups another step may be first.
+    has_begun = extended.has_several_groups and not tf.executing_eagerly()
+    begun = 1.0 if has_begun else tf.cast(optimizer.iterations != 0, tf.float32)
     with extended.elementwise_updates(True):
         for variable, average in zip(trainable_variables, optimizer._model_variables_moving_average, strict=True):
             if optimizer.use_ema and average is not None:
