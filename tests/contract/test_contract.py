@@ -64,7 +64,7 @@ def runs(tmp_path_factory, run_python):
 
 
 TESTED = [column for column in COLUMNS if selection.ALL or not column.is_for_a_release]
-LOADS = ("multi_worker_mirrored", "hogwild")
+LOADS = ("hogwild",)
 """Columns that load the files of every other for each change."""
 
 

@@ -65,6 +65,7 @@ def test_the_defaults_on_the_page_of_the_launcher_describe_a_job(tmp_path):
 
 @needs("sphinx")
 @pytest.mark.cluster
+@pytest.mark.release  # BUILD.md's checks build it, too.
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-q", "-c", "docs", "-W", "--keep-going", ".", str(tmp_path)]
     job = subprocess.run(command, cwd=CHECKOUT, env=os.environ, capture_output=True, text=True, check=False)

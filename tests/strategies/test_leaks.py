@@ -124,7 +124,7 @@ def test_models_and_datasets_that_are_gone_leave_nothing_on_worker_and_ps_of_hog
     assert worker < 8 and ps < 1, usage
 
 
-@pytest.mark.parametrize("strategy", ["hogwild", "parameter_server"])
+@pytest.mark.parametrize("strategy", ["hogwild", pytest.param("parameter_server", marks=pytest.mark.release)])
 def test_a_model_whose_fit_was_interrupted_is_freed_when_the_next_one_trains(strategy, start, script):
     job = start(script(INTERRUPTED), strategy)
     assert job.wait(250) == 0 and "fine" in job.output, job.output[-3000:]

@@ -251,7 +251,8 @@ CLUSTERS = {
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "strategy", [pytest.param(name, marks=pytest.mark.release) if name == "mirrored" else name for name in CLUSTERS]
+    "strategy",
+    [pytest.param(name, marks=pytest.mark.release) if "mirrored" in name else name for name in CLUSTERS],
 )
 def test_a_job_is_started_again_by_itself_and_nothing_is_lost(start, tmp_path, read_json, strategy):
     flags, killed, trained = CLUSTERS[strategy]

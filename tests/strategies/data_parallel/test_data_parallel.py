@@ -122,9 +122,13 @@ IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.
     "last_batch_smaller_than_the_number_of_replicas",
-    "all_of_these",
     "a_large_variable_has_the_value_of_the_chief",
     "random_numbers_of_own_loops",
+)
+OF_TASKS = (  # As above, the other way round.
+    "models_built_outside_the_scope",
+    "a_metric_that_makes_its_variables_itself",
+    "clipping_in_a_loop_of_the_users_own",
 )
 FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run for each change.
     "sgd_momentum",
@@ -134,6 +138,7 @@ FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run 
     "a_loss_function_that_returns_a_mean_with_steps_per_execution",
     "a_loss_class_with_a_sum_inside",
     "no_reduction",
+    "no_reduction_of_one_of_two_outputs",
     "an_own_mean_of_losses_without_a_reduction",
     "a_mean_over_sample_weights",
     "one_number_for_a_batch_with_weights_of_classes",
@@ -145,10 +150,7 @@ FOR_A_RELEASE = (  # Other arguments of the same functions as in cases that run 
     "an_own_train_step_with_an_optimizer_for_later",
     "losses_that_override_call",
 )
-EACH_ONCE = (
-    *(case for case in (*FEW, *IN_ONE_TASK) if case not in FOR_A_RELEASE),
-    *("added_losses_that_are_sums", "a_loss_that_keeps_a_variable"),
-)
+EACH_ONCE = tuple(case for case in (*FEW, *IN_ONE_TASK) if case not in (*FOR_A_RELEASE, *OF_TASKS))
 CLUSTERS = {
     "mirrored": (1, (*FEW, *SUMS_AND_CLASSES, *OWN_STEPS, *LOSSES) if selection.ALL else EACH_ONCE),
     "multi_worker_mirrored": (2, tuple(f"not:{case}" for case in IN_ONE_TASK if not selection.ALL)),

@@ -58,7 +58,10 @@ CLUSTERS = {
 }
 
 
-@pytest.fixture(scope="module", params=CLUSTERS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.release) if name == "hogwild" else name for name in CLUSTERS],
+)
 def messages(request, tmp_path_factory, run_python):
     """What the first task of a cluster logs, by case."""
     description, cases = CLUSTERS[request.param]

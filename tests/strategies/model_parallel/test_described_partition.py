@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import selection
 from support_paths import PROGRAMS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -31,6 +32,8 @@ FLAGS = {
 }
 BY_FLAGS = ["net/down/kernel", "net/up/bias", "net/up/kernel", "net/words/embeddings"]
 BY_SINGA = ["net/down/bias", *BY_FLAGS]
+if not selection.ALL:
+    del FLAGS["flags, 2 x 2 in one task"]  # Programs without a launcher are in test_split_training.py.
 SHARDED = {run: BY_FLAGS if PATTERNS in flags else BY_SINGA for run, flags in FLAGS.items()}
 TASKS = {run: 2 if run == "SINGA, 2 x 2 in two tasks" else 1 for run in FLAGS}  # That run the program.
 

@@ -18,19 +18,19 @@ FOR_A_RELEASE = (  # Kernels by columns, slots, own steps and tables are in othe
     "an_embedding_by_columns",
     "functions_of_tensorflow_by_rows",
     "constraints",
-)
-ONE_REPLICA = (
-    "many_steps_of_adam",
-    "adamw_with_decay_clipping_and_averages",
-    "clipping_by_the_norm_of_all_gradients",
     "run_eagerly",
     "mixed_precision",
     "loss_scaling",
+    "adamw_with_decay_clipping_and_averages",
+    "an_embedding_by_rows",
+)
+ONE_REPLICA = (
+    "many_steps_of_adam",
+    "clipping_by_the_norm_of_all_gradients",
     "jit_compile",
     "a_gated_subclassed_model",
     "layouts_of_activations",
     "convolutions",
-    "an_embedding_by_rows",
     "a_transformer_with_dropout",
     "recurrent_layers_by_columns",
     "functions_of_tensors_by_columns",

@@ -27,13 +27,9 @@ OF_REPLICAS = (
 FOR_EACH_CHANGE = (
     "a_loss_function_that_returns_a_mean",
     "a_loss_class_that_returns_neither",
-    "no_reduction_of_one_of_two_outputs",
     "a_mean_over_what_a_mask_leaves",
     "one_number_for_a_batch_with_sample_weights",
-    "a_reduction_by_sum",
-    "fewer_examples_than_replicas_for_a_layer_that_refuses_unknown_ones",
     "a_keras_loss_in_add_loss",
-    "an_own_train_step_at_a_lower_level",
     "losses_that_tensorflow_scales",
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
     "added_losses_that_are_sums",

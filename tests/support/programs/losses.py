@@ -1,5 +1,7 @@
 """Losses of every form, for programs that compare several replicas with one process: functions of the scope to train under."""
 
+import os
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -309,7 +311,7 @@ def masked_accuracy(y_true, y_pred):
 def metric_functions_of_one_number(scope):
     y = (np.arange(N)[:, None] % 16 < 3).astype("int32")  # The first replica has all positives of a batch.
     results = {}
-    for steps in (1, 3):
+    for steps in (1, 3) if os.environ.get("TFDIST_TESTS") == "all" else (3,):
         compiled = {"metrics": [f1, masked_accuracy], "steps_per_execution": steps}
         results[f"{steps}"] = trained(scope, sigmoid, y=y, loss="binary_crossentropy", **compiled)
     return results

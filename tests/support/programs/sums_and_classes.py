@@ -1,5 +1,7 @@
 """Added losses that are sums, losses and metrics by class, losses that keep something, maxima, logs: cases as in losses.py."""
 
+import os
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -62,12 +64,14 @@ def losses_and_metrics_with_a_number_for_each_class(scope):
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(CLASSES, "sigmoid", kernel_initializer=kernel)])
 
     batches = tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(15, drop_remainder=True)
-    results = {}
-    for loss in (dice_loss_by_class, keras.losses.CosineSimilarity(axis=0)):
-        results[str(len(results))] = {
-            "rows not known": trained(scope, build, y=LABELS, loss=loss, metrics=metrics()),
-            "rows known": trained_on(batches, scope, build, loss=loss, metrics=metrics()),
-        }
+    of_keras = keras.losses.CosineSimilarity(axis=0)
+    results = {
+        "rows not known": trained(scope, build, y=LABELS, loss=dice_loss_by_class, metrics=metrics()),
+        "rows known": trained_on(batches, scope, build, loss=of_keras, metrics=metrics()),
+    }
+    if os.environ.get("TFDIST_TESTS") == "all":
+        results["rows not known, of Keras"] = trained(scope, build, y=LABELS, loss=of_keras, metrics=metrics())
+        results["rows known, a function"] = trained_on(batches, scope, build, loss=dice_loss_by_class, metrics=metrics())
     return results
 
 
