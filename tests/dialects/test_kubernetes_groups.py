@@ -69,6 +69,8 @@ def test_the_tasks_of_volcano_are_jobs() -> None:
     plugin = 'tensorflow: ["--ps=Server", "-worker", "w", "--port=2225"]'
     assert hosts(renamed.replace("env: []", plugin)) == [f"mnist-w-{index}.mnist.default.svc:2225" for index in range(2)]
     assert hosts(renamed.replace("env: []", plugin), "ps") == ["mnist-Server-0.mnist.default.svc:2225"]
+    usual = VOLCANO.replace("env: []", 'tensorflow: ["--ps=ps", "--worker=worker", "--port=2225"]')  # As in Volcano's guide.
+    assert kinds(usual) == kinds(VOLCANO) and hosts(usual, "ps") == ["mnist-ps-0.mnist.default.svc:2225"]
     assert hosts(VOLCANO.replace("env: []", "tensorflow: []"), "ps") == ["mnist-ps-0.mnist.default.svc:2222"]
     assert len(kinds(renamed.replace("env: []", 'mpi: ["--master=Server", "--worker=w"]'))) == 2
     assert "spec.plugins.tensorflow: --port: '99999' is not a port" in refused(

@@ -9,7 +9,6 @@ The name of a group says which job of TensorFlow it is. The only group of a JobS
 only runs mpirun has no rank.
 """
 
-import itertools
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -91,9 +90,7 @@ def _of_plugins(plugins: Node | None) -> tuple[dict[str, str], int | None]:
         entry = plugins.get(plugin) if plugins else None
         if entry is None:
             continue
-        # As Go's flag package takes them: `--ps=a`, `-ps=a`, or two words.
-        words = [word for node in entry.entries() for word in node.text().lstrip("-").split("=", 1)]
-        given = dict(itertools.pairwise(words))
+        given = _flags([node.text() for node in entry.entries()])
         names |= {given[flag].lower(): flag for flag in flags if flag in given}
         if plugin == "tensorflow":
             text = given.get("port", str(_VOLCANO_PORT))
@@ -101,6 +98,16 @@ def _of_plugins(plugins: Node | None) -> tuple[dict[str, str], int | None]:
                 raise entry.error(f"--port: {shown(text)} is not a port; expected a whole number from 1 to 65535")
             here = int(text)
     return names, here
+
+
+def _flags(words: list[str]) -> dict[str, str]:
+    """Returns the values of flags as Go's flag package takes them: `--ps=a`, `-ps=a`, or two words."""
+    given: dict[str, str] = {}
+    left = iter(words)
+    for word in left:
+        name, equals, value = word.lstrip("-").partition("=")
+        given[name] = value if equals else next(left, "")
+    return given
 
 
 def _roles(
