@@ -1,12 +1,12 @@
 """Asks tasks whether they answer, without TensorFlow, whose calls to a worker that is stopped or cut off never return."""
 
-import socket
 import threading
 from collections.abc import Iterable
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.server_identity import SETTINGS, hello
+from tfdist.strategies.runtime.task_address import connect
 
 PROBE_SECONDS = 5.0
 """How long a worker has to answer when it is asked."""
@@ -53,10 +53,9 @@ def answering(tasks: Iterable[Task], deadline: Deadline, enough: int | None = No
 
 
 def _answers(task: Task, deadline: Deadline) -> bool:
-    assert task.host is not None and task.port is not None
     answer = b""
     try:
-        with socket.create_connection((task.host, task.port), max(0.01, deadline.remaining())) as connection:
+        with connect(task, deadline) as connection:
             connection.sendall(hello())
             while len(answer) < _HEADER_BYTES:
                 connection.settimeout(max(0.01, deadline.remaining()))

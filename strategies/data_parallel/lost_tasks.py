@@ -13,7 +13,6 @@ import contextlib
 import enum
 import logging
 import re
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,6 +24,7 @@ from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.lost_timeout import lost_seconds
 from tfdist.strategies.runtime.peers import in_parallel, waiting_for
 from tfdist.strategies.runtime.server_identity import hello
+from tfdist.strategies.runtime.task_address import connect
 
 LOOK_SECONDS = 4.0
 """How long a task looks for the one that is lost. Tasks that end because of it are still there at first."""
@@ -221,9 +221,8 @@ def lost(me: Task, found: Mapping[Task, Reach], text: str) -> str | None:
 
 def reach(task: Task, deadline: Deadline) -> Reach:
     """Returns what this process finds at the address of a task, before a deadline."""
-    assert task.host is not None and task.port is not None
     try:
-        connection = socket.create_connection((task.host, task.port), max(0.01, deadline.remaining()))
+        connection = connect(task, deadline)
     except ConnectionRefusedError:
         return Reach.CLOSED
     except OSError:

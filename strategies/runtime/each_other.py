@@ -18,6 +18,7 @@ from tfdist.cluster import Task
 from tfdist.strategies.runtime import reachability
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import Missing, StartTimeoutError, listener, wait_for_tasks
+from tfdist.strategies.runtime.task_address import connect
 
 GREETING = b"tfdist waits as "
 """What either side sends, and then its name and a line feed."""
@@ -119,9 +120,8 @@ def greet(name: str, task: Task, deadline: Deadline) -> Missing | None:
     Returns:
         None if the task waits, and knows now that `name` does; else what was found.
     """
-    assert task.host is not None and task.port is not None
     try:
-        connection = socket.create_connection((task.host, task.port), max(0.01, deadline.within(CONNECT_SECONDS).remaining()))
+        connection = connect(task, deadline.within(CONNECT_SECONDS))
     except OSError:
         return Missing.SILENT
     try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.task_address import connect
 
 POLL_SECONDS = 0.1
 LOG_SECONDS = 10.0
@@ -54,9 +55,8 @@ class Missing(enum.Enum):
 
 def is_listening(task: Task, timeout: float = 1.0) -> bool:
     """Returns whether the address of `task` accepts TCP connections, after at most `timeout` seconds."""
-    assert task.host is not None and task.port is not None
     try:
-        socket.create_connection((task.host, task.port), timeout).close()
+        connect(task, Deadline.after(timeout)).close()
     except OSError:
         return False
     return True

@@ -7,12 +7,12 @@ package grpc would start a second gRPC runtime in the process.
 """
 
 import re
-import socket
 import struct
 
 from tfdist.cluster import Task
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import Missing
+from tfdist.strategies.runtime.task_address import connect
 
 CONNECT_SECONDS = 1.0
 
@@ -33,9 +33,8 @@ def why_missing(task: Task, deadline: Deadline) -> Missing | None:
         task: a ps or worker with an address.
         deadline: when to stop waiting for the answer.
     """
-    assert task.host is not None and task.port is not None
     try:
-        connection = socket.create_connection((task.host, task.port), max(0.01, deadline.within(CONNECT_SECONDS).remaining()))
+        connection = connect(task, deadline.within(CONNECT_SECONDS))
     except OSError:
         return Missing.SILENT
     answer = b""

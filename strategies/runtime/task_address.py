@@ -1,0 +1,73 @@
+"""Connects to a task, whatever its name stands for. Without TensorFlow.
+
+A name may have several addresses: of two networks, of IPv4 and IPv6. From here some may be out of reach, and a packet to these
+may vanish. `socket.create_connection` waits for them one after the other, each for the whole time, and reports what it found at
+the last one: a task that answers at its second address would count as cut off, and a dead one as alive for as long.
+"""
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from typing import Any
+
+from tfdist.cluster import Task
+from tfdist.strategies.runtime.deadline import Deadline
+
+STAGGER_SECONDS = 0.1
+"""How long an address may take before the next one is tried as well (RFC 8305, section 5: at least 100 ms)."""
+
+LEAST_SECONDS = 0.01
+"""How long connecting may take at least, also after the deadline: on this machine that is enough."""
+
+
+def connect(task: Task, deadline: Deadline) -> socket.socket:
+    """Returns a connection to the address of a task: to the first one that accepts, if its name has several.
+
+    Args:
+        task: a task with an address.
+        deadline: when to give up, without the time that looking up the name takes.
+
+    Raises:
+        ConnectionRefusedError: if an address refuses, and no other one accepts.
+        OSError: if none accepts before the deadline, or the name has no address.
+    """
+    assert task.host is not None and task.port is not None
+    found = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)
+    left = [(family, address) for family, _, _, _, address in found]
+    deadline = Deadline(time.monotonic() + max(LEAST_SECONDS, deadline.remaining()))
+    errors: list[OSError] = []
+    with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
+        while left or selector.get_map():
+            if left and (error := _begin(*left.pop(0), opened, selector)) is not None:
+                errors.append(error)
+                continue
+            limit = deadline.within(STAGGER_SECONDS) if left else deadline
+            for key, _ in selector.select(limit.remaining()):
+                connection: socket.socket = key.fileobj  # type: ignore[assignment]
+                selector.unregister(connection)
+                if not (number := connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)):
+                    accepted = connection.dup()  # The others are closed, and this one too.
+                    accepted.settimeout(None)
+                    return accepted
+                errors.append(OSError(number, os.strerror(number)))
+            if deadline.expired():
+                errors.append(TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+                break
+    raise next((error for error in errors if isinstance(error, ConnectionRefusedError)), errors[-1])
+
+
+def _begin(family: int, address: Any, opened: contextlib.ExitStack, selector: selectors.BaseSelector) -> OSError | None:
+    """Begins to connect to an address; returns why that is impossible, if it is."""
+    try:
+        connection = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        connection.setblocking(False)
+        number = connection.connect_ex(address)
+    except OSError as error:  # Of a family that this machine does not have.
+        return error
+    if number not in (0, errno.EINPROGRESS):
+        return OSError(number, os.strerror(number))
+    selector.register(connection, selectors.EVENT_WRITE)
+    return None

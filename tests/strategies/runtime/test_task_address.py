@@ -1,0 +1,62 @@
+"""Tasks whose names have several addresses: the one that answers counts, whatever becomes of the others."""
+
+import contextlib
+import socket
+import time
+
+import pytest
+
+from tfdist.cluster import Task
+from tfdist.strategies.data_parallel.lost_tasks import Reach, reach
+from tfdist.strategies.runtime import task_address
+from tfdist.strategies.runtime.deadline import Deadline
+from tfdist.strategies.runtime.task_address import connect
+
+SERVES, SILENT, CLOSED = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+"""At one port: a server, nothing that answers, and a machine without a server."""
+
+
+@pytest.fixture
+def task(monkeypatch):
+    """A function that returns a task whose name has these addresses."""
+    with contextlib.ExitStack() as opened:
+        server = opened.enter_context(socket.create_server((SERVES, 0)))
+        port = server.getsockname()[1]
+        silent = opened.enter_context(socket.create_server((SILENT, port), backlog=0))
+        for _ in range(3):  # They fill its queue; the kernel drops what comes then, as a cut link does.
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+
+        def named(*addresses):
+            found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+            monkeypatch.setattr(task_address.socket, "getaddrinfo", lambda *args, **kwargs: found)
+            return Task("worker", 0, "name", port)
+
+        yield named
+
+
+def test_an_address_that_does_not_answer_does_not_hide_the_next(task):
+    begin = time.monotonic()
+    with connect(task(SILENT, SILENT, SILENT, SERVES), Deadline.after(5.0)) as connection:
+        assert connection.getpeername()[0] == SERVES and connection.gettimeout() is None
+    assert time.monotonic() - begin < 2.0
+
+
+def test_an_address_that_refuses_does_not_hide_the_next(task):
+    connect(task(CLOSED, SERVES), Deadline.after(5.0)).close()
+
+
+def test_the_deadline_holds_for_all_addresses_together(task):
+    begin = time.monotonic()
+    with pytest.raises(TimeoutError):
+        connect(task(SILENT, SILENT, SILENT), Deadline.after(0.5))
+    assert 0.4 < time.monotonic() - begin < 1.4
+
+
+def test_a_machine_that_refuses_is_there(task):
+    with pytest.raises(ConnectionRefusedError):
+        connect(task(CLOSED, SILENT), Deadline.after(0.5))
+    assert reach(task(CLOSED, SILENT), Deadline.after(0.5)) is Reach.CLOSED
+    assert reach(task(SILENT), Deadline.after(0.5)) is Reach.SILENT
+    assert reach(task(SILENT, SILENT, SERVES), Deadline.after(1.0)) is Reach.MUTE  # It accepts and says nothing.
