@@ -205,6 +205,16 @@ def test_a_killed_agent_takes_its_tasks_along_and_is_named(hosts):
     assert hosts.left(within=10) == {}
 
 
+def test_the_tasks_of_a_stopped_agent_end_when_the_launcher_has_given_it_up(hosts):
+    launcher = hosts.start(SERVES + "time.sleep(600)", "--ssh_silence", "3")
+    agent = parent_of(parent_of(parent_of(hosts.pids(4)[3])))
+    os.kill(agent, signal.SIGSTOP)
+    output = launcher.communicate(timeout=30)[0]
+    assert launcher.returncode == 137
+    assert "cannot be reached any more: h2: nothing was heard from there for 3 s" in output
+    assert hosts.left(within=10) == {} and not list((hosts.folder / "temporary").glob("tfdist-agent-*"))
+
+
 def test_much_output_arrives_complete_also_behind_a_slow_reader(hosts):
     lines = 30_000
     body = SERVES + f"for n in range({lines}): print('x' * 90, n)\n"

@@ -1,8 +1,8 @@
 """The agent on a host of a job: runs the host's tasks as the back end `local` does, for a launcher at the other end of stdin.
 
 It ends all of them when its standard input ends, when it hears nothing for `SILENCE_SECONDS`, or when nobody reads what
-it says: remote tasks live no longer than their launcher, even if the connection is cut. If the agent itself is killed, the fork
-server ends them.
+it says: remote tasks live no longer than their launcher, even if the connection is cut. If the agent itself is killed, or a
+signal stops it for as long, the fork server ends them.
 """
 
 import dataclasses
@@ -120,7 +120,8 @@ class _Agent:
             raise planned.refusal
         (folder / "log").mkdir()
         listening = {task.name for task in cluster.training_tasks if task.name in mine}
-        self._tasks = LocalTasks(planned, JobFiles(folder / "log", folder), listening, adopt=True)
+        files, silence = JobFiles(folder / "log", folder), hello["silence"]
+        self._tasks = LocalTasks(planned, files, listening, adopt=True, longest_stop=silence)
         self._tasks.also_wait_for(launcher)
         launcher.say(
             {

@@ -92,7 +92,7 @@ class LocalTasks:
         cluster: the cluster, with the addresses of these tasks.
     """
 
-    def __init__(self, plan: Plan, files: JobFiles, listening: set[str], *, adopt: bool) -> None:
+    def __init__(self, plan: Plan, files: JobFiles, listening: set[str], *, adopt: bool, longest_stop: float = 0.0) -> None:
         """Holds the ports of the tasks and starts the fork server.
 
         Args:
@@ -100,6 +100,7 @@ class LocalTasks:
             files: the folders of the job.
             listening: names of the tasks of this machine that will listen.
             adopt: see `LocalProcesses`.
+            longest_stop: see `LocalProcesses`.
 
         Raises:
             ClusterError: if a described port is taken.
@@ -115,7 +116,7 @@ class LocalTasks:
             self._processes = _kept.pop()
         else:
             release()
-            self._processes = LocalProcesses(planned, files.log_dir, removed=removed, adopt=adopt)
+            self._processes = LocalProcesses(planned, files.log_dir, removed=removed, adopt=adopt, longest_stop=longest_stop)
         self._pipes: dict[str, Pipe] = {}
         self._pids: dict[str, int] = {}
         self._memory = MemoryProbe()

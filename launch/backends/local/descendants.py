@@ -51,6 +51,15 @@ def parent_and_group(pid: int) -> tuple[int, int]:
     return parent, group
 
 
+def is_stopped(pid: int) -> bool:
+    """Returns whether a signal or a debugger has stopped a process."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
+            return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
+    except (OSError, IndexError):
+        return False
+
+
 def end_children(spared: Set[int], reap: Callable[[], object]) -> None:
     """Kills the children of this process, those that become its children thereby, and their process groups.
 

@@ -1,11 +1,13 @@
-"""Runs with the arguments FD [FOLDER ...] in a process of its own: imports TensorFlow once and forks every task.
+"""Runs with the arguments FD SECONDS [FOLDER ...] in a process of its own: imports TensorFlow once and forks every task.
 
 Importing TensorFlow takes seconds and hundreds of megabytes. A fork of a process that imported it takes milliseconds and shares
 the memory. The fork server of the standard library (multiprocessing) does the same, but when the launcher is killed it does not
 end the tasks and the processes that they started. This one adopts and ends them.
 
 The fork server talks with its owner over a Unix socket (SOCK_SEQPACKET, short JSON messages, descriptors beside them). When the
-owner closes the socket or dies, the fork server ends every task and itself, and removes FOLDER.
+owner closes the socket or dies, the fork server ends every task and itself, and removes FOLDER. It does the same, and kills the
+owner, if a signal has stopped the owner for SECONDS: its launcher has then taken this agent for lost. With 0 seconds it does
+not: who stops the launcher itself wants to go on later.
 
     owner -> server   {"start": NAME}   with three descriptors: a file with {"env": {...}, "cwd": DIR, "program": {...}},
                                         standard output, standard error
@@ -39,6 +41,7 @@ from tfdist.launch.backends.local.descendants import (
     children,
     die_with_parent,
     end_children,
+    is_stopped,
     kill_group,
     kill_process,
     parent_and_group,
@@ -62,7 +65,7 @@ GRACE_SECONDS = 2.0
 
 OWNER_POLL_SECONDS = 1.0
 """How often the fork server looks for its owner where nothing tells it of its end: without `os.pidfd_open`, as on Linux before
-5.3, in a Python built for one, and in some sandboxes."""
+5.3, in a Python built for one, and in some sandboxes. And how often it looks whether it is stopped, if that counts."""
 
 OWNER_GONE = -1
 """In place of a descriptor that can be read."""
@@ -74,10 +77,13 @@ FOR_THE_PROGRAM = (signal.SIGUSR1, signal.SIGUSR2)
 class ForkServer:
     """The loop of the fork server: forks tasks, forwards signals to them, and reports their exits."""
 
-    def __init__(self, owner: socket.socket, owner_pid: int, folders: list[str]) -> None:
+    def __init__(self, owner: socket.socket, owner_pid: int, folders: list[str], longest_stop: float = 0.0) -> None:
         self.folders = folders  # To be removed at the end.
         self._owner = owner
         self._owner_pid = owner_pid
+        self._longest_stop = longest_stop
+        self._stopped_seconds = 0.0
+        self._looked_at = time.monotonic()
         self._running: dict[int, str] = {}  # pid -> task name
         self._groups: dict[str, int] = {}  # Task name -> the process group of its latest process.
         self._killed: set[int] = set()  # Processes that were killed for the owner.
@@ -103,9 +109,13 @@ class ForkServer:
                 selector.register(owner_process, selectors.EVENT_READ)
             self._report({"ready": True})
             while True:
-                ready = [key.fd for key, _ in selector.select(OWNER_POLL_SECONDS if owner_process is None else None)]
+                polls = owner_process is None or self._longest_stop > 0
+                ready = [key.fd for key, _ in selector.select(OWNER_POLL_SECONDS if polls else None)]
                 if owner_process is None and parent_and_group(os.getppid())[0] != self._owner_pid:
                     ready = [OWNER_GONE]  # The guard, which is the parent of this process, has another parent.
+                if self._has_stopped_owner():
+                    kill_process(self._owner_pid, signal.SIGKILL)
+                    ready = [OWNER_GONE]
                 for descriptor in ready:
                     if descriptor == read_end:
                         os.read(read_end, 4096)
@@ -128,6 +138,15 @@ class ForkServer:
                         self._report({"ready": True})
                     else:
                         self._signal(message["tasks"], message["signal"])
+
+    def _has_stopped_owner(self) -> bool:
+        """Returns whether the owner has been stopped for so long that its launcher has taken it for lost."""
+        if not self._longest_stop:
+            return False
+        now = time.monotonic()
+        passed, self._looked_at = min(now - self._looked_at, 2 * OWNER_POLL_SECONDS), now  # This process may be stopped, too.
+        self._stopped_seconds = self._stopped_seconds + passed if is_stopped(self._owner_pid) else 0.0
+        return self._stopped_seconds > self._longest_stop
 
     def _receive(self) -> tuple[dict[str, Any] | None, list[int]]:
         try:
@@ -296,7 +315,7 @@ def main() -> None:
     gc.freeze()  # Garbage collections in the tasks then leave the shared pages alone.
     gc.enable()
     try:
-        server = ForkServer(owner, owner_pid, sys.argv[2:])
+        server = ForkServer(owner, owner_pid, sys.argv[3:], float(sys.argv[2]))
         program = server.serve()
     except Exception as error:
         _fail(owner, error)

@@ -51,7 +51,9 @@ path it was found by.
 class LocalProcesses:
     """The fork server and the tasks that it forks. They end with `close`, or with this process, even if it is killed."""
 
-    def __init__(self, plan: Plan, log_dir: Path, *, removed: Iterable[Path] = (), adopt: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, log_dir: Path, *, removed: Iterable[Path] = (), adopt: bool = False, longest_stop: float = 0.0
+    ) -> None:
         """Starts the fork server, which imports TensorFlow while the caller continues.
 
         Args:
@@ -60,6 +62,7 @@ class LocalProcesses:
             removed: folders that the fork server removes when it ends, even if this process is killed.
             adopt: whether this process adopts, and `close` ends, what tasks leave behind if the fork server is killed. It then
                 starts no other processes.
+            longest_stop: seconds after which this process is killed, with the tasks, if a signal has stopped it; 0: never.
         """
         self.plan = plan
         self._spared: set[int] | None = None
@@ -75,8 +78,9 @@ class LocalProcesses:
             environment.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Errors only; read when TensorFlow is imported.
         with theirs, _opened(self.log) as output:
             code = _PROGRAM.format(file=tfdist.__file__)
+            arguments = [str(theirs.fileno()), str(longest_stop), *map(str, removed)]
             self._process = subprocess.Popen(
-                [sys.executable, *interpreter.options(), "-c", code, str(theirs.fileno()), *map(str, removed)],
+                [sys.executable, *interpreter.options(), "-c", code, *arguments],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
