@@ -38,6 +38,11 @@ def ended_by(number: int) -> Failure:
     return Failure(f"ended by {signal.Signals(number).name}", 128 + number)
 
 
+def is_by_user(failure: Failure | None) -> bool:
+    """Returns whether a job that received a signal ended because of that: no task had failed."""
+    return failure is not None and failure.task is None
+
+
 class FirstFailure:
     """The failure that came first and does not follow from another.
 

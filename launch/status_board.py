@@ -30,6 +30,7 @@ class StatusBoard:
         self._addresses: dict[str, str] = {}
         self._stopped: set[str] = set()
         self._state = State.STARTING
+        self._is_cancelled = False
         self._progress: Progress | None = None
         self._binding = BindingNow(job, time.monotonic)
         self._publish = publish
@@ -95,6 +96,10 @@ class StatusBoard:
         self._set(name, state=State.RUNNING, exit_code=None, restarts=restarts, note=note)
         self._publish(self.status, False)
 
+    def cancelled(self) -> None:
+        """Takes note that the user ends the job: a task that ends from now on has not failed."""
+        self._is_cancelled = True
+
     def ended(self, state: State, reason: str, exits: dict[str, int]) -> JobStatus:
         """Returns the final status.
 
@@ -108,7 +113,11 @@ class StatusBoard:
         return JobStatus(state, tuple(self._tasks.values()), reason, progress=self._progress)
 
     def _set_ended(self, name: str, code: int) -> None:
-        self._set(name, state=State.FAILED if code else State.SUCCEEDED, exit_code=code, memory=None, use=None, pid=None)
+        task = self._tasks[name]
+        if task.state.is_final and task.exit_code == code:
+            return  # What was known before the job was cancelled stays.
+        failed = State.CANCELLED if self._is_cancelled else State.FAILED
+        self._set(name, state=failed if code else State.SUCCEEDED, exit_code=code, memory=None, use=None, pid=None)
 
     def _set(self, name: str, **changes: object) -> None:
         self._tasks[name] = replace(self._tasks[name], **changes)  # type: ignore[arg-type]

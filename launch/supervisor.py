@@ -14,7 +14,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.interface import Attached, TaskRunner
 from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Ready, Stopped
-from tfdist.launch.failure import Failure, FirstFailure, ended_by
+from tfdist.launch.failure import Failure, FirstFailure, ended_by, is_by_user
 from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.output import Terminal
@@ -155,6 +155,8 @@ class Supervisor:
             seconds = time.monotonic() - begin
             if self._tasks.have_printed():  # Just before it ended.
                 self._watchdog.heard()
+            if self._signals and is_by_user(failure):
+                self._board.cancelled()
             trained = seconds - (self._watchdog if self._progress is None else self._step_watchdog).silent
             self._end_tasks(failure)
             if self._signals and failure is not None and failure.may_pass:
@@ -163,7 +165,7 @@ class Supervisor:
         finally:
             self._tasks.close(self._keep if failure is not None and failure.may_pass else None)
             restore_signals()
-        is_cancelled = bool(self._signals) and failure is not None and failure.task is None
+        is_cancelled = self._signals and is_by_user(failure)
         state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
         restarts = self._evaluators.counts | self._workers.counts

@@ -115,7 +115,7 @@ def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdi
     status = tfdist("status", handle, "--json")
     state = json.loads(status.stdout)
     assert (status.returncode, state["state"], state["exit_code"], state["reason"]) == (1, "cancelled", 143, "ended by SIGTERM")
-    assert [task["pid"] for task in state["tasks"]] == [None]
+    assert [(task["pid"], task["state"]) for task in state["tasks"]] == [(None, "cancelled")]
     assert tfdist("cancel", handle).stdout == f"{handle} has ended already: cancelled\n"
 
 

@@ -18,7 +18,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.errors import ClusterError
 from tfdist.launch import scale_command, scaling
 from tfdist.launch.errors import UsageError
-from tfdist.launch.events import Ready, Stopped, Used
+from tfdist.launch.events import Exited, Ready, Stopped, Used
 from tfdist.launch.job import Job, Program
 from tfdist.launch.job_folder import JobFolder
 from tfdist.launch.job_status import JobStatus, State
@@ -70,6 +70,17 @@ def test_a_status_says_of_each_task_what_holds_now():
     assert note() == cluster.find("worker", 1).address and board.status.tasks[2].use is not None
     board.set_aside("worker:1")
     assert note() == "room for a worker that joins (tfdist scale)"
+
+
+def test_tasks_of_a_cancelled_job_are_cancelled_and_what_had_ended_before_stays():
+    board = StatusBoard(job(Cluster(TASKS).addressed()), lambda status, is_measurement: None)
+    names = [task.name for task in board.status.tasks]
+    codes = dict(zip(names, (0, 1, -15), strict=False))
+    for name in names[:2]:
+        board.add(Exited(name, codes[name], 0.0, ""))
+    board.cancelled()
+    states = [task.state for task in board.ended(State.CANCELLED, "ended by SIGTERM", codes).tasks]
+    assert states[:3] == [State.SUCCEEDED, State.FAILED, State.CANCELLED]
 
 
 @pytest.fixture
