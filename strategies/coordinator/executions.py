@@ -235,6 +235,8 @@ class Executions:
         elif error is not None:
             self._check_servers()  # The error may be that of a call that has waited for it.
             self.cancel()
+            if self._watch is not None:
+                self._watch.explain(error)
             raise error
         elif self._is_over(execution):
             self._in_flight.remove(execution)
