@@ -30,6 +30,9 @@ from tfdist.version import __version__
 POLL_SECONDS = 0.5
 RESOLVE_SECONDS = 5.0
 
+STOPPED_SECONDS = 2.0
+"""How much longer than the silence after which the launcher takes it for lost an agent may be stopped before it is killed."""
+
 
 class _Ended(Exception):
     """The launcher is gone, or wants the end."""
@@ -120,8 +123,8 @@ class _Agent:
             raise planned.refusal
         (folder / "log").mkdir()
         listening = {task.name for task in cluster.training_tasks if task.name in mine}
-        files, silence = JobFiles(folder / "log", folder), hello["silence"]
-        self._tasks = LocalTasks(planned, files, listening, adopt=True, longest_stop=silence)
+        files, longest_stop = JobFiles(folder / "log", folder), hello["silence"] + STOPPED_SECONDS
+        self._tasks = LocalTasks(planned, files, listening, adopt=True, longest_stop=longest_stop)
         self._tasks.also_wait_for(launcher)
         launcher.say(
             {
