@@ -102,6 +102,7 @@ class BackupFile:
         self._strategy = strategy
         self._writer: threading.Thread | None = None
         self._has_warned = False
+        self._failures = 0  # Writes in sequence that have failed.
         self._is_written = True  # Whether the disk has what `write` got last.
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         self._base = base
@@ -150,9 +151,12 @@ class BackupFile:
                 generations.seal(partial)
                 generations.keep(self.path, self.earlier)
             self._ended = progress.fit if progress.finished else None
-            self._is_written = True
+            self._is_written, self._failures = True, 0
         except OSError as error:
-            _log.warning("the backup %s cannot be written, and stays as it was: %s", self.path, error)
+            self._failures += 1
+            if self._failures & (self._failures - 1) == 0:  # First, second, 4th: perhaps it is tried after each step.
+                times = "" if self._failures == 1 else f" ({self._failures} times in sequence)"
+                _log.warning("the backup %s cannot be written, and stays as it was%s: %s", self.path, times, error)
 
     def _keep_end(self, number: int) -> None:
         """Keeps the latest generation, before that of call `number` replaces it, if it is the end of an earlier call."""

@@ -215,6 +215,19 @@ def test_a_full_disk_leaves_the_backup_whole_and_the_training_goes_on(program, t
     assert program("interrupted", "epoch", data) == whole
 
 
+def test_a_folder_that_can_never_be_written_is_not_named_after_every_step(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    backup = BackupFile(tf.distribute.get_strategy(), str(tmp_path / "file" / "model"))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    for _ in range(9):
+        backup.write(model, Progress(1, {}), Arrays())
+    assert not backup.wait()
+    warned = [
+        record.getMessage() for record in caplog.records if "cannot be written, and stays as it was" in record.getMessage()
+    ]
+    assert len(warned) == 4 and "stays as it was (8 times in sequence): " in warned[-1]
+
+
 @pytest.mark.cluster
 def test_a_backup_of_another_fit_is_left_alone(program, caplog):
     data = DATA["arrays"]
