@@ -144,5 +144,5 @@ def _write() -> None:
 def _note_step() -> None:
     global _steps
     _steps += 1
-    with open(f"{_path}.steps", "w", encoding="utf-8") as file:
-        file.write(str(_steps))
+    with contextlib.suppress(OSError), open(f"{_path}.steps", "w", encoding="utf-8") as file:
+        file.write(str(_steps))  # A full disk must not end the training: the launcher counts on with a later step.

@@ -135,3 +135,9 @@ def test_steps_and_variables(tmp_path):
     assert window.read(tmp_path / "none") is None
     (tmp_path / f"torn{window.SUFFIX}").write_text(json.dumps({"batch": 1})[:-1])
     assert window.read(tmp_path / "torn") is None
+
+
+def test_a_full_disk_does_not_end_a_training_whose_steps_are_counted(monkeypatch, tmp_path):
+    """The file is for `--fail_at`."""
+    monkeypatch.setattr(run_summary, "_path", str(tmp_path / "no folder" / "report"))
+    run_summary._note_step()
