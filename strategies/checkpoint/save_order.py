@@ -10,19 +10,23 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.strategies.checkpoint.atomic_path import is_chief
 from tfdist.strategies.private_api import publish, published
+from tfdist.strategies.runtime.deadline import Deadline
 
 WAIT_SECONDS = 300.0
 """How long a task waits for the chief's save. After one wait in vain it does not wait any more."""
 
 OTHER_NAME_SECONDS = 60.0
 """How long it waits for the chief to begin a save of a name that the chief has never saved. Then this name does not wait."""
+
+POLL_SECONDS = 1.0
+"""How often a task that waits looks at the chief, which may be stopped or cut off in its save."""
 
 _TEMPORARY = re.compile(r"tmp[a-z0-9_]{8}")
 """The names that the module tempfile makes."""
@@ -37,13 +41,16 @@ _counts: dict[str, int] = {}
 _chiefs: list[tuple[str, str]] = []
 """The names and paths of the chief's saves, as far as this task knows them; on the chief all of them."""
 _unpaired: set[str] = set()
+_watch_chief: Callable[[], Callable[[], Exception | None]] | None = None
+"""Begins to look at the chief; what it returns returns an error if the chief is lost."""
 
 _log = logging.getLogger("tfdist")
 
 
 def install(strategy: tf.distribute.Strategy) -> None:
     """Applies the rule from now on if the strategy has several tasks that run the program."""
-    global _applies
+    global _applies, _watch_chief
+    _watch_chief = getattr(getattr(strategy, "calls", None), "watch_chief", None)
     spec = strategy.cluster_resolver.cluster_spec() if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) else None
     _applies = spec is not None and sum(spec.num_tasks(job) for job in spec.jobs if job in ("chief", "worker")) > 1
 
@@ -129,7 +136,26 @@ def _wait(name: str) -> None:
     with _stops_waiting_on_error():
         number = _listed(name, _counts[name])
         if number is not None:
-            published(f"saves/{number}/done", WAIT_SECONDS)
+            _published(f"saves/{number}/done", WAIT_SECONDS)
+
+
+def _published(key: str, seconds: float) -> str:
+    """Returns what the chief publishes. Raises as `published` does, and `_ChiefLostError` if the chief is lost."""
+    if _watch_chief is None:
+        return published(key, seconds)
+    look, deadline = _watch_chief(), Deadline.after(seconds)
+    while True:
+        try:
+            return published(key, deadline.within(POLL_SECONDS).remaining())
+        except tf.errors.DeadlineExceededError:
+            if deadline.expired():
+                raise
+        if (error := look()) is not None:
+            raise _ChiefLostError(error)
+
+
+class _ChiefLostError(Exception):
+    """The chief is lost. The argument is the error that names it."""
 
 
 def _listed(name: str, count: int) -> int | None:
@@ -138,7 +164,7 @@ def _listed(name: str, count: int) -> int | None:
     while (names := [each for each, _ in _chiefs]).count(name) < count:
         is_known = name in names or sum(_counts.values()) > len(_chiefs)
         try:
-            listed = published(f"saves/{len(_chiefs) + 1}", WAIT_SECONDS if is_known else OTHER_NAME_SECONDS)
+            listed = _published(f"saves/{len(_chiefs) + 1}", WAIT_SECONDS if is_known else OTHER_NAME_SECONDS)
         except tf.errors.DeadlineExceededError:
             if is_known:
                 raise
@@ -156,10 +182,13 @@ def _listed(name: str, count: int) -> int | None:
 
 @contextlib.contextmanager
 def _stops_waiting_on_error() -> Iterator[None]:
-    """Surrounds a wait for the chief. If that fails, this task does not wait any more."""
+    """Surrounds a wait for the chief. If that fails, this task does not wait any more, and goes on unless the chief is lost."""
     global _applies
     try:
         yield
+    except _ChiefLostError as lost:
+        _applies = False
+        raise lost.args[0] from None
     except tf.errors.DeadlineExceededError:
         _applies = False
         _log.warning(

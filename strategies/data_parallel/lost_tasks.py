@@ -121,8 +121,12 @@ class LostTasks:
         self._closed[name] = self._closed.get(name, 0) + 1 if is_closed else 0
         return self._closed[name] >= CLOSED_LOOKS
 
-    def watch(self, name: str) -> Callable[[], TaskLostError | None]:
+    def watch(self, name: str, may_end: bool = False) -> Callable[[], TaskLostError | None]:
         """Begins to look at a task that this one waits for outside of an execution, in which its heartbeats would decide.
+
+        Args:
+            name: of the task.
+            may_end: whether its program may end while this task waits. Then one without a server is not lost.
 
         Returns:
             What looks once more, and returns an error if the task has no server, or gave no answer for `lost_seconds`.
@@ -132,7 +136,7 @@ class LostTasks:
 
         def look() -> TaskLostError | None:
             found = self._found([task])
-            if watched.lost(found[task], self._clock()) is None:
+            if watched.lost(found[task], self._clock()) is None or (may_end and found[task] is Reach.CLOSED):
                 return None
             keep_context()
             return _error(lost(self._me, found, "") or "")

@@ -72,7 +72,7 @@ class SameCalls:
         explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
         on_long_execution: Callable[[], None] = lambda: None,
         has_left: Callable[[str], bool] = lambda name: False,
-        watch: Callable[[str], Callable[[], Exception | None]] = lambda name: lambda: None,
+        watch: Callable[..., Callable[[], Exception | None]] = lambda name, may_end=False: lambda: None,
     ) -> None:
         self.me, self.names = me, list(names)
         self._board = board or Board()
@@ -148,6 +148,17 @@ class SameCalls:
                 is_warned = True
                 _log.warning("%s waits for %s, which has not called %s yet; %s", self.me, name, facts["call"], ADVICE)
         return value
+
+    def watch_chief(self) -> Callable[[], Exception | None]:
+        """Begins to watch the first task while this one waits for it, and the program there may end; see `LostTasks.watch`."""
+        loss = self._watch(self.names[0], may_end=True)
+
+        def look() -> Exception | None:
+            error = loss()
+            self._is_lost = self._is_lost or error is not None
+            return error
+
+        return look
 
     def has_ended(self, name: str, seconds: float = MOMENT_SECONDS) -> bool:
         """Returns whether the program of a task has ended. Waits for that for some seconds."""

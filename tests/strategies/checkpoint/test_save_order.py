@@ -64,6 +64,18 @@ def test_of_saves_within_one_another_the_outermost_counts_and_tasks_may_save_to_
     assert tasks.asked[-1][0] == "saves/1/done"
 
 
+def test_a_chief_that_is_lost_in_its_save_is_not_waited_for(tasks, monkeypatch):
+    save("m.keras")
+    del tasks.board["saves/1/done"]  # A signal has stopped it, or its link is cut.
+    tasks.become(chief=False)
+    looks = iter([None, None, tf.errors.UnavailableError(None, None, "no answer from worker:0")])
+    monkeypatch.setattr(save_order, "_watch_chief", lambda: lambda: next(looks))
+    with pytest.raises(tf.errors.UnavailableError, match="no answer from worker:0"):
+        save("m.keras")
+    assert [key for key, seconds in tasks.asked if seconds <= save_order.POLL_SECONDS] == ["saves/1", *["saves/1/done"] * 3]
+    assert not save_order._applies
+
+
 def test_a_save_of_the_chief_that_fails_keeps_nobody_waiting(tasks):
     with pytest.raises(OSError, match="full"):
         save("m.keras", OSError("full"))

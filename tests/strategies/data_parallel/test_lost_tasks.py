@@ -132,9 +132,12 @@ def test_what_is_found_at_an_address():
 def test_a_task_that_is_waited_for_outside_of_a_step_may_be_lost(monkeypatch, found, seconds, begins):
     now, kept = [0.0], []
     monkeypatch.setattr(lost_tasks, "keep_context", lambda: kept.append(1))
-    look = LostTasks(TASKS[0], TASKS, lambda *_: found, clock=lambda: now[0]).watch("worker:1")
-    assert look() is None
+    lost_ones = LostTasks(TASKS[0], TASKS, lambda *_: found, clock=lambda: now[0])
+    look, look_at_one_that_may_end = lost_ones.watch("worker:1"), lost_ones.watch("worker:1", may_end=True)
+    assert look() is look_at_one_that_may_end() is None
     now[0] += seconds
+    if found is CLOSED:
+        assert look_at_one_that_may_end() is None
     error = look()
     assert (error is None) if begins is None else error.message.startswith(begins)
     assert bool(kept) == (begins is not None)
