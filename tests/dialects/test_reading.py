@@ -321,7 +321,9 @@ def test_hosts_without_numbers(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# ours\nnode1\n\n10.0.0.2\n")
     with pytest.raises(ClusterError, match=r"these are names of hosts without a number of processes; .*`node1 slots=1`"):
         read(tmp_path / "hosts")
-    for text in ("1\n2\n", "is this\none?\n"):
+    (tmp_path / "nodes").write_text("node1\nnode1\nnode2\nnode2\n")  # $PBS_NODEFILE
+    assert [task.host for task in read(tmp_path / "nodes").tasks] == ["node1", "node1", "node2", "node2"]
+    for text in ("1\n2\n", "1\n1\n", "is this\none?\n"):
         with pytest.raises(ClusterError, match="this is no cluster description that tfdist knows"):
             read(text)
 

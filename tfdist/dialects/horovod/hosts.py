@@ -31,16 +31,19 @@ _FILE_OPTIONS = (*_SLOTS, "max_slots", "max-slots", "slots_max", "slots-max", "b
 def looks_like(content: "str | Mapping[Any, Any]") -> bool:
     """Returns whether the first line with slots, `a slots=2` or `a:2`, comes after nothing but hosts.
 
-    `nworker_groups:1` has this form, too, and is a field of SINGA.
+    `nworker_groups:1` has this form, too, and is a field of SINGA. Nothing but hosts is a machine file of PBS or LSF if one of
+    them has several lines: a line for each process. SINGA's host file has each host once.
     """
     if not isinstance(content, str) or content.startswith("#!"):
         return False
+    bare: list[str] = []
     for line in map(_without_comment, content.splitlines()):
         if line and (_SLOTS_LINE.match(line) or _COLON_LINE.fullmatch(line)):
             return _FIELD.match(line) is None
         if line and not _HOST_LINE.fullmatch(line):
             return False
-    return False
+        bare += [line] if line else []
+    return len(set(bare)) < len(bare) and all(valid_host(line) and not line.isdecimal() for line in bare)
 
 
 def parse(document: Document) -> Cluster:
