@@ -232,7 +232,8 @@ class _Extended(DataParallelExtended, MultiWorkerMirroredExtended):
         def received(piece: tf.Tensor) -> tf.Tensor:
             if self.groups is None:
                 sent = {**kwargs, "initial_value": piece, "dtype": piece.dtype}
-                return create_initial_value(replica_id, device, primary_var, **sent)()
+                with self._together():
+                    return create_initial_value(replica_id, device, primary_var, **sent)()
             return piece if current_column() is not None else self.groups.of_chief(piece)  # `of_chief` has the whole variable.
 
         def initial_value() -> tf.Tensor:

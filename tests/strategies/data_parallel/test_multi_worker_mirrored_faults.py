@@ -61,6 +61,20 @@ def test_a_task_that_ended_early_is_named_beside_the_one_that_missed_it(launched
     assert "gave up after 8 s: no answer from worker:1 (" in job.output
 
 
+def test_a_task_that_ends_while_the_others_make_variables_is_named_within_seconds(launched):
+    job = launched(
+        """
+    import os, tfdist
+    with tfdist.strategy().scope():
+        import keras
+        if me["index"] == 1: os._exit(0)
+        keras.layers.Dense(1).build((None, 4))
+        """
+    )
+    assert job.wait(60) == 1  # TensorFlow itself waits for heartbeats, for two minutes.
+    assert "TaskLostError: lost worker:1 (" in job.output
+
+
 def test_a_signal_to_the_launcher_ends_tasks_that_tensorflow_makes_deaf_to_it(launched):
     job = launched("    FAILS = False" + TRAINS_FOR_EVER)
     job.wait_for("training runs")
