@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 from costs_of import measured
 
 from tfdist.dialects import read as read_cluster
+from tfdist.dialects.parsing import document
 from tfdist.errors import ClusterError
 from tfdist.partition import Partition
 from tfdist.planner import chart, link, measurement, prices, table
@@ -49,9 +51,14 @@ def test_a_bad_measurement_is_refused_with_a_sentence(change, message, tmp_path)
     assert message in str(error.value)
 
 
-def test_files_that_are_no_measurement(tmp_path):
-    with pytest.raises(ClusterError, match="cannot be read: No such file"):
+def test_files_that_are_no_measurement(tmp_path, monkeypatch):
+    with pytest.raises(ClusterError, match="none: there is no such file"):
         measurement.read(str(tmp_path / "none"))
+    os.mkfifo(tmp_path / "pipe")  # Nobody writes into it.
+    monkeypatch.setattr(document, "PIPE_SECONDS", 0.2)
+    for read in (measurement.read, prices.read):
+        with pytest.raises(ClusterError, match="nothing has come through this pipe"):
+            read(str(tmp_path / "pipe"))
     (tmp_path / "m.json").write_text("{")
     with pytest.raises(ClusterError, match="this is no JSON"):
         measurement.read(str(tmp_path / "m.json"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist.dialects.parsing.document import decode, read_bytes
 from tfdist.errors import Source
 
 VERSION = 1
@@ -171,12 +172,12 @@ def _number(values: Mapping[str, Any], name: str, *, whole: bool = False, least:
 
 def read(path: str) -> Measurement:
     """Returns the measurement in a file. Raises ClusterError if there is none."""
+    source = Source("planner", path)
+    text = decode(read_bytes(path, source), source)
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Source("planner", path).error(f"this file cannot be read: {error.strerror}") from None
+        values = json.loads(text)
     except ValueError as error:
-        raise Source("planner", path).error(f"this is no JSON: {error}") from None
+        raise source.error(f"this is no JSON: {error}") from None
     return Measurement.from_json(values, path)
 
 

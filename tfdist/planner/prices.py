@@ -5,11 +5,11 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tfdist.cluster import Cluster
 from tfdist.dialects.cloudml.machines import machine
+from tfdist.dialects.parsing.document import decode, read_bytes
 from tfdist.errors import Source, nearest
 from tfdist.planner.option import Option
 
@@ -82,11 +82,9 @@ class Prices:
 
 def read(path: str) -> Prices:
     """Returns the prices in a file: JSON or YAML, machine type -> price per hour. Raises ClusterError for others."""
-    error = Source("planner", path).error
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as fault:
-        raise error(f"this file cannot be read: {getattr(fault, 'strerror', None) or fault}") from None
+    source = Source("planner", path)
+    error = source.error
+    text = decode(read_bytes(path, source), source)
     try:
         pairs = json.loads(text, object_pairs_hook=_Pairs)
     except ValueError:
