@@ -24,7 +24,7 @@ class Execution:
         running: the groups that run it, by number, and when they have started, in seconds of the clock of the executions.
         group: the number of the group that has finished it; -1 before.
         seconds: how long that group took, without the time of tracing; 0 before.
-        incarnation: how many times the workers of that group had been restarted before.
+        counting: since when that group counts its metrics, see `Membership.counting`.
         result: what the function returned, on the chief; None before.
     """
 
@@ -35,5 +35,5 @@ class Execution:
         self.running: dict[int, float] = {}
         self.group = -1
         self.seconds = 0.0
-        self.incarnation = 0
+        self.counting = (0, 0)
         self.result: Any = None

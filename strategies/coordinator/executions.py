@@ -155,7 +155,7 @@ class Executions:
                 # Copied to the chief, where the result stays if the worker is gone.
                 result = tf.nest.map_structure(chief_device.fetched, execution.function(group), expand_composites=True)
             except BaseException:
-                self._membership.lose(group)
+                self._membership.fail(group)
                 with self._lock:
                     del execution.running[group]
                     if execution.state is State.RUNNING and not execution.running:
@@ -169,7 +169,7 @@ class Executions:
                 if execution.state in (State.QUEUED, State.RUNNING):  # Else another group has finished it before.
                     execution.state, execution.group, execution.result = State.FINISHED, group, result
                     execution.seconds = seconds
-                    execution.incarnation = self._membership.incarnation(group)
+                    execution.counting = self._membership.counting(group)
             self._events.put((execution, None))
 
     def fail(self, execution: Execution, error: Exception) -> None:

@@ -32,6 +32,7 @@ class Membership:
         self._away: frozenset[int] = frozenset()  # The owners whose workers are gone.
         self._terms = [0] * len(groups)
         self._incarnations = [0] * len(groups)
+        self._failures = [0] * len(groups)
         self._alone: int | None = None
 
     @property
@@ -61,6 +62,13 @@ class Membership:
         """Returns how many times the workers of a group have been restarted."""
         return self._incarnations[group]
 
+    def counting(self, group: int) -> tuple[int, int]:
+        """Returns what changes when a group begins to count its metrics from zero: with a restart, and with a failed call.
+
+        A call may fail after some of its steps, because a ps is lost. They are made again, and count only then.
+        """
+        return self._incarnations[group], self._failures[group]
+
     # Changes.
 
     def join(self, group: int) -> None:
@@ -83,6 +91,12 @@ class Membership:
             self._terms[owner] = self.epoch
             self._live -= {owner}
         self.when_lost(owner)
+
+    def fail(self, group: int) -> None:
+        """Notes that a group is lost because a call of it has failed. Call it in the thread of the group."""
+        with self._lock:
+            self._failures[group] += 1
+        self.lose(group)
 
     def leave(self, group: int) -> None:
         """Notes that a group is lost because its workers are gone, not because of an error in what they ran."""

@@ -48,8 +48,8 @@ class MetricLogs:
         self._metric_logs = _LogsFormat()
         self._means: list[tuple[int, int] | None] = []  # The places of total and count of each log; None if it is no mean.
         self._results_function: Any = None
-        # The metrics that each incarnation of a group has counted, float64 vectors. One that is restarted begins with zero.
-        self._by_group: dict[tuple[int, int], Any] = {}
+        # The metrics that each group has counted, float64 vectors, also before it began with zero again.
+        self._by_group: dict[tuple[int, tuple[int, int]], Any] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
         self._has_warned = False  # Of metrics that are too large to be sent.
@@ -63,6 +63,8 @@ class MetricLogs:
         del rows
         self._check_shared_variables()
         self._variables = self._variables_to_send()
+        for variable in self._variables:
+            variable._value.is_sent = True
         self._size = sum(variable.shape.num_elements() for variable in self._variables)
         outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._own_names = step_logs.own_names(self._model, outputs)
@@ -182,13 +184,14 @@ class MetricLogs:
 
         Args:
             execution: the execution in which it made the steps.
-            rows: what its steps returned, numpy float64 [steps, n]. A row holds the metrics of all steps of this incarnation of
-                the group up to it, so rows after which nobody needs the logs may be missing, but not the last.
+            rows: what its steps returned, numpy float64 [steps, n]. A row holds the metrics of all steps of the group up to
+                it, since it began with zero (`Execution.counting`). So rows after which nobody needs the logs may be missing,
+                but not the last.
 
         Returns:
             The logs over the steps of all groups, after each row.
         """
-        group = execution.group, execution.incarnation
+        group = execution.group, execution.counting
         logs = self._own_logs.unflatten(rows[:, self._size :])
         if self._variables:
             metrics = rows[:, : self._size]

@@ -46,6 +46,8 @@ class SyncOnReadVariable(PerWorkerVariable):
 
     Attributes:
         known_sum: the sum, if the chief knows it without reading the copies. Set it to None before the next step.
+        is_sent: whether steps return the copies. Those of a group then begin with zero after a call of it has failed: the chief
+            knows what they had counted before, and the steps of that call are made again.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, next_creator: Any, **kwargs: Any) -> None:
@@ -54,7 +56,7 @@ class SyncOnReadVariable(PerWorkerVariable):
                 super().__init__(strategy, _create_outside, **kwargs)
         else:
             super().__init__(strategy, next_creator, **kwargs)
-        self._groups = strategy.worker_groups
+        self._groups, self._membership = strategy.worker_groups, strategy.membership
         # Keras and checkpoints need these, which TensorFlow leaves empty.
         self._unique_id = f"worker_local_{id(self)}"
         self._synchronization = tf.VariableSynchronization.ON_READ
@@ -62,7 +64,9 @@ class SyncOnReadVariable(PerWorkerVariable):
         self._by_replica: dict[int, Any] = {}
         self._version = 0  # Of the value that the chief has assigned.
         self._versions: dict[tuple[int, int], int] = {}  # To which each copy belongs, by replica and group.
+        self._counting: dict[tuple[int, int], Any] = {}  # `Membership.counting` at the last call, in the same way.
         self.known_sum: Any = None
+        self.is_sent = False
         self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
     @property
@@ -106,12 +110,13 @@ class SyncOnReadVariable(PerWorkerVariable):
                 return self._coordinator_instance.handle  # The function is being traced.
             group = dispatched.worker_index
             copy = remote_value(self._by_replica[replica][group])
-            version = self._version
-            if self._versions.get((replica, group), 0) != version:
+            version, counting, key = self._version, self._membership.counting(group), (replica, group)
+            begins_anew = self.is_sent and self._counting.setdefault(key, counting) != counting
+            if self._versions.get(key, 0) != version or begins_anew:
                 # In the thread of the group, so the chief does not wait for a worker that does not answer. (`zeros_like` would
                 # read the copy, and TensorFlow's implicit reads hold Python's lock until the worker has answered.)
                 copy.assign(chief_device.constant(np.zeros(copy.shape, copy.dtype.as_numpy_dtype)))
-                self._versions[replica, group] = version
+                self._versions[key], self._counting[key] = version, counting
             return copy.handle
 
         return closure, HandleSpec(value=self._coordinator_instance.handle)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
-from tfdist.strategies.private_api import use_own_executor
+from tfdist.strategies.private_api import own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 
@@ -126,7 +126,10 @@ class Collector:
         return flushes
 
     def _flush_all(self, flushes: "_Flushes", group: int, blocks: Sequence[ParameterBlock]) -> None:
-        executor = use_own_executor()  # Else all threads wait for the one whose worker is stopped.
+        with own_executor():  # Else all threads wait for the one whose worker is stopped.
+            self._flush_each(flushes, group, blocks)
+
+    def _flush_each(self, flushes: "_Flushes", group: int, blocks: Sequence[ParameterBlock]) -> None:
         is_lost = False
         try:
             for block in blocks:
@@ -143,7 +146,6 @@ class Collector:
                         return  # Its worker. For the others, a ps may be gone: what groups do not share needs none.
         finally:
             flushes.end(group)
-            del executor
 
     def _answers(self, flushes: "_Flushes", block: ParameterBlock) -> dict[int, Any]:
         """Waits for what groups return for a block. Groups that take too long are lost."""

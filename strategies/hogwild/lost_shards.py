@@ -19,7 +19,7 @@ from tfdist.strategies.coordinator.server_recovery import device_of
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.shard import Shard
-from tfdist.strategies.private_api import use_own_executor
+from tfdist.strategies.private_api import own_executor
 from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import waiting_for
@@ -101,12 +101,11 @@ def _ask(strategy: Any, block: ParameterBlock) -> dict[int, _Known]:
     found: dict[int, _Known] = {}
 
     def ask(group: int) -> None:
-        executor = use_own_executor()
-        try:
-            found[group] = _Known(block, block.variables[0].place(strategy.worker_groups[group].devices[0]))
-        except tf.errors.OpError as error:  # Its worker has been restarted, too.
-            _log.debug("group %d has no parameters: %s", group, error)
-        del executor
+        with own_executor():
+            try:
+                found[group] = _Known(block, block.variables[0].place(strategy.worker_groups[group].devices[0]))
+            except tf.errors.OpError as error:  # Its worker has been restarted, too.
+                _log.debug("group %d has no parameters: %s", group, error)
 
     groups = strategy.local_replicas.have_pulled(block)
     threads = [threading.Thread(target=ask, args=(group,), daemon=True) for group in groups]
@@ -126,7 +125,8 @@ def _warn(strategy: Any, lost: Sequence[Task], groups: int, alone: bool) -> None
         source = "what the chief has read last, because no worker group has it: all updates since then are lost there"
     momentum = "; the momentum of the outer optimizer begins at zero there" if _has_momentum(strategy) else ""
     _log.warning(
-        "%s was restarted: its part of the global parameters comes back from %s%s", waiting_for(lost), source, momentum
+        "%s %s restarted: %s part of the global parameters comes back from %s%s",
+        *(waiting_for(lost), "was" if len(lost) == 1 else "were", "its" if len(lost) == 1 else "their", source, momentum),
     )
 
 

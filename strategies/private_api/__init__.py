@@ -6,7 +6,8 @@ Of tfdist the package imports `versions.py` and the error. Start with this file,
 replaces at run time, `overrides.py` checks the private methods that our subclasses override, and `checks.py` has the checks.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -334,6 +335,20 @@ def use_own_executor() -> Any:
     executor = _new_executor(enable_async=False)
     _context().executor = executor
     return executor
+
+
+@contextlib.contextmanager
+def own_executor() -> Iterator[None]:
+    """As `use_own_executor`, for a thread that ends after the block.
+
+    An error of an operation is forgotten at the end. Otherwise TensorFlow would raise it again where it deletes the executor,
+    which Python prints as a traceback that nobody can catch.
+    """
+    executor = use_own_executor()
+    try:
+        yield
+    finally:
+        executor.clear_error()
 
 
 # In a function TensorFlow runs stateful operations that touch no resource one after the other, those that only name a variable

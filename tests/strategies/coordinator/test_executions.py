@@ -270,6 +270,20 @@ def test_two_live_groups_do_not_run_one_execution(coordinator, executions):
     assert execution.running == {0: 0.0} and execution.state is State.RUNNING
 
 
+def test_after_a_call_that_has_failed_a_group_counts_anew(coordinator, executions):
+    """A ps was lost. The steps that were done before are made again, and must not count twice."""
+
+    def fail(group):
+        raise RuntimeError
+
+    execution = executions.schedule(fail, "fit")
+    with pytest.raises(RuntimeError):
+        executions.run(execution, 0)
+    execution.function = lambda group: 1
+    executions.run(execution, 0)
+    assert (execution.state, execution.counting) == (State.FINISHED, (0, 1))
+
+
 def test_an_execution_is_in_flight_as_long_as_a_live_group_runs_it(coordinator, executions):
     execution = running(executions)  # Group 1 was lost, and has finished it during its backup on group 0.
     execution.state, execution.group = State.FINISHED, 1

@@ -6,31 +6,63 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.strategies.coordinator import metric_logs
+from tfdist.strategies.coordinator import metric_logs, sync_on_read_variable
+from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.metric_logs import MetricLogs, _LogsFormat
 from tfdist.strategies.coordinator.sync_on_read_variable import SyncOnReadVariable
 
 
-def test_what_a_worker_had_counted_stays_when_it_is_restarted_and_counts_from_zero():
+def test_what_a_worker_had_counted_stays_when_it_begins_with_zero_again():
     logs = MetricLogs(None)
     logs._variables, logs._size, logs._means = [object()], 2, [(0, 1)]  # One mean: a total and a count.
     logs._metric_logs._places = {"loss": 0}
     logs.reset()
 
-    def add(group, incarnation, total, count):
-        execution = SimpleNamespace(group=group, incarnation=incarnation)
+    def add(group, counting, total, count):
+        execution = SimpleNamespace(group=group, counting=counting)
         return logs.add(execution, np.array([[float(total), float(count)]]))
 
-    add(0, 0, 8, 8)
-    add(1, 0, 4, 8)
+    add(0, (0, 0), 8, 8)
+    add(1, (0, 0), 4, 8)
     assert logs._sum.tolist() == [12.0, 16.0]
-    add(1, 0, 8, 16)  # All that it has counted.
+    add(1, (0, 0), 8, 16)  # All that it has counted.
     assert logs._sum.tolist() == [16.0, 24.0]
-    add(1, 1, 6, 8)  # It was restarted.
+    add(1, (1, 1), 6, 8)  # It was restarted.
     assert logs._sum.tolist() == [22.0, 32.0]
-    add(0, 0, 16, 16)
-    add(1, 1, 8, 16)
+    add(0, (0, 0), 16, 16)
+    add(1, (1, 1), 8, 16)
     assert logs._sum.tolist() == [32.0, 48.0]
+    add(1, (1, 2), 2, 8)  # A call has failed, and is made again.
+    assert logs._sum.tolist() == [34.0, 56.0]
+
+
+@pytest.mark.parametrize(("is_sent", "after"), [(True, [1.0, 2.0]), (False, [3.0, 4.0])])
+def test_the_steps_of_a_call_that_has_failed_count_once(monkeypatch, is_sent, after):
+    """A call fails after its steps where a ps is lost. If steps do not send the metrics, what was counted before has to stay."""
+    membership = Membership([SimpleNamespace(number=0, tasks=(0,))])
+    monkeypatch.setattr(sync_on_read_variable, "dispatch_context", lambda: SimpleNamespace(worker_index=0))
+    monkeypatch.setattr(sync_on_read_variable, "remote_value", lambda copy: copy)
+    monkeypatch.setattr(sync_on_read_variable.chief_device, "constant", tf.constant)
+    copy = tf.Variable(0.0)
+    copy_of_group = SimpleNamespace(assign=copy.assign, shape=copy.shape, dtype=copy.dtype, handle=copy.handle)
+    variable = SyncOnReadVariable.__new__(SyncOnReadVariable)
+    variable.__dict__.update(_membership=membership, _by_replica={0: [copy_of_group]}, _version=0, _versions={}, _counting={})
+    variable.__dict__.update(is_sent=is_sent, _coordinator_instance=SimpleNamespace(handle=tf.constant(0.0)))
+    find, _ = variable._copy_at_call_time(0)
+
+    def step():
+        find()  # As each call does before it runs.
+        copy.assign_add(1.0)
+
+    step()
+    assert membership.counting(0) == (0, 0)
+    step()
+    membership.fail(0)
+    found = []
+    for _ in range(2):
+        step()
+        found.append(float(copy))
+    assert (found, membership.counting(0), membership.is_live(0)) == (after, (0, 1), False)
 
 
 class Counter:

@@ -1,5 +1,6 @@
 """What the chief has, and from where groups continue, after a collection. Blocks and groups are replaced by simple objects."""
 
+import contextlib
 import threading
 import time
 from types import SimpleNamespace
@@ -160,7 +161,13 @@ def test_the_time_for_which_another_thread_traces_does_not_count(monkeypatch):
 
 def test_each_group_is_asked_with_an_executor_of_its_own(monkeypatch):
     owners, asked = [], []
-    monkeypatch.setattr(collector, "use_own_executor", lambda: owners.append(threading.current_thread()))
+
+    @contextlib.contextmanager
+    def own_executor():
+        owners.append(threading.current_thread())
+        yield
+
+    monkeypatch.setattr(collector, "own_executor", own_executor)
 
     def flush(block, group):
         asked.append(threading.current_thread())

@@ -120,7 +120,10 @@ COUNTS = """
     with tfdist.strategy().scope():
         import keras, numpy as np
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        model.compile(keras.optimizers.SGD(0.01), "mse")
+        class Examples(keras.metrics.Sum):
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                super().update_state(keras.ops.ones_like(y_true))
+        model.compile(keras.optimizers.SGD(0.01), "mse", metrics=[Examples(name="examples")])
     random = np.random.default_rng(1)
     x, weights = random.normal(size=(512, 8)), random.normal(size=(8, 1)) + 3.0
     losses = []
@@ -130,9 +133,10 @@ COUNTS = """
         def on_epoch_end(self, epoch, logs=None):
             losses.append(logs["loss"])
             print(f"epoch {epoch} is done", flush=True)
-    model.fit(x, x @ weights, batch_size=8, epochs=30, verbose=0, callbacks=[Slow()])
+    history = model.fit(x, x @ weights, batch_size=8, epochs=30, verbose=0, callbacks=[Slow()]).history
     error = float(np.abs(model.get_weights()[0] - weights).max())
-    print("FOUND", json.dumps({"losses": losses, "updates": int(model.optimizer.iterations), "error": error}), flush=True)
+    found = {"losses": losses, "updates": int(model.optimizer.iterations), "error": error, "examples": history["examples"]}
+    print("FOUND", json.dumps(found), flush=True)
 """
 
 
@@ -150,7 +154,7 @@ def test_a_killed_task_gets_its_part_of_the_parameters_back_and_no_step_is_lost(
     assert job.wait(120) == 0, job.output
     assert "at most one sync period of each (2 updates) is lost; the momentum of the outer optimizer begins at" in job.output
     found = json.loads(job.output.partition("FOUND ")[2].splitlines()[0])
-    assert found["updates"] == 30 * 64
+    assert found["updates"] == 30 * 64 and found["examples"] == [512.0] * 30  # No call that has failed counts twice.
     before, after = found["losses"][7], found["losses"][8:]
     assert max(after) < 3 * before < 0.1 * found["losses"][0], found["losses"]
     assert found["error"] < 1e-3  # As without a fault.

@@ -6,13 +6,13 @@ import inspect
 import pkgutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import tfdist.strategies
 from tfdist.errors import UnsupportedVersionError
-from tfdist.strategies import versions
+from tfdist.strategies import private_api, versions
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.private_api.checks import (
     need,
@@ -213,3 +213,14 @@ class TestOverrides:
                 if is_override and not hasattr(function, "_tfdist_overrides"):
                     missing.append(f"{cls.__module__}.{cls.__qualname__}.{name}")
         assert missing == []
+
+
+def test_an_executor_that_is_deleted_raises_no_error_of_before(monkeypatch):
+    """Python would print it as an exception that is ignored."""
+    cleared = []
+    executor = SimpleNamespace(clear_error=lambda: cleared.append(True))
+    monkeypatch.setattr(private_api, "use_own_executor", lambda: executor)
+    with pytest.raises(RuntimeError), private_api.own_executor():
+        assert not cleared
+        raise RuntimeError
+    assert cleared == [True]
