@@ -81,6 +81,7 @@ class LocalVariable(VariableBase):
         restored_outer: restored state of the outer optimizer for this variable, numpy, by name.
         version: version of the block's values that the chief's variable has.
         is_assigned: whether a function that a group runs assigns it.
+        moved: how far the program has moved a counter by assigning it.
     """
 
     def __init__(self, strategy: Any, next_creator: Any, column: int | None = None, **kwargs: Any) -> None:
@@ -99,6 +100,7 @@ class LocalVariable(VariableBase):
         self.restored_outer: dict[str, Any] = {}
         self.version = 0
         self.is_assigned = False
+        self.moved = 0
         self._uncounted = 0  # Updates to be added to the chief's variable.
         # TensorFlow's variables have these attributes.
         self._shape, self._dtype = self._on_chief.shape, self._on_chief.dtype
@@ -202,7 +204,10 @@ class LocalVariable(VariableBase):
                 _WRITES[method](resource=self.handle, value=tf.convert_to_tensor(value, self.dtype))
             return self
         with self._strategy_of.local_replicas.assigning(self):
+            before = self.value_on_chief() if self.kind is Kind.COUNTER else 0
             getattr(self._counted(), method)(value)
+            if self.kind is Kind.COUNTER:
+                self.moved += int(self.value_on_chief() - before)
         return self
 
     def _check_step_may_assign(self) -> None:

@@ -59,6 +59,7 @@ class StepCounters:
         self._per_step = [1.0] * len(self._known)  # Updates of each in a step of the execution before.
         # The number of the first step whose changes are not counted, and the counts before it. Threads of groups read them.
         self._counted: tuple[int, list[float]] = (0, [0.0] * len(self._known))
+        self._moved = [0] * len(self._known)  # `LocalVariable.moved` of each, as far as the counts follow it.
 
     @property
     def known(self) -> int:
@@ -68,6 +69,25 @@ class StepCounters:
     def begin(self, step: int) -> None:
         """Notes that the step of this number, over all groups, is the next one, and that all before are counted."""
         self._counted = step, [float(counter.value_on_chief()) for counter in self._known]
+        self._moved = [counter.moved for counter in self._known]
+
+    def follow_assignments(self, steps: LocalVariable | None) -> int:
+        """Takes what the program has assigned to the counters since `begin`, in a callback within an epoch.
+
+        Args:
+            steps: the counter by which steps are numbered; None if there is none.
+
+        Returns:
+            How far the numbers of the next steps move.
+        """
+        moved = [counter.moved for counter in self._known]
+        changes = [now - before for now, before in zip(moved, self._moved, strict=True)]
+        if not any(changes):
+            return 0
+        (step, counts), self._moved = self._counted, moved
+        further = sum(change for counter, change in zip(self._known, changes, strict=True) if counter is steps)
+        self._counted = step + further, [count + change for count, change in zip(counts, changes, strict=True)]
+        return further
 
     def counts_at(self, step: int) -> list[float]:
         """Returns the values of the known counters, over all groups, before the step of this number.
@@ -153,8 +173,14 @@ def _unique(variables: Iterable[Any]) -> list[LocalVariable]:
 
 def steps_of(optimizer: Any) -> int:
     """Returns how many updates the optimizer has made, by the chief's count: the number of the next step."""
+    counter = counter_of(optimizer)
+    return 0 if counter is None else int(counter.value_on_chief())
+
+
+def counter_of(optimizer: Any) -> LocalVariable | None:
+    """Returns the counter by which the steps of a model with this optimizer are numbered; None if it has none."""
     counters = local_variables(getattr(getattr(innermost(optimizer), "_iterations", None), "_value", None))
-    return int(counters[0].value_on_chief()) if counters else 0
+    return counters[0] if counters else None
 
 
 def learning_rate_of(optimizer: Any) -> Callable[[int], float] | None:

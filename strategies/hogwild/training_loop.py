@@ -23,7 +23,7 @@ from tfdist.strategies.coordinator.metric_logs import MetricLogs
 from tfdist.strategies.hogwild.group_calls import GroupCalls, can_be_split
 from tfdist.strategies.hogwild.measured_delay import COLUMNS, updates_alone
 from tfdist.strategies.hogwild.schedules import periods_per_call, steps_per_call
-from tfdist.strategies.hogwild.step_counters import steps_of
+from tfdist.strategies.hogwild.step_counters import counter_of, steps_of
 from tfdist.strategies.inputs.worker_input import WorkerBatch
 from tfdist.strategies.keras_hooks.interface import Logs
 
@@ -152,6 +152,8 @@ class Steps:
         if self._next_step is None:
             self._next_step = steps_of(self._model.optimizer) if self._trains else 0
             self._calls.counters.begin(self._next_step)
+        elif self._trains:
+            self._next_step += self._calls.counters.follow_assignments(counter_of(self._model.optimizer))
         calls: list[Callable[[int], Any]] = []
         pushes = 0
         runs: list[list[Any]] = [batches] if isinstance(batches[0], WorkerBatch) else runs_of_equal_shapes(batches)

@@ -14,7 +14,7 @@ class Counter:
     kind = Kind.COUNTER
 
     def __init__(self, on_chief, own=0):
-        self.on_chief, self.own = on_chief, own
+        self.on_chief, self.own, self.moved = on_chief, own, 0
 
     def value_on_chief(self):
         return self.on_chief
@@ -46,6 +46,20 @@ def test_a_call_begins_anew_from_the_chiefs_count():
     counters.changes(rows(4, 5))
     counters.begin(20)
     assert counters.counts_at(20) == [7]
+
+
+def test_what_a_callback_assigns_to_a_counter_within_an_epoch_moves_the_numbers_of_the_next_steps():
+    main, other = Counter(10), Counter(100)
+    counters = StepCounters([main, other], groups=2)
+    counters.begin(10)
+    assert counters.follow_assignments(main) == 0
+    main.moved += 990  # From 10 to 1000, while a call of four steps is in flight.
+    assert counters.follow_assignments(main) == 990 and counters.follow_assignments(main) == 0
+    assert counters.counts_at(1004) == [1004, 104]
+    counters.changes(rows(4, 1, 1))
+    assert counters.counts_at(1004) == [1004, 104]
+    other.moved -= 100
+    assert counters.follow_assignments(main) == 0 and counters.counts_at(1004) == [1004, 4]
 
 
 @pytest.mark.parametrize("own", [0, 90])  # What a group has counted itself since its worker was restarted does not matter.
