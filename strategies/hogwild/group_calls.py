@@ -20,6 +20,7 @@ from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
 from tfdist.strategies.hogwild import checkpoint_state
 from tfdist.strategies.hogwild.control import CallNumbers, Control
+from tfdist.strategies.hogwild.frozen_weights import moved_by_outer_rates, warn_of_frozen
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
@@ -189,6 +190,8 @@ class GroupCalls:
         self._register_weights()  # The first call of a model may have built it.
         self._add_used(list(used.variables.values()))
         self._assigned.update(dict.fromkeys(v.block for v in used.assigned.values() if v.block is not None))
+        outer = moved_by_outer_rates(self._parameters, self._replicas.outer_optimizer)
+        warn_of_frozen(self._model, used.assigned.keys() - self._trained, outer)
         first = batches[0]
         examples = examples_in(first.data.example() if isinstance(first, WorkerBatch) else first.values)
         return _Functions(traced, each_turn, synchronizes, float(examples or 1))
