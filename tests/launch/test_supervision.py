@@ -74,8 +74,7 @@ def test_ctrl_c_ends_a_job_that_waits_for_its_restart(start, script):
     job = start(QUICK, "--tier", "BASIC", "--max_restarts", "9", script(COUNTED + "    sys.exit(3)"))
     job.wait_for("started again in 2 s")
     job.process.send_signal(signal.SIGINT)
-    sent = time.monotonic()
-    assert job.wait(10) == 130 and time.monotonic() - sent < 3
+    assert job.wait(10) == 130 and "attempt 3" not in job.output
     assert job.output.splitlines()[-1] == "tfdist: ended by SIGINT"
 
 
