@@ -170,6 +170,10 @@ def _run(program: Program) -> int:
     if refusal := strategies.refusal(cluster, choice):
         error = cluster.source.error(f"{refusal} (--dry_run shows the translation)")
         plan = dataclasses.replace(plan, refusal=error)
+    if backend.name == "local" and (
+        reason := strategies.keras_backend.refusal(choice.strategy, job.environment.get("KERAS_BACKEND"))
+    ):
+        raise UsageError(reason)
     settings = run_flags.settings(FLAGS, (task.name for task in cluster.tasks))
     if FLAGS.dry_run:
         dry_run.explain(plan, from_file)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from tfdist.choice import SERVED, Choice
 from tfdist.cluster import Cluster
 from tfdist.errors import ClusterError
+from tfdist.strategies import keras_backend
 from tfdist.strategies.runtime.tensorflow_logging import quiet_tensorflow
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     run_summary.install()
     iterator_release.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
+    keras_backend.check(choice.strategy)
     for warning in versions.newer_than_tested():
         logging.getLogger("tfdist").warning("%s", warning)
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
@@ -128,6 +130,7 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     iterator_release.install()
     assert cluster.task is not None
     own_devices.take_for_evaluation(cluster)
+    keras_backend.check("evaluator")
     strategy = create_evaluator_strategy(cluster, cluster.find(*cluster.task), start_timeout)
     atomic_saving.install(strategy)
     leave_files_to_chief()

@@ -63,7 +63,8 @@ def strategy(
         ClusterError: for a bad description, one that contradicts the environment, or one that no strategy here can train.
         StartTimeoutError: when tasks of the cluster do not start in time; the message names them.
         RuntimeError: in a process that multiprocessing spawns and that imports the program, where there are other tasks.
-        UnsupportedVersionError: if TensorFlow or Keras is too old, or lacks a private name that tfdist builds on.
+        UnsupportedVersionError: if TensorFlow or Keras is too old, lacks a private name that tfdist builds on, or has another
+            backend than TensorFlow.
     """
     if is_flag_values(cfg):
         start_timeout = cfg.start_timeout if start_timeout is None else start_timeout
@@ -155,11 +156,17 @@ def _same_strategy(cluster: Cluster) -> "tf.distribute.Strategy":
 
 
 def _check(cluster: Cluster, choice: Choice) -> None:
-    """Raises ClusterError for a cluster that cannot be trained; logs warnings for one that can."""
+    """Logs warnings for a cluster that can be trained.
+
+    Raises:
+        ClusterError: for one that cannot.
+        UnsupportedVersionError: if Keras has another backend than TensorFlow, and the strategy needs that.
+    """
     from tfdist import strategies
 
     if reason := strategies.refusal(cluster, choice):
         raise cluster.source.error(reason)
+    strategies.keras_backend.check(choice.strategy)
     note = strategies.tpu_note(cluster)
     for warning in (*([note] if note else []), *cluster.synchronization.warnings(len(cluster.worker_groups))):
         _log.warning("%s", warning)

@@ -52,6 +52,7 @@ def install() -> None:
     for apply in patches.APPLY.values():
         apply.patch(_apply)
     patches.SCALE_BY_OPTIMIZER.patch(_scale_loss)
+    patches.SCALE_BY_FACTOR.patch(_scale_by_factor)
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
     loss_scaling.install()
@@ -106,7 +107,8 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     replica.same.update(_ids_of_counters(optimizer))
     replica.updated.update(id(variable) for variable in _variables(optimizer, trainable_variables))
     gradients = list(grads)
-    grads = all_reduce_sum([_weighted(gradient, replica.share) for gradient in gradients])
+    share = None if id(optimizer) in replica.weighted else replica.share
+    grads = all_reduce_sum([_weighted(gradient, share) for gradient in gradients])
     if replica.share is not None:
         grads = with_largest(grads, gradients, _variables(optimizer, trainable_variables))
     replica.reduced = True
@@ -168,7 +170,25 @@ def _scale_loss(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
             f"{optimizer.name} is not built, and the function that calls scale_loss would keep its first scale for ever; call "
             "optimizer.build(model.trainable_variables) inside `with strategy.scope():` before the first step"
         )
-    return original(optimizer, loss)
+    return original(optimizer, _by_share(optimizer, loss))
+
+
+def _scale_by_factor(original: Callable[..., Any], optimizer: Any, loss: Any) -> Any:
+    return original(optimizer, loss if optimizer.loss_scale_factor is None else _by_share(optimizer, loss))
+
+
+def _by_share(optimizer: Any, loss: Any) -> Any:
+    """Returns a loss that is to be scaled as the replica's part of the loss of the batch.
+
+    Its gradients then count in full. In float16 those of the mean over a shard would overflow at a smaller scale than those of
+    the mean over the batch: by as many times smaller as there are replicas.
+    """
+    replica = replica_context.with_share()
+    if replica is None or replica.recorded is not None:
+        return loss
+    replica.weighted.update(map(id, with_inner(optimizer)))  # A step may unscale gradients itself, for the inner optimizer.
+    loss = tf.convert_to_tensor(loss)
+    return loss * tf.cast(replica.share, loss.dtype)
 
 
 def _accumulates_by_replica(optimizer: Any) -> bool:

@@ -47,6 +47,7 @@ class Replica:
         reads_replicas: whether the user's code has read how many replicas there are, if the step is only tried out.
         draw: which random numbers a step draws that is only tried out, an integer scalar; None for those of one process.
         looping: whether the step is traced as the body of a loop.
+        weighted: the ids of optimizers for which the step has scaled a loss, which then counts by `share` already.
         same: the ids of variables that get the same value on every replica without communication.
         in_compile_loss: whether the losses of `compile` are computed.
         has_scalar_loss: whether the loss function that runs has returned one number for a batch, or one for each class.
@@ -81,6 +82,7 @@ class Replica:
     looping: bool = False
     updated: set[int] = field(default_factory=set)
     summed: dict[int, set[str]] = field(default_factory=dict)
+    weighted: set[int] = field(default_factory=set)
     same: set[int] = field(default_factory=set)
     in_compile_loss: bool = False
     has_scalar_loss: bool = False

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
+import tfdist
 from tfdist.errors import UnsupportedVersionError
 from tfdist.launch.backends.local.run_program import execute
 from tfdist.launch.job import Program
-from tfdist.strategies import versions
+from tfdist.strategies import keras_backend, versions
 
 
 @pytest.fixture
@@ -99,3 +100,23 @@ def test_a_newer_version_with_all_names_trains_after_a_warning(launched, pretend
     (warning,) = (line for line in job.output.splitlines() if "2.99.0" in line)
     assert "tensorflow 2.99.0 has all names that tfdist needs, but is newer than the versions" in warning
     assert "the program goes on" in job.output
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+def test_a_backend_that_does_not_ask_strategies_is_refused(monkeypatch, backend):
+    monkeypatch.delitem(sys.modules, "keras", raising=False)  # Not imported yet: nothing but the variable says it.
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    keras_backend.check("default")
+    if backend == "tensorflow":
+        keras_backend.check("mirrored")
+    else:
+        with pytest.raises(UnsupportedVersionError, match=f"^Keras uses its backend {backend} .* does not ask mirrored: "):
+            tfdist.strategy("cluster { nworkers_per_group: 2 nworkers_per_procs: 2 }")
+
+
+def test_the_launcher_refuses_another_backend_before_anything_starts(start, script):
+    program = script("print('the program runs')\n")
+    job = start("-m", "tfdist.launch", "--tier", "STANDARD_1", "--env", "KERAS_BACKEND=jax", program)
+    assert job.wait() == 2
+    (line,) = job.output.splitlines()
+    assert line.startswith("tfdist: Keras uses its backend jax ") and line.endswith("set KERAS_BACKEND to tensorflow")

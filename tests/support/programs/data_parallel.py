@@ -177,11 +177,29 @@ trains_alike(
     jit_compile=True,
 )
 trains_alike("clipping_by_the_norm_of_all_gradients", lambda: optimizers.SGD(0.05, global_clipnorm=0.1))
-trains_alike(
-    "loss_scaling",
-    lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01, gradient_accumulation_steps=2)),
-    steps_per_execution=3,
-)
+
+
+@compared
+def loss_scaling(scope):
+    with scope():
+        scaled = optimizers.LossScaleOptimizer(optimizers.Adam(0.01, gradient_accumulation_steps=2))
+        model = regression(scaled, steps_per_execution=3)
+    results = trained(model, 32)
+    # One example of a batch has a gradient of half of float16's largest number, if the batch is that of one process.
+    target = (IDS % 32 == 3).astype("float32")
+    for name, optimizer in (
+        ("by an optimizer", lambda: optimizers.LossScaleOptimizer(optimizers.SGD(1e-4), 2.0**19)),
+        ("by a factor", lambda: optimizers.SGD(1e-4, loss_scale_factor=2.0**19)),
+    ):
+        with scope():
+            model = keras.Sequential(
+                [keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")]
+            )
+            model.compile(optimizer(), "mse")
+        results[name] = model.fit(X, target, batch_size=32, epochs=1, verbose=0, shuffle=False).history["loss"]
+        results[f"weights {name}"] = [w.ravel().tolist() for w in model.get_weights()]
+        results[f"scale {name}"] = float(np.asarray(getattr(model.optimizer, "dynamic_scale", 0.0)))
+    return results
 
 
 @compared
