@@ -83,6 +83,7 @@ class TrainingLoop:
         for _ in range(steps if isinstance(iterator, ShardedIterator | tf.distribute.DistributedIterator) else 1):
             try:
                 logs = self._one_step(iterator)
+                logs = {} if logs is None else logs  # A step of the user's may return nothing.
             except StopIteration:
                 break
         if logs is None:

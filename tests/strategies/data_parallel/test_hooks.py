@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
+from tfdist.strategies.data_parallel.training_loop import TrainingLoop
 from tfdist.strategies.inputs.batch_shards import Layout
 from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.calls import Call
@@ -24,6 +25,16 @@ def test_an_epoch_without_a_step_does_not_repeat_the_logs_of_the_one_before(hook
         assert hooks.end_epoch(None, others) is others  # The validation.
     assert hooks.end_epoch(None, logs) == {}
     assert hooks.end_epoch(None, others) is others
+
+
+def test_a_step_that_returns_nothing_does_not_end_the_epoch(monkeypatch):
+    loop = TrainingLoop.__new__(TrainingLoop)
+    monkeypatch.setattr(loop, "_model", SimpleNamespace(steps_per_execution=1), raising=False)
+    monkeypatch.setattr(loop, "_one_step", lambda iterator: next(iterator))
+    batches = iter([None, None])
+    assert [loop(batches), loop(batches)] == [{}, {}]
+    with pytest.raises(StopIteration):
+        loop(batches)
 
 
 def test_metrics_that_have_no_variables_yet_are_named_and_count_from_the_restart_on(hooks, caplog):
