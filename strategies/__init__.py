@@ -92,7 +92,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
     from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import generated_code, interrupts, proxies, reachability, run_summary
+    from tfdist.strategies.runtime import generated_code, interrupts, other_strategies, proxies, reachability, run_summary
 
     quiet_tensorflow()
     proxies.leave_out(cluster)
@@ -109,6 +109,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     if choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored":
         first = cluster.training_tasks[0]
         reachability.limit(cluster, warns=cluster.task in (None, ("chief", 0), (first.job, first.index)))
+        other_strategies.refuse()
     atomic_saving.install(strategy)
     job_backup.install(strategy)
     refusal.install(strategy)  # Last, so that it comes before the hooks of the strategy.

@@ -127,9 +127,7 @@ APPLY = {
     if owner is not None
 }
 SCALE_BY_OPTIMIZER = PatchPoint(LossScaleOptimizer, "scale_loss", "self, loss", "A step would keep the first scale for ever.")
-SCALE_BY_FACTOR = PatchPoint(
-    TFOptimizer, "scale_loss", "self, loss", "A loss counts by its share before it is scaled."
-)
+SCALE_BY_FACTOR = PatchPoint(TFOptimizer, "scale_loss", "self, loss", "A loss counts by its share before it is scaled.")
 ALL_REDUCE_GRADIENTS = PatchPoint(
     TFOptimizer, "_all_reduce_sum_gradients", "self, grads_and_vars", "Gradients that are added up are not added up again."
 )
@@ -381,6 +379,7 @@ EVALUATE = PatchPoint(
     "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, kwargs",
     "The launcher's summary shows the metrics.",
 )
+STRATEGY_EXTENDED = PatchPoint(tf.distribute.StrategyExtended, "__init__", "self, container_strategy", "A task has one.")
 PREDICT = PatchPoint(
     TensorFlowTrainer, "predict", "self, x, batch_size, verbose, steps, callbacks", "Tasks find out that their calls differ."
 )
