@@ -105,8 +105,9 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
                 "a task or worker group cannot add them up. Update in every step, or have one replica in each"
             )
     replica.same.update(_ids_of_counters(optimizer))
-    replica.updated.update(id(variable) for variable in _variables(optimizer, trainable_variables))
     gradients = list(grads)
+    updates = zip(gradients, _variables(optimizer, trainable_variables), strict=False)
+    replica.updated.update(id(variable) for gradient, variable in updates if gradient is not None)  # Keras leaves others out.
     share = None if id(optimizer) in replica.weighted else replica.share
     grads = all_reduce_sum([_weighted(gradient, share) for gradient in gradients])
     if replica.share is not None:

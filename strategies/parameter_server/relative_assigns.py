@@ -76,7 +76,12 @@ def change_of(variable: Any, value: Any, aggregated: bool = True) -> Change | No
     if isinstance(coefficient, float) and coefficient == 0:
         note_change(variable, "replace")
         return None
-    if coefficient is None or variable.trainable or not aggregated or (variable.dtype.is_integer and coefficient != 1):
+    if (
+        coefficient is None
+        or not aggregated
+        or (variable.dtype.is_integer and coefficient != 1)
+        or _is_trained(replica, variable)
+    ):
         _warn(replica, variable)
         return None
     note_change(variable, "add")
@@ -114,9 +119,24 @@ def _replica_among_groups(variable: Any) -> Any:
     return replica if is_shared and tf.distribute.get_replica_context() is not None else None
 
 
-def _warn(replica: Any, variable: Any) -> None:
+def _variable_of_keras(replica: Any, variable: Any) -> Any:
+    """Returns the Keras variable that has `variable`; None if the step has assigned none that has it."""
     held = (v for v in replica.assigned.values() if unwrapped(getattr(v, "_value", None)) is variable)
-    name = next((v.path for v in held), variable.name)
+    return next(held, None)
+
+
+def _is_trained(replica: Any, variable: Any) -> bool:
+    """Returns whether an optimizer has updated a variable in this step: averages of weights may be trainable, and are not.
+
+    If the step does not know a Keras variable for it, that it is trainable has to do.
+    """
+    of_keras = _variable_of_keras(replica, variable)
+    return bool(variable.trainable) if of_keras is None else id(of_keras) in replica.updated
+
+
+def _warn(replica: Any, variable: Any) -> None:
+    of_keras = _variable_of_keras(replica, variable)
+    name = variable.name if of_keras is None else of_keras.path
     if name not in _warned:
         _warned.add(name)
         _log.warning(

@@ -17,9 +17,7 @@ def refused(monkeypatch):
 
 @pytest.mark.usefixtures("refused")
 def test_strategies_that_would_crash_or_wait_are_refused():
-    with pytest.raises(
-        ValueError, match="a cluster, of which MirroredStrategy knows nothing; in its place use "
-    ):
+    with pytest.raises(ValueError, match="a cluster, of which MirroredStrategy knows nothing; in its place use "):
         tf.distribute.MirroredStrategy()
     assert tf.distribute.OneDeviceStrategy("/cpu:0").num_replicas_in_sync == 1
 

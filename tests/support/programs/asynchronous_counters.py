@@ -107,6 +107,8 @@ class Assigning(keras.Model):
         self.count = self.add_weight(shape=(), initializer="zeros", trainable=False, name="count")
         self.twice = self.add_weight(shape=(), initializer="zeros", trainable=False, name="twice")
         self.average = self.add_weight(shape=(), initializer="zeros", trainable=False, name="average")
+        # As the weights of an averaged network, trainable, and no optimizer updates it.
+        self.follows = self.add_weight(shape=(), initializer="zeros", name="follows")
         self.own = tf.Variable(0, trainable=False)
         self.table = tf.Variable(tf.zeros([300_000]), trainable=False)
         self.most = self.add_weight(shape=(), initializer="zeros", trainable=False, name="most")
@@ -122,6 +124,7 @@ class Assigning(keras.Model):
         self.twice.assign(self.twice + 1)
         self.twice.assign(self.twice + 2)
         self.average.assign(0.9 * self.average + 0.1 * 8.0)
+        self.follows.assign(0.9 * self.follows + 0.1 * 8.0)
         self.own.assign(self.own + 1)
         self.table.assign(self.table + 1)
         self.most.assign(tf.maximum(self.most, tf.reduce_max(x)))
@@ -142,6 +145,7 @@ def assigned(steps, steps_per_execution=1):
     return {
         **found,
         "average": float(model.average.numpy()),
+        "follows": float(model.follows.numpy()),
         "rows": int((model.bank.numpy()[:, 0] == 1).sum()),
     }
 
