@@ -10,7 +10,6 @@ import errno
 import os
 import selectors
 import socket
-import time
 from typing import Any
 
 from tfdist.cluster import Task
@@ -37,7 +36,7 @@ def connect(task: Task, deadline: Deadline) -> socket.socket:
     assert task.host is not None and task.port is not None
     found = socket.getaddrinfo(task.host, task.port, type=socket.SOCK_STREAM)
     left = [(family, address) for family, _, _, _, address in found]
-    deadline = Deadline(time.monotonic() + max(LEAST_SECONDS, deadline.remaining()))
+    deadline = Deadline.after(max(LEAST_SECONDS, deadline.remaining()))
     errors: list[OSError] = []
     with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
         while left or selector.get_map():

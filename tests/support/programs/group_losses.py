@@ -5,7 +5,6 @@ Those with other arguments of the same functions, which tests/strategies/data_pa
 
 import contextlib
 import json
-import os
 
 import keras
 import losses
@@ -36,11 +35,7 @@ FOR_EACH_CHANGE = (
     "logs_that_a_step_computes_from_metrics",
     "variables_that_gradients_overwrite",
 )
-CASES = {
-    case.__name__: case
-    for case in (*losses.CASES, *OF_REPLICAS)
-    if os.environ.get("TFDIST_TESTS") == "all" or case.__name__ in FOR_EACH_CHANGE
-}
+CASES = {case.__name__: case for case in (*losses.CASES, *OF_REPLICAS) if losses.ALL or case.__name__ in FOR_EACH_CHANGE}
 
 
 def main():

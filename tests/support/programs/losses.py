@@ -11,6 +11,7 @@ N = 65  # Batches of 16, which three replicas cannot share evenly, and one of a 
 X = np.random.default_rng(0).normal(size=(N, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 WEIGHTS = np.random.default_rng(1).uniform(0.5, 2, size=N).astype("float32")
+ALL = os.environ.get("TFDIST_TESTS") == "all"  # As tests/support/selection.py has it for tests.
 CASES = []
 WHOLE_BATCH_CASES = []  # Of data-parallel strategies only.
 
@@ -311,7 +312,7 @@ def masked_accuracy(y_true, y_pred):
 def metric_functions_of_one_number(scope):
     y = (np.arange(N)[:, None] % 16 < 3).astype("int32")  # The first replica has all positives of a batch.
     results = {}
-    for steps in (1, 3) if os.environ.get("TFDIST_TESTS") == "all" else (3,):
+    for steps in (1, 3) if ALL else (3,):
         compiled = {"metrics": [f1, masked_accuracy], "steps_per_execution": steps}
         results[f"{steps}"] = trained(scope, sigmoid, y=y, loss="binary_crossentropy", **compiled)
     return results

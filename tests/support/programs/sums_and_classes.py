@@ -1,12 +1,10 @@
 """Added losses that are sums, losses and metrics by class, losses that keep something, maxima, logs: cases as in losses.py."""
 
-import os
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import ops
-from losses import N, X, Y, trained
+from losses import ALL, N, X, Y, trained
 
 CLASSES = 5  # As many as each of three replicas has rows of 15, and not as two have of 16.
 LABELS = np.eye(CLASSES, dtype="float32")[np.arange(N) ** 2 % CLASSES]
@@ -69,7 +67,7 @@ def losses_and_metrics_with_a_number_for_each_class(scope):
         "rows not known": trained(scope, build, y=LABELS, loss=dice_loss_by_class, metrics=metrics()),
         "rows known": trained_on(batches, scope, build, loss=of_keras, metrics=metrics()),
     }
-    if os.environ.get("TFDIST_TESTS") == "all":
+    if ALL:
         results["rows not known, of Keras"] = trained(scope, build, y=LABELS, loss=of_keras, metrics=metrics())
         results["rows known, a function"] = trained_on(batches, scope, build, loss=dice_loss_by_class, metrics=metrics())
     return results
