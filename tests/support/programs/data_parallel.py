@@ -10,6 +10,7 @@ import random
 import sys
 import traceback
 
+import fit_options
 import keras
 import losses
 import numpy as np
@@ -17,6 +18,7 @@ import own_loops
 import own_steps
 import sums_and_classes
 import tensorflow as tf
+from fit_options import IDS, N, X, Y, regression
 
 import tfdist
 from tfdist.cluster import Cluster, Task
@@ -25,11 +27,6 @@ from tfdist.strategies.data_parallel import buckets, multi_worker_mirrored
 from tfdist.strategies.private_api import ring_sums
 
 CASES = {}
-N = 250  # not divisible by the batch size
-IDS = np.arange(N, dtype="float32")
-X = np.stack([IDS / N, np.sin(IDS), np.cos(IDS), np.ones(N)], axis=1).astype("float32")
-Y = X.sum(axis=1, keepdims=True)
-LABELS = (np.sin(IDS) > 0).astype("int32")
 optimizers = keras.optimizers
 
 
@@ -52,49 +49,6 @@ def compared(function):
 
     CASES[function.__name__] = run
     return function
-
-
-def regression(optimizer, **arguments):
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
-    model.compile(optimizer, "mse", metrics=["mae"], **arguments)
-    return model
-
-
-def trained(model, batch_size):
-    """Trains three epochs with validation; returns the results."""
-    record = model.fit(X, Y, batch_size=batch_size, epochs=3, verbose=0, validation_data=(X[:61], Y[:61])).history
-    return {**record, "weights": [w.ravel().tolist() for w in model.get_weights()]}
-
-
-def all_of(model, batch_size):
-    """Trains as `trained`, evaluates and predicts; returns all results."""
-    return {
-        **trained(model, batch_size),
-        "evaluate": model.evaluate(X[:50], Y[:50], verbose=0, batch_size=7),
-        "predict": model.predict(X[:50], verbose=0, batch_size=7)[:, 0].tolist(),
-    }
-
-
-def trains_alike(name, optimizer, batch_size=32, results=trained, **arguments):
-    def function(scope):
-        with scope():
-            model = regression(optimizer(), **arguments)
-        return results(model, batch_size)
-
-    function.__name__ = name
-    compared(function)
-
-
-@compared
-def models_built_outside_the_scope(scope):
-    results = {}
-    for build in (lambda model: model.build((None, 4)), lambda model: model(X[:2])):
-        with scope():
-            model = keras.Sequential([keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)])
-            model.compile(optimizers.SGD(0.02, momentum=0.9), "mse", metrics=["mae"])
-        build(model)
-        results[f"built {len(results)}"] = all_of(model, 32)
-    return results
 
 
 class Seen(keras.metrics.Metric):
@@ -148,130 +102,15 @@ def each_example_once_with_no_seed_set(strategy):  # the first case: later ones 
     return results
 
 
-for _function in (*losses.CASES, *losses.WHOLE_BATCH_CASES, *own_steps.CASES, *own_loops.CASES, *sums_and_classes.CASES):
+for _function in (
+    *fit_options.CASES,
+    *losses.CASES,
+    *losses.WHOLE_BATCH_CASES,
+    *own_steps.CASES,
+    *own_loops.CASES,
+    *sums_and_classes.CASES,
+):
     compared(_function)
-
-trains_alike("sgd_momentum", lambda: optimizers.SGD(0.05, momentum=0.9), results=all_of)
-trains_alike("adam", lambda: optimizers.Adam(0.01))
-trains_alike("steps_per_execution", lambda: optimizers.Adam(0.01), steps_per_execution=5, results=all_of)
-trains_alike("last_batch_smaller_than_the_number_of_replicas", lambda: optimizers.Adam(0.01), batch_size=83, results=all_of)
-trains_alike("the_same_with_steps_per_execution", lambda: optimizers.Adam(0.01), batch_size=83, steps_per_execution=3)
-trains_alike("jit_compile", lambda: optimizers.Adam(0.01), jit_compile=True, results=all_of)
-trains_alike(
-    "run_eagerly",
-    lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
-    batch_size=100,
-    run_eagerly=True,
-    results=all_of,
-)
-trains_alike(
-    "ema_overwrite_frequency",
-    lambda: optimizers.SGD(0.05, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=3),
-    results=all_of,
-)
-trains_alike("gradient_accumulation_steps", lambda: optimizers.Adam(0.05, gradient_accumulation_steps=3))
-trains_alike(
-    "all_of_these",
-    lambda: optimizers.Adam(0.05, gradient_accumulation_steps=3, use_ema=True, ema_overwrite_frequency=2),
-    steps_per_execution=4,
-    jit_compile=True,
-)
-trains_alike("clipping_by_the_norm_of_all_gradients", lambda: optimizers.SGD(0.05, global_clipnorm=0.1))
-
-
-@compared
-def loss_scaling(scope):
-    with scope():
-        scaled = optimizers.LossScaleOptimizer(optimizers.Adam(0.01, gradient_accumulation_steps=2))
-        model = regression(scaled, steps_per_execution=3)
-    results = trained(model, 32)
-    # One example of a batch has a gradient of half of float16's largest number, if the batch is that of one process.
-    target = (IDS % 32 == 3).astype("float32")
-    for name, optimizer in (
-        ("by an optimizer", lambda: optimizers.LossScaleOptimizer(optimizers.SGD(1e-4), 2.0**19)),
-        ("by a factor", lambda: optimizers.SGD(1e-4, loss_scale_factor=2.0**19)),
-    ):
-        with scope():
-            model = keras.Sequential(
-                [keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="mixed_float16")]
-            )
-            model.compile(optimizer(), "mse")
-        results[name] = model.fit(X, target, batch_size=32, epochs=1, verbose=0, shuffle=False).history["loss"]
-        results[f"weights {name}"] = [w.ravel().tolist() for w in model.get_weights()]
-        results[f"scale {name}"] = float(np.asarray(getattr(model.optimizer, "dynamic_scale", 0.0)))
-    return results
-
-
-@compared
-def regularizers_and_weights_of_classes(scope):
-    with scope():
-        model = keras.Sequential(
-            [keras.Input((4,)), keras.layers.Dense(8, kernel_regularizer="l2"), keras.layers.Dense(2, activation="softmax")]
-        )
-        model.compile("sgd", "sparse_categorical_crossentropy", weighted_metrics=["accuracy"])
-    record = model.fit(X, LABELS, batch_size=33, epochs=3, verbose=0, class_weight={0: 1.0, 1: 3.0}).history
-    return {**record, "weights": [w.ravel().tolist() for w in model.get_weights()]}
-
-
-@compared
-def loss_that_is_a_sum(scope):
-    with scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        model.compile(optimizers.SGD(0.001), keras.losses.MeanSquaredError(reduction="sum"))
-    model.fit(X, Y, batch_size=33, epochs=2, verbose=0)
-    return {"weights": [w.ravel().tolist() for w in model.get_weights()]}
-
-
-@compared
-def embedding(scope):
-    results = {}
-    ids = (np.arange(N * 3).reshape(N, 3) * 7) % 50
-    for steps in (1, 3):
-        with scope():
-            model = keras.Sequential(
-                [keras.Input((3,), dtype="int32"), keras.layers.Embedding(50, 4), keras.layers.Flatten(), keras.layers.Dense(1)]
-            )
-            model.compile(optimizers.Adam(0.01), "mse", steps_per_execution=steps)
-        results[f"loss {steps}"] = model.fit(ids, Y, batch_size=33, epochs=2, verbose=0, shuffle=False).history["loss"]
-    return results
-
-
-@compared
-def on_batch_functions(scope):
-    with scope():
-        model = regression(optimizers.Adam(0.01))
-    losses = [model.train_on_batch(X[i : i + 5], Y[i : i + 5])[0] for i in range(0, 50, 5)]
-    return {
-        "train": losses,
-        "test": model.test_on_batch(X[:7], Y[:7]),
-        "predict": model.predict_on_batch(X[:7])[:, 0].tolist(),
-        "one_example": model.predict_on_batch(X[:1])[:, 0].tolist(),
-    }
-
-
-@keras.saving.register_keras_serializable()
-@compared
-def inputs_and_outputs_by_name(scope):
-    with scope():
-        a, b = keras.Input((2,), name="a"), keras.Input((2,), name="b")
-        hidden = keras.layers.Dense(4)(keras.layers.Concatenate()([a, b]))
-        model = keras.Model(
-            {"a": a, "b": b},
-            {"value": keras.layers.Dense(1, name="value")(hidden), "positive": keras.layers.Dense(1)(hidden) > 0},
-        )
-        model.compile("sgd", {"value": "mse", "positive": None})
-    data = {"a": X[:, :2], "b": X[:, 2:]}
-    record = model.fit(data, {"value": Y}, batch_size=32, epochs=2, verbose=0).history
-    got = model.predict(data, batch_size=60, verbose=0)
-    return {**record, "value": got["value"][:, 0].tolist(), "positive": got["positive"][:, 0].astype(int).tolist()}
-
-
-@compared
-def many_small_variables(scope):
-    with scope():
-        model = keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(4, activation="tanh") for _ in range(80))])
-        model.compile("sgd", "mse")
-    return {"loss": model.fit(X, X, batch_size=50, epochs=2, verbose=0).history["loss"]}
 
 
 @case
@@ -375,64 +214,6 @@ def custom_training_loop(strategy):
 
     dataset = strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((X, Y)).batch(32))
     return {"losses": [float(global_step(batch)) for batch in dataset]}
-
-
-class MeanError(keras.metrics.Metric):
-    """Makes its variables without `add_variable`, and one that never changes."""
-
-    def __init__(self, name="error"):
-        super().__init__(name=name)
-        self.total, self.count, self.unit = (keras.Variable(value) for value in (0.0, 0.0, 2.0))
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.total.assign(self.total + self.unit * keras.ops.sum(keras.ops.abs(y_true - y_pred)))
-        self.count.assign(self.count + keras.ops.cast(keras.ops.shape(y_true)[0], "float32"))
-
-    def result(self):
-        return self.total / self.count
-
-    def reset_state(self):
-        self.total.assign(0.0)
-        self.count.assign(0.0)
-
-
-@compared
-def a_metric_that_makes_its_variables_itself(scope):
-    results = {}
-    for steps, size in ((1, 32), (4, 83)):
-        with scope():
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-            model.compile(optimizers.SGD(0.05), "mse", metrics=[MeanError()], steps_per_execution=steps)
-        record = model.fit(X, IDS[:, None] / N, batch_size=size, epochs=2, verbose=0, shuffle=False).history
-        results[f"{steps}"] = [record["error"], model.evaluate(X, IDS[:, None] / N, batch_size=size, verbose=0)]
-    return results
-
-
-@compared
-def clipping_in_a_loop_of_the_users_own(scope):
-    results = {}
-    clips = {"global": {"global_clipnorm": 0.5}, "norm": {"clipnorm": 0.5}, "value": {"clipvalue": 0.1}, "no": {}}
-    for name, clip in clips.items():
-        with scope():
-            strategy = tf.distribute.get_strategy()
-            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, kernel_initializer="zeros")])
-            optimizer = optimizers.SGD(0.1, **clip)
-
-        def step(batch, model=model, optimizer=optimizer):
-            x, y = batch
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.square(model(x) - y)) / 24
-            weights = model.trainable_variables
-            optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-            return loss
-
-        def on_batch(batch, strategy=strategy, step=step):
-            return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
-
-        dataset = tf.data.Dataset.from_tensor_slices((X[:240], 10 * Y[:240])).batch(24)
-        losses = [float(loss) for loss in map(tf.function(on_batch), strategy.experimental_distribute_dataset(dataset))]
-        results[name] = [losses, *(w.ravel().tolist() for w in model.get_weights())]
-    return results
 
 
 LOGS = {"largest": 7.0, "share": 0.0}
