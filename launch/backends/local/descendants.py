@@ -43,21 +43,22 @@ def children() -> dict[int, int]:
 
 def parent_and_group(pid: int) -> tuple[int, int]:
     """Returns the parent and the process group of a process; zeros if there is no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            parent, group = (int(word) for word in stat.read().rpartition(")")[2].split()[1:3])
-    except (OSError, ValueError):
-        return 0, 0
-    return parent, group
+    fields = _stat(pid)
+    return (int(fields[1]), int(fields[2])) if fields else (0, 0)
 
 
 def is_stopped(pid: int) -> bool:
     """Returns whether a signal or a debugger has stopped a process."""
+    return _stat(pid)[:1] in (["T"], ["t"])
+
+
+def _stat(pid: int) -> list[str]:
+    """Returns the fields of /proc/PID/stat after the name, from the state on (proc(5)); none if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[0] in ("T", "t")
-    except (OSError, IndexError):
-        return False
+            return stat.read().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def end_children(spared: Set[int], reap: Callable[[], object]) -> None:
