@@ -16,6 +16,7 @@ import uuid
 import pytest
 from conftest import MARK, processes_of
 from support_paths import PROGRAMS
+from waits import wait_until
 
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.state_file import StateFile
@@ -79,14 +80,6 @@ def detach(tfdist, tmp_path):
     return start
 
 
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return value
-
-
 def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdist, variables, tmp_path):
     (tmp_path / "program.py").write_text(COUNTS)
     pid, terminal = pty.fork()
@@ -100,7 +93,7 @@ def test_a_job_goes_on_when_its_terminal_is_gone_and_is_ended_by_its_handle(tfdi
     os.waitpid(pid, 0)
     os.close(terminal)
     handle = shown.decode().strip()
-    wait_for(lambda: "count 20" in tfdist("logs", handle).stdout)
+    wait_until(lambda: "count 20" in tfdist("logs", handle).stdout)
     status = tfdist("status", handle)
     assert (status.returncode, status.stdout.splitlines()[0]) == (0, f"{handle}  running")
     (of_chief,) = re.findall(r"chief:0  running  localhost  process (\d+)", status.stdout)
@@ -150,7 +143,7 @@ def test_following_a_task_that_has_not_started_waits_for_it(detach, tfdist, tmp_
 def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret(detach, tfdist, tmp_path):
     body = "import os, sys\nassert os.environ['KEY'] == sys.argv[2] == 'geheim 7'\nsys.exit(3)"
     handle = detach(body, "--env", "KEY", arguments=("--token", "geheim 7"), KEY="geheim 7")
-    wait_for(lambda: json.loads(tfdist("status", handle, "--json").stdout)["state"] == "failed")
+    wait_until(lambda: json.loads(tfdist("status", handle, "--json").stdout)["state"] == "failed")
     status = tfdist("status", handle)
     assert status.returncode == 1
     assert status.stdout.startswith(f"{handle}  failed: chief:0 failed first: it exited with 3\n  chief:0  failed")
@@ -164,9 +157,9 @@ def test_a_job_that_fails_says_why_and_its_folder_is_private_and_holds_no_secret
 def test_a_killed_supervisor_is_told_from_a_living_one_and_leaves_no_process(detach, tfdist, variables, tmp_path):
     handle = detach(COUNTS)
     (state,) = (tmp_path / "state").rglob("state.json")
-    wait_for(lambda: json.loads(state.read_text())["state"] == "running")
+    wait_until(lambda: json.loads(state.read_text())["state"] == "running")
     os.kill(json.loads(state.read_text())["supervisor"]["pid"], signal.SIGKILL)
-    wait_for(lambda: processes_of(variables[MARK]) == {}, 10)
+    wait_until(lambda: processes_of(variables[MARK]) == {}, 10)
     status = tfdist("status", handle)
     assert status.returncode == 1 and "lost: its supervisor (process" in status.stdout
     assert tfdist("logs", "-f", handle).returncode == 0  # It does not wait for ever.
@@ -191,7 +184,7 @@ def test_a_job_that_waits_for_its_start_can_be_cancelled_and_ctrl_c_leaves_nothi
     (tmp_path / "program.py").write_text("")
     command = [sys.executable, "-c", WAITING, "--tier", "BASIC", "--detach", "program.py"]
     launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True)
-    wait_for((tmp_path / "waits").exists)
+    wait_until((tmp_path / "waits").exists)
     (state,) = (tmp_path / "state").rglob("state.json")
     supervisor = json.loads(state.read_text())["supervisor"]["pid"]
     assert supervisor != launcher.pid and supervisor in processes_of(variables[MARK])
@@ -201,7 +194,7 @@ def test_a_job_that_waits_for_its_start_can_be_cancelled_and_ctrl_c_leaves_nothi
     assert processes_of(variables[MARK]) == {} and not state.parent.exists()
     (tmp_path / "waits").unlink()
     launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True, stderr=subprocess.PIPE)
-    wait_for((tmp_path / "waits").exists)
+    wait_until((tmp_path / "waits").exists)
     (state,) = (tmp_path / "state").rglob("state.json")
     handle = f"local://{state.parent.name}"
     assert tfdist("cancel", handle).stdout == f"{handle}  cancelled\n"
@@ -238,7 +231,7 @@ def test_a_state_file_says_that_a_signal_ended_the_job_before_its_start(variable
     (tmp_path / "program.py").write_text("")
     command = [sys.executable, "-c", WAITING, "--tier", "BASIC", "--state_file", "state.json", "program.py"]
     launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, start_new_session=True)
-    wait_for((tmp_path / "waits").exists)
+    wait_until((tmp_path / "waits").exists)
     launcher.send_signal(number)
     assert launcher.wait(60) == 128 + number
     state = json.loads((tmp_path / "state.json").read_text())
@@ -310,11 +303,11 @@ WAITS_FOR_GO = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05
 def test_a_full_state_folder_does_not_end_a_job_in_the_background(detach, tmp_path, small, read_json):
     detach(WAITS_FOR_GO, "--summary", "summary.json", TFDIST_STATE_DIR=str(small))
     (state,) = small.rglob("state.json")
-    wait_for(lambda: json.loads(state.read_text())["state"] == "running")
+    wait_until(lambda: json.loads(state.read_text())["state"] == "running")
     fill(state.parent / "output.log")
     (tmp_path / "go").touch()
-    wait_for((tmp_path / "summary.json").exists)
-    wait_for(lambda: (tmp_path / "summary.json").read_text().endswith("}\n"))
+    wait_until((tmp_path / "summary.json").exists)
+    wait_until(lambda: (tmp_path / "summary.json").read_text().endswith("}\n"))
     assert read_json("summary.json")["exit_code"] == 0
 
 
@@ -324,8 +317,8 @@ def test_a_full_disk_with_state_file_and_output_does_not_end_a_job(variables, tm
     with open(small / "output", "ab") as output:
         command = [sys.executable, QUICK, *flags, "program.py"]
         launcher = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=output, stderr=output, start_new_session=True)
-    wait_for((small / "state.json").exists)
-    wait_for(lambda: json.loads((small / "state.json").read_text())["state"] == "running")
+    wait_until((small / "state.json").exists)
+    wait_until(lambda: json.loads((small / "state.json").read_text())["state"] == "running")
     fill(small / "output")
     (tmp_path / "go").touch()
     assert launcher.wait(60) == 0

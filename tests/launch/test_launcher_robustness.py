@@ -1,19 +1,17 @@
-"""The launcher where its surroundings misbehave: readers, disks, left-over processes. Its tasks run without TensorFlow."""
+"""The launcher where its surroundings misbehave: disks, left-over processes. Its tasks run without TensorFlow."""
 
-import array
-import fcntl
 import os
 import signal
 import stat
 import subprocess
 import sys
-import termios
 import time
 from types import SimpleNamespace
 
 import pytest
 from conftest import processes_of
 from support_paths import PROGRAMS
+from waits import wait_until
 
 from tfdist.launch import log_folder
 from tfdist.launch.supervisor import Supervisor
@@ -31,121 +29,6 @@ def quick(start, script):
         return start(QUICK, "--tier", "BASIC", *flags, script(body), environment=environment, fresh=True)
 
     return run
-
-
-@pytest.fixture
-def piped(tmp_path):
-    """Starts the launcher for one task, with its output in a pipe of the test."""
-    started = []
-
-    def run(body):
-        (tmp_path / "program.py").write_text(body)
-        started.append(
-            subprocess.Popen(
-                [sys.executable, QUICK, "--tier", "BASIC", "program.py"],
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        )
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.stdout.close()
-        process.wait(10)
-
-
-MUCH = "import time\nfor n in range(40000): print('x' * 60, n)\nprint('last', flush=True)\nopen('printed', 'w')\n"
-
-
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_full(pipe):
-    """Returns whether the 64 KB of a pipe hold so much that the next lines of MUCH do not fit."""
-    waiting = array.array("i", [0])
-    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
-    return waiting[0] > (1 << 16) - 4096
-
-
-def counted(output):
-    """Returns how many lines of MUCH are shown, and how many are said to be left out."""
-    lines = output.decode().splitlines()
-    shown = sum("xxxxx" in line or line == "chief:0 | last" for line in lines)
-    return shown, sum(int(line.split()[1]) for line in lines if "left out here" in line)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_reader_that_stops_reading_stops_neither_the_job_nor_its_end(piped, tmp_path, number):
-    launcher = piped(MUCH + "time.sleep(600)")  # 2.6 MB, and a pipe holds 64 KB.
-    wait_for((tmp_path / "printed").exists)
-    launcher.send_signal(number)
-    assert launcher.wait(15) == 128 + number
-    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
-    assert log.read_text().splitlines()[-1] == "last"
-
-
-def test_what_a_stopped_reader_missed_is_counted_when_it_reads_again(piped, tmp_path):
-    launcher = piped(
-        MUCH + "time.sleep(1)\nwhile not __import__('os').path.exists('go'): time.sleep(0.05)\nprint('end', flush=True)"
-    )
-    wait_for((tmp_path / "printed").exists)
-    time.sleep(1.0)
-    os.set_blocking(launcher.stdout.fileno(), False)
-    begin = time.monotonic()
-    output = b""
-    while time.monotonic() - begin < 2:
-        output += launcher.stdout.read(1 << 16) or b""
-    (tmp_path / "go").touch()
-    os.set_blocking(launcher.stdout.fileno(), True)
-    output += launcher.stdout.read()
-    assert launcher.wait(10) == 0
-    shown, left_out = counted(output)
-    assert left_out and shown + left_out == 40001
-    assert b"chief:0 | end\n" in output and b"tfdist: done in" in output
-
-
-def test_a_slow_reader_gets_every_line(piped):
-    launcher = piped(MUCH)
-    lines, buffered = 0, b""
-    while data := os.read(launcher.stdout.fileno(), 1 << 15):
-        buffered += data
-        lines += data.count(b"chief:0 | x")
-        time.sleep(0.01)
-    assert launcher.wait(10) == 0
-    assert buffered.count(b"chief:0 | x") == 40000 and b"left out" not in buffered
-
-
-def test_a_reader_that_pauses_at_the_end_gets_every_line(piped, tmp_path):
-    launcher = piped("for n in range(4000): print('x' * 60, n)\nprint('last', flush=True)\n")
-    wait_for(lambda: is_full(launcher.stdout.fileno()))
-    time.sleep(3)  # Longer than the task runs, and than a reader may pause while a job runs.
-    shown, _ = counted(output := launcher.stdout.read())
-    assert launcher.wait(10) == 0
-    assert shown == 4001 and b"tfdist: done in" in output
-
-
-def test_a_non_blocking_output_does_not_silence_the_launcher(tmp_path):
-    (tmp_path / "program.py").write_text(MUCH)
-    read_end, write_end = os.pipe()
-    os.set_blocking(write_end, False)  # As a program does that shares the terminal.
-    launcher = subprocess.Popen(
-        [sys.executable, QUICK, "--tier", "BASIC", "program.py"], cwd=tmp_path, stdout=write_end, start_new_session=True
-    )
-    os.close(write_end)
-    wait_for(lambda: is_full(read_end))
-    with open(read_end, "rb") as output:
-        text = output.read()
-    assert launcher.wait(10) == 0
-    shown, left_out = counted(text)
-    assert shown + left_out == 40001 and b"tfdist: done in" in text
 
 
 HOGWILD = "cluster { nworker_groups: 2 nserver_groups: 2 server_worker_separate: true sync_freq: 8 }"
@@ -174,13 +57,13 @@ def test_what_a_killed_worker_left_behind_cannot_block_the_launcher_and_ends_at_
     """
     )
     job = start(QUICK, "--cluster", "job.conf", script(body))
-    wait_for((tmp_path / "babbler").exists)
+    wait_until((tmp_path / "babbler").exists)
     time.sleep(1)  # Until the launcher has seen that all tasks listen.
     first, babbler = job.pid_of("worker:1"), int((tmp_path / "babbler").read_text())
     os.kill(first, signal.SIGKILL)
     job.wait_for("the task is restarted")
-    wait_for(lambda: job.pid_of("worker:1") != first)
-    wait_for(lambda: babbler not in processes_of(job.mark))
+    wait_until(lambda: job.pid_of("worker:1") != first)
+    wait_until(lambda: babbler not in processes_of(job.mark))
     job.process.send_signal(signal.SIGINT)
     assert job.wait(15) == 130
     assert job.left() == {}
@@ -246,7 +129,7 @@ def test_a_stopped_task_is_named_when_another_fails_because_of_it(start, script,
     """
     )
     job = start(QUICK, "--cluster", '{"worker": 2}', script(body))
-    wait_for((tmp_path / "pid-worker-1").exists)
+    wait_until((tmp_path / "pid-worker-1").exists)
     time.sleep(1)
     os.kill(job.pid_of("worker:1"), signal.SIGSTOP)
     job.wait_for("worker:1 was stopped by SIGSTOP")
@@ -388,7 +271,7 @@ def test_a_job_that_nohup_starts_outlives_its_terminal(script, tmp_path):
         command = ["nohup", sys.executable, QUICK, "--tier", "BASIC", script(body)]
         job = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=output, start_new_session=True)
     try:
-        wait_for(lambda: b"runs" in (tmp_path / "output").read_bytes())
+        wait_until(lambda: b"runs" in (tmp_path / "output").read_bytes())
         job.send_signal(signal.SIGHUP)
         (tmp_path / "go").touch()
         assert job.wait(20) == 0, (tmp_path / "output").read_text()

@@ -7,11 +7,11 @@ import importlib
 import multiprocessing
 import socket
 import subprocess
-import time
 from contextlib import closing
 
 import pytest
 from tools import needs
+from waits import wait_until
 
 from tfdist import ClusterError
 from tfdist.errors import Source
@@ -42,13 +42,6 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_listening(port):
@@ -152,7 +145,7 @@ class Redis:
         words = ["--port", str(self.store.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         words += ["--dir", str(self.folder), *(["--requirepass", self.store.password] if self.store.password else [])]
         self.process = subprocess.Popen(["redis-server", *words], stdout=subprocess.DEVNULL)
-        wait_until(lambda: is_listening(self.store.port))
+        wait_until(lambda: is_listening(self.store.port), 10.0)
 
     def client(self):
         import redis

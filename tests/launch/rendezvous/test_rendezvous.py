@@ -10,7 +10,8 @@ import socket
 import time
 
 import pytest
-from rendezvous_here import free_port, is_listening, met, needs_redis, outcomes, wait_until
+from rendezvous_here import free_port, is_listening, met, needs_redis, outcomes
+from waits import wait_until
 
 from tfdist import Task
 from tfdist.dialects import pytorch

@@ -6,7 +6,8 @@ import time
 from urllib.parse import quote
 
 import pytest
-from rendezvous_here import PASSWORD, free_port, is_listening, messages, met, needs_redis, wait_until
+from rendezvous_here import PASSWORD, free_port, is_listening, messages, met, needs_redis
+from waits import wait_until
 
 from tfdist import ClusterError
 from tfdist.errors import Source

@@ -1,14 +1,12 @@
-"""The invariants of rounds with a delay, on the pure functions that a ps and a group run, and in a cluster."""
+"""The invariants of rounds with a delay, on the pure functions that a ps and a group run."""
 
 import itertools
-import json
 import random
 
 import numpy as np
 import periodic_oracles as oracles
 import pytest
 from rounds_in_numpy import Compressed, Fragment, Replica
-from support_paths import PROGRAMS
 
 from tfdist.strategies.hogwild import rounds
 
@@ -372,63 +370,3 @@ def test_a_push_without_progress_is_in_no_round():
     assert fragment.round.complete == 0
     fragment.push(3, np.ones(1), 1)
     assert fragment.round.complete == 1 and fragment.parameters == 1
-
-
-GIVEN = {
-    "groups": 3,
-    "period": 4,
-    "updates": 8,
-    "epochs": 2,
-    "rate": 0.05,
-    "momentum": 0.5,
-    "outer_rate": 0.7,
-    "outer_momentum": 0.8,
-}
-
-
-def one_group(x, y, delay, fragments):
-    """The weights after training by one group, which all groups with equal batches equal. An epoch ends with a collection."""
-    x = np.hstack([x, np.ones((len(x), 1))])
-    values, velocity = np.zeros(4), np.zeros(4)
-    parts = [slice(0, 4)] if fragments == 1 else [slice(0, 3), slice(3, 4)]  # The kernel, the bias.
-    turns, pushed = itertools.cycle(range(fragments)), None
-    shared = [Fragment(np.zeros(4)[part], 1, GIVEN["outer_rate"], GIVEN["outer_momentum"]) for part in parts]
-    replicas = [Replica(one, 0, values[part]) for one, part in zip(shared, parts, strict=True)]
-    for _ in range(GIVEN["epochs"]):
-        for step in range(GIVEN["updates"]):
-            since = step % (GIVEN["period"] // fragments)
-            if since == 0 and step:
-                pushed = replicas[next(turns)]
-                pushed.push()
-            if since == delay and step > delay:
-                pushed.pull()
-            velocity = GIVEN["momentum"] * velocity - GIVEN["rate"] * 2 / len(y) * x.T @ (x @ values - y)
-            values += velocity
-        for replica in replicas:
-            replica.push()
-            replica.start()
-    return values
-
-
-@pytest.mark.cluster
-@pytest.mark.parametrize(("delay", "fragments"), [(0, 1), (1, 2)])
-def test_groups_that_wait_train_as_synchronous_diloco(start, tmp_path, delay, fragments):
-    generator = np.random.default_rng(3)
-    x, y = generator.normal(size=(16, 3)), generator.normal(size=16)
-    file = tmp_path / "weights.json"
-    options = {"delay": delay, "fragments": fragments, "x": x.tolist(), "y": y.tolist(), "file": str(file)}
-    job = start(str(PROGRAMS / "hogwild_rounds.py"), json.dumps(GIVEN | options))
-    assert job.wait(200) == 0, job.output
-
-    def gradient(weights, batch):
-        return 2 / len(y) * ones.T @ (ones @ weights - y)
-
-    expected = one_group(x, y, delay, fragments)
-    if not delay:
-        # All batches are equal, so only the number of batches of each group between two rounds matters.
-        ones = np.hstack([x, np.ones((len(x), 1))])
-        batches = [[None] * GIVEN["groups"]] * (GIVEN["updates"] * GIVEN["epochs"])
-        outer = oracles.Nesterov(np.zeros(4), GIVEN["outer_rate"], GIVEN["outer_momentum"])
-        diloco = oracles.local_sgd(gradient, np.zeros(4), batches, GIVEN["rate"], GIVEN["period"], GIVEN["momentum"], outer)
-        assert expected == pytest.approx(diloco, rel=1e-9)
-    assert json.loads(file.read_text()) == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-5), job.output

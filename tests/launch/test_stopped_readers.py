@@ -1,0 +1,126 @@
+"""Whoever reads the launcher's output may pause, stop or be slow: no job waits for it. The tasks run without TensorFlow."""
+
+import array
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+from support_paths import PROGRAMS
+from waits import wait_until
+
+pytestmark = pytest.mark.cluster
+
+QUICK = str(PROGRAMS / "quick_launcher.py")
+
+
+@pytest.fixture
+def piped(tmp_path):
+    """Starts the launcher for one task, with its output in a pipe of the test."""
+    started = []
+
+    def run(body):
+        (tmp_path / "program.py").write_text(body)
+        started.append(
+            subprocess.Popen(
+                [sys.executable, QUICK, "--tier", "BASIC", "program.py"],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        )
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.stdout.close()
+        process.wait(10)
+
+
+MUCH = "import time\nfor n in range(40000): print('x' * 60, n)\nprint('last', flush=True)\nopen('printed', 'w')\n"
+
+
+def is_full(pipe):
+    """Returns whether the 64 KB of a pipe hold so much that the next lines of MUCH do not fit."""
+    waiting = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, waiting)
+    return waiting[0] > (1 << 16) - 4096
+
+
+def counted(output):
+    """Returns how many lines of MUCH are shown, and how many are said to be left out."""
+    lines = output.decode().splitlines()
+    shown = sum("xxxxx" in line or line == "chief:0 | last" for line in lines)
+    return shown, sum(int(line.split()[1]) for line in lines if "left out here" in line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_reader_that_stops_reading_stops_neither_the_job_nor_its_end(piped, tmp_path, number):
+    launcher = piped(MUCH + "time.sleep(600)")  # 2.6 MB, and a pipe holds 64 KB.
+    wait_until((tmp_path / "printed").exists)
+    launcher.send_signal(number)
+    assert launcher.wait(15) == 128 + number
+    (log,) = tmp_path.glob("tfdist_logs/*/chief-0.log")
+    assert log.read_text().splitlines()[-1] == "last"
+
+
+def test_what_a_stopped_reader_missed_is_counted_when_it_reads_again(piped, tmp_path):
+    launcher = piped(
+        MUCH + "time.sleep(1)\nwhile not __import__('os').path.exists('go'): time.sleep(0.05)\nprint('end', flush=True)"
+    )
+    wait_until((tmp_path / "printed").exists)
+    time.sleep(1.0)
+    os.set_blocking(launcher.stdout.fileno(), False)
+    begin = time.monotonic()
+    output = b""
+    while time.monotonic() - begin < 2:
+        output += launcher.stdout.read(1 << 16) or b""
+    (tmp_path / "go").touch()
+    os.set_blocking(launcher.stdout.fileno(), True)
+    output += launcher.stdout.read()
+    assert launcher.wait(10) == 0
+    shown, left_out = counted(output)
+    assert left_out and shown + left_out == 40001
+    assert b"chief:0 | end\n" in output and b"tfdist: done in" in output
+
+
+def test_a_slow_reader_gets_every_line(piped):
+    launcher = piped(MUCH)
+    lines, buffered = 0, b""
+    while data := os.read(launcher.stdout.fileno(), 1 << 15):
+        buffered += data
+        lines += data.count(b"chief:0 | x")
+        time.sleep(0.01)
+    assert launcher.wait(10) == 0
+    assert buffered.count(b"chief:0 | x") == 40000 and b"left out" not in buffered
+
+
+def test_a_reader_that_pauses_at_the_end_gets_every_line(piped, tmp_path):
+    launcher = piped("for n in range(4000): print('x' * 60, n)\nprint('last', flush=True)\n")
+    wait_until(lambda: is_full(launcher.stdout.fileno()))
+    time.sleep(3)  # Longer than the task runs, and than a reader may pause while a job runs.
+    shown, _ = counted(output := launcher.stdout.read())
+    assert launcher.wait(10) == 0
+    assert shown == 4001 and b"tfdist: done in" in output
+
+
+def test_a_non_blocking_output_does_not_silence_the_launcher(tmp_path):
+    (tmp_path / "program.py").write_text(MUCH)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)  # As a program does that shares the terminal.
+    launcher = subprocess.Popen(
+        [sys.executable, QUICK, "--tier", "BASIC", "program.py"], cwd=tmp_path, stdout=write_end, start_new_session=True
+    )
+    os.close(write_end)
+    wait_until(lambda: is_full(read_end))
+    with open(read_end, "rb") as output:
+        text = output.read()
+    assert launcher.wait(10) == 0
+    shown, left_out = counted(text)
+    assert shown + left_out == 40001 and b"tfdist: done in" in text
