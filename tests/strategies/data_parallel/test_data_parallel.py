@@ -16,7 +16,7 @@ from support_paths import PROGRAMS
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 PROGRAM = str(PROGRAMS / "data_parallel.py")
-LOSSES = (  # tests/support/programs/losses.py
+LOSSES = (  # tests/support/programs/losses.py and own_losses.py
     "a_loss_function_that_returns_a_mean",
     "a_loss_function_that_returns_a_mean_with_steps_per_execution",
     "a_loss_function_that_returns_a_sum",

@@ -15,6 +15,7 @@ import keras
 import losses
 import numpy as np
 import own_loops
+import own_losses
 import own_steps
 import sums_and_classes
 import tensorflow as tf
@@ -106,6 +107,8 @@ for _function in (
     *fit_options.CASES,
     *losses.CASES,
     *losses.WHOLE_BATCH_CASES,
+    *own_losses.CASES,
+    *own_losses.WHOLE_BATCH_CASES,
     *own_steps.CASES,
     *own_loops.CASES,
     *sums_and_classes.CASES,

@@ -1,4 +1,4 @@
-"""Cases of losses.py, own_steps.py and sums_and_classes.py under parameter_server with one group, and in one process.
+"""Cases of losses.py, own_losses.py, own_steps.py and sums_and_classes.py under parameter_server with one group, and in one process.
 
 Those with other arguments of the same functions, which tests/strategies/data_parallel has too, run for a release.
 """
@@ -8,6 +8,7 @@ import json
 
 import keras
 import losses
+import own_losses
 import own_steps
 import sums_and_classes
 
@@ -35,7 +36,11 @@ FOR_EACH_CHANGE = (
     "logs_that_a_step_computes_from_metrics",
     "variables_that_gradients_overwrite",
 )
-CASES = {case.__name__: case for case in (*losses.CASES, *OF_REPLICAS) if losses.ALL or case.__name__ in FOR_EACH_CHANGE}
+CASES = {
+    case.__name__: case
+    for case in (*losses.CASES, *own_losses.CASES, *OF_REPLICAS)
+    if losses.ALL or case.__name__ in FOR_EACH_CHANGE
+}
 
 
 def main():

@@ -79,92 +79,6 @@ class Endpoint(keras.layers.Layer):
         return y_pred
 
 
-class OwnLogs(keras.Model):
-    """Returns losses under the name of the metric that `compile` makes, and does not update it: a VAE's `train_step`."""
-
-    def losses_of(self, data):
-        x, y = data
-        reconstruction = ops.mean(ops.square(self(x) - y))
-        return {"loss": 1.5 * reconstruction, "reconstruction_loss": reconstruction}
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            found = self.losses_of(data)
-        self.optimizer.apply(tape.gradient(found["loss"], self.trainable_variables), self.trainable_variables)
-        return found
-
-    def test_step(self, data):
-        return self.losses_of(data)
-
-
-class OwnComputeLoss(keras.Model):
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return ops.mean(ops.square(y - y_pred))
-
-
-class LowerLevel(keras.Model):
-    """The train_step of Keras' guide, at a lower level: its own loss and its own tracker."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.tracker = keras.metrics.Mean(name="loss")
-        self.loss_fn = keras.losses.MeanSquaredError()
-
-    @property
-    def metrics(self):
-        return [self.tracker]
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.loss_fn(y, self(x, training=True))
-        self.optimizer.apply_gradients(
-            zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables, strict=True)
-        )
-        self.tracker.update_state(loss)
-        return {"loss": self.tracker.result()}
-
-    def test_step(self, data):
-        x, y = data
-        self.tracker.update_state(self.loss_fn(y, self(x, training=False)))
-        return {"loss": self.tracker.result()}
-
-
-class GAN(keras.Model):
-    """Two models, two optimizers, a train_step and no call."""
-
-    def __init__(self, discriminator, generator):
-        super().__init__()
-        self.discriminator = discriminator
-        self.generator = generator
-        self.trackers = [keras.metrics.Mean(name="d_loss"), keras.metrics.Mean(name="g_loss")]
-
-    @property
-    def metrics(self):
-        return self.trackers
-
-    def compile(self):
-        super().compile()
-        self.optimizers = [keras.optimizers.Adam(0.01), keras.optimizers.Adam(0.01)]
-        self.d_optimizer, self.g_optimizer = self.optimizers
-        self.loss_fn = keras.losses.BinaryCrossentropy(from_logits=True)
-
-    def train_step(self, real):
-        ones = tf.ones((tf.shape(real)[0], 1))
-        with tf.GradientTape() as tape:
-            both = tf.concat([self.generator(real[:, :2]), real], axis=0)
-            d_loss = self.loss_fn(tf.concat([ones, 0 * ones], axis=0), self.discriminator(both))
-        weights = self.discriminator.trainable_weights
-        self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights, strict=True))
-        with tf.GradientTape() as tape:
-            g_loss = self.loss_fn(0 * ones, self.discriminator(self.generator(real[:, :2])))
-        weights = self.generator.trainable_weights
-        self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights, strict=True))
-        for tracker, loss in zip(self.trackers, (d_loss, g_loss), strict=True):
-            tracker.update_state(loss)
-        return {tracker.name: tracker.result() for tracker in self.trackers}
-
-
 @case
 def a_loss_function_that_returns_a_mean(scope):
     return trained(scope, linear, loss=mean_of_the_batch)
@@ -318,29 +232,6 @@ def metric_functions_of_one_number(scope):
     return results
 
 
-class Counts(LowerLevel):
-    """Counts batches, and examples."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.batches, self.examples = keras.metrics.Sum(name="batches"), keras.metrics.Sum(name="examples")
-
-    @property
-    def metrics(self):
-        return [self.tracker, self.batches, self.examples]
-
-    def train_step(self, data):
-        logs = super().train_step(data)
-        self.batches.update_state(1.0)
-        self.examples.update_state(ops.ones_like(data[1]))
-        return {**logs, "batches": self.batches.result(), "examples": self.examples.result()}
-
-
-@whole_batch_case
-def sums_over_batches_and_examples(scope):
-    return trained(scope, lambda: linear(Counts))
-
-
 def sigmoid():
     return linear(activation="sigmoid")
 
@@ -375,20 +266,6 @@ def one_number_for_a_batch_with_a_mask(scope):
 
 
 @case
-def logs_of_an_own_step_under_the_name_of_a_metric(scope):
-    with scope():
-        model = linear(OwnLogs)
-        model.compile(keras.optimizers.SGD(0.05))
-    seen = []
-    see = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: seen.append([logs[key] for key in sorted(logs)])
-    )
-    data = {"batch_size": 16, "verbose": 0}
-    record = model.fit(X, Y, epochs=3, shuffle=False, validation_data=(X[:20], Y[:20]), callbacks=[see], **data).history
-    return {**record, "seen": seen, "weights": [w.ravel().tolist() for w in model.get_weights()]}
-
-
-@case
 def a_keras_loss_in_add_loss(scope):
     def build():
         inputs, targets = keras.Input((4,)), keras.Input((1,))
@@ -401,28 +278,6 @@ def a_keras_loss_in_add_loss(scope):
 @case
 def regularizers_of_kernels_and_activities(scope):
     return trained(scope, lambda: linear(kernel_regularizer="l2", activity_regularizer="l2"), loss="mse")
-
-
-@case
-def an_own_compute_loss(scope):
-    return trained(scope, lambda: linear(OwnComputeLoss))
-
-
-@case
-def an_own_train_step_at_a_lower_level(scope):
-    return trained(scope, lambda: linear(LowerLevel))
-
-
-@case
-def a_model_without_call(scope):
-    keras.utils.set_random_seed(1)
-    with scope():
-        discriminator = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
-        generator = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
-        model = GAN(discriminator, generator)
-        model.compile()
-    record = model.fit(tf.data.Dataset.from_tensor_slices(X).batch(16), epochs=3, verbose=0).history
-    return {**record, "weights": [w.ravel().tolist() for w in discriminator.get_weights() + generator.get_weights()]}
 
 
 @case
