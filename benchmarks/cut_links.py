@@ -130,6 +130,14 @@ class Tasks:
         for name in names:
             self._network.heal(self._nodes[name])
 
+    def cut_between(self, name: str, other: str) -> None:
+        """Cuts the link between two tasks only."""
+        self._network.cut_between(self._nodes[name], self._nodes[other])
+
+    def heal_between(self, name: str, other: str) -> None:
+        """Connects two tasks again."""
+        self._network.heal_between(self._nodes[name], self._nodes[other])
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         """Sends a signal to a task."""
         os.kill(self._pids[name], number)

@@ -31,6 +31,9 @@ PERIOD_MICROSECONDS = 20_000
 CLONE_NEWNET, CLONE_NEWNS = 0x40000000, 0x00020000
 """Linux' numbers for network and mount namespaces (sched.h)."""
 
+NOBODY = "02:00:00:00:00:01"
+"""The hardware address of no node."""
+
 MS_BIND, MS_REC, MS_SLAVE = 1 << 12, 1 << 14, 1 << 19
 """How Linux mounts: the same file at another place; and so that what is mounted here is not mounted elsewhere (sys/mount.h)."""
 
@@ -185,6 +188,17 @@ class Network:
     def heal(self, node: int) -> None:
         """Connects a node again."""
         _run("ip", "-n", self._switch, "link", "set", f"port{node}", "master", "bridge")
+
+    def cut_between(self, node: int, other: int) -> None:
+        """Cuts the link between two nodes only: packets from one to the other vanish."""
+        for own, name in ((node, self.address(other)), (other, self.address(node))):
+            entry = ["neigh", "replace", name, "lladdr", NOBODY, "dev", "eth0", "nud", "permanent"]
+            _run("ip", "-n", self.names[own], *entry)
+
+    def heal_between(self, node: int, other: int) -> None:
+        """Connects two nodes again."""
+        for own, name in ((node, self.address(other)), (other, self.address(node))):
+            _run("ip", "-n", self.names[own], "neigh", "del", name, "dev", "eth0")
 
     def end(self, processes: list[subprocess.Popen]) -> None:
         """Kills processes and their descendants."""

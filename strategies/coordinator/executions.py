@@ -28,7 +28,6 @@ from tfdist.strategies.runtime import chief_device
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.lost_task_error import JobLostTaskError
 from tfdist.strategies.runtime.lost_timeout import DEFAULT_SECONDS
-from tfdist.strategies.runtime.peers import waiting_for
 
 STALLED_SECONDS = 300.0
 """After this long in which no worker group has run anything training fails, although workers answer."""
@@ -218,8 +217,8 @@ class Executions:
                 gone = Deadline.after(self._lost_seconds)
             elif gone.expired():
                 self._fail(
-                    f"no worker group has been complete for {self._lost_seconds:.0f} s, there is no answer from "
-                    f"{waiting_for(silent)}; training cannot go on without one"
+                    f"no worker group has been complete for {self._lost_seconds:.0f} s, "
+                    f"{self._answers.why_incomplete(silent)}; training cannot go on without one"
                 )
             if any(map(self._is_running, self._in_flight)):
                 stalled = Deadline.after(STALLED_SECONDS, self._clock)
@@ -235,8 +234,6 @@ class Executions:
         elif error is not None:
             self._check_servers()  # The error may be that of a call that has waited for it.
             self.cancel()
-            if self._watch is not None:
-                self._watch.explain(error)
             raise error
         elif self._is_over(execution):
             self._in_flight.remove(execution)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 
 from tfdist.cluster import Task
+from tfdist.strategies.coordinator.cut_links import CutLinks
 from tfdist.strategies.coordinator.disconnect import disconnect
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
@@ -22,12 +23,19 @@ class GroupAnswers:
         groups: the worker groups.
         workers: the worker tasks, with addresses.
         membership: notes which groups are lost.
+        links: the groups that are left out because of a link.
         servers: the ps tasks, with addresses.
     """
 
     def __init__(
-        self, groups: Sequence[WorkerGroup], workers: Sequence[Task], membership: Membership, servers: Sequence[Task] = ()
+        self,
+        groups: Sequence[WorkerGroup],
+        workers: Sequence[Task],
+        membership: Membership,
+        links: CutLinks,
+        servers: Sequence[Task] = (),
     ) -> None:
+        self._links = links
         self._servers = tuple(servers)
         self._tasks_of = {group.number: group.tasks for group in groups}
         self._workers = {task.index: task for task in workers}
@@ -39,9 +47,14 @@ class GroupAnswers:
         return [task for task in self._workers.values() if task not in answers]
 
     def is_any_complete(self, silent: Iterable[Task]) -> bool:
-        """Returns whether all workers of some group answer, if only `silent` do not."""
-        indices = {task.index for task in silent}
-        return any(map(indices.isdisjoint, self._tasks_of.values()))
+        """Returns whether all workers of some group answer, and reach what they need, if only `silent` do not answer."""
+        indices, cut = {task.index for task in silent}, self._links.groups
+        return any(indices.isdisjoint(tasks) for group, tasks in self._tasks_of.items() if group not in cut)
+
+    def why_incomplete(self, silent: Sequence[Task]) -> str:
+        """Returns what is wrong with the groups if none is complete."""
+        found = [f"there is no answer from {waiting_for(silent)}"] if silent else []
+        return "; ".join(filter(None, [*found, self._links.sentence()]))
 
     def silent_in(self, groups: Iterable[int], seconds: float, even_if_cut_off: bool = False) -> dict[int, list[Task]]:
         """Asks the workers of these groups for an answer. Returns those without one, by group.

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator import made_before
 from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.cut_links import CutLinks
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
 from tfdist.strategies.coordinator.server_recovery import ServerRecovery
 from tfdist.strategies.private_api import WorkerPreemptionHandler, update_server_def
@@ -54,9 +55,11 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
 
     Attributes:
         servers: for strategies that go on after the loss of a ps; None for others.
+        links: leaves out groups with a link that is cut.
     """
 
     servers: ServerRecovery | None = None
+    links: CutLinks | None = None
     _not_restored: Exception | None = None
 
     def __init__(
@@ -112,6 +115,10 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                     raise
                 if isinstance(error, tf.errors.InternalError) and _NOT_TAKEN in str(error):
                     _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
+                elif self.links is not None and self.links.leave_out(error, worker_device_name):
+                    on_transient_failure_fn()  # Another group makes the call now.
+                    self.links.wait(worker_device_name, lambda: not self._should_preemption_thread_run)
+                    return
                 elif (
                     self.servers is None
                     or not self.servers.wait_if_lost(error)

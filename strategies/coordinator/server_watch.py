@@ -1,13 +1,10 @@
 """`ServerWatch`: ends a training whose ps do not answer. TensorFlow would wait for them without a limit."""
 
 import logging
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-
-import tensorflow as tf
 
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.disconnect import disconnect
@@ -18,8 +15,6 @@ from tfdist.strategies.runtime.peers import waiting_for
 
 POLL_SECONDS = 2.0
 """How often the ps are asked."""
-
-_NAMED = re.compile(r"/job:(\w+)(?:/replica:\d+)?/task:(\d+)")
 
 _log = logging.getLogger("tfdist")
 
@@ -83,23 +78,6 @@ class ServerWatch:
         """Raises ServersGoneError if a ps has not answered for too long."""
         if self._gone is not None:
             raise ServersGoneError(self._gone)
-
-    def explain(self, error: Exception) -> None:
-        """Logs which link is cut if an error says that a worker does not reach a ps, and the ps answers here.
-
-        TensorFlow's own text names a ps that can be reached, in the middle of a page.
-        """
-        if not isinstance(error, tf.errors.UnavailableError):
-            return
-        named = {f"{job}:{index}" for job, index in _NAMED.findall(str(error))}
-        servers = [task for task in self._servers if task.name in named]
-        workers = [task for task in self._workers if task.name in named and task not in servers]
-        if servers and workers and answering(servers, Deadline.after(PROBE_SECONDS)) == set(servers):
-            _log.error(
-                "%s cannot reach %s, which answers this task: the link between them is cut; training cannot go on, start the "
-                "job again from its backup, without that worker or when the link is back",
-                *(waiting_for(workers), waiting_for(servers)),
-            )
 
 
 def _watch(reference: "weakref.ref[ServerWatch]") -> None:

@@ -13,6 +13,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.strategies.coordinator import made_before
 from tfdist.strategies.coordinator.backups import Backups
 from tfdist.strategies.coordinator.call_gate import CallGate
+from tfdist.strategies.coordinator.cut_links import CutLinks
 from tfdist.strategies.coordinator.executions import Executions
 from tfdist.strategies.coordinator.extended import GroupExtended
 from tfdist.strategies.coordinator.group_answers import GroupAnswers
@@ -106,7 +107,8 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self.recovery = cluster_of(coordinator).failure_handler
         servers, seconds = cluster.parameter_tasks, lost_seconds()
         keep_connections(ports_of(cluster), CONNECTION_TIMES * seconds)
-        self.answers = GroupAnswers(self.worker_groups, workers, self.membership, servers)
+        links = self.recovery.links = CutLinks(self.worker_groups, workers, servers, self.membership)
+        self.answers = GroupAnswers(self.worker_groups, workers, self.membership, links, servers)
         self.server_watch = ServerWatch(servers, workers, seconds)
         self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)
         self.server_watch.start()

@@ -31,6 +31,7 @@ class Coordinator:
         self.clock = 0.0
         self.disconnected = []
         self.answers = {0, 1, PS}  # The tasks that answer.
+        self.links = SimpleNamespace(groups=frozenset(), sentence=lambda: "")
 
     def call(self, number, group=0):
         """Calls a scheduled function on a group. An error goes to the function, as from a queue reader."""
@@ -60,7 +61,7 @@ def executions(coordinator):
     membership = Membership(coordinator.strategy.worker_groups)
     workers = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(2))
     servers = (Task("ps", PS, host="p", port=1),)
-    answers = GroupAnswers(coordinator.strategy.worker_groups, workers, membership, servers)
+    answers = GroupAnswers(coordinator.strategy.worker_groups, workers, membership, coordinator.links, servers)
     executions = Executions(coordinator, answers, membership, CallGate(), clock=lambda: coordinator.clock)
     coordinator.backups = Backups(executions, answers, membership)
     return executions

@@ -1,7 +1,6 @@
 """A ps that does not answer ends the training after the documented time, and is named."""
 
 import pytest
-import tensorflow as tf
 
 from tfdist.cluster import Task
 from tfdist.errors import ClusterError
@@ -59,23 +58,6 @@ def test_workers_that_hold_the_parameters_are_named_once(cluster):
     cluster.look(0.0, [])
     with pytest.raises(ServersGoneError, match=r"^no answer from worker:0 \(w0:1\) for 60 s: this task is cut off, or"):
         cluster.look(60.0, [])
-
-
-FROM_WORKER = """2 root error(s) found.
-  (0) UNAVAILABLE:  failed to connect to all addresses
-Additional GRPC error information from remote target /job:ps/replica:0/task:1/device:CPU:0 while calling RunComponentFunction:
-Additional GRPC error information from remote target /job:worker/replica:0/task:0 while calling /tensorflow.eager.EagerService/Enqueue"""
-
-
-def test_a_link_between_a_worker_and_a_ps_is_named_if_the_ps_answers_here(cluster, caplog):
-    cluster.watch.explain(tf.errors.UnavailableError(None, None, FROM_WORKER))
-    assert "worker:0 (w0:1) cannot reach ps:1 (p1:1), which answers this task: the link between them is cut" in caplog.text
-    caplog.clear()
-    cluster.watch.explain(tf.errors.InternalError(None, None, FROM_WORKER))
-    cluster.watch.explain(tf.errors.UnavailableError(None, None, FROM_WORKER.replace("ps", "chief")))
-    cluster.answers = {PS[0], WORKER}  # That ps is gone: what TensorFlow says is true.
-    cluster.watch.explain(tf.errors.UnavailableError(None, None, FROM_WORKER))
-    assert not caplog.records
 
 
 def test_the_limit_is_a_number_of_seconds(monkeypatch):

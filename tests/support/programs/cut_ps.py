@@ -1,5 +1,5 @@
-"""Trains under parameter_server with a task on each node of a network. Kills a worker, which comes back on another node under
-another address; then cuts the link of the ps, and prints how the tasks end.
+"""Trains under parameter_server with a task on each node of a network. Cuts the link between a worker and the ps, and heals it;
+kills a worker, which comes back on another node under another address; then cuts the link of the ps, and prints how the tasks end.
 
 `cut_ps.py train` is the program of the tasks.
 """
@@ -33,7 +33,9 @@ def train():
             time.sleep(0.02)
 
         def on_epoch_end(self, epoch, logs=None):
-            if epoch == 60:  # More than two seconds: every server has seen the chief by then, which counts from there.
+            if (
+                epoch % 60 == 0 and epoch
+            ):  # After more than two seconds every server has seen the chief, which counts from there.
                 print("training runs", flush=True)
 
     model.fit(np.ones((64, 4)), np.ones((64, 1)), epochs=1000000, verbose=0, callbacks=[Tell()])
@@ -53,6 +55,18 @@ def main():
     ):
         if not tasks.wait(lambda: "training runs" in tasks.said("chief:0"), 90) or tasks.exits:
             sys.exit(f"the training has not begun: {tasks.exits} {tasks.said('chief:0')}")
+        tasks.cut_between("worker:0", "ps:0")
+        cut = tasks.wait(
+            lambda: (
+                "the link between worker:0 (worker-0:2222) and ps:0 (ps-0:2222) is cut" in tasks.said("chief:0")
+                or bool(tasks.exits)
+            ),
+            60,
+        )
+        before = tasks.said("chief:0").count("training runs")
+        goes_on = tasks.wait(lambda: tasks.said("chief:0").count("training runs") >= before + 2, 30)
+        tasks.heal_between("worker:0", "ps:0")
+        is_back = tasks.wait(lambda: "worker:0 has joined" in tasks.said("chief:0") or bool(tasks.exits), 60)
         tasks.kill("worker:1")
         tasks.wait(lambda: "worker:1" in tasks.exits and "worker:1 has left" in tasks.said("chief:0"), 30)
         tasks.start_again("worker:1", 4)
@@ -63,6 +77,7 @@ def main():
         seconds = time.monotonic() - begin
         tasks.wait(lambda: len(tasks.exits) == len(tasks.names), 30)
         found = {"exits": tasks.exits, "seconds": seconds, "said": tasks.said("chief:0"), "joined": has_joined}
+        found["link"] = [cut, goes_on, is_back]
         print("FOUND", json.dumps(found), flush=True)
 
 

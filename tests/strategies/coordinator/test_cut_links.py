@@ -1,0 +1,120 @@
+"""A group with a link that is cut is left out until the link is back, and the others train on."""
+
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import Task
+from tfdist.strategies.coordinator import cut_links
+from tfdist.strategies.coordinator.cut_links import CutLinks
+from tfdist.strategies.coordinator.membership import Membership
+
+WORKERS = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(3))
+PS = tuple(Task("ps", index, host=f"p{index}", port=1) for index in range(2))
+GROUPS = [SimpleNamespace(number=0, tasks=(0,), devices=("a",)), SimpleNamespace(number=1, tasks=(1, 2), devices=("b",))]
+
+
+def error_of(*tasks, kind=tf.errors.UnavailableError):
+    """An error as TensorFlow raises it for a call that these tasks have passed on."""
+    lines = [f"Additional GRPC error information from remote target /job:{t.job}/replica:0/task:{t.index} while" for t in tasks]
+    return kind(None, None, "\n".join(["recvmsg:Connection timed out", *lines]))
+
+
+class Cluster:
+    """Stands for the tasks: which answer this one, which have been restarted, and which links are cut."""
+
+    def __init__(self):
+        self.answers, self.restarted, self.cut = {*WORKERS, *PS}, set(), []
+        self.membership = Membership(GROUPS)
+        self.links = CutLinks(GROUPS, WORKERS, PS, self.membership)
+
+    def value_on(self, task):
+        if task in self.restarted:
+            raise tf.errors.AbortedError(None, None, "Unable to find a context_id")
+        return task
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setattr(cut_links, "answering", lambda tasks, deadline: cluster.answers.intersection(tasks))
+    monkeypatch.setattr(cut_links, "_value_on", cluster.value_on)
+    monkeypatch.setattr(cut_links, "_reaches", lambda worker, value: {worker, value} not in cluster.cut)
+    return cluster
+
+
+@pytest.mark.parametrize("other", [PS[1], WORKERS[1]])
+def test_a_group_that_does_not_reach_what_it_needs_is_left_out_and_named_until_it_does(cluster, other, monkeypatch, caplog):
+    cluster.cut = [{WORKERS[2], other}]
+    assert cluster.links.leave_out(error_of(other, WORKERS[2]), "b")
+    assert cluster.links.groups == {1} and cluster.membership.live == {0}
+    both = [f"{task.name} ({task.address})" for task in (*WORKERS, *PS) if task in (other, WORKERS[2])]
+    sentence = f"the link between {' and '.join(both)} is cut, although they answer this task"
+    assert cluster.links.sentence() == sentence
+    assert f"{sentence}; worker group 1 is left out until it is back" in caplog.text
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            cluster.cut = []
+
+    monkeypatch.setattr(cut_links.time, "sleep", sleep)
+    cluster.links.wait("b", lambda: False)
+    assert len(waits) == 3 and not cluster.links.groups and not cluster.links.sentence()
+
+
+@pytest.mark.parametrize("what", ["ps gone", "worker gone", "ps restarted", "worker restarted", "another error", "one task"])
+def test_what_is_not_a_cut_link_is_for_others(cluster, what):
+    gone = {"ps": PS[0], "worker": WORKERS[0]}.get(what.split()[0])
+    cluster.answers -= {gone} if "gone" in what else set()
+    cluster.restarted = {gone} if "restarted" in what else set()
+    error = error_of(PS[0], WORKERS[0])
+    if what == "another error":
+        error = error_of(PS[0], WORKERS[0], kind=tf.errors.InternalError)
+    elif what == "one task":
+        error = error_of(WORKERS[0], WORKERS[1])  # The other one is of another group.
+    assert not cluster.links.leave_out(error, "a")
+    assert not cluster.links.groups and cluster.membership.live == {0, 1}
+
+
+@pytest.mark.parametrize("end", ["nobody needs it", "worker gone", "worker restarted", "ps restarted"])
+def test_nobody_waits_for_a_link_of_a_group_that_is_gone(cluster, end, monkeypatch):
+    monkeypatch.setattr(cut_links.time, "sleep", lambda seconds: pytest.fail("waits"))
+    cluster.cut = [{WORKERS[0], PS[0]}]
+    assert cluster.links.leave_out(error_of(PS[0], WORKERS[0]), "a")
+    cluster.answers -= {WORKERS[0]} if "gone" in end else set()
+    cluster.restarted = {"worker restarted": {WORKERS[0]}, "ps restarted": {PS[0]}}.get(end, set())
+    cluster.links.wait("a", lambda: end == "nobody needs it")
+    assert not cluster.links.groups
+
+
+def test_an_error_that_comes_again_and_again_although_the_link_is_there_is_for_others(cluster, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(cut_links.time, "monotonic", lambda: now[0])
+
+    def leaves_out():
+        if cluster.links.leave_out(error_of(PS[0], WORKERS[0]), "a"):
+            cluster.links.wait("a", lambda: False)
+            return True
+        return False
+
+    assert [leaves_out() for _ in range(4)] == [True, True, True, False]
+    now[0] += cut_links.PASSING_SECONDS
+    assert leaves_out()
+
+
+def test_the_call_goes_to_another_group_while_this_one_waits(monkeypatch):
+    from tfdist.strategies.coordinator.recovery import Recovery
+
+    recovery, events = Recovery.__new__(Recovery), []
+    recovery._should_preemption_thread_run = True
+    recovery.links = SimpleNamespace(
+        leave_out=lambda error, device: events.append("left out") or True, wait=lambda device, is_over: events.append("waits")
+    )
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(recovery.wait_on_failure(lambda error: None, lambda: events.append("given back"), None, "a"))
+        raise error_of(PS[0], WORKERS[0])
+    assert events == ["left out", "given back", "waits"]
