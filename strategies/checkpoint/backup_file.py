@@ -27,6 +27,7 @@ _PROGRESS = "tfdist_progress"
 _CALLBACKS = "tfdist_callbacks"
 _METRICS = "tfdist_metrics"
 _SEEDS = "tfdist_seeds"
+_OWN = "tfdist_own_variables"
 """The HDF5 dataset with a `Progress` as JSON, and the groups with `Arrays`."""
 
 KEEP = 5
@@ -78,11 +79,13 @@ class Arrays:
     Attributes:
         metrics: the values of the metrics' variables; empty between two epochs.
         seeds: the states of the generators of random numbers, which Keras' files lack.
+        own: see `model_states.own_variables`.
         callbacks: see `callback_states.states`.
     """
 
     metrics: list[Any] = dataclasses.field(default_factory=list)
     seeds: list[Any] = dataclasses.field(default_factory=list)
+    own: list[Any] = dataclasses.field(default_factory=list)
     callbacks: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
 
 
@@ -132,6 +135,7 @@ class BackupFile:
             file[_PROGRESS] = json.dumps(dataclasses.asdict(progress))
             _put(file, _METRICS, arrays.metrics)
             _put(file, _SEEDS, arrays.seeds)
+            _put(file, _OWN, arrays.own)
             for name, values in arrays.callbacks.items():
                 _put(file, f"{_CALLBACKS}/{name}", values)
         self.wait()
@@ -243,7 +247,8 @@ class BackupFile:
             ) from error
         with h5py.File(path) as file:
             callbacks = {name: _get(group) for name, group in file.get(_CALLBACKS, {}).items()}
-            return Arrays(_get(file.get(_METRICS, {})), _get(file.get(_SEEDS, {})), callbacks)
+            metrics, seeds, own = (_get(file.get(name, {})) for name in (_METRICS, _SEEDS, _OWN))
+            return Arrays(metrics, seeds, own, callbacks)
 
     def forget(self) -> None:
         """Removes the copy that this task has read."""

@@ -113,8 +113,7 @@ class ModelBackup:
         done = f"{found.epoch} epochs{batches}"
         _log.warning("fit %d of %s continues after %s, from %s", found.fit, model.name, done, self._file.path)
         _build(model)
-        self._restored = found, self._file.load(model)
-        model_states.set_seeds(model, self._restored[1].seeds)
+        self._restored = found, self._load(model)
         self._file.forget()
         self._found = None
         model._initial_epoch = found.epoch
@@ -135,8 +134,7 @@ class ModelBackup:
         _build(model)
         arrays: Arrays | None = None
         if (path := self._file.find_end(number, found)) is not None:
-            arrays = self._file.load(model, path)
-            model_states.set_seeds(model, arrays.seeds)
+            arrays = self._load(model, path)
             self._end_state = progress_in(path).random_state
         else:
             _log.warning(
@@ -147,6 +145,12 @@ class ModelBackup:
             self._file.load(model)
         states = found.finished_fits[number - 1][2]
         callback_states.restore(self._callbacks, states, {} if arrays is None else arrays.callbacks)
+
+    def _load(self, model: Any, path: str | None = None) -> Arrays:
+        arrays = self._file.load(model, path)
+        model_states.set_seeds(model, arrays.seeds)
+        model_states.set_own_variables(model, arrays.own)
+        return arrays
 
     def last_logs(self) -> dict[str, Any]:
         """Returns the logs of the last epoch of a call that is passed over; nothing for another call."""
@@ -248,7 +252,9 @@ class ModelBackup:
             progress.batches_per_epoch = position.iterator._num_batches
         progress.random_state = position.random_state if position is not None and batch else data_position.random_state()
         progress.callbacks, kept = callback_states.states(self._callbacks)
-        self._file.write(model, progress, Arrays(model_states.metrics(model) if batch else [], model_states.seeds(model), kept))
+        metrics = model_states.metrics(model) if batch else []
+        arrays = Arrays(metrics, model_states.seeds(model), model_states.own_variables(model), kept)
+        self._file.write(model, progress, arrays)
         self._saved_batches = batch
 
 

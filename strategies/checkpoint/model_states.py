@@ -1,11 +1,15 @@
-"""What a model has beside its weights and its optimizer in the middle of a training: metrics, and seeds of random layers."""
+"""What a model has beside its weights and its optimizer in the middle of a training: metrics, seeds of random layers, and
+variables of TensorFlow."""
 
 import contextlib
 import logging
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.checkpoint.strategy_state import ADDED_TO_NUMPY
 from tfdist.strategies.keras_hooks import global_seed
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
@@ -96,6 +100,50 @@ def set_seeds(model: Any, values: list[Any]) -> None:
     """Sets what `seeds` returned, as far as the model has as many."""
     for variable, value in zip(_seed_variables(model), values, strict=False):
         variable.assign(value)
+
+
+def own_variables(model: Any) -> list[Any]:
+    """Returns the values of the variables of TensorFlow that are attributes of a model and its layers, as numpy arrays.
+
+    Among them are a `tf.Variable` that counts, and the state of a `tf.random.Generator`. Keras saves its own variables only.
+    """
+    return [_storable(variable.numpy()) for variable in _own_variables(model)]
+
+
+def set_own_variables(model: Any, values: list[Any]) -> None:
+    """Sets what `own_variables` returned. Warns if the model has others."""
+    variables = _own_variables(model)
+    if [variable.shape for variable in variables] != [np.shape(value) for value in values]:
+        _log.warning(
+            "%s has other variables of TensorFlow (tf.Variable, tf.random.Generator) than its backup: they begin anew",
+            model.name,
+        )
+        return
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(value, variable.dtype))
+
+
+def _own_variables(model: Any) -> list[Any]:
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for attribute in vars(layer).values():
+            values = attribute.values() if isinstance(attribute, dict) else attribute
+            for value in values if isinstance(attribute, list | tuple | dict) else [attribute]:
+                found |= {id(each): each for each in _variables_of(value)}
+    return list(found.values())
+
+
+def _variables_of(value: Any) -> Sequence[Any]:
+    if isinstance(value, tf.Variable):
+        return [value] if value.dtype != tf.string else []
+    if isinstance(value, tf.random.Generator):
+        return [value.state]
+    return value.variables if isinstance(value, tf.Module) else []
+
+
+def _storable(value: Any) -> Any:
+    """Returns an array as HDF5 stores it. It has no bfloat16 and no float8, which float32 holds exactly."""
+    return value.astype(np.float32) if value.dtype.isbuiltin == ADDED_TO_NUMPY else value
 
 
 def _seed_variables(model: Any) -> list[Any]:

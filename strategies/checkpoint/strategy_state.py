@@ -18,7 +18,8 @@ from tfdist.strategies.private_api import patches, saving_lib
 NAME = "tfdist_training_state"
 """The HDF5 group, and the prefix of the names of a checkpoint's tensors."""
 
-_ADDED_TO_NUMPY = 2  # As `numpy.dtype.isbuiltin` says.
+ADDED_TO_NUMPY = 2
+"""What `numpy.dtype.isbuiltin` says of types that NumPy does not have itself, such as bfloat16."""
 
 _left_out = False
 _set_aside: dict[str, Any] | None = None
@@ -63,7 +64,7 @@ def add(file: Any, state: dict[str, Any]) -> None:
     """
     for name, value in state.items():
         dtype = np.asarray(value).dtype
-        if dtype.isbuiltin == _ADDED_TO_NUMPY:
+        if dtype.isbuiltin == ADDED_TO_NUMPY:
             file.create_dataset(f"{NAME}/{name}", data=value.astype(np.float32)).attrs["dtype"] = dtype.name
         else:
             file[f"{NAME}/{name}"] = value

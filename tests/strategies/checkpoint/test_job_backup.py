@@ -49,6 +49,21 @@ class Sequence(keras.utils.PyDataset):
         return X[index * 6 : index * 6 + 6], Y[index * 6 : index * 6 + 6]
 
 
+class Noise(keras.layers.Layer):
+    """Adds random numbers of TensorFlow's generator, the more the later the step is."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = tf.random.Generator.from_seed(3)
+        self.steps = tf.Variable(0, trainable=False)
+
+    def call(self, x, training=False):
+        if not training:
+            return x
+        self.steps.assign_add(1)
+        return x + 0.001 * tf.cast(self.steps, x.dtype) * self.generator.normal(tf.shape(x))
+
+
 def generator():
     while True:
         for begin in range(0, 44, 5):
@@ -80,7 +95,8 @@ def program(tmp_path, monkeypatch):
         job_backup.install(tf.distribute.get_strategy())
         monkeypatch.chdir(tmp_path)
         keras.utils.set_random_seed(5)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dropout(0.2), keras.layers.Dense(1)])
+        hidden = [keras.layers.Dense(4), keras.layers.Dropout(0.2), Noise()]
+        model = keras.Sequential([keras.Input((3,)), *hidden, keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
         early = keras.callbacks.EarlyStopping("loss", patience=50, restore_best_weights=True)
         callbacks = [keras.callbacks.CSVLogger(f"{folder}.csv"), early, Kill(killed_after)]
