@@ -25,11 +25,12 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.job import Program
 from tfdist.launch.plan import window
 from tfdist.launch.plan.configurations import ALL
-from tfdist.launch.plan.probe import VARIABLE, Probe
+from tfdist.launch.plan.probe import Probe
 from tfdist.planner import link, measurement
 from tfdist.planner.costs import Costs
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.predict import Prediction, simulated
+from tfdist.process_cluster import MEASURED
 from tfdist.synchronization import Synchronization
 
 FLAGS = flags.FLAGS
@@ -116,7 +117,7 @@ def started(network: networks.Network, option: Option, model: str, folder: Path,
     processes = []
     for task in cluster.tasks:
         variables = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "2", "TF_CPP_MIN_LOG_LEVEL": "2"}
-        variables |= {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index)), VARIABLE: "1"}
+        variables |= {"TF_CONFIG": json.dumps(cluster.tf_config(task.job, task.index)), MEASURED: "1"}
         variables["TFDIST_REPORT"] = str(folder / "report.json") if task.name == reporter else ""
         command = [sys.executable, PROGRAM, model]
         processes.append(network.start(nodes[task.name], command, folder / f"{task.name}.log", variables))

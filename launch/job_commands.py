@@ -1,5 +1,6 @@
 """`tfdist status`, `tfdist logs` and `tfdist cancel`: what can be asked about a job by its handle."""
 
+import dataclasses
 import json
 import os
 import re
@@ -101,7 +102,8 @@ def _status(words: list[str], as_json: bool) -> int:
     else:
         print(f"{words[0]}  {status.state}{f': {printable(status.reason)}' if status.reason else ''}")
         if status.progress is not None:
-            print(f"  {printable(status.progress.describe())}")
+            left = None if status.state.is_final else status.progress.seconds_left
+            print(f"  {printable(dataclasses.replace(status.progress, seconds_left=left).describe())}")
         if status.binding is not None:
             print(f"  binds: {printable(str(status.binding['text']))}")
         for row in _columns([_task_row(task) for task in status.tasks]):

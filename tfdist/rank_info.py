@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tfdist.cluster import Cluster, Task
-from tfdist.errors import Source
+from tfdist.errors import ClusterError, Source
 
 
 @dataclass(frozen=True)
@@ -82,3 +82,17 @@ class RankInfo:
     def outline(self) -> Cluster:
         """Returns the cluster as far as this process knows it: the addresses of the workers are open."""
         return self.cluster(Task("worker", rank, slots=self.slots, gpus=self.gpus) for rank in range(self.size))
+
+
+class UnplacedError(ClusterError):
+    """A command line that counts the processes of a job, and leaves to the shell or the launcher where they meet and which of
+    them are here.
+
+    Args:
+        fault: what is left open, and where.
+        outline: the cluster without addresses.
+    """
+
+    def __init__(self, fault: ClusterError, outline: Cluster) -> None:
+        super().__init__(*fault.args)
+        self.outline = outline

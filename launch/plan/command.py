@@ -201,22 +201,20 @@ def _notes(
         assumed = " (measured between hosts)"
     server = f", {hardware.server_cores} for a ps" if hardware.server_cores not in (None, hardware.cores) else ""
     rate = link.shown(hardware.link / link.GOODPUT)
-    found.append(f"links of {rate}{assumed}, {hardware.cores:.3g} cores per machine{server}")
+    found.append(f"links of {rate}{assumed}, {_cores(hardware.cores)} per machine{server}")
     waits = single.waited / (single.waited + single.worker * single.steps)
     if waits > BUSY:
         found.append(
             f"other programs kept this machine busy while it was measured: its threads waited {waits:.0%} of their time"
         )
     if hardware.cores > measured.cores:
-        found.append(f"measured with {measured.cores} cores: how much faster {hardware.cores:.3g} are is an extrapolation")
+        found.append(f"measured with {_cores(measured.cores)}: how much faster {hardware.cores:.3g} are is an extrapolation")
     if given.cluster is not None and described.option_of(given.cluster) is None:
         found.append(
             "groups of several workers, several server groups, and hogwild without ps are not predicted: the table has none"
         )
-    if any(variable.is_table for variable in measured.variables):
-        found.append(
-            "tables of Embedding layers count as a whole: parameter_server is faster than predicted if steps read few rows"
-        )
+    if measured.table_bytes:
+        found.append(_tables(measured))
     missing = sorted({text for each in ranked for text in each.assumed})
     if missing:
         found.append(f"{', '.join(missing)}: typical costs are assumed")
@@ -229,6 +227,19 @@ def _notes(
             found.append(f"over such links hogwild sends parameters as {ranked[0].option.compression} (--compression)")
         found.append("hogwild trains local replicas, which can cost accuracy: see docs/hogwild.md before you choose it")
     return found
+
+
+def _cores(count: float) -> str:
+    return f"{count:.3g} core{'s' * (count != 1)}"
+
+
+def _tables(measured: Measurement) -> str:
+    """Returns a sentence about the tables of Embedding layers."""
+    run = measured.run("parameter_server", 1)
+    if run is None or not run.moved:
+        return "tables of Embedding layers count as a whole: parameter_server is faster than predicted if steps read few rows"
+    part = Costs(measured).table_part
+    return f"a step of parameter_server moves {part:.0%} of the tables of Embedding layers; others count with all"
 
 
 def _show(given: Arguments, view: View, machines: Machines) -> None:

@@ -1,8 +1,10 @@
-"""Processor time of processes, from `/proc`."""
+"""Processor time of processes, from `/proc`, and the bytes that ps send and receive, from the kernel's counters."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from tfdist.launch.backends.local import sockets
 
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -15,11 +17,13 @@ class Sample:
         at: the moment, in seconds (`time.monotonic`).
         used: processor seconds of all its threads.
         waited: seconds for which its threads waited for a processor that others had.
+        moved: bytes that it has sent and received over TCP; 0 for tasks that are no ps, and where the kernel does not tell.
     """
 
     at: float
     used: float
     waited: float
+    moved: int = 0
 
 
 @dataclass
@@ -34,14 +38,24 @@ class ProcessorTime:
 
     def look(self, at: float, pids: Mapping[str, int]) -> None:
         """Takes a sample of each task that runs."""
+        serve = any(name.startswith("ps:") for name in pids)
+        known = sockets.connections(within=True) if serve else None
+        moved = {each.inode: each.sent + each.received for each in known or ()}
         for name, pid in pids.items():
             if (used := _used(pid)) is not None:
-                self.samples.setdefault(name, []).append(Sample(at, used, _waited(pid)))
+                here = sockets.inodes(pid) if name.startswith("ps:") and moved else ()
+                sample = Sample(at, used, _waited(pid), sum(moved.get(inode, 0) for inode in here))
+                self.samples.setdefault(name, []).append(sample)
 
     def between(self, name: str, begin: float, end: float) -> tuple[float, float]:
         """Returns the processor seconds of a task within a time, and the seconds for which its threads waited."""
         found = self.samples.get(name, [])
         return _at(found, end, "used") - _at(found, begin, "used"), _at(found, end, "waited") - _at(found, begin, "waited")
+
+    def moved(self, name: str, begin: float, end: float) -> float:
+        """Returns the bytes that a ps has sent and received within a time; 0 if they are not known."""
+        found = self.samples.get(name, [])
+        return max(0.0, _at(found, end, "moved") - _at(found, begin, "moved"))
 
 
 def _at(samples: list[Sample], moment: float, what: str) -> float:

@@ -67,6 +67,7 @@ def hosts(source):
         ("mpirun -np 4 -H a:3,b:2 --map-by node --rank-by slot x", "a a b b"),
         ("mpirun -np 4 -H a:2,b:2 --map-by core --rank-by fill x", "a a b b"),
         ("mpirun -np 2 -- python train.py : x", None),
+        ("mpirun -np 3 -H [2001:db8::1]:2,[::1] x", "2001:db8::1 2001:db8::1 ::1"),
         ("mpirun \\\n  -np 2 \\\n  -H a:1,b:1 \\\n  python train.py", "a b"),
     ],
 )
@@ -86,6 +87,7 @@ def test_command_lines(command, expected):
         ("horovodrun -np 5 -H a:2,b:2 x", "-np: 5 processes are asked for, but the hosts have 4 slots"),
         ("mpirun -np 5 -H a:2,b:2 x", "5 processes are asked for"),
         ("horovodrun -np 2 -H a:b x", "-H: 'a:b' is not a host and its slots; expected a:2,b:2"),
+        ("mpirun -np 2 -H ::1,::2 x", r"-H: '::1' is not a host and its slots; expected a:2,b:2; write IPv6 addresses in brackets"),
         ("horovodrun -np 2 -H a:2,,b:2 x", "-H: '' is not a host"),
         ("horovodrun -np 2 -H a:0 x", "0 slots"),
         ("horovodrun -np 0 x", "'0' is not right; expected a whole number from 1"),
@@ -290,3 +292,19 @@ sys.stdout.write(f"rank {tfdist.rank()} {tfdist.cross_rank()} {tfdist.cross_size
     first, second = mpirun(tmp_path, program, 2)
     assert (first[:13], second[:13]) == ("rank 0 0 1 2 ", "rank 1 0 1 2 ")
     assert first[13:] == second[13:] != "2.0"
+
+
+def test_host_files_with_ipv6_addresses(tmp_path):
+    lines = "[2001:db8::1]:2\nuser@[::2] slots=1\n2001:db8::3 slots=1  # bare\n[fe80::1%eth0]\n"
+    expected = "2001:db8::1 2001:db8::1 ::2 2001:db8::3 fe80::1%eth0"
+    (tmp_path / "hosts").write_text(lines)
+    assert hosts(lines) == hosts(str(tmp_path / "hosts")) == hosts(f"mpirun --hostfile {tmp_path / 'hosts'} x") == expected
+    assert hosts("2001:db8::1:4 slots=2\n") == "2001:db8::1:4 2001:db8::1:4"
+    for line, message in (
+        ("2001:db8::1:4", r"may be an address, or 2001:db8::1 with 4 slots; write \[2001:db8::1\]:4 or 2001:db8::1:4 slots=1"),
+        ("2001:db8::1::2 slots=2", r"is neither a host name nor an address; write IPv6 addresses in brackets, \[::1\]:2"),
+        ("[a] slots=2", "is neither a host name nor an address"),
+    ):
+        (tmp_path / "hosts").write_text(f"{line}\n")
+        with pytest.raises(ClusterError, match=message):
+            tfdist.read(f"mpirun --hostfile {tmp_path / 'hosts'} x")

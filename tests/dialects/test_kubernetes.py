@@ -164,8 +164,6 @@ def test_jobs_of_other_frameworks_are_workers_that_train_alike() -> None:
         (tfjob("{Evaluator: {}}"), "there are evaluators but nothing that trains"),
         ("apiVersion: v1\nkind: 5\n", "5 is not a text"),
         ("apiVersion: v1\nkind: List\nitems: []\n", "there is no training job, only nothing"),
-        (TRAIN_JOB.replace("    numNodes: 3\n", ""), "the trainer's numNodes is missing, and tfdist does not read the default"),
-        (TRAIN_JOB.partition("  trainer:")[0], "spec: the trainer's numNodes is missing"),
         (TRAIN_JOB.replace("numNodes", "numNode"), "trainer has no such field; did you mean numNodes?"),
         (TRAIN_JOB.replace("numNodes: 3", "numNodes: 0"), "0 is not a count; expected a whole number from 1"),
         (PYTORCH_JOB.replace('"2"', "cpu"), "spec.nprocPerNode: 'cpu' depends on the machine; give the number of processes"),
@@ -191,3 +189,29 @@ def test_what_is_refused_and_how(manifest: str, message: str) -> None:
 def test_a_second_document_of_something_else_is_still_refused() -> None:
     with pytest.raises(ClusterError, match=r"^<text>:3: .*a second document begins; only Kubernetes objects"):
         read("trainingInput:\n  scaleTier: BASIC\n---\nkind: TFJob\n")
+
+
+RUNTIME = """---
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: ClusterTrainingRuntime
+metadata: {name: %s}
+spec: {mlPolicy: {%s}}
+"""
+
+
+def test_a_runtime_says_what_a_train_job_leaves_open() -> None:
+    job = TRAIN_JOB.replace("    numNodes: 3\n", "")
+    name = yaml.safe_load(job)["spec"]["runtimeRef"]["name"]
+    assert name == "torch-distributed" and read(job).describe() == "1 worker"  # As Trainer installs this one.
+    assert len(read(job + RUNTIME % (name, "numNodes: 2, torch: {numProcPerNode: auto}")).tasks) == 2
+    four = read(job.partition("  trainer:")[0] + RUNTIME % (name, "numNodes: 2, mpi: {numProcPerNode: 4}"))
+    assert [task.slots for task in four.tasks] == [4, 4]
+    own = job.replace(name, "ours")
+    assert read(own + RUNTIME % ("ours", "torch: {}")).describe() == "1 worker"
+    for given in (
+        own,
+        own + RUNTIME % ("other", "numNodes: 2"),
+        own + RUNTIME % ("ours", "torch: {elasticPolicy: {minNodes: 1}}"),
+    ):
+        with pytest.raises(ClusterError, match="the trainer's numNodes is missing, and no runtime in this file says it"):
+            read(given)

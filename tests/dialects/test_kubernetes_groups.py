@@ -1,7 +1,7 @@
-"""Jobs of Kubernetes that are named groups of pods or the ranks of one group: JobSet, Volcano, JAXJob, XGBoostJob, PaddleJob."""
+"""Jobs of Kubernetes that are groups of pods or the ranks of one: JobSet, LeaderWorkerSet, Volcano, JAXJob, XGBoostJob, PaddleJob."""
 
 import pytest
-from samples import JAX_JOB, JOB_SET, VOLCANO
+from samples import GROUP, JAX_JOB, JOB_SET, VOLCANO
 
 import tfdist
 from tfdist.errors import ClusterError
@@ -113,3 +113,18 @@ def test_kinds_that_are_no_training_jobs() -> None:
     for kind, hint in (("RayJob", "this describes a cluster of Ray"), ("ClusterTrainingRuntime", "give such a TrainJob")):
         message = refused(f"apiVersion: a/v1\nkind: {kind}\nmetadata: {{name: j}}\nspec: {{}}\n")
         assert f"there is no training job, only {kind}; " in message and hint in message and "did you mean" not in message
+
+
+def test_the_pods_of_a_leader_worker_set_are_workers() -> None:
+    assert hosts(GROUP) == ["llm-0.llm.ml.svc:None", "llm-0-1.llm.ml.svc:None", "llm-0-2.llm.ml.svc:None"]
+    assert kinds(GROUP) == [("worker", 2, 2)] * 3
+    unique = GROUP.replace("spec:\n", "spec:\n  networkConfig: {subdomainPolicy: UniquePerReplica}\n", 1)
+    assert hosts(unique)[1] == "llm-0-1.llm-0.ml.svc:None"
+    leader = GROUP.replace("    size: 3\n", "    size: 3\n    leaderTemplate: {spec: {containers: [{name: l}]}}\n")
+    assert kinds(leader) == [("worker", 1, 0), ("worker", 2, 2), ("worker", 2, 2)]
+    assert len(kinds(GROUP.replace("    size: 3\n", ""))) == 1
+    assert "spec.replicas: there are 2 groups of pods, and each would train a model of its own" in refused(
+        GROUP.replace("replicas: 1", "replicas: 2")
+    )
+    assert "the pods ask for TPUs" in refused(GROUP.replace("nvidia.com/gpu", "google.com/tpu"))
+    assert "did you mean leaderWorkerTemplate" in refused(GROUP.replace("leaderWorkerTemplate", "leaderWorkersTemplate"))

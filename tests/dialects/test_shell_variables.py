@@ -26,6 +26,13 @@ KNOWN = [
     ("f() { echo hi; }\nN=4\nf\nmpirun -np $N python x", "4 workers"),
     ("# N=3\nN=4\necho N=$N\nmpirun -np $N python x", "4 workers"),
     ("N=4\nsource venv/bin/activate\nmpirun -np $N python x", "4 workers"),
+    ("A=(-np 8 -H a:4,b:4)\nhorovodrun ${A[@]} python x", "8 workers"),
+    ('A=(\n  -np 8  # all\n  -H a:4,b:4\n)\nhorovodrun "${A[@]}" python x', "8 workers"),
+    ("N=8; A=(-np $N)\nmpirun ${A[*]} python x", "8 workers"),
+    ("A=(x 8)\nmpirun -np ${A[1]} python x", "8 workers"),
+    ('A=(mpirun -np 4 python x)\n"${A[@]}"', "4 workers"),
+    ('RUN="mpirun -np 4 -x A=$HOME/b"\n$RUN python x', "4 workers"),
+    ('D=/x/$USER\nS="$D/train.py"\nmpirun -np 4 $S', "4 workers"),
     ("#!/bin/bash\n#SBATCH -N 2\nN=$SLURM_NNODES\nsrun -n $((N * 4)) python x", "8 workers"),
 ]
 UNKNOWN = {
@@ -86,3 +93,38 @@ def test_a_long_value_that_is_used_many_times_takes_no_memory() -> None:
     for script in (f'V={value}\nx "{"$V" * 100_000}"', f"V={value}\n" + "x $V\n" * 10_000):
         found = list(commands(script, Source("command", "a test")))
         assert sum(len(word) for command in found for word in command.words) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "A=(-np 4)\nA+=(-np 8)",
+        "if true; then\nA=(-np 4)\nfi",
+        "A=(-np 4)\nA[1]=8",
+        "A=(-np 4)\nread -a A",
+        "A=(-np 4 '')",
+        "f && A=(4)",
+    ],
+)
+def test_arrays_that_are_not_known(before: str) -> None:
+    with pytest.raises(ClusterError, match="is a shell variable among the options"):
+        tfdist.read(f"{before}\nmpirun ${{A[@]}} python x")
+
+
+def test_an_element_behind_an_unknown_one_is_not_known() -> None:
+    with pytest.raises(ClusterError, match=r"'\$\{A\[1\]\}' has a shell variable"):
+        tfdist.read("A=($X 4)\nmpirun -np ${A[1]} python x")
+    with pytest.raises(ClusterError, match="torchrun is put into a variable"):
+        tfdist.read('A=(torchrun --nproc-per-node 2)\nA+=(--nnodes 2)\n"${A[@]}" t.py')
+
+
+@pytest.mark.parametrize("array", ["()", "(a)", "(a 'b c' d)", "('' a)", "(  a\n  b # c\n)", '(-x "$((2))" y)'])
+@pytest.mark.parametrize("word", ["${A[@]}", '"${A[@]}"', 'x"${A[0]}"', "x${A[1]}y", "$A"])
+def test_elements_are_those_of_bash(array: str, word: str) -> None:
+    script = f"A={array}\nprogram first {word} last"
+    shell = subprocess.run(
+        ["bash", "-c", "program() { printf '%s\\0' program \"$@\"; }\n" + script], capture_output=True, text=True, check=True
+    )
+    *_, command = commands(script, Source("command", "a test"))
+    ours = [each.replace("$((2))", "2") for each in command.words]
+    assert ours == shell.stdout.split("\0")[:-1] or any("$" in each for each in ours)

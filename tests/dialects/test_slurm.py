@@ -162,6 +162,69 @@ def test_a_batch_script_that_tfdist_did_not_write():
             tfdist.read(head + bad + "srun x\n")
 
 
+TORCHRUN = """#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+nodes_array=($nodes)
+head_node=${nodes_array[0]}
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
+
+echo Node IP: $head_node_ip
+srun torchrun --nnodes 4 --nproc_per_node 2 --rdzv_id $RANDOM --rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500 train.py
+"""
+ACCELERATE = """#!/bin/bash
+#SBATCH --nodes=4                   # number of nodes
+#SBATCH --ntasks-per-node=1         # number of MP tasks
+#SBATCH --gres=gpu:4                # number of GPUs per node
+
+source activateEnvironment.sh
+export GPUS_PER_NODE=4
+head_node_ip=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)
+export ACCELERATE_DIR="${ACCELERATE_DIR:-/accelerate}"
+
+export LAUNCHER="accelerate launch \\
+    --num_processes $((SLURM_NNODES * GPUS_PER_NODE)) \\
+    --num_machines $SLURM_NNODES \\
+    --rdzv_backend c10d \\
+    --main_process_ip $head_node_ip \\
+    --main_process_port 29500 \\
+    "
+export SCRIPT="${ACCELERATE_DIR}/examples/complete_nlp_example.py"
+export SCRIPT_ARGS=" \\
+    --mixed_precision fp16 \\
+    --output_dir ${ACCELERATE_DIR}/examples/output \\
+    "
+export CMD="$LAUNCHER $SCRIPT $SCRIPT_ARGS"
+srun $CMD
+"""
+
+
+def test_scripts_that_find_the_first_node_when_they_run():
+    assert tfdist.read(TORCHRUN).describe() == "8 workers"
+    static = TORCHRUN.replace("--rdzv_backend c10d --rdzv_endpoint $head_node_ip:29500", "--node_rank $SLURM_NODEID")
+    static = static.replace("train.py", "--master_addr $head_node_ip train.py")
+    assert tfdist.read(static) == tfdist.read(TORCHRUN) and tfdist.read(static).task is None
+    assert tfdist.read(ACCELERATE).describe() == "16 workers"
+    twice = TORCHRUN + "srun torchrun --nnodes 4 --nproc_per_node 1 --rdzv_backend c10d other.py\n"
+    with pytest.raises(ClusterError, match="'c10d' gives out the ranks of 4 nodes"):
+        tfdist.read(twice)
+    with pytest.raises(ClusterError, match="has a shell variable"):
+        tfdist.read(TORCHRUN.replace("--nnodes 4", "--nnodes $N"))
+    fsdp = ACCELERATE.replace(
+        "    --num_processes", "    --config_file ${ACCELERATE_DIR}/fsdp_config.yaml \\\n    --num_processes"
+    )
+    assert tfdist.read(fsdp).describe() == "16 workers"
+    counted = TORCHRUN.replace("--nnodes 4", "--nnodes $N").replace(
+        "\nnodes=(", '\nN=$(scontrol show hostnames "$SLURM_NODELIST" | wc -l)\nnodes=('
+    )
+    assert tfdist.read(counted).describe() == "8 workers"
+    quoted = TORCHRUN.replace("srun torchrun", "srun bash -c 'torchrun").replace("--nnodes 4", "--nnodes $SLURM_NNODES")
+    assert tfdist.read(quoted.replace("train.py", "train.py'")).describe() == "8 workers"
+
+
 # The real one.
 
 

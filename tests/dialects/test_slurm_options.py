@@ -140,7 +140,8 @@ def test_another_launcher_in_the_script_counts() -> None:
     for run, message in (
         ("srun torchrun --nproc-per-node=4 x.py", "srun starts torchrun on each of 2 tasks"),
         ("srun torchrun --nnodes=$NODES x.py", "--nnodes: '$NODES' has a shell variable"),
-        ('L="torchrun --nnodes $N"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
+        ('L="torchrun --nnodes $N"\nsrun bash -c "$L x.py"', "--nnodes: '$N' has a shell variable"),
+        ('L="torchrun --nnodes $(nproc)"\nsrun bash -c "$L x.py"', "torchrun is put into a variable"),
     ):
         with pytest.raises(ClusterError) as caught:
             script("--nodes=2", run=run)

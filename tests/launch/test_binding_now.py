@@ -155,6 +155,8 @@ def test_a_process_that_a_real_quota_holds_is_at_its_quota(monkeypatch, control_
 def test_a_time_without_figures_of_sockets_has_none():
     looks = deque(use_probe._Look(number * 0.5, number * 0.25, 0.0, number, 2 * number, number % 2 == 0) for number in range(9))
     assert use_probe.use_of(looks, 2) == Use(4.0, 0.5, 0.0, 0.5, 2, 0.5)
+    missed = deque(use_probe._Look(number * 0.5, number * 0.25, 0.0, number, 2 * number, False) for number in range(9))
+    assert use_probe.use_of(missed, 2).running == 0.25  # It ran for that part of the time at least.
     assert use_probe.use_of(deque(list(looks)[:4]), 2) is None
     for look in looks:
         look.is_sending, look.sent = look.at > 2, int(look.at * 100)

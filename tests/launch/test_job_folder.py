@@ -221,6 +221,14 @@ def test_the_table_reads_what_was_started_once(folder, monkeypatch, capsys):
     assert names.count("job.json") == 1
 
 
+@pytest.mark.parametrize(("state", "time_left"), [(State.RUNNING, True), (State.CANCELLED, False), (State.FAILED, False)])
+def test_a_job_that_has_ended_has_no_time_left(folder, capsys, state, time_left):
+    folder.write_status(dataclasses.replace(RUNNING, state=state))
+    job_commands.main("status", [f"local://{folder.id}"])
+    got = capsys.readouterr().out
+    assert "epoch 2/5, step 130/937" in got and ("0:00:41 left" in got) is time_left
+
+
 def test_only_folders_of_jobs_that_ended_long_ago_are_removed(folder, monkeypatch):
     running, lately = JobFolder.create("local"), JobFolder.create("local")
     for each, state in ((folder, State.FAILED), (running, State.RUNNING), (lately, State.FAILED)):

@@ -63,7 +63,7 @@ def test_a_table_of_an_earlier_measurement(plan):
     }
     assert "--master_machine_type, --worker_machine_type: n1-standard-4, because none is given" in err
     assert "links of 100 Mbit/s, 4 cores per machine" in err
-    assert "measured with 1 cores: how much faster 4 are is an extrapolation" in err
+    assert "measured with 1 core: how much faster 4 are is an extrapolation" in err
 
 
 def test_values_of_flags_stay_as_they_are_before_and_after_the_program():
@@ -313,6 +313,7 @@ def test_a_probe_measures_an_unchanged_program_and_leaves_nothing(start, tmp_pat
     assert [(run.strategy, run.ps) for run in found.runs] == [("default", 0), ("parameter_server", 1), ("parameter_server", 2)]
     one = found.runs[1]
     assert min(one.worker, one.server, one.chief) > 0
+    assert 0.9 < one.moved / (2 * found.model_bytes) < 1.5  # A step pulls all parameters, and pushes all gradients.
     # As the strategy has really placed the variables.
     assert whole_and_split(found.variables, 2) == json.loads((tmp_path / "placed.json").read_text())
     # Ended while it measures, it leaves nothing either.
@@ -388,3 +389,10 @@ def test_a_program_that_ends_early_is_not_one_that_is_slow():
 def test_a_number_that_is_none_is_refused(plan, flag):
     code, out, err = plan("--from", "m.json", "--machines", "4", f"{flag}=nan")
     assert (code, out) == (2, "") and f"flag {flag}=nan: expected a number" in err
+
+
+def test_what_travels_of_tables_is_said(plan, tmp_path):
+    text = (tmp_path / "m.json").read_text().replace('"is_table": false', '"is_table": true')
+    for moved, said in ((0, "tables of Embedding layers count as a whole"), (800_000, "moves 5% of the tables of")):
+        (tmp_path / "m.json").write_text(text.replace('"moved": 0.0', f'"moved": {moved}'))
+        assert said in plan("--from", "m.json", "-n", "2")[2]

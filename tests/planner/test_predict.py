@@ -11,7 +11,7 @@ from tfdist.planner.costs import Costs
 from tfdist.planner.measurement import Variable
 from tfdist.planner.option import Hardware, Option
 from tfdist.planner.placement import evenly, whole_and_split
-from tfdist.planner.predict import Prediction, combined, predict
+from tfdist.planner.predict import Prediction, combined, predict, simulated
 from tfdist.planner.queues import cycle as queued
 from tfdist.planner.recommend import ranked, shown
 from tfdist.synchronization import Synchronization
@@ -231,3 +231,18 @@ def test_queues_against_known_results():
     for waiting in range(3):
         states.append(states[-1] * (3 - waiting) * rate)
     assert 3 / queued(3, 2.0, [1.0]) == pytest.approx(1 - states[0] / sum(states))
+
+
+def test_of_tables_only_the_rows_travel_that_steps_read():
+    variables = (Variable("table", (100_000, 20), 8_000_000, True), Variable("kernel", (1000, 250), 1_000_000))
+    runs = [dataclasses.replace(each, moved=2 * 1_080_000.0 * (each.ps == 1)) for each in measured().runs]
+    whole, rows = Costs(measured(variables=variables)), Costs(measured(variables=variables, runs=tuple(runs)))
+    assert (whole.table_part, rows.table_part) == (1.0, pytest.approx(0.01))
+    assert whole_and_split(variables, 2, rows.table_part) == [540_000, 540_000]
+    hardware, served = Hardware(1e7, 4), Option("parameter_server", 3, 2)
+    for predicted in (predict, simulated):
+        found = [predicted(costs, hardware, served).examples_per_second for costs in (whole, rows)]
+        assert found[1] > 3 * found[0]
+        # hogwild sends all parameters.
+        found = [predicted(costs, hardware, Option("hogwild", 3, 2, period=16)).examples_per_second for costs in (whole, rows)]
+        assert found[1] == found[0]

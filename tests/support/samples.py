@@ -298,6 +298,11 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str], ...]] = {
     "slurm": _SLURM_HOROVOD_MPI[:1],
     "horovod": _SLURM_HOROVOD_MPI[1:],
     "tf_config": ({"TF_CONFIG": TF_CONFIG},),
+    "kubernetes": (
+        {"COORDINATOR_ADDRESS": "j-worker-0", "COORDINATOR_PORT": "6666", "NUM_PROCESSES": "3", "PROCESS_ID": "2"},
+        {"JAX_COORDINATOR_ADDRESS": "j-node-0-0.j:6666", "JAX_NUM_PROCESSES": "3", "JAX_PROCESS_ID": "2"},
+        {"LWS_LEADER_ADDRESS": "j-0.j.ml", "LWS_GROUP_SIZE": "3", "LWS_WORKER_INDEX": "2"},
+    ),
     "vertex": ({"CLUSTER_SPEC": json.dumps(CLUSTER_SPEC)},),
     "sagemaker": (
         {"SM_RESOURCE_CONFIG": json.dumps(RESOURCES)},
@@ -412,4 +417,14 @@ spec:
     Worker: {replicas: 2, template: {spec: {containers: [{name: jax, resources: {limits: {nvidia.com/gpu: 4}}}]}}}
 """
 
-TEXTS["kubernetes"] += (JOB_SET, VOLCANO, JAX_JOB)
+GROUP = """apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: llm, namespace: ml}
+spec:
+  replicas: 1
+  leaderWorkerTemplate:
+    size: 3
+    workerTemplate: {spec: {containers: [{name: w, resources: {limits: {nvidia.com/gpu: 2}}}]}}
+"""
+
+TEXTS["kubernetes"] += (JOB_SET, VOLCANO, JAX_JOB, GROUP)

@@ -11,9 +11,10 @@ from typing import Any
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.dialect import CommandReader, Dialect, TextReader
-from tfdist.dialects.parsing.command_line import check_count, names, options
+from tfdist.dialects.parsing.command_line import check_count, check_places, names, options
 from tfdist.dialects.parsing.document import Document, check_text, decode, read_bytes, shown
 from tfdist.dialects.parsing.load import load
+from tfdist.dialects.parsing.shell import has_variable
 from tfdist.dialects.parsing.values import Values, scalar_text
 from tfdist.errors import Source, nearest
 from tfdist.rank_info import RankInfo, Store
@@ -73,7 +74,9 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     known = _VALUED | frozenset(_plain(word) for word in words if _plain(word).startswith(_PREFIXES)) - _SWITCHES
     given = options(words[1:], source, known, _SWITCHES, letters={"m": "module"})
     texts: dict[str, str] = {}
-    if given.text("config_file"):
+    # Where a variable names the file, it is on another machine: both numbers have to be in the command line.
+    has_numbers = {"num_processes", "num_machines"} <= given.texts.keys()
+    if given.texts.get("config_file") and not (has_numbers and has_variable(given.texts["config_file"])):
         name = given.text("config_file")
         file = Source(NAME, name[:250])
         content = Document(name, check_text(decode(read_bytes(name, file), file), file))
@@ -86,7 +89,7 @@ def parse_command(words: list[str], source: Source) -> Cluster | RankInfo:
     if "distributed_type" not in texts:
         is_gpu = any(map(given.flag, ("multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm")))
         texts["distributed_type"] = "MULTI_GPU" if is_gpu else "MULTI_CPU"  # Which devices there are, only the machine knows.
-    if "num_processes" not in texts and not given.text("config_file"):
+    if "num_processes" not in texts and not given.texts.get("config_file"):
         raise source.error(
             "the number of processes is that of a configuration on the machine; give it, or the file with --config_file",
             field="--num_processes",
@@ -138,9 +141,14 @@ def _read(values: Values) -> Cluster | RankInfo:
     gpus = int(kind in _GPUS and not values.flag("use_cpu"))
     if machines == 1:
         return Cluster(tuple(Task("worker", rank, gpus=gpus) for rank in range(size)), source=values.source)
-    if not values.text("main_process_ip"):
+    if not values.texts.get("main_process_ip"):
         raise values.error("main_process_ip", f"{machines} machines need a place to meet; give the address of the first")
     each = size // machines
+    check_places(
+        values,
+        ("main_process_ip", "main_process_port", "machine_rank"),
+        RankInfo(size, 0, values.source, gpus=gpus).outline(),
+    )
     return RankInfo(
         size=size,
         rank=values.number("machine_rank", 0, most=machines - 1) * each,

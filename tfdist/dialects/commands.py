@@ -91,7 +91,7 @@ def launches(
             inherited = variables
             hidden |= _hidden(command)
             used = used or next((entry for entry in hidden.values() if entry.has_options), None)
-        elif (launch := _launch(command, variables, source, has_lines)) is not None:
+        elif (launch := _launch(command, variables, source, has_lines, known)) is not None:
             found.append(launch)
             if len(found) == MAX_LAUNCHERS:
                 break
@@ -105,9 +105,11 @@ def launches(
     return found
 
 
-def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool) -> Launch | None:
+def _launch(
+    command: ShellCommand, variables: Mapping[str, str], source: Source, has_lines: bool, known: Mapping[str, str]
+) -> Launch | None:
     words = command.words[:MAX_WORDS]
-    found = _found(words, source)
+    found = _found(words, source, known)
     if found is None:
         dialect = _by_options(words) or _environment(command.variables)
         kept = words if _by_options(words) else ()
@@ -125,10 +127,13 @@ def _launch(command: ShellCommand, variables: Mapping[str, str], source: Source,
     return Launch(dialect, rest, command.line, variables, outer)
 
 
-def _found(words: Sequence[str], source: Source) -> "tuple[int, str, Launch | None] | None":
+def _found(
+    words: Sequence[str], source: Source, given: Mapping[str, str] = MappingProxyType({})
+) -> "tuple[int, str, Launch | None] | None":
     """Returns the position behind a launcher's name, and the name; or the launcher in the script of `bash -c`.
 
-    Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher.
+    Returns None if the words start no launcher. `srun` itself counts last: what it starts may be another launcher. `given` are
+    variables that are set where the words run.
     """
     known = programs()
     step: tuple[int, str, None] | None = None
@@ -147,7 +152,7 @@ def _found(words: Sequence[str], source: Source) -> "tuple[int, str, Launch | No
             break
         elif _SHELL_OPTION.fullmatch(word) and position and os.path.basename(words[position - 1]) in ("bash", "sh", "zsh"):
             script = "".join(words[position + 1 : position + 2])
-            if script.strip() and (inner := launches(script, source)):
+            if script.strip() and (inner := launches(script, source, known=given)):
                 return 0, "", inner[0]
         if position == 0 and name not in PREFIXES and not (word.startswith("$") and "-m" in words[1:4]):
             break

@@ -10,7 +10,7 @@ from tfdist.dialects.dialect import Described
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.registry import command_readers, environment_readers
 from tfdist.errors import ClusterError, Source, UnstatedError
-from tfdist.rank_info import RankInfo
+from tfdist.rank_info import RankInfo, UnplacedError
 
 
 def read_launches(launched: Launched, tasks: int = 1) -> Described:
@@ -22,17 +22,24 @@ def read_launches(launched: Launched, tasks: int = 1) -> Described:
 
     Raises:
         ClusterError: if the commands describe different clusters, or the only one cannot be read.
+        UnplacedError: if they describe one cluster, and leave its addresses to the shell or the launcher.
     """
     described: list[Described] = []
     faults: list[ClusterError] = []
     unstated: list[ClusterError] = []
+    unplaced: list[UnplacedError] = []
     for launch in launched.launches:
         try:
             described.append(_read(launch, launched, tasks))
         except UnstatedError as error:
             unstated.append(error)  # It counts only if nothing else describes a cluster: `srun hostname`.
+        except UnplacedError as error:
+            unplaced.append(error)
         except ClusterError as error:
             faults.append(error)
+    if unplaced and not described and not faults and all(other.outline == unplaced[0].outline for other in unplaced):
+        raise unplaced[0]
+    faults += [ClusterError(*error.args) for error in unplaced]
     if not described:
         raise (*faults, *unstated)[0]
     if not faults and all(other == described[0] for other in described):

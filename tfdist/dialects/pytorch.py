@@ -15,13 +15,13 @@ from tfdist.cluster import Cluster, Task
 from tfdist.dialects.dialect import CommandReader, Dialect, EnvironmentReader
 from tfdist.dialects.horovod.environment import recognizes as has_mpi_rank
 from tfdist.dialects.parsing.addresses import launcher_address
-from tfdist.dialects.parsing.command_line import check_count, names, nodes, options
+from tfdist.dialects.parsing.command_line import check_count, check_places, names, nodes, options
 from tfdist.dialects.parsing.document import MAX_TASKS, shown
 from tfdist.dialects.parsing.machine_gpus import visible_gpus
 from tfdist.dialects.parsing.values import Values
 from tfdist.dialects.slurm import recognizes as has_slurm_rank
 from tfdist.errors import Source
-from tfdist.rank_info import RankInfo, Store
+from tfdist.rank_info import RankInfo, Store, UnplacedError
 
 NAME = "pytorch"
 
@@ -55,8 +55,9 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
         environ: variables. Default: those of this process.
 
     Raises:
-        ClusterError: for options that torchrun refuses, and for ranks that torchrun assigns only when it runs: an elastic
-            `--nnodes 1:4`, or several nodes with `--rdzv-backend c10d`.
+        ClusterError: for options that torchrun refuses, and for an elastic `--nnodes 1:4`.
+        UnplacedError: for several nodes with `--rdzv-backend c10d`, whose ranks torchrun assigns when it runs, or with shell
+            variables in the address of the master or the rank of the node.
     """
     environ = os.environ if environ is None else environ
     given = options(words[1:], source, _VALUED, _SWITCHES, letters=_LETTERS, abbreviates=True)
@@ -67,14 +68,17 @@ def parse_command(words: list[str], source: Source, environ: Mapping[str, str] |
     check_count(values, "nnodes", count * processes)
     if count == 1:
         return Cluster(tuple(Task("worker", rank) for rank in range(processes)), source=source)
-    node = values.number("node_rank", 0, most=count - 1)
+    outline = RankInfo(count * processes, 0, source).outline()
     backend = values.text("rdzv_backend", "static")
     if backend != "static":
-        raise values.error(
+        fault = values.error(
             "rdzv_backend",
             f"{shown(backend)} gives out the ranks of {count} nodes only when it runs; start the program with this command and "
             "call tfdist.strategy() without a description, or use --node-rank and --master-addr",
         )
+        raise UnplacedError(fault, outline)
+    check_places(values, ("node_rank", "rdzv_endpoint", "master_addr", "master_port"), outline)
+    node = values.number("node_rank", 0, most=count - 1)
     endpoint = values.text("rdzv_endpoint")
     if endpoint:
         host, port = launcher_address(values, "rdzv_endpoint", endpoint, MASTER_PORT)

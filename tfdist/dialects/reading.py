@@ -12,7 +12,7 @@ from tfdist.dialects.dialect import Described
 from tfdist.dialects.launched import read_launches
 from tfdist.dialects.parsing.document import Document
 from tfdist.errors import ClusterError, Source, UnstatedError, nearest
-from tfdist.rank_info import RankInfo
+from tfdist.rank_info import RankInfo, UnplacedError
 
 JOB_DIR = "job_dir"
 """The override that every dialect takes."""
@@ -139,6 +139,8 @@ def _parse(detected: Detected, hosts: str | None, options: Mapping[str, Any]) ->
         found = read_launches(dataclasses.replace(inner, launches=others), len(described.tasks))
     except UnstatedError:
         return described  # mpirun asks the scheduler.
+    except UnplacedError as error:
+        found = error.outline  # The script says it when it runs.
     cluster = dataclasses.replace(found.outline() if isinstance(found, RankInfo) else found, task=None)
     if "localhost" in document.text or not all(launch.words[0] in _ASK_SCHEDULERS for launch in others):
         return cluster

@@ -135,6 +135,14 @@ class Costs:
         worker = beyond + more * max(0.0, two.worker - one.worker)
         return Cost(worker, one.server - byte + byte * part, one.chief + more * max(0.0, two.chief - one.chief))
 
+    @functools.cached_property
+    def table_part(self) -> float:
+        """The part of the tables of Embedding layers that a step of `parameter_server` reads and updates; 1 if not known."""
+        run, tables = self.measurement.run("parameter_server", 1), self.measurement.table_bytes
+        if run is None or not run.moved or not tables:
+            return 1.0
+        return min(1.0, max(0.0, (run.moved / 2 - (self.measurement.model_bytes - tables)) / tables))
+
     def exchanged(self, period: int, ps: int, fragments: int) -> Cost:
         """Returns the costs of a period of `hogwild` without its steps: an exchange of all parameters, and a call."""
         if self._hogwild is None:

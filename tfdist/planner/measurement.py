@@ -48,6 +48,7 @@ class Run:
         chief: processor seconds of the chief; 0 without.
         period: updates between two synchronizations of hogwild; else 1.
         waited: part of `seconds` for which the threads of the workers waited for a processor that others had.
+        moved: bytes that all ps send and receive in a step, both together; 0 if not known.
     """
 
     strategy: str
@@ -61,6 +62,7 @@ class Run:
     chief: float = 0.0
     period: int = 1
     waited: float = 0.0
+    moved: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class Measurement:
     def model_bytes(self) -> int:
         """Bytes of all trainable variables."""
         return sum(variable.size for variable in self.variables)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of the tables of Embedding layers."""
+        return sum(variable.size for variable in self.variables if variable.is_table)
 
     def run(self, strategy: str, ps: int | None = None) -> Run | None:
         """Returns the run of a strategy, and with a number of ps; None if it was not measured."""
@@ -149,6 +156,7 @@ def _run(values: Mapping[str, Any]) -> Run:
         strategy=str(values["strategy"]),
         **{name: _number(values, name, whole=True, least=lowest) for name, lowest in whole.items()},  # type: ignore[arg-type]
         **{name: _number(values, name, least=lowest) for name, lowest in least.items()},  # type: ignore[arg-type]
+        moved=_number(values, "moved", least=0) if "moved" in values else 0.0,  # Older files do not say it.
     )
 
 

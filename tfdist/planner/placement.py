@@ -12,15 +12,22 @@ SHARDS_PER_SERVER, SHARD_BYTES = 8, 2**21
 """hogwild cuts the part of a ps into up to 8 shards of at least 2 MiB (strategies/hogwild/global_parameters.py)."""
 
 
-def whole_and_split(variables: Sequence[Variable], ps: int) -> list[int]:
-    """Returns the bytes on each ps under `parameter_server`.
+def whole_and_split(variables: Sequence[Variable], ps: int, table_part: float = 1.0) -> list[int]:
+    """Returns the bytes of each ps under `parameter_server`: those that it holds, or those that a step reads of it.
 
     Large variables are split by rows over all ps. Any other goes to the ps that holds the fewest bytes, so that the largest one
     that has too few rows bounds how many ps are useful.
+
+    Args:
+        variables: the trainable variables.
+        ps: number of ps.
+        table_part: the part of the tables of Embedding layers that counts. Default: they count whole.
     """
-    held = [0] * ps
+    held, counted = [0] * ps, [0] * ps
     for variable in variables:
         rows = variable.shape[0] if variable.shape else 0
+        part = table_part if variable.is_table else 1.0
+        before = list(held)
         if ps > 1 and rows >= ps and variable.size >= ps * MIN_SHARD_BYTES:
             row = variable.size // rows
             bounds = [rows * number // ps for number in range(ps + 1)]
@@ -28,7 +35,8 @@ def whole_and_split(variables: Sequence[Variable], ps: int) -> list[int]:
                 held[number] += (bounds[number + 1] - bounds[number]) * row
         else:
             held[held.index(min(held))] += variable.size
-    return held
+        counted = [known + round(part * (now - then)) for known, now, then in zip(counted, held, before, strict=True)]
+    return counted
 
 
 def evenly(size: int, ps: int) -> list[int]:

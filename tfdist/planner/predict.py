@@ -134,7 +134,9 @@ def _all_reduce(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
 def _served(costs: Costs, hardware: Hardware, option: Option) -> Prediction:
     """`parameter_server`: a step reads the parameters, computes, and sends the gradients; workers do not wait for others."""
     measurement = costs.measurement
-    sent = [size * COMPRESSED[option.compression] for size in whole_and_split(measurement.variables, option.ps)]
+    sent = [
+        size * COMPRESSED[option.compression] for size in whole_and_split(measurement.variables, option.ps, costs.table_part)
+    ]
     cost = costs.served(option.ps, max(sent) / sum(sent))
     cycle = Cycle(
         measurement.batch,

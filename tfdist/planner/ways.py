@@ -57,7 +57,7 @@ def way_of(costs: Costs, option: Option, **changes: Any) -> Way:
         examples *= option.workers if costs.batch_grows else 1
         found = Way(option, computed, summed, sent=(size,), examples=examples)
     elif option.strategy == "parameter_server":
-        placed = whole_and_split(measured.variables, option.ps)
+        placed = whole_and_split(measured.variables, option.ps, costs.table_part)
         cost = costs.served(option.ps, max(placed) / sum(placed))
         sent = tuple(each * COMPRESSED[option.compression] for each in placed)
         found = Way(option, costs.compute, cost.worker, cost.server, cost.chief, sent, batches, examples)

@@ -1,6 +1,6 @@
 """`connections`: the TCP connections of this machine with the kernel's counters, over netlink (man 7 sock_diag).
 
-Only those to other machines: what stays on this one does not use its link. Without the kernel's answer nothing is known.
+Usually only those to other machines: what stays on this one does not use its link. Nothing is known if the kernel is silent.
 """
 
 import os
@@ -28,7 +28,7 @@ _ACKED, _RECEIVED, _RECEIVER_LIMITED = 120, 128, 176
 
 @dataclass(frozen=True)
 class Connection:
-    """A connection to another machine.
+    """A connection.
 
     Attributes:
         inode: number of the socket, as in `/proc/PID/fd`.
@@ -45,12 +45,16 @@ class Connection:
     receiver_limited: int
 
 
-def connections() -> list[Connection] | None:
-    """Returns the established connections to other machines; None where the kernel does not tell."""
+def connections(*, within: bool = False) -> list[Connection] | None:
+    """Returns the established connections to other machines; None where the kernel does not tell.
+
+    Args:
+        within: whether also those within this machine. Each of their two ends is one.
+    """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as netlink:
             netlink.settimeout(_SECONDS)
-            return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _of_family(netlink, family)]
+            return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _of_family(netlink, family, within)]
     except (OSError, AttributeError, struct.error):
         return None
 
@@ -71,7 +75,7 @@ def inodes(pid: int) -> set[int]:
     return found
 
 
-def _of_family(netlink: socket.socket, family: int) -> Iterator[Connection]:
+def _of_family(netlink: socket.socket, family: int, within: bool) -> Iterator[Connection]:
     query = _QUERY.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, 1 << _ESTABLISHED, bytes(48))
     netlink.send(_HEADER.pack(_HEADER.size + len(query), _BY_FAMILY, _REQUEST | _DUMP, 1, 0) + query)
     found: list[tuple[bytes, bytes, Connection]] = []
@@ -81,7 +85,7 @@ def _of_family(netlink: socket.socket, family: int) -> Iterator[Connection]:
             if kind == _ERROR:
                 raise OSError("netlink refuses the question")
             if kind == _DONE:
-                yield from _to_others(found)
+                yield from (each for _, _, each in found) if within else _to_others(found)
                 return
             if (each := _connection(body)) is not None:
                 found.append(each)

@@ -155,11 +155,14 @@ def use_of(looks: "deque[_Look]", cores: int, together: float | None = None, quo
     seconds = last.at - first.at
     capacity = last.machine_all - first.machine_all
     knows_links = all(look.is_sending is not None for look in looks)
+    processor = (last.processor - first.processor) / seconds
+    # Few looks may miss short work: it takes at least this part of the time, on all cores at once.
+    least = min(1.0, processor / max(1, cores))
     use = Use(
         seconds,
-        (last.processor - first.processor) / seconds,
+        processor,
         max(0.0, last.waited - first.waited) / seconds,
-        sum(look.is_running for look in later) / len(later),
+        max(least, sum(look.is_running for look in later) / len(later)),
         cores,
         min(1.0, (last.machine_busy - first.machine_busy) / capacity) if capacity > 0 else 0.0,
         sum(bool(look.is_sending) for look in later) / len(later) if knows_links else None,

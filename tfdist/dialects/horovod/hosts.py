@@ -17,13 +17,19 @@ NAME = "horovod"
 Hosts = list[tuple[str, int]]
 """Hosts and the most ranks on each, in the order of the ranks."""
 
-_HOST_LINE = re.compile(r"[\w.@-]+(?::[0-9]+)?(?:[ \t]+[A-Za-z][\w-]*[ \t]*=[ \t]*\S*)*", re.ASCII)
-_SLOTS_LINE = re.compile(r"[\w.@-]+(?:[ \t]+[A-Za-z][^\s/]*)*?[ \t]+(?:(?:[A-Za-z][\w-]*)?slots?|cpus?|count)[ \t]*=", re.ASCII)
+_NAME = r"(?:(?:[\w.@-]+@)?\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[\w.@-]+)"
+"""A host: a name, an address, or an IPv6 address in brackets."""
+
+_BARE_IPV6 = r"(?:[\w.-]+@)?[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?"
+_HOST_LINE = re.compile(rf"(?:{_NAME}(?::[0-9]+)?|{_BARE_IPV6})(?:[ \t]+[A-Za-z][\w-]*[ \t]*=[ \t]*\S*)*", re.ASCII)
+_SLOTS_LINE = re.compile(
+    rf"(?:{_NAME}|{_BARE_IPV6})(?:[ \t]+[A-Za-z][^\s/]*)*?[ \t]+(?:(?:[A-Za-z][\w-]*)?slots?|cpus?|count)[ \t]*=", re.ASCII
+)
 """A host and its slots. Words with a dash are the options of a command: `horovodrun -np 8 bash bind.sh --cpu=node train.py`."""
 _FIELD = re.compile(r"n?(?:workers?|servers?)_(?:per_|groups?).*|start_port|sync_freq|poll_time", re.ASCII)
-_COLON_LINE = re.compile(r"([\w.@-]+):([0-9]+)(?:[ \t].*)?", re.ASCII)
+_COLON_LINE = re.compile(rf"({_NAME}):([0-9]+)(?:[ \t].*)?", re.ASCII)
 _OPTION = re.compile(r"([A-Za-z][\w-]*)[ \t]*=[ \t]*(\S*)", re.ASCII)
-_HOST = re.compile(r"([^:]*)(?::([0-9]{1,9}))?", re.ASCII)
+_HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::([0-9]{1,9}))?", re.ASCII)
 _SLOTS = ("slots", "cpu", "cpus", "count")
 _FILE_OPTIONS = (*_SLOTS, "max_slots", "max-slots", "slots_max", "slots-max", "binding", "user", "username", "port")
 
@@ -79,9 +85,11 @@ def parse_hosts(text: str, source: Source, field: str) -> Hosts:
     hosts: Hosts = []
     for item in text.split(","):
         match = _HOST.fullmatch(item.strip())
-        if match is None or not valid_host(match[1]):
-            raise source.error(f"{shown(item)} is not a host and its slots; expected a:2,b:2", field=field)
-        hosts.append((match[1], int(match[2] or 1)))
+        host = _address(match[1]) if match else None
+        if match is None or host is None:
+            hint = "; write IPv6 addresses in brackets, [::1]:2" if item.count(":") > 1 else ""
+            raise source.error(f"{shown(item)} is not a host and its slots; expected a:2,b:2{hint}", field=field)
+        hosts.append((host, int(match[2] or 1)))
     _check_total(sum(slots for _, slots in hosts), source)
     return hosts
 
@@ -103,6 +111,13 @@ def _without_comment(line: str) -> str:
     return line.partition("#")[0].strip()
 
 
+def _address(written: str) -> str | None:
+    """Returns the host that is written, an IPv6 address without its brackets; None if it is none."""
+    is_bracketed = written.startswith("[") and written.endswith("]")
+    host = written[1:-1] if is_bracketed else written
+    return host if valid_host(host) and (":" in host or not is_bracketed) else None
+
+
 def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
     def fault(message: str) -> ClusterError:
         return source.error(message, line=number)
@@ -120,9 +135,15 @@ def _hostfile_line(line: str, number: int, source: Source) -> tuple[str, int]:
             raise fault(f"{shown(key)} is not known in a host file{nearest(key, _FILE_OPTIONS)}")
         if key in _SLOTS:
             slots = value
-    host = name.rpartition("@")[2]
-    if not valid_host(host):
-        raise fault(f"{shown(name)} is neither a host name nor an address")
+    host = _address(name.rpartition("@")[2])
+    if host is None:
+        hint = "; write IPv6 addresses in brackets, [::1]:2" if ":" in name else ""
+        raise fault(f"{shown(name)} is neither a host name nor an address{hint}")
+    before, _, last = host.rpartition(":")
+    if slots is None and "[" not in name and before and last.isdecimal() and valid_host(before):
+        raise fault(
+            f"{shown(name)} may be an address, or {before} with {last} slots; write [{before}]:{last} or {host} slots=1"
+        )
     slots = "1" if slots is None else slots  # Open MPI's hostfile(7): a node without slots is a machine with one.
     if not (slots.isascii() and slots.isdecimal() and len(slots) <= 9):
         raise fault(f"{shown(slots)} is not a number of slots")

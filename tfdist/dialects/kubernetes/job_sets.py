@@ -1,9 +1,11 @@
-"""Reads jobs that consist of named groups of pods: JobSet, and the Job of Volcano.
+"""Reads jobs that consist of groups of pods: JobSet, LeaderWorkerSet, and the Job of Volcano.
 
 Sources: kubernetes-sigs/jobset v0.8 `api/jobset/v1alpha2/jobset_types.go` (pods are
 `<jobset>-<group>-<job>-<pod>.<subdomain>`); volcano-sh/volcano v1.11 `docs/user-guide` and `pkg/controllers/job/plugins/svc`
 and `pkg/controllers/job/plugins/distributed-framework`
-(pods are `<job>-<task>-<index>.<job>`; the arguments of the plugins tensorflow, pytorch and mpi may name the tasks).
+(pods are `<job>-<task>-<index>.<job>`; the arguments of the plugins tensorflow, pytorch and mpi may name the tasks);
+kubernetes-sigs/lws `api/leaderworkerset/v1/leaderworkerset_types.go` (pods are
+`<set>-0.<set>`, the leader, and `<set>-0-<i>.<set>`).
 
 The name of a group says which job of TensorFlow it is. The only group of a JobSet trains, whatever it is called. A group that
 only runs mpirun has no rank.
@@ -79,6 +81,31 @@ def _volcano(job: Node) -> Cluster:
         for index in range(checked_total(group, tasks, replica_count(group), width)):
             host = f"{name}-{label}-{index}.{name}.{space}.svc" if name and label else None
             tasks.append(_task(tasks, role, host, here if host else None, width))
+    return _cluster(tasks, job, spec)
+
+
+def _leader_worker_set(job: Node) -> Cluster:
+    spec = need(job, "spec")
+    spec.check_near(("replicas", "leaderWorkerTemplate", "networkConfig"), "LeaderWorkerSet")
+    groups = replica_count(spec)
+    if groups != 1:
+        raise spec.child("replicas").error(
+            f"there are {groups} groups of pods, and each would train a model of its own; give 1"
+        )
+    template = need(spec, "leaderWorkerTemplate")
+    template.check_near(("size", "leaderTemplate", "workerTemplate"), "leaderWorkerTemplate")
+    name, space, given = object_name(job), namespace(job), template.get("size")
+    count = 1 if given is None else given.count(1)
+    network = spec.get("networkConfig")
+    is_unique = network is not None and network.child("subdomainPolicy").value == "UniquePerReplica"
+    domain = f"{name}-0.{space}.svc" if is_unique else f"{name}.{space}.svc"
+    member = template.get("workerTemplate")
+    first, others = (_width(container(pod, None), "worker") for pod in (template.get("leaderTemplate") or member, member))
+    checked_total(given or template, [], count, max(first, others))
+    tasks: list[Task] = []
+    for index in range(count):
+        pod = f"{name}-0-{index}" if index else f"{name}-0"
+        tasks.append(_task(tasks, "worker", f"{pod}.{domain}" if name else None, None, others if index else first))
     return _cluster(tasks, job, spec)
 
 
@@ -168,5 +195,5 @@ def _cluster(tasks: list[Task], job: Node, spec: Node) -> Cluster:
     return Cluster(tuple(tasks), source=job.source)
 
 
-READERS: dict[str, Callable[[Node], Cluster]] = {"JobSet": _jobset, VOLCANO: _volcano}
+READERS: dict[str, Callable[[Node], Cluster]] = {"JobSet": _jobset, "LeaderWorkerSet": _leader_worker_set, VOLCANO: _volcano}
 """Kind of training job -> its reader."""

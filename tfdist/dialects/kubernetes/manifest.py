@@ -36,9 +36,7 @@ _OTHERS = {
     **dict.fromkeys(
         ("RayJob", "RayCluster", "RayService"), "; this describes a cluster of Ray, which decides itself where tasks run"
     ),
-    **dict.fromkeys(
-        ("TrainingRuntime", "ClusterTrainingRuntime"), "; this is a template for the jobs of its users, give such a TrainJob"
-    ),
+    **dict.fromkeys(training_jobs.RUNTIMES, "; this is a template for the jobs of its users, give such a TrainJob"),
 }
 """Kinds that people take for training jobs, and what to tell them."""
 
@@ -65,7 +63,12 @@ def parse(document: Document) -> Cluster:
         names = " and ".join(f"{kind} {_name(entry)}" for entry, kind in jobs[:2])
         raise jobs[1][0].error(f"there are {len(jobs)} training jobs, {names}; give a file with one of them")
     if jobs:
-        return READERS[jobs[0][1]](jobs[0][0])
+        job, kind = jobs[0]
+        if kind == "TrainJob":
+            return training_jobs.trainjob(
+                job, [entry for entry in objects if entry.child("kind").value in training_jobs.RUNTIMES]
+            )
+        return READERS[kind](job)
     carriers = [entry for entry, kind in zip(objects, kinds, strict=True) if kind in CARRIERS and carries_tf_config(entry)]
     if carriers:
         return read_objects(carriers)

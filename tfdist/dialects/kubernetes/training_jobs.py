@@ -2,10 +2,10 @@
 
 Sources: kubeflow/training-operator v1.9 (`pkg/apis/kubeflow.org/v1`, `pkg/controller.v1/tensorflow/tensorflow.go`,
 `pkg/webhooks/tensorflow/tfjob_webhook.go`) and 0b807f39 (`pkg/apis/tensorflow/v1alpha1/types.go`); kubeflow/mpi-operator
-v2beta1; kubeflow/trainer `pkg/apis/trainer/v1alpha1`.
+v2beta1; kubeflow/trainer `pkg/apis/trainer/v1alpha1` and `manifests/base/runtimes`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfdist.cluster import Cluster, Task
 from tfdist.dialects.kubernetes.fields import (
@@ -34,6 +34,12 @@ _TF_VERSIONS = ("kubeflow.org/v1", "kubeflow.org/v1beta2", "kubeflow.org/v1beta1
 
 FIRST_TF_VERSIONS = ("kubeflow.org/v1alpha1", "tensorflow.org/v1alpha1", "mlkube.io/v1beta1")
 """API versions in which TFJob had a list of replicas. In the last it was `kind: TfJob`."""
+
+RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
+"""Kinds of the templates that TrainJobs refer to."""
+
+_OF_ONE_NODE = frozenset(f"{name}-distributed" for name in ("torch", "jax", "deepspeed", "mlx", "xgboost", "flux"))
+"""Runtimes that Trainer installs. A TrainJob has one node under them, unless it says otherwise."""
 
 
 def _tfjob(job: Node) -> Cluster:
@@ -178,7 +184,16 @@ def _first_mpijob(job: Node) -> Cluster:
     )
 
 
-def _trainjob(job: Node) -> Cluster:
+def trainjob(job: Node, runtimes: Sequence[Node] = ()) -> Cluster:
+    """Reads a TrainJob.
+
+    Args:
+        job: the TrainJob.
+        runtimes: the runtimes of the same file. That of the job gives what the job leaves open.
+
+    Raises:
+        ClusterError: for bad fields, and if only a runtime elsewhere says how many nodes there are.
+    """
     version = need(job, "apiVersion")
     if version.text().partition("/")[0] not in ("trainer.kubeflow.org", "kubeflow.org"):
         raise version.error(f"{shown(version.value)} is not the API of a TrainJob; expected trainer.kubeflow.org/v1alpha1")
@@ -187,14 +202,17 @@ def _trainjob(job: Node) -> Cluster:
     trainer = spec.get("trainer")
     if trainer is not None:
         trainer.check_near(("numNodes", "numProcPerNode", "resourcesPerNode"), "trainer")
-    nodes = trainer.get("numNodes") if trainer is not None else None
-    if trainer is None or nodes is None:
+    nodes, processes = _of_runtime(spec, runtimes)
+    given = trainer.get("numNodes") if trainer is not None else None
+    nodes = nodes if given is None else given.count(1)
+    if nodes is None:
         raise (trainer or spec).error(
-            "the trainer's numNodes is missing, and tfdist does not read the default of the runtime; give the number of nodes"
+            "the trainer's numNodes is missing, and no runtime in this file says it; give the number of nodes"
         )
-    slots, devices = slots_of_node(trainer.get("numProcPerNode"), gpus(trainer, "resourcesPerNode"))
+    own = trainer.get("numProcPerNode") if trainer is not None else None
+    slots, devices = slots_of_node(own or processes, gpus(trainer, "resourcesPerNode"))
     name, space = object_name(job), namespace(job)
-    count = checked_total(nodes, [], nodes.count(1), slots)
+    count = checked_total(given or spec, [], nodes, slots)
     # Trainer makes a JobSet with one replicated job, `node`, and a headless service with the name of the TrainJob.
     hosts = [f"{name}-node-0-{index}.{name}.{space}.svc" if name else None for index in range(count)]
     return Cluster(
@@ -202,9 +220,32 @@ def _trainjob(job: Node) -> Cluster:
     )
 
 
+def _of_runtime(spec: Node, runtimes: Sequence[Node]) -> tuple[int | None, Node | None]:
+    """Returns the nodes of a TrainJob and the processes of each node, as its runtime says; None for what it leaves open."""
+    reference = spec.get("runtimeRef")
+    name = reference.child("name").value if reference is not None else None
+    for runtime in runtimes:
+        metadata = runtime.get("metadata")
+        if name is None or metadata is None or metadata.child("name").value != name:
+            continue
+        inner = runtime.get("spec")
+        policy = inner.get("mlPolicy") if inner is not None else None
+        if policy is None:
+            return 1, None
+        source = next((found for kind in ("torch", "mpi", "flux") if (found := policy.get(kind)) is not None), None)
+        if source is not None and source.get("elasticPolicy") is not None:
+            return None, None  # The number of nodes changes while it runs.
+        nodes = policy.get("numNodes")
+        processes = source.get("numProcPerNode") if source is not None else None
+        if processes is not None and processes.value in ("auto", "cpu", "gpu"):
+            processes = None  # One for each GPU that the job asks for.
+        return 1 if nodes is None else nodes.count(1), processes
+    return 1 if name in _OF_ONE_NODE else None, None
+
+
 READERS: dict[str, Callable[[Node], Cluster]] = {
     "TFJob": _tfjob,
-    "TrainJob": _trainjob,
+    "TrainJob": trainjob,
     "PyTorchJob": _pytorchjob,
     "MPIJob": _mpijob,
 }

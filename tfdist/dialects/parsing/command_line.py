@@ -1,11 +1,13 @@
 """The options of a command line. Nothing is ever executed."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from tfdist.cluster import Cluster
 from tfdist.dialects.parsing.document import MAX_TASKS, close, shown
 from tfdist.dialects.parsing.values import Values
-from tfdist.errors import Source, nearest
+from tfdist.errors import ClusterError, Source, nearest
+from tfdist.rank_info import UnplacedError
 
 _ONLY_VARIABLE = re.compile(r"\$(?:\w+|[@*]|\{[^}]*\})|\$\((?!which |command -v ).*|`(?!which ).*", re.ASCII | re.DOTALL)
 
@@ -143,3 +145,12 @@ def check_count(values: Values, name: str, count: int) -> None:
     """Raises ClusterError if an option asks for more processes than tfdist supports."""
     if count > MAX_TASKS:
         raise values.error(name, f"that makes {count} processes, and tfdist supports {MAX_TASKS}")
+
+
+def check_places(values: Values, names: Iterable[str], outline: Cluster) -> None:
+    """Raises UnplacedError if one of some options, which say where processes are and meet, is left to the shell."""
+    for name in names:
+        try:
+            values.text(name)
+        except ClusterError as fault:
+            raise UnplacedError(fault, outline) from None

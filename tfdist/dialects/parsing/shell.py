@@ -44,6 +44,7 @@ _BLANKS = re.compile(r"\s+")
 _ESCAPED = re.compile(r"\\([\"\\\n])")
 _CONTROL = frozenset({"if", "then", "else", "elif", "fi", "do", "done", "while", "until", "for", "case", "esac", "{", "}", "!"})
 _DECLARE = frozenset({"export", "declare", "typeset", "readonly", "local"})
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=", re.ASCII)
 _QUOTES = "'\""
 _MAX_MISSING = 20
 """Ends of here-documents that are looked for in vain before `<<` counts as an operator."""
@@ -77,12 +78,27 @@ def commands(text: str, source: Source, known: Mapping[str, str] = MappingProxyT
         ClusterError: for a quotation that does not end.
     """
     words: list[str] = []
+    array: list[str] | None = None  # What has been found of `NAME=(...)`, whose name is the last of `words`.
     before, literals = "\n", Literals(text, known)
     for kind, content, line in _words(text, source, literals):
+        if kind == "word" and array is not None:
+            array.append(content)
+            continue
         if kind == "word":
             if not words:
                 first = line
             words.append(content)
+            continue
+        if array is not None:
+            if content == ")":
+                literals.see(words, {}, before, "(")
+                name = words[-1].rstrip("+=")
+                if not literals.see_array(name, array, before):
+                    yield ShellCommand((), {name: " ".join(array)}, first)
+                words, array = [], None
+            continue
+        if content == "(" and words and _ARRAY.fullmatch(words[-1]):
+            array = []
             continue
         if words:
             command = _command(words, first)
@@ -172,8 +188,11 @@ def _words(text: str, source: Source, literals: Literals) -> Iterator[tuple[str,
             word, word_line = [], first_line
         if kind == "other" and token in "'`":
             raise source.error(_NO_END, line=line)
-        if kind in ("variable", "brace") and (value := literals.expand(token)) != token:
-            *complete, last = _BLANKS.split(value)  # As a shell does without quotes.
+        pieces = literals.elements(token) if kind in ("brace", "double") else None
+        if pieces is None and kind in ("variable", "brace") and (value := literals.expand(token)) != token:
+            pieces = _BLANKS.split(value)  # As a shell does without quotes.
+        if pieces is not None:
+            *complete, last = pieces or [""]
             for piece in complete:
                 word += [piece] if piece else []
                 if word:

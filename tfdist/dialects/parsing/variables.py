@@ -3,9 +3,10 @@
 Other values depend on what a shell executes, so they stay as they are written. The dialects refuse them where they matter.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.ASCII | re.DOTALL)
 _ASSIGNED = re.compile(r"(?<![\w$-])([A-Za-z_]\w*)(?:\[[^\]\n]{0,99}\])?(?:\+|:)?=", re.ASCII)
@@ -19,12 +20,24 @@ _SETS = re.compile(
 _ARITHMETIC = re.compile(r"\(\(([^()\n]{0,200})\)\)", re.ASCII)
 _CHANGES = re.compile(r"\+\+|--|=", re.ASCII)
 _NAME = re.compile(r"(?<![\w$-])(?<!\$\{)[A-Za-z_]\w*", re.ASCII)
-_LITERAL = re.compile(r"[\w./:,@%+=\s-]{0,2000}|\$SLURM_\w+|\$\{SLURM_\w+\}", re.ASCII)
-_USE = re.compile(r"(?<!\\)\$(?:\{(\w+)\}|(\w+))", re.ASCII)
+_REFERENCE = r"(?:\$\w+(?!\w)|\$\{\w+\})"
+_LITERAL = re.compile(
+    rf"(?!{_REFERENCE}\Z)(?:[\w./:,@%+=\s-]|{_REFERENCE}|\$\(\([\w *]+\)\)){{0,2000}}|\$SLURM_\w+|\$\{{SLURM_\w+\}}", re.ASCII
+)
+"""A value of which all is known but for variables in it. What is nothing but a variable stays as it is."""
+_USE = re.compile(r"(?<!\\)\$(?:\{(\w+)(?:\[([0-9]{1,4})\])?\}|(\w+))", re.ASCII)
+_ALL = re.compile(r"""("?)\$\{(\w+)\[([@*])\]\}"?""", re.ASCII)
 _FACTOR = r"(?:\w+|\$SLURM_\w+|\$\{SLURM_\w+\})"
 _PRODUCT = re.compile(rf"\$\(\([ \t]*({_FACTOR}(?:[ \t]*\*[ \t]*{_FACTOR})*)[ \t]*\)\)", re.ASCII)
+_COUNTED = re.compile(
+    r"""\$\([ \t]*scontrol[ \t]+show[ \t]+hostnames?(?:[ \t]+"?\$\{?SLURM_(?:JOB_)?NODELIST\}?"?)?"""
+    r"""[ \t]*\|[ \t]*wc[ \t]+-l[ \t]*\)""",
+    re.ASCII,
+)
+"""Counts the nodes of a job of Slurm, as SLURM_NNODES does."""
 _OPENS = frozenset({"if", "for", "select", "while", "until", "case", "{", "("})
 _CLOSES = frozenset({"fi", "done", "esac", "}", ")"})
+_DEPENDS = frozenset({"&&", "||", "|", "&"})
 _SOURCES = frozenset({"source", ".", "eval"})
 _HARMLESS = re.compile(r"activate|conda|bashrc|profile|module|modules", re.ASCII)
 
@@ -42,6 +55,7 @@ class Literals:
         self._values: dict[str, str] = {}
         # Those that are set where the script runs, unless it changes them itself.
         self._known = {name: value for name, value in known.items() if name not in counts and name not in changed}
+        self._arrays: dict[str, list[str]] = {}
         self._open: list[str] = []
         self._left = MAX_EXPANDED
 
@@ -64,11 +78,38 @@ class Literals:
                 break
         if words and words[0] in _SOURCES and not _HARMLESS.search(" ".join(words)):
             self._values.clear()
-        if self._open or before in ("&&", "||", "|", "&") or behind in ("|", "&", "("):
+            self._arrays.clear()
+        if self._open or before in _DEPENDS or behind in ("|", "&", "("):
             return  # It depends on something, or is in a process of its own, or an array.
         for name, value in assigned.items():
+            if _COUNTED.fullmatch(value):
+                value = self._get("SLURM_NNODES", value)
             if name in self._once and _LITERAL.fullmatch(value):
                 self._values[name] = value
+
+    def see_array(self, name: str, words: Sequence[str], before: str) -> bool:
+        """Takes note of `NAME=(...)`. Returns whether its elements are known at the commands behind it.
+
+        Args:
+            name: its name.
+            words: its elements.
+            before: what ends the command before it.
+        """
+        if self._open or before in _DEPENDS or name not in self._once:
+            return False
+        self._arrays[name] = list(words)
+        return True
+
+    def elements(self, token: str) -> list[str] | None:
+        """Returns the words for which `${NAME[@]}` stands, in double quotes or not; None for other texts and unknown arrays."""
+        match = _ALL.fullmatch(token)
+        found = self._arrays.get(match[2]) if match is not None else None
+        if match is None or found is None or not all(found) or (match[1] and match[3] == "*"):
+            return None
+        self._left -= sum(map(len, found))
+        if self._left < 0:
+            return None
+        return found if match[1] else [piece for each in found for piece in ([each] if "(" in each else each.split())]
 
     def expand(self, text: str) -> str:
         """Returns a text that is not in single quotes with the values of `$NAME`, `${NAME}` and products of numbers in it."""
@@ -78,9 +119,14 @@ class Literals:
         return self._values.get(name, self._known.get(name, otherwise))
 
     def _value(self, match: re.Match[str]) -> str:
-        value = self._get(match[1] or match[2], match[0])
+        name, place = match[1] or match[3], match[2]
+        value = self._get(name, match[0]) if place is None else self._element(name, int(place), match[0])
         self._left -= len(value)
         return value if self._left >= 0 else match[0]
+
+    def _element(self, name: str, place: int, otherwise: str) -> str:
+        known = list(itertools.takewhile(lambda word: "$" not in word and "`" not in word, self._arrays.get(name, ())))
+        return known[place] if place < len(known) else otherwise
 
     def _product(self, match: re.Match[str]) -> str:
         factors = [self._get(word, word).strip("${}") for word in re.split(r"[ \t]*\*[ \t]*", match[1])]

@@ -256,5 +256,7 @@ def variables(wanted: Mapping[str, str], source: Source) -> dict[str, str]:
         **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), count),
         "SLURM_NTASKS_PER_NODE": on_each,
         "SLURM_GPUS_ON_NODE": _per_node(values),
+        # With a type, `a100:4`, the variable is no number.
+        "SLURM_GPUS_PER_NODE": values.number("gpus-per-node", 0) if wanted.get("gpus-per-node", "").isdecimal() else 0,
     }
     return {name: str(number) for name, number in numbers.items() if number}
