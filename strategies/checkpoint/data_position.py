@@ -72,6 +72,17 @@ class DataPosition:
         self._resumption = resumption
         self._done = range(self.initial_epoch + 1, self.initial_epoch + resumption.epochs + 1)
 
+    def pass_over(self, epochs: int) -> None:
+        """Brings the data to where a call leaves them that an earlier process has finished: the next call may get the same.
+
+        Args:
+            epochs: how many epochs the call has made.
+        """
+        self.is_passed_over = True
+        is_generator = type(self.iterator.data_adapter).__name__ == "GeneratorDataAdapter"
+        for _ in range(epochs):
+            (_repeat_epoch if is_generator else _make_iterators)(patches.ENUMERATE_EPOCH.original, self.iterator)
+
     def take_resumption(self, iterator: Any) -> Resumption | None:
         """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""
         resumption = None
