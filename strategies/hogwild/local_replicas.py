@@ -222,7 +222,7 @@ class LocalReplicas:
         What groups do not share, such as optimizer slots, is lost only with their workers.
         """
         is_shared = block.kind is Kind.SYNCHRONIZED
-        return block.generation, self._membership.term(owner) if is_shared else self._membership.incarnation(owner)
+        return block.generation, self._membership.term(owner) if is_shared else self._membership.replica(owner)
 
     def position_of(self, model: Any) -> checkpoint_state.Period:
         """Returns how far each group is with a model."""
