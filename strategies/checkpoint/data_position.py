@@ -79,9 +79,14 @@ class DataPosition:
             epochs: how many epochs the call has made.
         """
         self.is_passed_over = True
-        is_generator = type(self.iterator.data_adapter).__name__ == "GeneratorDataAdapter"
+        if type(self.iterator.data_adapter).__name__ == "GeneratorDataAdapter":  # It may take hours to read.
+            _log.warning(
+                "a call of fit that was finished before the restart had a generator, which is not read: a later call that gets "
+                "the same generator begins with its first batch"
+            )
+            return
         for _ in range(epochs):
-            (_repeat_epoch if is_generator else _make_iterators)(patches.ENUMERATE_EPOCH.original, self.iterator)
+            _make_iterators(patches.ENUMERATE_EPOCH.original, self.iterator)
 
     def take_resumption(self, iterator: Any) -> Resumption | None:
         """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""
