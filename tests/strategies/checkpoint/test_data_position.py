@@ -49,9 +49,10 @@ def test_a_generator_of_a_call_that_is_passed_over_is_not_read_with_a_warning(po
     def batches():
         for number in range(100):
             read.append(number)
-            yield np.full((1, 1), number)
+            yield np.full((1, 1), number), np.zeros((1, 1))
 
     TFEpochIterator(SimpleNamespace(experimental_distribute_dataset=FedDataset), x=batches(), steps_per_epoch=5)
+    before = list(read)  # Keras has looked at the first batches.
     position.pass_over(2)
-    assert position.is_passed_over and len(read) == 1  # Keras has looked at its first batch.
+    assert position.is_passed_over and read == before
     assert "a later call that gets the same generator begins with its first batch" in caplog.text
