@@ -72,6 +72,22 @@ class DataPosition:
         self._resumption = resumption
         self._done = range(self.initial_epoch + 1, self.initial_epoch + resumption.epochs + 1)
 
+    def pass_over(self, epochs: int) -> None:
+        """Brings the data to where a call leaves them that an earlier process has finished: the next call may get the same.
+
+        Args:
+            epochs: how many epochs the call has made.
+        """
+        self.is_passed_over = True
+        if type(self.iterator.data_adapter).__name__ == "GeneratorDataAdapter":  # It may take hours to read.
+            _log.warning(
+                "a call of fit that was finished before the restart had a generator, which is not read: a later call that gets "
+                "the same generator begins with its first batch"
+            )
+            return
+        for _ in range(epochs):
+            _make_iterators(patches.ENUMERATE_EPOCH.original, self.iterator)
+
     def take_resumption(self, iterator: Any) -> Resumption | None:
         """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""
         resumption = None

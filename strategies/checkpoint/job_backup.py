@@ -254,10 +254,12 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
 
 
 def _begin_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:
-    for callback in callbacks.callbacks:
-        if isinstance(callback, _EachEpoch):
-            callback.backup.begin_epoch(callbacks.model, callbacks.callbacks)
+    backups = [each.backup for each in callbacks.callbacks if isinstance(each, _EachEpoch)]
+    for backup in backups:
+        backup.begin_epoch(callbacks.model, callbacks.callbacks)
     original(callbacks, epoch, logs)
+    for backup in backups:
+        backup.continue_epoch()
 
 
 def _end_epoch(original: Callable[..., Any], callbacks: Any, epoch: int, logs: Any = None) -> None:

@@ -34,6 +34,7 @@ class ModelBackup:
         self._callbacks: list[Any] = []
         self._saved_batches = 0  # Batches of the epoch that the latest backup holds.
         self._restored: tuple[Progress, Arrays] | None = None
+        self._rates: list[tuple[Any, Any]] = []  # The learning rates of an epoch that continues in its middle.
         self._end_state: Any = None  # The state of random numbers at the end of a call that is passed over.
         self.has_restored_metrics = False
 
@@ -130,7 +131,7 @@ class ModelBackup:
         number = self._progress.fit
         _log.warning("fit %d of %s was finished before the restart", number, model.name)
         model._initial_epoch = self._progress.call["epochs"]
-        _position().is_passed_over = True
+        _position().pass_over(len(found.finished_fits[number - 1][0]))
         _build(model)
         arrays: Arrays | None = None
         if (path := self._file.find_end(number, found)) is not None:
@@ -172,6 +173,16 @@ class ModelBackup:
         if found.batch:
             position.random_state = found.random_state
             self.has_restored_metrics = model_states.set_metrics(model, arrays.metrics)
+            self._rates = model_states.learning_rates(model)
+
+    def continue_epoch(self) -> None:
+        """Sets the learning rates of an epoch that continues in its middle, after callbacks have begun it once more.
+
+        A LearningRateScheduler may compute the rate from that of the epoch before, which the epoch has not any more.
+        """
+        rates, self._rates = self._rates, []
+        for rate, value in rates:
+            rate.assign(value)
 
     def end(self, model: Any, history: Any) -> None:
         """Saves the end of a call of `fit`, or takes the end that an earlier process has saved."""
@@ -204,7 +215,7 @@ class ModelBackup:
 
     def forget_call(self) -> None:
         """Forgets what belongs to a call of `fit` that is over. Callbacks refer to their model, which nobody may need now."""
-        self._callbacks, self._restored, self._end_state = [], None, None
+        self._callbacks, self._restored, self._end_state, self._rates = [], None, None, []
         self.has_restored_metrics = False
 
     # Saving.

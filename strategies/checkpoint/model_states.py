@@ -6,13 +6,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.checkpoint.strategy_state import ADDED_TO_NUMPY
 from tfdist.strategies.keras_hooks import global_seed
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
-from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers
+from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers, with_inner
 
 _log = logging.getLogger("tfdist")
 
@@ -69,6 +70,13 @@ def build_optimizers(model: Any, found: list[list[int] | None] | None) -> None:
             if hooks_of(model.distribute_strategy) is not None:
                 adopt_optimizer(optimizer, model.distribute_strategy)
             optimizer.build([weights[place] for place in places])
+
+
+def learning_rates(model: Any) -> list[tuple[Any, Any]]:
+    """Returns the learning rates of a model's optimizers that are variables, not schedules, each with its value."""
+    optimizers = (each for optimizer in held_optimizers(model) for each in with_inner(optimizer))
+    rates = (getattr(each, "_learning_rate", None) for each in optimizers)
+    return [(rate, rate.numpy()) for rate in rates if isinstance(rate, keras.Variable)]
 
 
 def metrics(model: Any) -> list[Any]:

@@ -62,6 +62,11 @@ class Membership:
         """Returns how many times the workers of a group have been restarted."""
         return self._incarnations[group]
 
+    def replica(self, group: int) -> int:
+        """Returns how many times the local replica of a group was lost with its workers, as any group that shares it knows."""
+        owner = self.owners[group]
+        return max(count for other, count in zip(self.owners, self._incarnations, strict=True) if other == owner)
+
     def counting(self, group: int) -> tuple[int, int]:
         """Returns what changes when a group begins to count its metrics from zero: with a restart, and with a failed call.
 
@@ -113,9 +118,12 @@ class Membership:
         """Notes that a worker of a group has been restarted and is part of the cluster again."""
         with self._lock:
             self.epoch += 1
+            before = self.replica(group)
             self._incarnations[group] += 1
-            if self.owners[group] == group:  # Those that share its replica need not pull it once more each.
-                self._terms[group] = self.epoch
+            if (
+                self.replica(group) > before
+            ):  # The first one to know. Those that share its replica need not pull it once more each.
+                self._terms[self.owners[group]] = self.epoch
 
     def say_no_more(self) -> None:
         """Ends the calls of `when_changed`."""

@@ -193,9 +193,11 @@ class LocalReplicas:
     def keeps_progress(self) -> bool:
         """Whether the group that trains now pushes nothing before the chief collects: it would lose a part of its progress.
 
-        This is a group that trains alone and pushes parameters, toward which the global parameters go only a part of the way.
+        This is a group that trains alone and pushes parameters, toward which the global parameters go only a part of the way,
+        or whose server group takes the mean with others, for which nobody trains.
         """
-        return self.outer_optimizer.pushes_parameters and self._membership.alone is not None
+        is_partial = self.outer_optimizer.pushes_parameters or len(self._strategy.server_devices) > 1
+        return is_partial and self._membership.alone is not None
 
     # In the thread of a group, before it runs a function.
 
@@ -222,7 +224,7 @@ class LocalReplicas:
         What groups do not share, such as optimizer slots, is lost only with their workers.
         """
         is_shared = block.kind is Kind.SYNCHRONIZED
-        return block.generation, self._membership.term(owner) if is_shared else self._membership.incarnation(owner)
+        return block.generation, self._membership.term(owner) if is_shared else self._membership.replica(owner)
 
     def position_of(self, model: Any) -> checkpoint_state.Period:
         """Returns how far each group is with a model."""

@@ -17,6 +17,9 @@ from tfdist.strategies.coordinator.named_resource import NamedVariable
 
 Partners = tuple[int, ...]
 
+_seeds = random.Random()
+"""Not those of the module: a program that sets a seed gets the same numbers as in one process."""
+
 
 def none(server_group: int, count: int) -> list[Partners]:
     """Returns no partners: all groups share the global parameters."""
@@ -53,7 +56,7 @@ def average(topology: str, parameters: Sequence[NamedVariable], server_group: in
         return tf.constant(0)
 
     if len(choices) > 1:
-        chosen = tf.random.uniform([], 0, len(choices), tf.int32, seed=random.randrange(2**31))
+        chosen = tf.random.uniform([], 0, len(choices), tf.int32, seed=_seeds.randrange(2**31))
         tf.switch_case(chosen, [lambda partners=partners: with_partners(partners) for partners in choices])
     elif choices[0]:
         with_partners(choices[0])

@@ -58,6 +58,7 @@ class Steps:
         self._steps_done = 0  # Since the last logs that Keras gets.
         self._next_step: int | None = None  # Its number over all groups; None before the first.
         self._any_group = False  # Whether any group may do the step of `one_batch`.
+        self._kept_steps = 0  # Of a group that keeps its progress, since the chief has collected it.
 
     def schedule(self, iterator: Any, are_read: bool) -> bool:
         """See `coordinator.training_loop.Steps`."""
@@ -114,7 +115,16 @@ class Steps:
                 execution = self._schedule([batch], group=self._membership.alone)
                 result = self._executions.result_of(execution, remaining)
             if result:
-                return self._add_one(execution)
+                logs = self._add_one(execution)
+                self._collect_kept()
+                return logs
+
+    def _collect_kept(self) -> None:
+        """Collects, once in a period, what a group keeps that trains alone: all of it would be lost with its worker."""
+        self._kept_steps = self._kept_steps + 1 if self._replicas.keeps_progress else 0
+        if self._kept_steps >= self._period:
+            self._kept_steps = 0
+            self._replicas.synchronize_groups()
 
     # Scheduling.
 

@@ -25,7 +25,9 @@ def _convert(original: Callable[..., Any], value: Any, ctx: Any, dtype: Any = No
     if not is_elsewhere or isinstance(value, tf.Tensor):
         return original(value, ctx, dtype)
     with tf.device(DEVICE):
-        here = original(value, ctx, dtype)
+        # TensorFlow keeps one tensor for each number. If two groups of a worker copied it there at the same time, the second
+        # would use the copy of the first before it has arrived.
+        here = tf.identity(original(value, ctx, dtype))
     return tf.identity(here)
 
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -40,3 +41,18 @@ def test_batches_of_an_epoch_of_steps_are_passed_over_after_whole_epochs(positio
         read += numbers(batches.take(1))
         assert begin in (3, 4) and batches.taken == begin + 1
     assert read == [13, 14] and batches.take(1) == []
+
+
+def test_a_generator_of_a_call_that_is_passed_over_is_not_read_with_a_warning(position, caplog):
+    read = []
+
+    def batches():
+        for number in range(100):
+            read.append(number)
+            yield np.full((1, 1), number), np.zeros((1, 1))
+
+    TFEpochIterator(SimpleNamespace(experimental_distribute_dataset=FedDataset), x=batches(), steps_per_epoch=5)
+    before = list(read)  # Keras has looked at the first batches.
+    position.pass_over(2)
+    assert position.is_passed_over and read == before
+    assert "a later call that gets the same generator begins with its first batch" in caplog.text

@@ -99,7 +99,8 @@ def program(tmp_path, monkeypatch):
         model = keras.Sequential([keras.Input((3,)), *hidden, keras.layers.Dense(1)])
         model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"], steps_per_execution=steps_per_execution)
         early = keras.callbacks.EarlyStopping("loss", patience=50, restore_best_weights=True)
-        callbacks = [keras.callbacks.CSVLogger(f"{folder}.csv"), early, Kill(killed_after)]
+        fall = keras.callbacks.LearningRateScheduler(lambda epoch, rate: 0.9 * rate)
+        callbacks = [keras.callbacks.CSVLogger(f"{folder}.csv"), early, fall, Kill(killed_after)]
         try:
             history = model.fit(epochs=epochs, verbose=0, callbacks=callbacks, **data())
             again = model.fit(X, Y, epochs=2, verbose=0, callbacks=[callbacks[-1]])

@@ -167,3 +167,16 @@ def test_data_are_compared_by_their_contents_where_reading_them_changes_nothing(
     assert digest(tf.data.Dataset.from_tensors(X)) is None and digest([[1], [2, 3]]) is None
     large = np.zeros((5, fit_start.MOST_BYTES), "uint8")
     assert digest(large) != digest(large[:4])
+
+
+def test_a_call_gets_its_part_of_data_that_calls_before_it_had_too(process):
+    def program(killed_at=99):
+        data, model = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(60).batch(8), dense()
+        histories = [model.fit(data, epochs=3, verbose=0).history]
+        for at in (99, killed_at):
+            histories.append(model.fit(data, epochs=3, verbose=0, callbacks=[KillAt(at)]).history)
+        return histories, values(model)
+
+    whole = process(program)
+    assert process(lambda: program(killed_at=1)) is None
+    assert process(program) == whole

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tfdist.strategies.hogwild import group_calls
+from tfdist.strategies.hogwild import group_calls, training_loop
 from tfdist.strategies.hogwild.local_variable import Kind
 from tfdist.strategies.hogwild.momentum_buffers import AVERAGE
 
@@ -45,3 +45,16 @@ def test_of_frozen_weights_that_a_step_assigns_groups_take_the_mean(calls):
     assert blocks["average"].rates == AVERAGE
     assert set(made._strategy.synchronized_blocks) == set(made._steps.blocks)  # What the live view counts.
     assert not made._synchronizes_more()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_a_group_keeps_that_trains_alone_is_collected_once_in_a_period(keeps):
+    """Else all steps of `train_on_batch` since the last evaluation would be lost with its worker."""
+    made, collected = [], []
+    steps = object.__new__(training_loop.Steps)
+    steps._kept_steps, steps._calls = 0, SimpleNamespace(delay=SimpleNamespace(between=3))
+    steps._replicas = SimpleNamespace(keeps_progress=keeps, synchronize_groups=lambda: collected.append(len(made)))
+    while len(made) < 8:
+        made.append(None)
+        steps._collect_kept()
+    assert collected == ([3, 6] if keeps else [])

@@ -1,5 +1,7 @@
 """Which server groups average with each other, and what the averages are."""
 
+import random
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -42,7 +44,11 @@ def test_an_average_keeps_the_mean_over_all_server_groups(topology, count):
     def run():
         average(topology, parameters, 1)
 
+    random.seed(3)
     run()
+    numbers = random.random()
+    random.seed(3)
+    assert numbers == random.random()  # The program's own are as in one process.
     after = np.array([variable.read().numpy() for variable in parameters])
     np.testing.assert_allclose(after.mean(axis=0), values.mean(axis=0), rtol=1e-12)
     partners = [

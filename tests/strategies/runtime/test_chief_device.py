@@ -14,26 +14,27 @@ PS = "/job:ps/replica:0/task:1/device:CPU:0"
 
 @pytest.fixture
 def made(monkeypatch):
-    """The devices on which constants are made."""
+    """The constants that TensorFlow makes."""
     monkeypatch.setattr(chief_device, "DEVICE", HERE)
-    devices = []
+    tensors = []
 
     def original(value, ctx, dtype=None):
         tensor = patches.EAGER_CONSTANT.original(value, patches.tf_constant.context.context(), dtype)
-        devices.append(tensor.device)
+        tensors.append(tensor)
         return tensor
 
-    return devices, original
+    return tensors, original
 
 
 @pytest.mark.parametrize("value", [[1.5, 2.0], "text", True])
 def test_a_constant_for_another_task_is_made_here_and_goes_there_as_the_input_of_an_operation(made, monkeypatch, value):
-    devices, original = made
+    tensors, original = made
     copied = []
     identity = tf.identity
     monkeypatch.setattr(tf, "identity", lambda tensor: (copied.append(tensor), identity(tensor))[1])
     result = chief_device._convert(original, value, SimpleNamespace(device_name=PS))
-    assert devices == [HERE] and len(copied) == 1
+    assert [tensor.device for tensor in tensors] == [HERE]
+    assert copied[-1] is not tensors[0]  # TensorFlow has one for all threads, which would share its copies on other tasks.
     tf.debugging.assert_equal(result, tf.constant(value))
 
 
