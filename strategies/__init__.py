@@ -92,13 +92,22 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
     from tfdist.strategies.inputs import iterator_release
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import generated_code, interrupts, other_strategies, proxies, reachability, run_summary
+    from tfdist.strategies.runtime import (
+        downloads,
+        generated_code,
+        interrupts,
+        other_strategies,
+        proxies,
+        reachability,
+        run_summary,
+    )
 
     quiet_tensorflow()
     proxies.leave_out(cluster)
     interrupts.keep_out_of_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
     generated_code.install()
+    downloads.install()
     run_summary.install()
     iterator_release.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
@@ -123,11 +132,12 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     from tfdist.strategies.evaluator.checkpoint_evaluator import leave_files_to_chief
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
     from tfdist.strategies.inputs import iterator_release
-    from tfdist.strategies.runtime import generated_code, interrupts
+    from tfdist.strategies.runtime import downloads, generated_code, interrupts
 
     quiet_tensorflow()
     interrupts.keep_out_of_tensorflow()
     generated_code.install()
+    downloads.install()
     iterator_release.install()
     assert cluster.task is not None
     own_devices.take_for_evaluation(cluster)
