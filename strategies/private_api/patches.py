@@ -83,6 +83,9 @@ END_TRAIN = PatchPoint(
     keras.callbacks.CallbackList, "on_train_end", "self, logs", "A call that is passed over ends with the logs that it had."
 )
 
+# inputs/cache_files.py
+CACHE = PatchPoint(tf.data.Dataset, "cache", "self, filename, name", "Tasks on one disk would write the same cache.")
+
 # inputs/iterator_release.py
 OWNED_ITERATOR = PatchPoint(
     OwnedIterator, "__init__", "self, dataset, components, element_spec", "An epoch does not wait until its iterator is freed."
