@@ -97,6 +97,16 @@ MULTI_DEVICE_ITERATOR = PatchPoint(
     "The same for several replicas.",
 )
 
+# data_parallel/same_order.py
+DATASET_STEPS = {
+    name: PatchPoint(tf.data.Dataset, name, parameters, "All tasks read the elements of a dataset in the same order.")
+    for name, parameters in (
+        ("map", "self, map_func, num_parallel_calls, deterministic, synchronous, use_unbounded_threadpool, name"),
+        ("interleave", "self, map_func, cycle_length, block_length, num_parallel_calls, deterministic, name"),
+        ("batch", "self, batch_size, drop_remainder, num_parallel_calls, deterministic, name"),
+    )
+}
+
 # keras_hooks/build_scope.py
 OPEN_NAME_SCOPE = PatchPoint(
     keras.Layer, "_open_name_scope", "self", "A model that is built outside of the scope creates its variables inside."
