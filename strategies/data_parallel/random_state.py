@@ -30,7 +30,7 @@ def share(strategy: tf.distribute.Strategy) -> None:
     # Drawn from elsewhere than the shared states: after the user's seeds these give the same numbers as in one process.
     seed = random.SystemRandom().getrandbits(31) if own_seed is None else int(own_seed)
     own = _torch_state()
-    numbers = [[seed, position, len(own)], keys.astype(np.int64), np.array(words, np.int64)]
+    numbers = [np.array([seed, position, len(own)]), keys.astype(np.int64), np.array(words, np.int64)]
     received = of_first_task(strategy, np.concatenate(numbers))
     seed, position, size = received[:3]
     keys, words = received[3 : 3 + len(keys)], received[3 + len(keys) :]
