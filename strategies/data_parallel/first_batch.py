@@ -42,9 +42,9 @@ SENTENCES = (
 """What is said if the first, the second or the third fingerprint differs."""
 
 SAME_SENTENCE = (
-    "%s and %s read the same batches under tf.data's sharding policy OFF, by which each task reads data of its own: they "
-    "compute the same examples, and leave others out. Do not set the policy, so that every task takes its part of each "
-    "batch, or divide the data by rank"
+    "%s and %s read the same batches under tf.data's sharding policy OFF, by which each task reads data of its own: in every "
+    "step they compute the same examples. Do not set the policy, so that every task takes its part of each batch, or divide "
+    "the data by rank"
 )
 """What is said if tasks that should read different data read the same."""
 

@@ -148,12 +148,24 @@ class DataParallelHooks(KerasHooks):
     def check_data(self, data: Any) -> None:
         """See `KerasHooks`. Every kind of data works."""
 
+    def prepared(self, data: Any) -> Any:
+        """See `KerasHooks`. Under the policy OFF each task reads its own dataset to the end, in smaller batches.
+
+        Keras would end an epoch after as many of them as the dataset has batches.
+        """
+        is_apart = isinstance(data, tf.data.Dataset) and self._policy_of(data) == tf.data.experimental.AutoShardPolicy.OFF
+        return data.filter(lambda *_: True) if is_apart else data
+
+    def _policy_of(self, dataset: Any) -> Any:
+        """Returns tf.data's sharding policy that the user has set; None if one task reads alone."""
+        return dataset.options().experimental_distribute.auto_shard_policy if self._is_shared else None
+
     def batch_source(self, dataset: Any) -> Any:
         """See `KerasHooks`: batch shards, or TensorFlow's distributed dataset if the user has set the policy FILE or OFF."""
-        policy, policies = dataset.options().experimental_distribute.auto_shard_policy, tf.data.experimental.AutoShardPolicy
-        if self._is_shared and policy == policies.FILE:
+        policy, policies = self._policy_of(dataset), tf.data.experimental.AutoShardPolicy
+        if policy == policies.FILE:
             return self._strategy.experimental_distribute_dataset(dataset)
-        is_apart = self._is_shared and policy == policies.OFF
+        is_apart = policy == policies.OFF
         if self._calls is None:
             return self._strategy.experimental_distribute_dataset(dataset) if is_apart else ShardedDataset(dataset, self.layout)
         for held, compared in self._first_batches:
