@@ -90,15 +90,24 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     """
     from tfdist.strategies import own_devices, versions
     from tfdist.strategies.checkpoint import atomic_saving, job_backup
-    from tfdist.strategies.inputs import iterator_release
+    from tfdist.strategies.inputs import cache_files, iterator_release
     from tfdist.strategies.model_parallel import refusal
-    from tfdist.strategies.runtime import generated_code, interrupts, other_strategies, proxies, reachability, run_summary
+    from tfdist.strategies.runtime import (
+        downloads,
+        generated_code,
+        interrupts,
+        other_strategies,
+        proxies,
+        reachability,
+        run_summary,
+    )
 
     quiet_tensorflow()
     proxies.leave_out(cluster)
     interrupts.keep_out_of_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
     generated_code.install()
+    downloads.install()
     run_summary.install()
     iterator_release.install()
     module: ModuleType = importlib.import_module(MODULES[choice.strategy])
@@ -108,6 +117,8 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     if choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored":
         first = cluster.training_tasks[0]
+        if choice.strategy == "multi_worker_mirrored" and cluster.task not in (None, (first.job, first.index)):
+            cache_files.install("-".join(map(str, cluster.task)))
         reachability.limit(cluster, warns=cluster.task in (None, ("chief", 0), (first.job, first.index)))
         other_strategies.refuse()
     atomic_saving.install(strategy)
@@ -122,14 +133,16 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     from tfdist.strategies.checkpoint import atomic_saving
     from tfdist.strategies.evaluator.checkpoint_evaluator import leave_files_to_chief
     from tfdist.strategies.evaluator.strategy import create as create_evaluator_strategy
-    from tfdist.strategies.inputs import iterator_release
-    from tfdist.strategies.runtime import generated_code, interrupts
+    from tfdist.strategies.inputs import cache_files, iterator_release
+    from tfdist.strategies.runtime import downloads, generated_code, interrupts
 
     quiet_tensorflow()
     interrupts.keep_out_of_tensorflow()
     generated_code.install()
+    downloads.install()
     iterator_release.install()
     assert cluster.task is not None
+    cache_files.install("-".join(map(str, cluster.task)))
     own_devices.take_for_evaluation(cluster)
     keras_backend.check("evaluator")
     strategy = create_evaluator_strategy(cluster, cluster.find(*cluster.task), start_timeout)

@@ -67,8 +67,8 @@ class CoordinatorHooks(KerasHooks):
         Keras does so only if a step returns exactly the model's metrics. A user's own `train_step` may return others too, or
         nest them, and its last logs know what one worker has counted.
         """
-        if logs and (loop := self._open_epochs.innermost_of(model)) is not None:
-            logs = loop.finish()
+        if logs is not None and (loop := self._open_epochs.innermost_of(model)) is not None:
+            logs = loop.finish()  # Empty if the step returns nothing, or there was none.
             return loop.metric_logs.with_metrics(logs, model.get_metrics_result()) if logs else logs
         return with_metrics(logs, model.get_metrics_result()) if logs else logs
 

@@ -5,6 +5,7 @@ a user's own `train_step`. The chief adds up the metrics of all groups.
 """
 
 import contextlib
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ class MetricLogs:
         self._variables: list[Any] = []  # Keras variables of the metrics, in the order in which a step returns them.
         self._size = 0  # Numbers that these hold.
         self._own_logs = _LogsFormat()  # Of what a step returns beside metrics.
+        self._are_metrics = True  # Whether a step returns the model's metrics and nothing else.
         self._own_names: set[str] = set()  # Of metrics under whose names a step returns something else.
         self._derived: dict[str, LogFunction] = {}  # Logs that a step computes from metrics.
         self._metric_logs = _LogsFormat()
@@ -66,12 +68,12 @@ class MetricLogs:
         for variable in self._variables:
             variable._value.is_sent = True
         self._size = sum(variable.shape.num_elements() for variable in self._variables)
-        outputs = outputs if isinstance(outputs, dict) else {"loss": outputs}
+        outputs = {} if outputs is None else outputs if isinstance(outputs, dict) else {"loss": outputs}
         self._own_names = step_logs.own_names(self._model, outputs)
         self._derived = derived_logs(self._model, outputs, self._variables, self._own_names)
         returns_metrics = not self._own_names and outputs.keys() == self._model.get_metrics_result().keys()
-        are_metrics = self._variables and returns_metrics
-        return self._own_logs.flatten({} if are_metrics else outputs)
+        self._are_metrics = bool(self._variables) and returns_metrics
+        return self._own_logs.flatten({} if self._are_metrics else outputs)
 
     def after_steps(self) -> Any:
         """See `StepOutputs`. Returns the metrics' variables of one replica as a float64 vector."""
@@ -173,11 +175,11 @@ class MetricLogs:
         """Prepares for steps that are about to be scheduled. Call it after their function has been traced."""
         if not self._by_group:
             self._sum = np.zeros([self._size]) if self._carried is None else self._carried
-            for variable in self._variables:
-                variable._value.known_sum = None
-                if self._restarts:
-                    variable.assign(tf.zeros(variable.shape, variable.dtype))
+            for variable in self._variables if self._restarts else ():
+                variable.assign(tf.zeros(variable.shape, variable.dtype))
             self._restarts = False
+            for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
+                variable._value.known_sum = functools.partial(self._part_of_sum, number)
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.
@@ -201,13 +203,17 @@ class MetricLogs:
             self._sum, self._by_group[group] = sums[-1], metrics[-1]
             own = self._own_names - self._derived.keys()
             both = zip(logs, results, strict=True)
-            logs = [step_logs.with_metrics(each, result, own) if each else result for each, result in both]
+            logs = [result if self._are_metrics else step_logs.with_metrics(each, result, own) for each, result in both]
         self.logs = logs[-1]
         return logs
 
     def with_metrics(self, logs: Logs, metrics: dict[str, Any]) -> Logs:
         """Returns the logs of a step with the results of the metrics, but for values of the step's own."""
         return step_logs.with_metrics(logs, metrics, self._own_names | self._derived.keys())
+
+    def _part_of_sum(self, number: int) -> Any:
+        """Returns the sum of one of the metrics' variables over the steps that the chief has added."""
+        return unflatten_array(self._sum, [tuple(variable.shape) for variable in self._variables])[number]
 
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
@@ -222,7 +228,7 @@ class MetricLogs:
         if sum(map(math.prod, shapes)) != len(total):
             return False
         for variable, value in zip(variables, unflatten_array(total, shapes), strict=True):
-            variable._value.known_sum = tf.constant(value, variable._value.dtype)
+            variable._value.known_sum = functools.partial(np.copy, value)
         return True
 
     def _results_of(self, sums: Any) -> Any:

@@ -6,7 +6,7 @@ the workers. A step makes no round trip for them, and the chief's sum counts eve
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,8 @@ class SyncOnReadVariable(PerWorkerVariable):
     sets the chief's copy to the value and the others to zero. If a worker is gone, its copies are missing in the sum.
 
     Attributes:
-        known_sum: the sum, if the chief knows it without reading the copies. Set it to None before the next step.
+        known_sum: returns the sum as a numpy array, if the chief knows it without reading the copies; else None. Steps that run
+            change the copies of one variable after the other, such as a total and its count.
         is_sent: whether steps return the copies. Those of a group then begin with zero after a call of it has failed: the chief
             knows what they had counted before, and the steps of that call are made again.
     """
@@ -65,7 +66,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         self._version = 0  # Of the value that the chief has assigned.
         self._versions: dict[tuple[int, int], int] = {}  # To which each copy belongs, by replica and group.
         self._counting: dict[tuple[int, int], Any] = {}  # `Membership.counting` at the last call, in the same way.
-        self.known_sum: Any = None
+        self.known_sum: Callable[[], Any] | None = None
         self.is_sent = False
         self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
@@ -135,7 +136,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         if not tf.executing_eagerly():
             return super().value()
         if self.known_sum is not None:
-            return self.known_sum
+            return tf.constant(self.known_sum(), self.dtype)
         total = tf.convert_to_tensor(self._coordinator_instance)
         for copy in self._copies():
             try:

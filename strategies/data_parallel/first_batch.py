@@ -2,7 +2,8 @@
 
 Every task takes its part of each batch. If a program divides the data by rank, as it would for Horovod, each task takes a part
 of its own part, and most examples are never seen: the numbers of batches are equal, so nothing else shows it. Each task
-computes a fingerprint of the first batch that a call reads, in the input pipeline, and the first task compares them.
+computes a fingerprint of the first batch that a call reads in each of its epochs, in the input pipeline, and the first task
+compares them. Only later epochs differ if the chief alone has drawn random numbers by which the data are shuffled.
 
 Augmented inputs may differ, because parallel calls of `Dataset.map` draw random numbers in any order. So three fingerprints are
 compared, of what is least likely augmented: integers and texts of the targets; those of the inputs, such as words that a
@@ -12,7 +13,7 @@ vocabulary numbers, but no images; and floats only if a batch has neither.
 import contextlib
 import json
 import logging
-import threading
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,12 @@ from tfdist.strategies.data_parallel.board import DATA_ADVICE, Board, DifferentC
 
 WAIT_SECONDS = 1.0
 """How long the first task waits for the fingerprints of others after an execution, in which all have read a batch."""
+
+MOMENT_SECONDS = 0.01
+"""How long it looks for those of later epochs. It looks again after the next execution."""
+
+KEPT_EPOCHS = 4
+"""For so many epochs a task leaves its fingerprints for the first task."""
 
 SENTENCES = (
     f"%s and %s read different batches, so examples may be left out or count twice; {DATA_ADVICE}. This does no harm if the "
@@ -34,61 +41,103 @@ SENTENCES = (
 )
 """What is said if the first, the second or the third fingerprint differs."""
 
+SAME_SENTENCE = (
+    "%s and %s read the same batches under tf.data's sharding policy OFF, by which each task reads data of its own: in every "
+    "step they compute the same examples. Do not set the policy, so that every task takes its part of each batch, or divide "
+    "the data by rank"
+)
+"""What is said if tasks that should read different data read the same."""
+
 _log = logging.getLogger("tfdist")
 
 
 class FirstBatch:
-    """The first batch of one call, on this task and on the others.
+    """The first batches of the epochs of one call, on this task and on the others.
 
     Args:
         me: the name of this task.
         names: the names of all tasks. The first compares.
         key: the name of the comparison, the same on all tasks.
         board: where they tell each other.
+        apart: whether each task should read data of its own.
     """
 
-    def __init__(self, me: str, names: Sequence[str], key: str, board: Board) -> None:
+    def __init__(self, me: str, names: Sequence[str], key: str, board: Board, apart: bool = False) -> None:
         self._me, self._names, self._key, self._board = me, list(names), key, board
-        self._is_read = threading.Event()
-        self._fingerprints = [0, 0, 0]
-        self._is_told = False
+        self._read: list[list[int]] = []  # The fingerprints of the first batch of each epoch.
+        self._compared = 0  # For how many epochs this task has told its own, or compared those of all.
+        self._found = 0  # How many of the others have been compared for the next epoch.
+        self._is_apart = apart
+        self._is_said = False
+        self._kept: deque[str] = deque()  # The names under which this task has told its own.
 
     def watch(self, number: tf.Tensor, batch: Any) -> None:
-        """Notes the fingerprints of batch 0, in the function of a `Dataset.map`."""
+        """Notes the fingerprints of batch 0 of each epoch, in the function of a `Dataset.map`."""
 
         def note(value: Any) -> Any:
-            if not self._is_read.is_set():
-                self._fingerprints = [int(each) for each in value]
-                self._is_read.set()
+            self._read.append([int(each) for each in value])
             return value
 
         zeros = tf.zeros([len(SENTENCES)], tf.int64)
         # Stateful, so it runs although nothing reads its output.
         tf.cond(tf.equal(number, 0), lambda: tf.numpy_function(note, [fingerprints(batch)], tf.int64), lambda: zeros)
 
+    def watched(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns a dataset whose batches are watched."""
+
+        def element(number: tf.Tensor, batch: Any) -> Any:
+            self.watch(number, batch)
+            return batch
+
+        return dataset.enumerate().map(tf.autograph.experimental.do_not_convert(element))
+
     def compare(self) -> None:
-        """Warns, in the first task, if a task has read another first batch. Later calls do nothing."""
-        if self._is_told or not self._is_read.is_set():
-            return
-        self._is_told = True
+        """Warns, in the first task, if a task has read another first batch in an epoch. The first difference only."""
         with contextlib.suppress(tf.errors.OpError, DifferentCallsError):
-            if self._me != self._names[0]:
-                self._board.put(f"{self._key}/{self._me}", json.dumps(self._fingerprints))
-                return
-            for name in self._names[1:]:
-                other = self._board.take(f"{self._key}/{name}", WAIT_SECONDS)
-                if other is None:
-                    continue
-                pairs = zip(json.loads(other), self._fingerprints, SENTENCES, strict=True)
-                if (sentence := next((text for theirs, own, text in pairs if theirs != own), None)) is not None:
-                    _log.warning(sentence, self._me, name)
+            while self._compared < len(self._read) and not self._is_said:
+                if self._me != self._names[0]:
+                    self._tell()
+                elif not self._compare_epoch():
                     return
+                self._compared += 1
 
     def close(self) -> None:
         """Removes what this task has told."""
-        if self._is_told and self._me != self._names[0]:
-            with contextlib.suppress(tf.errors.OpError):
-                self._board.remove(f"{self._key}/{self._me}")
+        with contextlib.suppress(tf.errors.OpError):
+            while self._kept:
+                self._board.remove(self._kept.popleft())
+
+    def _tell(self) -> None:
+        name = f"{self._key}/{self._compared}/{self._me}"
+        self._board.put(name, json.dumps(self._read[self._compared]))
+        self._kept.append(name)
+        if len(self._kept) > KEPT_EPOCHS:
+            self._board.remove(self._kept.popleft())
+
+    def _compare_epoch(self) -> bool:
+        """Compares the first batches of the next epoch; returns False if another task has not told its own yet."""
+        while self._found < len(self._names) - 1:
+            name = self._names[1 + self._found]
+            # In the first epoch tasks may begin at different times. Later a task is asked again after the next execution.
+            seconds = MOMENT_SECONDS if self._compared else WAIT_SECONDS
+            other = self._board.take(f"{self._key}/{self._compared}/{name}", seconds)
+            if other is None and self._compared:
+                return False
+            self._found += 1
+            if other is None:
+                continue
+            if (sentence := self._sentence(json.loads(other), self._read[self._compared])) is not None:
+                self._is_said = True
+                _log.warning(sentence, self._me, name)
+                return True
+        self._found = 0
+        return True
+
+    def _sentence(self, theirs: list[int], own: list[int]) -> str | None:
+        """Returns what to say of the fingerprints of two tasks; None if they are as they should be."""
+        if self._is_apart:
+            return SAME_SENTENCE if theirs == own and any(own) else None
+        return next((text for one, other, text in zip(theirs, own, SENTENCES, strict=True) if one != other), None)
 
 
 def fingerprints(batch: Any) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls
+from tfdist.strategies.data_parallel.same_order import in_same_order
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
 from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
@@ -45,7 +47,8 @@ class DataParallelHooks(KerasHooks):
         self.layout = layout
         self.is_chief = is_chief
         self._calls: SameCalls | None = getattr(strategy, "calls", None)
-        self._first_batch: FirstBatch | None = None
+        # Of the data that Keras holds: a `fit` goes on with its own after each validation.
+        self._first_batches: list[tuple[weakref.ref[Any], FirstBatch]] = []
         mesh = strategy.extended.mesh
         self._is_shared = len(layout.local) < layout.replicas or (mesh is not None and mesh.others > 0)
         if self._is_shared:
@@ -105,8 +108,8 @@ class DataParallelHooks(KerasHooks):
         def together(batches: Any) -> Any:
             with calls.executing():
                 result = execute(batches)
-            if self._first_batch is not None:
-                self._first_batch.compare()
+            for _, first in self._first_batches:
+                first.compare()
             return result
 
         return together
@@ -145,18 +148,38 @@ class DataParallelHooks(KerasHooks):
     def check_data(self, data: Any) -> None:
         """See `KerasHooks`. Every kind of data works."""
 
+    def prepared(self, data: Any) -> Any:
+        """See `KerasHooks`. Under the policy OFF each task reads its own dataset to the end, in smaller batches.
+
+        Keras would end an epoch after as many of them as the dataset has batches.
+        """
+        is_apart = isinstance(data, tf.data.Dataset) and self._policy_of(data) == tf.data.experimental.AutoShardPolicy.OFF
+        return data.filter(lambda *_: True) if is_apart else data
+
+    def _policy_of(self, dataset: Any) -> Any:
+        """Returns tf.data's sharding policy that the user has set; None if one task reads alone."""
+        return dataset.options().experimental_distribute.auto_shard_policy if self._is_shared else None
+
     def batch_source(self, dataset: Any) -> Any:
         """See `KerasHooks`: batch shards, or TensorFlow's distributed dataset if the user has set the policy FILE or OFF."""
-        policy = dataset.options().experimental_distribute.auto_shard_policy
-        set_by_user = (tf.data.experimental.AutoShardPolicy.FILE, tf.data.experimental.AutoShardPolicy.OFF)
-        if policy in set_by_user and self._is_shared:
+        policy, policies = self._policy_of(dataset), tf.data.experimental.AutoShardPolicy
+        if policy == policies.FILE:
             return self._strategy.experimental_distribute_dataset(dataset)
+        is_apart = policy == policies.OFF
         if self._calls is None:
-            return ShardedDataset(dataset, self.layout)
-        if self._first_batch is not None:
-            self._first_batch.close()
-        self._first_batch = self._calls.first_batch()
-        return ShardedDataset(dataset, self.layout, self._first_batch.watch)
+            return self._strategy.experimental_distribute_dataset(dataset) if is_apart else ShardedDataset(dataset, self.layout)
+        for held, compared in self._first_batches:
+            if held() is None:
+                compared.close()
+        self._first_batches = [pair for pair in self._first_batches if pair[0]() is not None]
+        first = self._calls.first_batch(is_apart)
+        source: Any
+        if is_apart:
+            source = self._strategy.experimental_distribute_dataset(first.watched(dataset))
+        else:
+            source = ShardedDataset(in_same_order(dataset), self.layout, first.watch)
+        self._first_batches.append((weakref.ref(source), first))
+        return source
 
     def begin_data(self, call: Call, batches: int | None, source: Any) -> None:
         """See `KerasHooks`: compares the calls of the tasks."""

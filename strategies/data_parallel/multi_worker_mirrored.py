@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Cluster, Task
-from tfdist.strategies.data_parallel import buckets, random_state
+from tfdist.strategies.data_parallel import buckets, random_state, same_order
 from tfdist.strategies.data_parallel.arrangement import Arrangement
 from tfdist.strategies.data_parallel.devices import local_devices
 from tfdist.strategies.data_parallel.extended import DataParallelExtended
@@ -83,6 +83,8 @@ def create(cluster: Cluster, start_timeout: float) -> "MultiWorkerMirrored":
         random_state.share(strategy)
         strategy.extended.has_variables = False  # That of the broadcast is gone.
     at_program_end(strategy.end)
+    if len(tasks) > 1:
+        same_order.install()
     trainer.install()
     optimizer.install()
     return strategy

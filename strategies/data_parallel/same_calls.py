@@ -235,10 +235,14 @@ class SameCalls:
                 self._told = number
                 self._board.put(f"executing/{self.me}", str(number))
 
-    def first_batch(self) -> FirstBatch:
-        """Returns what compares the first batches of the data of the next call."""
+    def first_batch(self, apart: bool = False) -> FirstBatch:
+        """Returns what compares the first batches of the data of the next call.
+
+        Args:
+            apart: whether each task should read data of its own.
+        """
         self._sources += 1
-        return FirstBatch(self.me, self.names, f"first_batch/{self._sources}", self._board)
+        return FirstBatch(self.me, self.names, f"first_batch/{self._sources}", self._board, apart)
 
     def end(self, failed: bool = False) -> None:
         """Tells the others that the program of this task has ended. Calling it again does nothing."""

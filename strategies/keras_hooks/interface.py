@@ -89,6 +89,10 @@ class KerasHooks(abc.ABC):
     def check_data(self, data: Any) -> None:
         """Raises ValueError for data that `fit`, `evaluate` or `predict` cannot take under this strategy."""
 
+    def prepared(self, data: Any) -> Any:
+        """Returns the data of a call, which `check_data` has taken, as Keras is to see them."""
+        return data
+
     @abc.abstractmethod
     def batch_source(self, dataset: Any) -> BatchSource | Any:
         """Returns what Keras iterates for `dataset`, in place of `experimental_distribute_dataset`.

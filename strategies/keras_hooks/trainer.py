@@ -119,6 +119,7 @@ def _init_epoch_iterator(
     distributor = distribute_strategy
     if hooks is not None:
         hooks.check_data(kwargs.get("x"))
+        kwargs["x"] = hooks.prepared(kwargs.get("x"))
         distributor = SimpleNamespace(experimental_distribute_dataset=hooks.batch_source)  # Keras calls nothing else of it.
     original(iterator, distributor, *args, **kwargs)
     iterator._distribute_strategy = distribute_strategy

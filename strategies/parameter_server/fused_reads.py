@@ -13,7 +13,7 @@ assigns is read in place from then on, and one that is not trainable is read in 
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,11 +25,36 @@ from tfdist.strategies.private_api import (
     ControlFlowFuncGraph,
     WhileBodyFuncGraph,
     WhileCondFuncGraph,
+    patches,
     read_write_resource_inputs,
     record_operation,
     stop_recording,
     variable_accessed,
 )
+
+
+class _Vectorized(threading.local):
+    depth = 0
+
+
+_vectorized = _Vectorized()
+"""How many functions of `tf.vectorized_map` are traced in this thread, one within the other."""
+
+
+def install() -> None:
+    """Lets steps read variables in functions that are vectorized. Calling it again does nothing."""
+    patches.NESTED_OPERATIONS["vectorized_map"].patch(_vectorized_map)
+
+
+def _vectorized_map(original: Callable[..., Any], fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def noted(*each: Any) -> Any:
+        _vectorized.depth += 1
+        try:
+            return fn(*each)
+        finally:
+            _vectorized.depth -= 1
+
+    return original(noted, *args, **kwargs)
 
 
 @dataclass
@@ -183,8 +208,11 @@ class StepReads:
         return reads is not None and id(variable) not in reads.in_place and variable.device != self._updated_device
 
     def is_in_loop(self) -> bool:
-        """Returns whether the body of a loop or a condition is traced. Gradient tapes cannot follow an operation out of it."""
-        return not tf.executing_eagerly() and len(self._here()[1]) > 1
+        """Returns whether the body of a loop, a condition or a function that is vectorized is traced.
+
+        Gradient tapes cannot follow an operation of this module's own out of it.
+        """
+        return not tf.executing_eagerly() and (_vectorized.depth > 0 or len(self._here()[1]) > 1)
 
     def read_in_place(self, variable: Any, value: Any) -> Any:
         """Notes and returns the value of `variable` that was read in place."""

@@ -9,7 +9,7 @@ from tfdist.cluster import Cluster
 from tfdist.step_order import MOST_WORKERS
 from tfdist.strategies.coordinator.strategy import CoordinatorStrategy, start
 from tfdist.strategies.model_parallel.worker_mesh import WorkerMesh
-from tfdist.strategies.parameter_server import asynchronous_counters, constraints, optimizer
+from tfdist.strategies.parameter_server import asynchronous_counters, constraints, fused_reads, optimizer
 from tfdist.strategies.parameter_server.hooks import ParameterServerHooks
 from tfdist.strategies.parameter_server.placement import ServerExtended
 
@@ -24,6 +24,7 @@ def create(cluster: Cluster, start_timeout: float) -> "ParameterServer":
     optimizer.install()
     asynchronous_counters.install()
     constraints.install()
+    fused_reads.install()
     return strategy
 
 

@@ -91,12 +91,8 @@ batch_reduce_destination: Any = need("tensorflow.python.distribute.distribute_li
 # TensorFlow's seed as the user has set it, or None.
 global_seed: Any = need("tensorflow.python.eager.context", "global_seed")
 
-# Operations with functions or nested tensors among their arguments: model_parallel/nested.py.
-tf_cond: Any = need("tensorflow.python.ops.cond")
+# Constants in eager execution: runtime/chief_device.py.
 tf_constant: Any = need("tensorflow.python.framework.constant_op")
-tf_custom_gradient: Any = need("tensorflow.python.ops.custom_gradient")
-tf_script_ops: Any = need("tensorflow.python.ops.script_ops")
-tf_while_loop: Any = need("tensorflow.python.ops.while_loop")
 
 # What TensorFlow knows of a type of operation: keras_hooks/shard_check.py tries out steps that change nothing.
 _definition_of_operation: Any = need("tensorflow.python.framework.op_def_registry", "get")

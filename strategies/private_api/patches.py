@@ -30,15 +30,12 @@ from tfdist.strategies.private_api import (
     keras_numpy,
     keras_random,
     legacy_h5_format,
+    nested_operations,
     saved_model_save,
     saving_lib,
     seed_generator_module,
-    tf_cond,
     tf_constant,
-    tf_custom_gradient,
     tf_random_seed,
-    tf_script_ops,
-    tf_while_loop,
 )
 from tfdist.strategies.private_api.patch_point import AddedMethod, PatchPoint
 from tfdist.strategies.private_api.user_functions import Function
@@ -86,6 +83,9 @@ END_TRAIN = PatchPoint(
     keras.callbacks.CallbackList, "on_train_end", "self, logs", "A call that is passed over ends with the logs that it had."
 )
 
+# inputs/cache_files.py
+CACHE = PatchPoint(tf.data.Dataset, "cache", "self, filename, name", "Tasks on one disk would write the same cache.")
+
 # inputs/iterator_release.py
 OWNED_ITERATOR = PatchPoint(
     OwnedIterator, "__init__", "self, dataset, components, element_spec", "An epoch does not wait until its iterator is freed."
@@ -96,6 +96,16 @@ MULTI_DEVICE_ITERATOR = PatchPoint(
     "self, dataset, devices, max_buffer_size, prefetch_buffer_size, source_device, components, element_spec",
     "The same for several replicas.",
 )
+
+# data_parallel/same_order.py
+DATASET_STEPS = {
+    name: PatchPoint(tf.data.Dataset, name, parameters, "All tasks read the elements of a dataset in the same order.")
+    for name, parameters in (
+        ("map", "self, map_func, num_parallel_calls, deterministic, synchronous, use_unbounded_threadpool, name"),
+        ("interleave", "self, map_func, cycle_length, block_length, num_parallel_calls, deterministic, name"),
+        ("batch", "self, batch_size, drop_remainder, num_parallel_calls, deterministic, name"),
+    )
+}
 
 # keras_hooks/build_scope.py
 OPEN_NAME_SCOPE = PatchPoint(
@@ -208,28 +218,9 @@ ATTENTION = PatchPoint(
     "As BINARY_OPERATIONS.",
 )
 DROPOUT = PatchPoint(keras_random, "dropout", "inputs, rate, noise_shape, seed", "As BINARY_OPERATIONS.")
-_fold_parameters = "fn, elems, initializer, parallel_iterations, back_prop, swap_memory"
 NESTED_OPERATIONS = {
     name: PatchPoint(owner, name, parameters, "It takes a split tensor for several tensors, also as the result of a function.")
-    for owner, name, parameters in (
-        (tf_cond, "cond", "pred, true_fn, false_fn, strict, name, fn1, fn2"),
-        (
-            tf_while_loop,
-            "while_loop",
-            "cond, body, loop_vars, shape_invariants, parallel_iterations, back_prop, swap_memory, name, maximum_iterations, "
-            "return_same_structure",
-        ),
-        (tf_custom_gradient, "_eager_mode_decorator", "f, args, kwargs"),
-        (tf_custom_gradient, "_graph_mode_decorator", "f, args, kwargs"),
-        (tf_script_ops, "_wrap_for_composites", "func, inp, Tout"),
-        (tf, "recompute_grad", "f"),
-        (tf, "switch_case", "branch_index, branch_fns, default, name"),
-        (tf, "vectorized_map", "fn, elems, fallback_to_while_loop, warn"),
-        (tf, "map_fn", "fn, elems, dtype, parallel_iterations, back_prop, swap_memory, infer_shape, name, fn_output_signature"),
-        (tf, "scan", f"{_fold_parameters}, infer_shape, reverse, name"),
-        (tf, "foldl", f"{_fold_parameters}, name"),
-        (tf, "foldr", f"{_fold_parameters}, name"),
-    )
+    for owner, name, parameters in nested_operations.SIGNATURES
 }
 
 # keras_hooks/update_kernels.py
@@ -364,6 +355,15 @@ EAGER_CONSTANT = PatchPoint(
 LOAD_GENERATED = PatchPoint(
     autograph_loader, "load_source", "source, delete_on_exit", "A task that is killed leaves the files of generated code."
 )
+
+# runtime/downloads.py
+GET_FILE = {
+    name: PatchPoint(file_utils, name, parameters, "A task must not take what another one has downloaded or extracted in part.")
+    for name, parameters in (
+        ("urlretrieve", "url, filename, reporthook, data"),
+        ("extract_archive", "file_path, path, archive_format"),
+    )
+}
 
 # evaluator/, checkpoint/, runtime/run_summary.py
 FIT = PatchPoint(

@@ -76,6 +76,8 @@ def execute(program: Program) -> None:
     if program.script is not None or program.module is not None:
         sys.orig_argv = program.command(sys.executable)  # For a program that starts itself again.
     try:
+        if program.script is not None or program.module is not None:
+            _share_downloads()
         if program.script is not None:
             main_module.run_script(program.script, program.args)
         elif program.module is not None:
@@ -94,6 +96,13 @@ def execute(program: Program) -> None:
     except BaseException as error:
         _show(error.with_traceback(_program_traceback(error.__traceback__)))
         sys.exit(1)
+
+
+def _share_downloads() -> None:
+    """Lets tasks of a machine fetch the same files at once. A program may do so before it calls `tfdist.strategy()`."""
+    from tfdist.strategies.runtime import downloads  # Imports TensorFlow, as the fork server has done.
+
+    downloads.install()
 
 
 def _show(error: BaseException) -> None:

@@ -74,15 +74,31 @@ class Counter:
         self._value.__dict__.update(known_sum=None, _dtype=tf.float32)
 
 
+def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
+    """Others are in flight: a copy on a worker may have their total, and not yet their count."""
+    total, count = Counter(), Counter()
+    logs = MetricLogs(SimpleNamespace(metrics=[SimpleNamespace(variables=[total, count])], name="net"))
+    logs._variables, logs._size, logs._means = [total, count], 2, [(0, 1)]
+    logs._metric_logs._places = {"loss": 0}
+    for epoch in (1.0, 2.0):
+        logs.reset()
+        logs.begin_steps()
+        for group in (0, 1):
+            logs.begin_steps()
+            [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0)), np.array([[8.0 * epoch, 8.0]]))
+            assert [float(each._value.value()) for each in (total, count)] == [8.0 * epoch * (group + 1), 8.0 * (group + 1)]
+            assert result["loss"] == epoch
+
+
 def test_an_epoch_without_a_step_left_has_the_sums_of_the_steps_before_the_restart():
     total, count = Counter(), Counter()
     model = SimpleNamespace(metrics=[SimpleNamespace(variables=[total, count])], name="net")
     logs = MetricLogs(model)  # Of a new process: nothing is traced.
     logs.reset()
     assert logs.set_values(model, [np.array([12.0, 16.0])])
-    assert [float(each._value.known_sum) for each in (total, count)] == [12.0, 16.0]
+    assert [float(each._value.value()) for each in (total, count)] == [12.0, 16.0]
     logs.publish_sums()
-    assert [float(each._value.known_sum) for each in (total, count)] == [12.0, 16.0]
+    assert [float(each._value.value()) for each in (total, count)] == [12.0, 16.0]
     assert not logs.set_values(model, [np.array([12.0])])
 
 
@@ -108,3 +124,14 @@ def test_metrics_that_are_too_large_to_be_sent_are_named_if_there_are_several_gr
     with caplog.at_level("WARNING", logger="tfdist"):
         assert logs._variables_to_send() == logs._variables_to_send() == []
     assert caplog.text.count("the metrics of large hold more than 65536 numbers") == warnings
+
+
+def test_a_step_that_returns_nothing_has_no_logs():
+    logs = MetricLogs(SimpleNamespace(metrics=[], get_metrics_result=dict, distribute_strategy=None))
+
+    @tf.function(autograph=False)
+    def step():
+        return logs.of_replica(None, None)
+
+    rows = step().numpy()[None]
+    assert logs.add(SimpleNamespace(group=0, counting=(0, 0)), rows) == [{}]

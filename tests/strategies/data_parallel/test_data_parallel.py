@@ -302,8 +302,8 @@ def test_callbacks_see_the_same_everywhere(results, ran):
 
 
 def test_sharding_that_the_user_has_set(results):
-    # Ten batches of 24. OFF: each of two tasks reads the whole dataset, in batches of 12, and ten steps take half of it.
-    assert results == [{"OFF": [240.0], "DATA": [240.0], "distributed": [240.0]}] * len(results)
+    # Ten batches of 24. OFF: each of two tasks reads the whole dataset, in batches of 12.
+    assert results == [{"OFF": [240.0 * len(results)], "DATA": [240.0], "distributed": [240.0]}] * len(results)
 
 
 def test_custom_training_loop(results):

@@ -58,6 +58,52 @@ def test_inputs_that_are_numbered_differently_are_named(one, other, targets, cap
     assert "worker:0 and worker:1 read different integers or texts as inputs. If words or categories are numbered" in message
 
 
+def test_batches_that_differ_from_the_second_epoch_on_are_named_once(caplog):
+    board = LocalBoard()
+    firsts = [FirstBatch(name, NAMES, "first_batch/1", board) for name in NAMES]
+    said = []
+    for epoch in range(4):
+        for task in (1, 0):
+            labels = LABELS + epoch * task
+            for _ in (
+                tf.data.Dataset.from_tensors((IMAGES, labels))
+                .enumerate()
+                .map(lambda number, *b, task=task: watched(firsts[task], number, *b))
+            ):
+                pass
+            firsts[task].compare()
+        said.append(caplog.text.count("worker:0 and worker:1 read different batches"))
+    assert said == [0, 1, 1, 1]
+
+
+def test_an_epoch_that_another_task_has_not_told_yet_is_compared_later(caplog):
+    board = LocalBoard()
+    first, other = (FirstBatch(name, NAMES, "first_batch/1", board) for name in NAMES)
+    first._read, other._read = [[1, 0, 0], [2, 0, 0]], [[1, 0, 0]]
+    other.compare()
+    first.compare()
+    assert caplog.text == ""
+    other._read.append([3, 0, 0])
+    other.compare()
+    first.compare()
+    assert "worker:0 and worker:1 read different batches" in caplog.text
+    for each in (first, other):
+        each.close()
+    assert board.values == {}
+
+
+@pytest.mark.parametrize("difference", [0, 1])
+def test_tasks_that_should_read_data_of_their_own_and_read_the_same_are_named(difference, caplog):
+    board = LocalBoard()
+    for task in (1, 0):
+        first = FirstBatch(NAMES[task], NAMES, "first_batch/1", board, apart=True)
+        for _ in first.watched(tf.data.Dataset.from_tensors((IMAGES, LABELS + task * difference))):
+            pass
+        first.compare()
+    said = "worker:0 and worker:1 read the same batches under tf.data's sharding policy OFF" in caplog.text
+    assert said == (difference == 0)
+
+
 def test_two_augmented_views_may_be_meant(caplog):
     message = message_of((IMAGES, IMAGES), (IMAGES + 1.0, IMAGES + 2.0), caplog)
     assert "This does no harm if they are augmented at random, as views of images are" in message

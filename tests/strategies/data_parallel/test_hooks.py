@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
 from tfdist.strategies.data_parallel.hooks import DataParallelHooks
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop
@@ -40,3 +41,15 @@ def test_a_step_that_returns_nothing_does_not_end_the_epoch(monkeypatch):
 def test_metrics_that_have_no_variables_yet_are_named_and_count_from_the_restart_on(hooks, caplog):
     assert not hooks.set_metric_values(SimpleNamespace(metrics_variables=[], name="net"), [1.0])
     assert "the metrics of this epoch of net count only what follows the restart" in caplog.text
+
+
+@pytest.mark.parametrize(("local", "policy", "is_known"), [(1, "OFF", False), (1, "DATA", True), (2, "OFF", True)])
+def test_keras_does_not_end_an_epoch_of_data_that_each_task_reads_to_the_end(local, policy, is_known):
+    """Batches are those of a replica then: there are more of them than the dataset has."""
+    hooks = DataParallelHooks(SimpleNamespace(extended=SimpleNamespace(mesh=None)), Layout(2, range(local)))
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    data = hooks.prepared(tf.data.Dataset.range(6).batch(2).with_options(options))
+    assert int(data.cardinality()) == (3 if is_known else tf.data.UNKNOWN_CARDINALITY)
+    assert [batch.numpy().tolist() for batch in data] == [[0, 1], [2, 3], [4, 5]]
+    assert data.options().experimental_distribute.auto_shard_policy.name == policy

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdist.strategies.parameter_server import fused_reads
 from tfdist.strategies.parameter_server.variables import ServerVariable, ShardedVariable
 from tfdist.strategies.variable_base import InShards
 
@@ -129,3 +130,22 @@ def test_a_variable_in_shards_refuses_by_name_what_would_change_its_first_shard_
         variable._strided_slice_assign([0], [1], [1], ONES, None, 0, 0, 0, 0, 0)
     with pytest.raises(NotImplementedError, match="scatter_nd_add of weights"):
         variable.scatter_nd_add([[0]], [ONES])
+
+
+def test_rows_that_a_vectorized_function_looks_up_have_gradients():
+    fused_reads.install()
+    table = sharded()
+
+    @tf.function(autograph=False)
+    def gradients():
+        with fused_reads.reading([]) as reads:
+            reads.begin_replica(("/device:CPU:0",))
+            with tf.GradientTape() as tape:
+                rows = tf.vectorized_map(lambda row: 2.0 * table.sparse_read(row), tf.constant([1, 4, 1]))
+            return rows, tape.gradient(rows, table)
+
+    rows, gradient = gradients()
+    np.testing.assert_array_equal(rows, 2.0 * ROWS[[1, 4, 1]])
+    expected = np.zeros_like(ROWS)
+    np.add.at(expected, [1, 4, 1], 2.0)
+    np.testing.assert_array_equal(tf.convert_to_tensor(gradient), expected)
