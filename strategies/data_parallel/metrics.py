@@ -97,10 +97,14 @@ class ReplicaMetrics:
         """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes to save."""
         flat_logs = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs) if v is not None]
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
-        weighted = [tf.cast(v, tf.float32) * share for v in (*kept, *flat_logs)]
+        # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
+        share = tf.cast(share, tf.float64)
+        weighted = [tf.cast(v, tf.float64) * share for v in (*kept, *flat_logs)]
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
-        *sums, whole, wish = all_reduce_sum([*counted, *weighted, share, wish])
+        sent = [*weighted, share] if weighted else []
+        *sums, wish = all_reduce_sum([*counted, *sent, wish])
+        whole = sums.pop() if sent else None
 
         def mean_of(total: Any, before: Any) -> Any:
             return tf.where(whole > 0, tf.cast(tf.math.divide_no_nan(total, whole), before.dtype), before)

@@ -33,6 +33,7 @@ FOR_EACH_CHANGE = (
     "losses_that_tensorflow_scales",
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
     "added_losses_that_are_sums",
+    "a_loss_that_keeps_a_variable",
     "logs_that_a_step_computes_from_metrics",
     "variables_that_gradients_overwrite",
 )

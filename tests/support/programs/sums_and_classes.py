@@ -85,13 +85,14 @@ def trained_on(batches, scope, build, **compiled):
 
 
 class Adaptive(keras.losses.Loss):
-    """Weights examples by a moving average over the steps before, a variable that is not the model's."""
+    """Weights examples by a moving average over the steps before, a variable that is not the model's, and counts the steps."""
 
     def __init__(self):
         super().__init__()
-        self.average = keras.Variable(1.0, trainable=False)
+        self.average, self.steps = keras.Variable(1.0, trainable=False), keras.Variable(0.0, trainable=False)
 
     def call(self, y_true, y_pred):
+        self.steps.assign_add(1.0)
         squares, before = ops.square(y_true - y_pred), 1.0 * self.average
         self.average.assign(0.9 * before + 0.1 * ops.mean(squares))
         return ops.mean(squares, axis=-1) * before
@@ -103,7 +104,9 @@ def a_loss_that_keeps_a_variable(scope):
         inputs = keras.Input((4,))
         model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
         model.compile(keras.optimizers.SGD(0.05, momentum=0.9), Adaptive())
-    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    # Batches that replicas cannot share evenly, with shares whose roundings do not add up to 1.
+    history = model.fit(X, Y, batch_size=13, epochs=2, shuffle=False, verbose=0).history
+    assert float(model.loss.steps) == 10.0, model.loss.steps
     return [history, float(model.loss.average), *(w.ravel().tolist() for w in model.get_weights())]
 
 
