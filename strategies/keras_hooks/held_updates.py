@@ -1,7 +1,7 @@
 """What a loss or metric function assigns to Keras variables while it is only tried out.
 
-To find out what a function of the user's returns, it is traced once more than in one process, and every trace is part of the step.
-A loss that keeps a moving average, or counts its calls, must not do so twice.
+To find out what a function of the user's returns, it is traced once more than in one process, and every trace is part of the
+step. A loss that keeps a moving average, or counts its calls, must not do so twice.
 """
 
 from typing import Any
