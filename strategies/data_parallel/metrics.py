@@ -104,7 +104,7 @@ class ReplicaMetrics:
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
         sent = [*weighted, share] if weighted else []
         *sums, wish = all_reduce_sum([*counted, *sent, wish])
-        whole = sums.pop() if sent else None
+        whole = sums.pop() if sent else share
 
         def mean_of(total: Any, before: Any) -> Any:
             return tf.where(whole > 0, tf.cast(tf.math.divide_no_nan(total, whole), before.dtype), before)

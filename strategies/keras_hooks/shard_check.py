@@ -224,8 +224,8 @@ class ShardCheck:
                 outcome.what = self._what_is_no_mean(changed, nodes)
         end = len(norms) - len(self._integers)
         if self._integers:  # Each by itself: they may be large beside updates.
-            changed = [name for name, one, two in zip(self._integers, a[1][end:], aa[1][end:], strict=True) if one != two]
-            outcome.integer = changed[0] if changed else None
+            pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
+            outcome.integer = next((name for name, one, two in pairs if one != two), None)
         if end > updates:
             growth = self._growth(function, batches[2], range(_DRAWS if is_random else 1), slice(updates, end))
             compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
