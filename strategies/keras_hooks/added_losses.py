@@ -29,8 +29,8 @@ _sums: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 class _LossesOfReplicas(list[Any]):
     """The losses that a layer has added: for the replica whose step is traced, its own ones.
 
-    Replicas of a worker group, and those that run eagerly, take turns in threads wherever they add up something, such as within a
-    layer after this one. One would clear, or count, what another one has added.
+    Replicas of a worker group, and those that run eagerly, take turns in threads wherever they add up or assign values, as in
+    a Dropout after this layer. One would clear, or count, what another one has added.
     """
 
     def _own(self) -> list[Any] | None:

@@ -50,6 +50,7 @@ SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "added_losses_that_are_sums",
     "losses_and_metrics_with_a_number_for_each_class",
     "a_loss_that_keeps_a_variable",
+    "an_average_that_a_layer_keeps_in_predict",
     "variables_that_gradients_overwrite",
     "logs_that_a_step_computes_from_metrics",
 )
@@ -88,6 +89,7 @@ IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of
     "loss_that_is_a_sum",
     "own_train_step",
     "inputs_and_outputs_by_name",
+    "an_average_that_a_layer_keeps_in_predict",
     "a_reduction_by_sum",
     "a_mean_over_sample_weights",
     "metric_functions_of_one_number",

@@ -118,6 +118,25 @@ def trained_with(scope, loss):
     return [history, float(model.loss.average), *(w.ravel().tolist() for w in model.get_weights())]
 
 
+class Average(keras.layers.Layer):
+    def build(self, shape):
+        self.average = self.add_weight(name="average", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.average.assign(0.9 * self.average + 0.1 * ops.mean(x))
+        return x
+
+
+@case
+def an_average_that_a_layer_keeps_in_predict(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), Average()])
+    model.predict(X, batch_size=13, verbose=0)
+    between = float(model.layers[0].average.numpy())
+    model.predict_on_batch(X[:7])
+    return [between, float(model.layers[0].average.numpy())]
+
+
 class Maxima(keras.layers.Layer):
     """Notes the largest input of each step in variables that their gradients overwrite, as float8 training does."""
 
