@@ -166,17 +166,37 @@ class GroupExtended(ParameterServerExtended):
 class SharedByReplicas(AggregatingVariable):
     """TensorFlow's wrapper of a variable that the replicas of a group share.
 
-    If the replicas assign different values, TensorFlow aggregates them. If all assign the same value, because the gradients
-    have been added up before, the first replica assigns it.
+    If the replicas assign different values, the mean over the examples counts, or what TensorFlow makes of them if the variable
+    says how. If all assign the same value, because the gradients have been added up before, the first replica assigns it.
     """
 
     @overrides(AggregatingVariable)
     def _assign_func(self, *args: Any, **kwargs: Any) -> Any:
         replica = replica_context.current()
-        if replica is None or not replica.reduced or tf.distribute.in_cross_replica_context():
+        if replica is None or tf.distribute.in_cross_replica_context():
             return super()._assign_func(*args, **kwargs)
-        function = kwargs.pop("f")
-        return function(self.get(), *args, **kwargs) if replica.index == 0 else None
+        if replica.reduced:
+            function = kwargs.pop("f")
+            return function(self.get(), *args, **kwargs) if replica.index == 0 else None
+        is_mean = self.aggregation == tf.VariableAggregation.MEAN and self.dtype.is_floating
+        if is_mean and replica.share is not None and args and not isinstance(args[0], tf.IndexedSlices):
+            return self._assign_mean(replica.share, kwargs.pop("f"), args[0])
+        return super()._assign_func(*args, **kwargs)
+
+    def _assign_mean(self, share: Any, assign: Callable[..., Any], value: Any) -> Any:
+        """Assigns the mean of what the replicas assign, each with its share of the examples.
+
+        TensorFlow's mean would be that of the replicas. In float64 the mean of equal values, such as a count, is this value.
+        """
+        share = tf.cast(share, tf.float64)
+
+        def merge(strategy: Any, *sent: Any) -> Any:
+            total, whole = strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, [(each, self) for each in sent])
+            mean = tf.cast(tf.math.divide_no_nan(total, whole), self.dtype)
+            return strategy.extended.update(self, assign, args=(mean,))
+
+        value = tf.convert_to_tensor(value, None if tf.is_tensor(value) else self.dtype)
+        return tf.distribute.get_replica_context().merge_call(merge, args=(tf.cast(value, tf.float64) * share, share))
 
 
 def unwrapped(variable: Any) -> Any:

@@ -85,7 +85,9 @@ class MetricLogs:
         total = tf.add_n(after)
         if self._variables:
             self._results(total)  # Notes the names of the logs. TensorFlow removes the operations, which nothing uses.
-        own = tf.add_n([value * tf.cast(share, tf.float64) for value, share in zip(outputs, shares, strict=True)])
+        parts = [tf.cast(share, tf.float64) for share in shares]
+        own = tf.add_n([value * part for value, part in zip(outputs, parts, strict=True)])
+        own = tf.math.divide_no_nan(own, tf.add_n(parts))  # Rounded shares such as 0.6 and 0.4 make no 1, and no count whole.
         return tf.concat([total, own], axis=0)
 
     def _check_shared_variables(self) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
+from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.same_order import in_same_order
@@ -82,16 +83,21 @@ class DataParallelHooks(KerasHooks):
     def predict_function(self, model: Any) -> Callable[[list[Any]], Any]:
         """See `KerasHooks`. Every task gets the whole output, in the order of the input."""
         step = compiled(model, without_optionals(model, model.predict_step))
+        metrics = ReplicaMetrics(self._strategy, self.layout, model, model.predict_step)
+        assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
 
         def on_replica(shard: Any, rows: Any) -> Any:
-            with entered(Replica(self._strategy, self.layout.local_index(), None)):
+            with entered(Replica(self._strategy, self.layout.local_index(), None)) as replica:
                 self._strategy.extended.check_same(shard)
                 outputs = step(at_least_one(shard))
+            assigned.update(replica.assigned)
             return none_without_examples(outputs, rows)
 
         def on_batch(shards: Any, rows: Any) -> Any:
             with self._strategy.extended.tracing():
-                return tf.nest.map_structure(self._gathered, self._strategy.run(on_replica, args=(shards, rows)))
+                outputs = self._strategy.run(on_replica, args=(shards, rows))
+                metrics.keep(rows, assigned)
+                return tf.nest.map_structure(self._gathered, outputs)
 
         function = on_batch if model.run_eagerly else tf.function(on_batch, reduce_retracing=True, autograph=False)
 

@@ -81,6 +81,16 @@ class ReplicaMetrics:
         # A user's own step may return metrics nested, or among other logs.
         return with_metrics(tf.nest.map_structure(self._first, mean_logs), result, own - derived.keys())
 
+    def keep(self, rows: Any, assigned: Mapping[int, Any]) -> None:
+        """Gives every replica the mean of what layers keep, after a step without metrics: that of `predict`.
+
+        Args:
+            rows: how many examples each replica has, `PerReplica` scalars.
+            assigned: the variables that the step assigned, by id.
+        """
+        if state := self._layer_state(assigned):
+            self._strategy.run(lambda own: self._reduce_on_replica(tf.cast(own, tf.float32), None, [], state), args=(rows,))
+
     def _first(self, value: Any) -> Any:
         return self._strategy.experimental_local_results(value)[0]
 
@@ -97,10 +107,14 @@ class ReplicaMetrics:
         """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes to save."""
         flat_logs = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs) if v is not None]
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
-        weighted = [tf.cast(v, tf.float32) * share for v in (*kept, *flat_logs)]
+        # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
+        share = tf.cast(share, tf.float64)
+        weighted = [tf.cast(v, tf.float64) * share for v in (*kept, *flat_logs)]
         requests = self._strategy.tfdist_hooks.save_requests
         wish = tf.constant(0.0) if requests is None else requests.own.read_value()
-        *sums, whole, wish = all_reduce_sum([*counted, *weighted, share, wish])
+        sent = [*weighted, share] if weighted else []
+        *sums, wish = all_reduce_sum([*counted, *sent, wish])
+        whole = sums.pop() if sent else share
 
         def mean_of(total: Any, before: Any) -> Any:
             return tf.where(whole > 0, tf.cast(tf.math.divide_no_nan(total, whole), before.dtype), before)

@@ -8,12 +8,13 @@ Losses of a layer that are sums of both kinds stay as they are, and a warning na
 """
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.replica_context import Replica
 
 _MOST_LAYERS = 256
@@ -23,6 +24,34 @@ _TOLERANCE = 0.02
 """How far from 2 the growth of a sum may be."""
 
 _sums: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class _LossesOfReplicas(list[Any]):
+    """The losses that a layer has added: for the replica whose step is traced, its own ones.
+
+    Replicas of a worker group, and those that run eagerly, take turns in threads wherever they add up or assign values, as in
+    a Dropout after this layer. One would clear, or count, what another one has added.
+    """
+
+    def _own(self) -> list[Any] | None:
+        replica = replica_context.with_share()
+        return None if replica is None else replica.losses.setdefault(id(self), [])
+
+    def extend(self, losses: Iterable[Any]) -> None:
+        """See `list`; and so below. Keras calls no other methods of it."""
+        super().extend(losses) if (own := self._own()) is None else own.extend(losses)
+
+    def clear(self) -> None:
+        super().clear() if (own := self._own()) is None else own.clear()
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if (own := self._own()) is None else own[key]
+
+
+def keep_by_replica(layer: Any) -> None:
+    """Makes a layer keep the losses that it adds for each replica by itself."""
+    if type(layer._losses) is not _LossesOfReplicas:
+        vars(layer)["_losses"] = _LossesOfReplicas()  # Not an assignment, which Keras would track.
 
 
 def tried_out(replica: Replica, layer: Any, losses: Any) -> list[Any]:

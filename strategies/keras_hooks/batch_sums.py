@@ -34,6 +34,7 @@ def install() -> None:
 def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
     if (replica := replica_context.with_share()) is None:
         return original(layer, loss)
+    added_losses.keep_by_replica(layer)
     if replica.recorded is not None:
         return original(layer, added_losses.tried_out(replica, layer, loss))
     if added_losses.is_sum(layer):

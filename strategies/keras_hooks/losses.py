@@ -15,6 +15,7 @@ over the examples of a replica is corrected here:
   whole batch.
 """
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -24,6 +25,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.own_code import is_known
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
@@ -126,12 +128,20 @@ def _call(original: Callable[..., Any], loss: Any, y_true: Any, y_pred: Any, sam
         return original(loss, y_true, y_pred, sample_weight)
     outer = replica.has_scalar_loss, replica.rows_of_function
     replica.has_scalar_loss, replica.rows_of_function = False, first_dimensions(y_true, y_pred)
-    value = original(loss, y_true, y_pred, sample_weight)
+    held = _held_updates(loss, y_true, y_pred, replica)
+    with held or contextlib.nullcontext():
+        value = original(loss, y_true, y_pred, sample_weight)
     is_scalar = replica.has_scalar_loss
     replica.has_scalar_loss, replica.rows_of_function = outer
     if not is_scalar and not is_over_batch(loss, y_pred) and not _is_by_class(loss, y_true, y_pred):
-        return value
+        return value if held is None or held.assign() else original(loss, y_true, y_pred, sample_weight)
     return _of_whole_batch(original, loss, y_true, y_pred, sample_weight, value, replica)
+
+
+def _held_updates(loss: Any, y_true: Any, y_pred: Any, replica: Replica) -> HeldUpdates | None:
+    """Returns a scope for a loss of the user's that may have to be computed again, on the whole batch; else None."""
+    is_again = replica.recorded is None and replica.postponed is None and can_be_gathered(y_true, y_pred)
+    return HeldUpdates() if is_again and not is_known(getattr(loss, "fn", type(loss))) else None
 
 
 def _is_by_class(loss: Any, y_true: Any, y_pred: Any) -> bool:
@@ -207,9 +217,11 @@ def _adopt_own_call(own: Any) -> None:
         if replica is None or replica.has_whole_batch or others or len(weights) > 1:  # Keras gives at most one.
             return original(loss, y_true, y_pred, *weights, **others)
         before = replica.reductions
-        value = tf.convert_to_tensor(original(loss, y_true, y_pred, *weights))
+        held = _held_updates(loss, y_true, y_pred, replica)
+        with held or contextlib.nullcontext():
+            value = tf.convert_to_tensor(original(loss, y_true, y_pred, *weights))
         if value.shape.rank or replica.reductions > before:  # Keras has reduced it, and counts it rightly.
-            return value
+            return value if held is None or held.assign() else original(loss, y_true, y_pred, *weights)
 
         def compute(loss: Any, y_true: Any, y_pred: Any, weight: Any = None) -> Any:
             return original(loss, y_true, y_pred, *([weight] if weights else ()))

@@ -38,11 +38,14 @@ class Replica:
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
             variable, tensor); else None.
+        integers: if the step is only tried out, what it would add to integers that are no metric's, as (path of the variable,
+            change).
         held: if the step is only tried out, the values of variables in whose place it reads what it would assign, by id, as
             (variable, value).
         counted: if the step is only tried out, what it would add to variables of metrics, as (variable, change).
         settled: the ids of those of them that Keras' metrics count rightly on several replicas.
         added: if the step is only tried out, the losses that layers add, as (layer, number).
+        losses: what layers have added with `add_loss`, by the id of the list of a layer.
         as_means: if the step is only tried out, the ids of layers whose added losses are divided by `examples`.
         reads_replicas: whether the user's code has read how many replicas there are, if the step is only tried out.
         draw: which random numbers a step draws that is only tried out, an integer scalar; None for those of one process.
@@ -72,10 +75,12 @@ class Replica:
     branches: list[Any] = field(default_factory=list)
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
+    integers: list[tuple[str, Any]] = field(default_factory=list)
     held: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     counted: list[tuple[Any, Any]] = field(default_factory=list)
     settled: set[int] = field(default_factory=set)
     added: list[tuple[Any, Any]] = field(default_factory=list)
+    losses: dict[int, list[Any]] = field(default_factory=dict)
     as_means: frozenset[int] = frozenset()
     reads_replicas: bool = False
     draw: Any = None

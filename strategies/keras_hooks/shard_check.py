@@ -82,12 +82,14 @@ class _Outcome:
         metrics: what is to be said of the metrics.
         is_known: whether the step was tried out.
         what: why replicas compute another update than one process; None if they do not, or on a task that does not log it.
+        integer: the name of a variable of integers that counts examples; None if there is none.
         sums: the ids of layers that add sums over the examples as losses.
     """
 
     metrics: metric_trial.Judgement
     is_known: bool = False
     what: str | None = None
+    integer: str | None = None
     sums: set[int] = field(default_factory=set)
 
 
@@ -124,6 +126,7 @@ class ShardCheck:
         self._names: Sequence[str | None] = ()  # Of what the step records.
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
         self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
+        self._integers: Sequence[str] = ()  # Variables of integers that it assigns, by their names.
         self._reads_replicas = False
         self._traced: Any = None
 
@@ -144,6 +147,8 @@ class ShardCheck:
             outcome = self._with_sums_in_full(outcome, halves, size)
         if self._warns and outcome.what is not None:
             self._warn(outcome.what)
+        elif self._warns and outcome.integer is not None:
+            self._warn(self._what_is_assigned(outcome.integer))
         outcome.metrics.apply(self._of_chief, self._warns)
 
     def _with_sums_in_full(self, outcome: "_Outcome", halves: Any, size: int) -> "_Outcome":
@@ -217,9 +222,13 @@ class ShardCheck:
             else:
                 changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance)
                 outcome.what = self._what_is_no_mean(changed, nodes)
-        if len(norms) > updates:
-            growth = self._growth(function, batches[2], range(_DRAWS if is_random else 1), slice(updates, None))
-            compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, len(norms))]
+        end = len(norms) - len(self._integers)
+        if self._integers:  # Each by itself: they may be large beside updates.
+            pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
+            outcome.integer = next((name for name, one, two in pairs if one != two), None)
+        if end > updates:
+            growth = self._growth(function, batches[2], range(_DRAWS if is_random else 1), slice(updates, end))
+            compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
             counted = len(self._metrics[0])
             outcome.sums = sums_among(self._adding, growth[counted:], compares[counted:])
             growth, compares = growth[:counted], compares[:counted]
@@ -253,11 +262,15 @@ class ShardCheck:
         sizes = [self._names[place] for place in places]
         assigned = [name for name in sizes if name not in (None, _OUTPUT)]
         if assigned:
-            return (
-                f"it assigns {assigned[0]} something that is no mean over the examples, such as the examples themselves, their "
-                "sum or their number. Every replica has its own, and the mean of these counts"
-            )
+            return self._what_is_assigned(assigned[0])
         return _SUM if None in sizes else self._what_else(nodes)
+
+    @staticmethod
+    def _what_is_assigned(name: str) -> str:
+        return (
+            f"it assigns {name} something that is no mean over the examples, such as the examples themselves, their "
+            "sum or their number. Every replica has its own, and the mean of these counts, of integers the first"
+        )
 
     def _what_else(self, nodes: Sequence[Any]) -> str | None:
         if self._reads_replicas:
@@ -340,8 +353,10 @@ class ShardCheck:
                 self._names = [name for name, _ in recorded]
                 self._metrics = [variable for variable, _ in counted], state.settled
                 self._adding = [layer for layer, _ in added]
+                integers = [pair for pair in state.integers if pair[1].graph is state.graph] if self._trains else []
+                self._integers = [name for name, _ in integers]
                 self._reads_replicas = state.reads_replicas
-                return summary([value for _, value in (*recorded, *counted, *added)])
+                return summary([value for _, value in (*recorded, *counted, *added, *integers)])
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))

@@ -20,7 +20,7 @@ from tfdist.strategies.inputs.source import BatchSource
 from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, user_functions
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
-from tfdist.strategies.private_api import TensorFlowTrainer, is_default, patches
+from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
 
 _log = logging.getLogger("tfdist")
 
@@ -51,7 +51,7 @@ def check_optimizer(model: Any, strategy: tf.distribute.Strategy) -> None:
 
 
 def _adopt(model: Any) -> None:
-    """Moves optimizers and metrics that `compile` has made outside of the scope into that of the model.
+    """Moves optimizers, metrics and variables of losses that were made outside of the scope into that of the model.
 
     As long as nothing has trained with them, they can begin anew there. `check_optimizer` refuses an optimizer that cannot.
     """
@@ -61,6 +61,9 @@ def _adopt(model: Any) -> None:
             adopt_optimizer(value, strategy)
     for metric in model.metrics:
         begin_anew(metric.variables, strategy)
+    for loss in tf.nest.flatten(getattr(model, "loss", None)):
+        if isinstance(loss, keras.losses.Loss):
+            begin_anew([value for value in vars(loss).values() if isinstance(value, KerasVariable)], strategy)
 
 
 # Replacements. The first parameter is the function that they replace.

@@ -30,6 +30,9 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
             if replica.graph is tf.compat.v1.get_default_graph() and not variable.trainable:
                 replica.held.setdefault(id(variable), (variable, variable._value))
                 variable._value = tensor
+        elif tf.as_dtype(variable.dtype).is_integer:
+            change = tf.cast(tf.convert_to_tensor(value), tf.float32) - tf.cast(variable.value, tf.float32)
+            replica.integers.append((variable.path, change))
         return None
     if id(variable) in replica.same and isinstance(variable._value, tf.distribute.DistributedValues):
         local = replica.strategy.experimental_local_results(variable._value)[replica.index]

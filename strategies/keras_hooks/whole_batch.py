@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.held_updates import HeldUpdates
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
 from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
@@ -52,7 +53,8 @@ def has_number_for_each_class(function: Callable[..., Any], y_true: Any, y_pred:
     if tf.executing_eagerly() or None in first_dimensions(y_true, y_pred) or not can_be_gathered(y_true, y_pred):
         return False
     try:
-        values = function(*tf.nest.map_structure(_with_unknown_rows, (y_true, y_pred)))
+        with HeldUpdates():
+            values = function(*tf.nest.map_structure(_with_unknown_rows, (y_true, y_pred)))
     except Exception:  # It may need the number of rows.
         return False
     return is_of_batch(values, {None})
@@ -138,7 +140,8 @@ def check_order(result: Any, compute: Callable[..., Any], local: Any, whole: Any
         return ordered
 
     def differs() -> tf.Tensor:
-        one, other = tf.stop_gradient(result), compute(*tf.nest.map_structure(in_blocks, local, whole))
+        with HeldUpdates():
+            one, other = tf.stop_gradient(result), compute(*tf.nest.map_structure(in_blocks, local, whole))
         tolerance = _HALF_TOLERANCE if one.dtype.size < 4 else _TOLERANCE
         one, other = tf.cast(one, tf.float32), tf.cast(other, tf.float32)
         return tf.reduce_any(tf.abs(one - other) > tolerance * tf.maximum(tf.abs(one), 1e-3))  # False for NaN.

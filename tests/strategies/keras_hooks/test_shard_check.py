@@ -19,6 +19,7 @@ WARNED = {
     "scales_gradients_by_their_norm": "the step computes with its gradients",
     "sharpness_aware": "the step computes with its gradients",
     "a_queue_of_examples": "it assigns a_queue_of_examples/rows something that is no mean over the examples",
+    "a_number_of_examples": "it assigns a_number_of_examples/seen something that is no mean over the examples",
     "a_codebook_that_follows_its_averages": ONE_BY_ONE,
     "a_loss_for_each_example_that_compares_them": ONE_BY_ONE,
     "operations_over_the_batch": ONE_BY_ONE,

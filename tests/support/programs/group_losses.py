@@ -30,9 +30,11 @@ FOR_EACH_CHANGE = (
     "a_mean_over_what_a_mask_leaves",
     "one_number_for_a_batch_with_sample_weights",
     "a_keras_loss_in_add_loss",
+    "an_added_loss_beside_one_number_for_a_batch",
     "losses_that_tensorflow_scales",
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
     "added_losses_that_are_sums",
+    "a_loss_that_keeps_a_variable",
     "logs_that_a_step_computes_from_metrics",
     "variables_that_gradients_overwrite",
 )

@@ -66,6 +66,23 @@ class SumInside(keras.losses.Loss):
         return 0.1 * keras.losses.MeanSquaredError(reduction="sum")(y_true, y_pred)
 
 
+class Squares(keras.layers.Layer):
+    def call(self, x):
+        self.add_loss(0.1 * ops.mean(ops.square(x)))
+        return x
+
+
+@case
+def an_added_loss_beside_one_number_for_a_batch(scope):
+    """Replicas of a group take turns between the two."""
+
+    def build():
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(Squares()(keras.layers.Dense(3)(inputs))))
+
+    return trained(scope, build, loss=mean_of_the_batch)
+
+
 class Endpoint(keras.layers.Layer):
     """Keras' endpoint layer: takes the targets as an input and adds the loss."""
 

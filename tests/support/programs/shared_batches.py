@@ -37,6 +37,7 @@ class OwnStep(keras.Model):
         self.drop = layers.Dropout(0.5)
         self.rows = self.add_weight(shape=(16, 4), initializer="zeros", trainable=False, name="rows")
         self.mean = self.add_weight(shape=(4,), initializer="zeros", trainable=False, name="mean")
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen", dtype="int32")
         self.build((None, 6))
 
     def call(self, x, training=False):
@@ -148,6 +149,17 @@ def a_queue_of_examples():
         model.rows.assign(ops.concatenate([model.rows[ops.shape(z)[0] :], z], axis=0))
 
     return own("a_queue_of_examples", before=before)
+
+
+@case
+def a_number_of_examples():
+    """An integer. The step draws random numbers, too."""
+
+    def before(model, x, y, z, gradients):
+        model.drop(z, training=True)
+        model.seen.assign_add(ops.shape(z)[0])
+
+    return own("a_number_of_examples", before=before)
 
 
 @case
@@ -289,7 +301,10 @@ def few_random_numbers():
 
 @case
 def a_moving_average():
+    """And a number of steps."""
+
     def before(model, x, y, z, gradients):
+        model.seen.assign_add(1)
         model.mean.assign(0.9 * model.mean + 0.1 * ops.mean(z, axis=0))
 
     return own("a_moving_average", before=before)

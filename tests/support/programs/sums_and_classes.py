@@ -85,26 +85,56 @@ def trained_on(batches, scope, build, **compiled):
 
 
 class Adaptive(keras.losses.Loss):
-    """Weights examples by a moving average over the steps before, a variable that is not the model's."""
+    """Weights examples by a moving average over the steps before, a variable that is not the model's, and counts the steps."""
 
-    def __init__(self):
+    def __init__(self, is_one_number):
         super().__init__()
-        self.average = keras.Variable(1.0, trainable=False)
+        self.is_one_number = is_one_number
+        self.average, self.steps = keras.Variable(1.0, trainable=False), keras.Variable(0.0, trainable=False)
 
     def call(self, y_true, y_pred):
+        if self.is_one_number:
+            self.steps.assign_add(1.0)
+        else:
+            ops.cond(ops.shape(y_true)[0] > 0, lambda: self.steps.assign(self.steps + 1.0), lambda: None)
         squares, before = ops.square(y_true - y_pred), 1.0 * self.average
         self.average.assign(0.9 * before + 0.1 * ops.mean(squares))
-        return ops.mean(squares, axis=-1) * before
+        return ops.mean(squares) * before if self.is_one_number else ops.mean(squares, axis=-1) * before
 
 
 @case
 def a_loss_that_keeps_a_variable(scope):
+    return [trained_with(scope, Adaptive(is_one_number)) for is_one_number in (False, True)]
+
+
+def trained_with(scope, loss):
     with scope():
         inputs = keras.Input((4,))
         model = keras.Model(inputs, keras.layers.Dense(1, kernel_initializer="zeros")(inputs))
-        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), Adaptive())
-    history = model.fit(X, Y, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss)
+    # Batches that replicas cannot share evenly, with shares whose roundings do not add up to 1.
+    history = model.fit(X, Y, batch_size=13, epochs=2, shuffle=False, verbose=0).history
+    assert float(model.loss.steps) == 10.0, model.loss.steps
     return [history, float(model.loss.average), *(w.ravel().tolist() for w in model.get_weights())]
+
+
+class Average(keras.layers.Layer):
+    def build(self, shape):
+        self.average = self.add_weight(name="average", shape=(), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.average.assign(0.9 * self.average + 0.1 * ops.mean(x))
+        return x
+
+
+@case
+def an_average_that_a_layer_keeps_in_predict(scope):
+    with scope():
+        model = keras.Sequential([keras.Input((4,)), Average()])
+    model.predict(X, batch_size=13, verbose=0)
+    between = float(model.layers[0].average.numpy())
+    model.predict_on_batch(X[:7])
+    return [between, float(model.layers[0].average.numpy())]
 
 
 class Maxima(keras.layers.Layer):
