@@ -76,7 +76,7 @@ def execute(program: Program) -> None:
     if program.script is not None or program.module is not None:
         sys.orig_argv = program.command(sys.executable)  # For a program that starts itself again.
     try:
-        if program.script is not None or program.module is not None:
+        if "keras" in sys.modules:  # The fork server has imported it.
             _share_downloads()
         if program.script is not None:
             main_module.run_script(program.script, program.args)
@@ -100,7 +100,7 @@ def execute(program: Program) -> None:
 
 def _share_downloads() -> None:
     """Lets tasks of a machine fetch the same files at once. A program may do so before it calls `tfdist.strategy()`."""
-    from tfdist.strategies.runtime import downloads  # Imports TensorFlow, as the fork server has done.
+    from tfdist.strategies.runtime import downloads
 
     downloads.install()
 
