@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -181,7 +182,7 @@ class MetricLogs:
                 variable.assign(tf.zeros(variable.shape, variable.dtype))
             self._restarts = False
             for number, variable in enumerate(self._variables):  # For callbacks: that of the steps that are done.
-                variable._value.known_sum = functools.partial(self._part_of_sum, number)
+                variable._value.known_sum = functools.partial(_part_of_sum, weakref.ref(self), number)
 
     def add(self, execution: Execution, rows: Any) -> list[Any]:
         """Adds what a group has returned.
@@ -212,10 +213,6 @@ class MetricLogs:
     def with_metrics(self, logs: Logs, metrics: dict[str, Any]) -> Logs:
         """Returns the logs of a step with the results of the metrics, but for values of the step's own."""
         return step_logs.with_metrics(logs, metrics, self._own_names | self._derived.keys())
-
-    def _part_of_sum(self, number: int) -> Any:
-        """Returns the sum of one of the metrics' variables over the steps that the chief has added."""
-        return unflatten_array(self._sum, [tuple(variable.shape) for variable in self._variables])[number]
 
     def publish_sums(self) -> None:
         """Gives the metrics' variables their sums, because Keras reads each at the end of an epoch."""
@@ -300,3 +297,13 @@ class _LogsFormat:
 
 def _float64_vector(values: list[Any]) -> Any:
     return flatten([tf.cast(value, tf.float64) for value in values]) if values else tf.zeros([0], tf.float64)
+
+
+def _part_of_sum(reference: "weakref.ref[MetricLogs]", number: int) -> Any:
+    """Returns the sum of one of the metrics' variables over the steps that the chief has added; None if nobody adds any more.
+
+    A variable that kept the `MetricLogs` itself would keep its model.
+    """
+    if (logs := reference()) is None:
+        return None
+    return unflatten_array(logs._sum, [tuple(variable.shape) for variable in logs._variables])[number]

@@ -38,6 +38,10 @@ class HandleSpec(PerWorkerVariableSpec):
         return self if all(self == other for other in others) else None
 
 
+def _unknown() -> None:
+    """The sum of copies that the chief has to read."""
+
+
 class SyncOnReadVariable(PerWorkerVariable):
     """A variable with a copy on the chief and on each replica of each worker group.
 
@@ -45,7 +49,7 @@ class SyncOnReadVariable(PerWorkerVariable):
     sets the chief's copy to the value and the others to zero. If a worker is gone, its copies are missing in the sum.
 
     Attributes:
-        known_sum: returns the sum as a numpy array, if the chief knows it without reading the copies; else None. Steps that run
+        known_sum: returns the sum as a numpy array if the chief knows it without reading the copies, else None. Steps that run
             change the copies of one variable after the other, such as a total and its count.
         is_sent: whether steps return the copies. Those of a group then begin with zero after a call of it has failed: the chief
             knows what they had counted before, and the steps of that call are made again.
@@ -66,7 +70,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         self._version = 0  # Of the value that the chief has assigned.
         self._versions: dict[tuple[int, int], int] = {}  # To which each copy belongs, by replica and group.
         self._counting: dict[tuple[int, int], Any] = {}  # `Membership.counting` at the last call, in the same way.
-        self.known_sum: Callable[[], Any] | None = None
+        self.known_sum: Callable[[], Any] = _unknown
         self.is_sent = False
         self._handles: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
@@ -135,8 +139,8 @@ class SyncOnReadVariable(PerWorkerVariable):
         """Returns the value as a tensor: the sum of all copies; in a function, the value of the replica's copy."""
         if not tf.executing_eagerly():
             return super().value()
-        if self.known_sum is not None:
-            return tf.constant(self.known_sum(), self.dtype)
+        if (known := self.known_sum()) is not None:
+            return tf.constant(known, self.dtype)
         total = tf.convert_to_tensor(self._coordinator_instance)
         for copy in self._copies():
             try:
@@ -161,7 +165,7 @@ class SyncOnReadVariable(PerWorkerVariable):
         """Makes `value` the sum of all copies; in a function, assigns it to the replica's copy."""
         if not tf.executing_eagerly():
             return super().assign(value, use_locking, name, read_value)
-        self.known_sum = None
+        self.known_sum = _unknown
         self._version += 1  # Each group sets its copies to zero when it runs its next function.
         self._coordinator_instance.assign(value)
         return self

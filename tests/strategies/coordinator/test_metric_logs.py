@@ -71,7 +71,7 @@ class Counter:
     def __init__(self):
         self.shape, self.synchronization = tf.TensorShape([]), "on_read"
         self._value = SyncOnReadVariable.__new__(SyncOnReadVariable)
-        self._value.__dict__.update(known_sum=None, _dtype=tf.float32)
+        self._value.__dict__.update(known_sum=lambda: None, _dtype=tf.float32)
 
 
 def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
