@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfdist.cluster import Task
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
+from tfdist.strategies.coordinator.server_recovery import device_of
 from tfdist.strategies.runtime.deadline import Deadline
 from tfdist.strategies.runtime.peers import waiting_for
 
@@ -117,18 +118,14 @@ def _do_answer(tasks: Collection[Task]) -> bool:
 
 
 def _value_on(task: Task) -> tf.Tensor:
-    with tf.device(_device(task)):
+    with tf.device(device_of(task)):
         return tf.timestamp()
 
 
 def _reaches(worker: Task, value: tf.Tensor) -> bool:
     try:
-        with tf.device(_device(worker)):  # It gets the value from the task that has it, not by way of this one.
+        with tf.device(device_of(worker)):  # It gets the value from the task that has it, not by way of this one.
             tf.identity(value).numpy()
     except tf.errors.OpError:
         return False
     return True
-
-
-def _device(task: Task) -> str:
-    return f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"

@@ -83,7 +83,7 @@ class ServerRecovery:
 
 
 def device_of(task: Task) -> str:
-    """Returns the device of a ps."""
+    """Returns the CPU of a task, as TensorFlow names it."""
     return f"/job:{task.job}/replica:0/task:{task.index}/device:CPU:0"
 
 
