@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint.strategy_state import ADDED_TO_NUMPY
+from tfdist.strategies.checkpoint.strategy_state import storable
 from tfdist.strategies.keras_hooks import global_seed
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimizers, with_inner
@@ -115,7 +115,7 @@ def own_variables(model: Any) -> list[Any]:
 
     Among them are a `tf.Variable` that counts, and the state of a `tf.random.Generator`. Keras saves its own variables only.
     """
-    return [_storable(variable.numpy()) for variable in _own_variables(model)]
+    return [storable(variable.numpy()) for variable in _own_variables(model)]
 
 
 def set_own_variables(model: Any, values: list[Any]) -> None:
@@ -147,11 +147,6 @@ def _variables_of(value: Any) -> Sequence[Any]:
     if isinstance(value, tf.random.Generator):
         return [value.state]
     return value.variables if isinstance(value, tf.Module) else []
-
-
-def _storable(value: Any) -> Any:
-    """Returns an array as HDF5 stores it. It has no bfloat16 and no float8, which float32 holds exactly."""
-    return value.astype(np.float32) if value.dtype.isbuiltin == ADDED_TO_NUMPY else value
 
 
 def _seed_variables(model: Any) -> list[Any]:

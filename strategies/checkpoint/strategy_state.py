@@ -18,8 +18,7 @@ from tfdist.strategies.private_api import patches, saving_lib
 NAME = "tfdist_training_state"
 """The HDF5 group, and the prefix of the names of a checkpoint's tensors."""
 
-ADDED_TO_NUMPY = 2
-"""What `numpy.dtype.isbuiltin` says of types that NumPy does not have itself, such as bfloat16."""
+_ADDED_TO_NUMPY = 2  # As `numpy.dtype.isbuiltin` says.
 
 _left_out = False
 _set_aside: dict[str, Any] | None = None
@@ -57,17 +56,19 @@ def set_aside() -> Iterator[dict[str, Any]]:
         _set_aside = outer
 
 
-def add(file: Any, state: dict[str, Any]) -> None:
-    """Adds the state of a strategy to an open HDF5 file of Keras.
+def storable(value: Any) -> Any:
+    """Returns an array as HDF5 stores it. It has no bfloat16 and no float8, which float32 holds exactly."""
+    is_added = np.asarray(value).dtype.isbuiltin == _ADDED_TO_NUMPY
+    return value.astype(np.float32) if is_added else value
 
-    HDF5 has no bfloat16 and no float8. Such values are stored as float32, which holds them exactly, with an attribute `dtype`.
-    """
+
+def add(file: Any, state: dict[str, Any]) -> None:
+    """Adds the state of a strategy to an open HDF5 file of Keras. Values that `storable` changes have an attribute `dtype`."""
     for name, value in state.items():
-        dtype = np.asarray(value).dtype
-        if dtype.isbuiltin == ADDED_TO_NUMPY:
-            file.create_dataset(f"{NAME}/{name}", data=value.astype(np.float32)).attrs["dtype"] = dtype.name
-        else:
-            file[f"{NAME}/{name}"] = value
+        stored = storable(value)
+        dataset = file.create_dataset(f"{NAME}/{name}", data=stored)
+        if stored is not value:
+            dataset.attrs["dtype"] = value.dtype.name
 
 
 def install() -> None:

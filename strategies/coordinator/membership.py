@@ -120,9 +120,8 @@ class Membership:
             self.epoch += 1
             before = self.replica(group)
             self._incarnations[group] += 1
-            if (
-                self.replica(group) > before
-            ):  # The first one to know. Those that share its replica need not pull it once more each.
+            # Only the first one to know: those that share its replica need not pull it once more each.
+            if self.replica(group) > before:
                 self._terms[self.owners[group]] = self.epoch
 
     def say_no_more(self) -> None:

@@ -5,19 +5,6 @@ import tensorflow as tf
 from keras import ops
 from losses import X, Y, linear, trained
 
-CASES = []
-WHOLE_BATCH_CASES = []  # Of data-parallel strategies only.
-
-
-def case(function):
-    CASES.append(function)
-    return function
-
-
-def whole_batch_case(function):
-    WHOLE_BATCH_CASES.append(function)
-    return function
-
 
 class OwnLogs(keras.Model):
     """Returns losses under the name of the metric that `compile` makes, and does not update it: a VAE's `train_step`."""
@@ -123,12 +110,10 @@ class Counts(LowerLevel):
         return {**logs, "batches": self.batches.result(), "examples": self.examples.result()}
 
 
-@whole_batch_case
 def sums_over_batches_and_examples(scope):
     return trained(scope, lambda: linear(Counts))
 
 
-@case
 def logs_of_an_own_step_under_the_name_of_a_metric(scope):
     with scope():
         model = linear(OwnLogs)
@@ -142,17 +127,14 @@ def logs_of_an_own_step_under_the_name_of_a_metric(scope):
     return {**record, "seen": seen, "weights": [w.ravel().tolist() for w in model.get_weights()]}
 
 
-@case
 def an_own_compute_loss(scope):
     return trained(scope, lambda: linear(OwnComputeLoss))
 
 
-@case
 def an_own_train_step_at_a_lower_level(scope):
     return trained(scope, lambda: linear(LowerLevel))
 
 
-@case
 def a_model_without_call(scope):
     keras.utils.set_random_seed(1)
     with scope():
@@ -162,3 +144,12 @@ def a_model_without_call(scope):
         model.compile()
     record = model.fit(tf.data.Dataset.from_tensor_slices(X).batch(16), epochs=3, verbose=0).history
     return {**record, "weights": [w.ravel().tolist() for w in discriminator.get_weights() + generator.get_weights()]}
+
+
+CASES = [
+    logs_of_an_own_step_under_the_name_of_a_metric,
+    an_own_compute_loss,
+    an_own_train_step_at_a_lower_level,
+    a_model_without_call,
+]
+WHOLE_BATCH_CASES = [sums_over_batches_and_examples]  # Of data-parallel strategies only.
