@@ -159,8 +159,8 @@ class Probe:
                     if isinstance(event, Exited):
                         has_ended = True
                         self._ended[event.task] = event
-                processor.look(time.monotonic(), self._pids)
                 fit = window.read(report)
+                processor.look(time.monotonic(), self._pids)  # After the last step of the window.
                 if fit is not None and fit.is_enough(seconds):
                     break
         finally:

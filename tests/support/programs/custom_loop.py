@@ -71,7 +71,9 @@ def accumulate():
     return strategy.run(on_replica)
 
 
-drawn = [coordinator.schedule(accumulate) for _ in range(12)]
+drawn = [coordinator.schedule(accumulate) for _ in range(11)]
+coordinator.join()  # A gradient that arrives after an update counts in the next one: nothing may arrive after the last.
+drawn.append(coordinator.schedule(accumulate))
 coordinator.join()
 print("updates", int(accumulating.iterations.numpy()), f"weight {float(linear.get_weights()[0][0, 0]):.2f}")
 print("different numbers", len({float(each.fetch()) for each in drawn}))
