@@ -159,6 +159,8 @@ def _serve(tests: socket.socket, mark: str) -> None:
         if tests in ready:
             received = _received(tests)
             if received is None:
+                for pid in running:  # Only if pytest was killed.
+                    os.kill(pid, signal.SIGTERM)
                 return
             message, (output, descriptor) = received
             status = socket.socket(fileno=descriptor)
