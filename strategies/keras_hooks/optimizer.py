@@ -15,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import (
+    batch_normalization,
     batch_sums,
     loss_scaling,
     losses,
@@ -56,6 +57,7 @@ def install() -> None:
     patches.ALL_REDUCE_GRADIENTS.patch(_all_reduce_gradients)
     losses.install()
     loss_scaling.install()
+    batch_normalization.install()
     batch_sums.install()
     metric_updates.install()
     update_kernels.install()

@@ -104,7 +104,11 @@ def _metrics_result_or_logs(original: Callable[..., Any], model: Any, logs: Logs
 
 
 def _as_number(value: Any) -> Any:
-    """Returns a scalar tensor as a number: `evaluate` of Keras 3.12 and earlier returns the logs as they are."""
+    """Returns a scalar tensor as a number: `evaluate` of Keras 3.12 and earlier returns the logs as they are.
+
+    Of a variable, which a metric may return itself, it is the value of now: Keras would read it after the validation.
+    """
+    value = tf.convert_to_tensor(value) if isinstance(value, KerasVariable) else value
     is_number = isinstance(value, tf.Tensor) and value.shape.rank == 0 and (value.dtype.is_floating or value.dtype.is_integer)
     return float(value) if is_number else value
 

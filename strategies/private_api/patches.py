@@ -160,20 +160,20 @@ REDUCE_LOSS = PatchPoint(
 CALL_LOSS = PatchPoint(
     keras.losses.Loss, "__call__", "self, y_true, y_pred, sample_weight", "A loss that is one number needs the whole batch."
 )
-COMPILE_LOSS = PatchPoint(
-    CompileLoss, "__call__", "self, y_true, y_pred, sample_weight", "Losses of compile without a reduction count as sums."
-)
+COMPILE_LOSS = PatchPoint(CompileLoss, "__call__", "self, y_true, y_pred, sample_weight", "Without a reduction it is a sum.")
 
 # keras_hooks/metric_updates.py
 UPDATE_MEAN = PatchPoint(
     keras.metrics.Mean, "update_state", "self, values, sample_weight", "The replicas together count a number per batch once."
 )
-UPDATE_SUM = PatchPoint(
-    keras.metrics.Sum, "update_state", "self, values, sample_weight", "The replicas together count 1 per batch once."
-)
+UPDATE_SUM = PatchPoint(keras.metrics.Sum, "update_state", "self, values, sample_weight", "As UPDATE_MEAN.")
 UPDATE_METRIC_FUNCTION = PatchPoint(
     keras.metrics.MeanMetricWrapper, "update_state", "self, y_true, y_pred, sample_weight", "One number needs the whole batch."
 )
+
+# keras_hooks/batch_normalization.py
+SYNCHRONIZED_MOMENTS = PatchPoint(keras_nn, "_compute_moments_sync", "x, axes, keepdims", "Replicas have shares of a batch.")
+MOMENTS = PatchPoint(keras.layers.BatchNormalization, "_moments", "self, inputs, mask", "With a mask Keras adds up nothing.")
 
 # keras_hooks/batch_sums.py
 ADD_LOSS = PatchPoint(keras.Layer, "add_loss", "self, loss", "Sums over the examples of a replica count in full.")

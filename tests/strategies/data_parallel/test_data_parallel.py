@@ -52,6 +52,7 @@ SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "losses_and_metrics_with_a_number_for_each_class",
     "a_loss_that_keeps_a_variable",
     "an_average_that_a_layer_keeps_in_predict",
+    "normalization_of_the_whole_batch",
     "variables_that_gradients_overwrite",
     "logs_that_a_step_computes_from_metrics",
 )
@@ -92,6 +93,7 @@ IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of
     "inputs_and_outputs_by_name",
     "a_loss_that_keeps_a_variable",
     "an_average_that_a_layer_keeps_in_predict",
+    "normalization_of_the_whole_batch",
     "an_added_loss_beside_one_number_for_a_batch",
     "a_reduction_by_sum",
     "a_mean_over_sample_weights",

@@ -46,6 +46,18 @@ def added_losses_that_are_sums(scope):
     return {name: trained(scope, lambda loss=loss: build(loss), loss="mse", rate=0.01) for name, loss in kinds.items()}
 
 
+@case
+def normalization_of_the_whole_batch(scope):
+    def build(has_mask):
+        inputs = keras.Input((4,))
+        hidden = keras.layers.Dense(3, kernel_initializer=keras.initializers.GlorotUniform(seed=1))(inputs)
+        mask = {"mask": inputs[:, 1] > 0} if has_mask else {}
+        hidden = ops.tanh(keras.layers.BatchNormalization(synchronized=True)(hidden, **mask))
+        return keras.Model(inputs, keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))(hidden))
+
+    return {str(has_mask): trained(scope, lambda has_mask=has_mask: build(has_mask), loss="mse") for has_mask in (False, True)}
+
+
 def dice_by_class(y_true, y_pred):
     both = ops.sum(y_true * y_pred, axis=0)
     return 2 * both / (ops.sum(y_true, axis=0) + ops.sum(y_pred, axis=0))
