@@ -52,7 +52,7 @@ def clear(slots: Iterable[LocalVariable], device: str) -> None:
 def warn(group: int) -> None:
     """Says that no other group has slots."""
     _log.warning(
-        "worker group %d was restarted, and no other one has optimizer slots: it begins with those that the chief has read last, "
-        "or with none, so its first updates may be too large",
+        "worker group %d was restarted, and no other one has optimizer slots: it begins with those that the chief has read "
+        "last, or with none, so its first updates may be too large",
         group,
     )
