@@ -53,9 +53,8 @@ class MetricLogs:
         self._results_function: Any = None
         # The metrics that each group has counted, float64 vectors, also before it began with zero again.
         self._by_group: dict[tuple[int, tuple[int, int]], Any] = {}
-        self._latest: dict[
-            tuple[int, tuple[int, int]], int
-        ] = {}  # The `order` of the execution that has returned each of them.
+        # The `order` of the execution that has returned each of them.
+        self._latest: dict[tuple[int, tuple[int, int]], int] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
         self._has_warned = False  # Of metrics that are too large to be sent.
