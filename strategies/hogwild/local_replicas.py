@@ -219,9 +219,11 @@ class LocalReplicas:
             if not has_slots:
                 slots_of_others.warn(owner)
                 for block in blocks:  # Momentum that is averaged does not fit moments that begin anew.
-                    if averaged := slots_of_others.slots_in(block.variables, Kind.SYNCHRONIZED):
-                        slots_of_others.clear(averaged, device)
-                        block.dirty.add(owner)
+                    if slots_of_others.slots_in(block.variables, Kind.SYNCHRONIZED):
+                        block.retried(functools.partial(slots_of_others.clear, block))
+                        block.generation += 1
+                        self._functions.call(Task.PULL_ANEW, block, owner, self.control(owner, block.rates))
+                        self._pulled[owner, block] = self._current(owner, block)
 
     def _take_slots(self, block: ParameterBlock, owner: int, device: str) -> bool:
         """Gives a replica that was lost the optimizer slots of another. Returns whether it has those that it needs."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
+from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable
 from tfdist.strategies.runtime import chief_device
 
@@ -43,10 +44,11 @@ def take(slots: Sequence[LocalVariable], device: str, others: Iterable[str]) -> 
     return False
 
 
-def clear(slots: Iterable[LocalVariable], device: str) -> None:
-    """Sets slots of a group to zero."""
-    for variable in slots:
-        variable.replica.assign(tf.zeros(variable.shape, variable.dtype), variable.place(device))
+def clear(block: ParameterBlock) -> None:
+    """Sets slots on the ps, which groups average, to zero."""
+    for shards in block.shards:
+        for shard, size in zip(shards, block.sizes, strict=True):
+            shard.parameters.assign(tf.zeros([size], block.dtype))
 
 
 def warn(group: int) -> None:
