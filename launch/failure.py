@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tfdist.launch.events import Exited, Stopped
 from tfdist.launch.job import Job
+from tfdist.launch.progress import read as read_progress
 from tfdist.launch.running_time import RunningTime
 from tfdist.strategies.runtime.server import EXIT_CHIEF_FAILED
 
@@ -41,6 +42,25 @@ def ended_by(number: int) -> Failure:
 def is_by_user(failure: Failure | None) -> bool:
     """Returns whether a job that received a signal ended because of that: no task had failed."""
     return failure is not None and failure.task is None
+
+
+def left_fit(reporter: str, report: Path) -> Failure | None:
+    """Returns the failure of a task that ended with 0 inside of `fit`; None if it has left `fit`, or never called it.
+
+    What ends a process at once with 0, as `os._exit(0)` and `exit` of a library do, looks like the end of a program.
+
+    Args:
+        reporter: the name of the task.
+        report: the path of its report.
+    """
+    progress = read_progress(report)
+    if progress is None or progress.phase == "idle":
+        return None
+    reason = (
+        f"{reporter} ended with 0 in the middle of `fit`, in epoch {progress.epoch} of {progress.epochs}: something ended its "
+        "process before its program had ended, such as os._exit(0)"
+    )
+    return Failure(reason, 1, reporter, may_pass=True)
 
 
 class FirstFailure:

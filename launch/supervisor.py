@@ -14,7 +14,7 @@ from tfdist.cluster import Cluster, Task
 from tfdist.launch.backends.interface import Attached, TaskRunner
 from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.events import Event, Exited, Listening, Lost, NotStarted, Ready, Stopped
-from tfdist.launch.failure import Failure, FirstFailure, ended_by, is_by_user
+from tfdist.launch.failure import Failure, FirstFailure, ended_by, is_by_user, left_fit
 from tfdist.launch.job import Job, JobFiles
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.output import Terminal
@@ -205,7 +205,7 @@ class Supervisor:
                 return Failure(NO_TASK_SERVED, 1, self._job.reporter.name)
             if self._startup.nobody_listened and not self._files.read_report():
                 self._say(NO_TASK_TRAINED.format(len(self._training)))
-            return True
+            return left_fit(self._job.reporter.name, self._files.report) or True
         return self._first_failure.get() or self._late_start() or self._stall() or self._no_step() or False
 
     def _late_start(self) -> Failure | None:

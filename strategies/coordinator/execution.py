@@ -25,6 +25,8 @@ class Execution:
         group: the number of the group that has finished it; -1 before.
         seconds: how long that group took, without the time of tracing; 0 before.
         counting: since when that group counts its metrics, see `Membership.counting`.
+        order: how many executions had finished with it; 0 before. The chief may get the results in another order: while a live
+            group still runs an execution, its result waits.
         result: what the function returned, on the chief; None before.
     """
 
@@ -36,4 +38,5 @@ class Execution:
         self.group = -1
         self.seconds = 0.0
         self.counting = (0, 0)
+        self.order = 0
         self.result: Any = None

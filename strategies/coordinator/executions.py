@@ -103,6 +103,7 @@ class Executions:
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
+        self._order = 0  # How many have finished.
         self.is_exact = len(membership.owners) == 1
         self.when_draining: Callable[[], None] = lambda: None
 
@@ -165,10 +166,13 @@ class Executions:
                 del execution.running[group]
                 seconds = self._clock() - started
                 self._durations.append(seconds)
-                if execution.state in (State.QUEUED, State.RUNNING):  # Else another group has finished it before.
+                if execution.state in (State.QUEUED, State.RUNNING):
+                    self._order += 1
                     execution.state, execution.group, execution.result = State.FINISHED, group, result
-                    execution.seconds = seconds
+                    execution.seconds, execution.order = seconds, self._order
                     execution.counting = self._membership.counting(group)
+                else:  # Another group has finished it before: its metrics have counted these steps.
+                    self._membership.count_anew(group)
             self._events.put((execution, None))
 
     def fail(self, execution: Execution, error: Exception) -> None:

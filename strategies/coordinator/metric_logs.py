@@ -53,6 +53,8 @@ class MetricLogs:
         self._results_function: Any = None
         # The metrics that each group has counted, float64 vectors, also before it began with zero again.
         self._by_group: dict[tuple[int, tuple[int, int]], Any] = {}
+        # The `order` of the execution that has returned each of them.
+        self._latest: dict[tuple[int, tuple[int, int]], int] = {}
         self._sum: Any = np.zeros([0])
         self._carried: Any = None  # The sums of an epoch until a callback has reset the metrics in its middle.
         self._has_warned = False  # Of metrics that are too large to be sent.
@@ -140,6 +142,7 @@ class MetricLogs:
     def reset(self) -> None:
         """Forgets what the groups have returned: metrics start from zero."""
         self._by_group.clear()
+        self._latest.clear()
         self._sum = np.zeros([self._size])
         self._carried, self._restarts = None, False
         self.logs = None
@@ -148,6 +151,7 @@ class MetricLogs:
         """Keeps the sums so far, because others use the metrics next: a callback evaluates in the middle of an epoch."""
         self._carried, self._restarts = self._sum, True
         self._by_group.clear()
+        self._latest.clear()
 
     def values(self, model: Any) -> list[Any]:
         """Returns the metrics of an epoch that is not over, as numpy arrays: the sums, or the metrics' variables."""
@@ -200,6 +204,9 @@ class MetricLogs:
         logs = self._own_logs.unflatten(rows[:, self._size :])
         if self._variables:
             metrics = rows[:, : self._size]
+            if execution.order < self._latest.get(group, 0):  # What is there already has its steps, too.
+                metrics = np.broadcast_to(self._by_group[group], metrics.shape)
+            self._latest[group] = max(execution.order, self._latest.get(group, 0))
             with np.errstate(invalid="ignore"):  # Callbacks get losses that are not finite.
                 sums = self._sum - self._by_group.get(group, 0.0) + metrics
                 results = self._metric_logs.unflatten(self._results_of(sums))

@@ -118,7 +118,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
     def _say_who_trains(self, owner: int, has_joined: bool) -> None:
         groups = [group for group in self.worker_groups if self.membership.owners[group.number] == owner]
         workers = ", ".join(dict.fromkeys(f"worker:{index}" for group in groups for index in group.tasks))
-        verb = "has joined" if has_joined else "has left"
+        verb = f"{'have' if ',' in workers else 'has'} {'joined' if has_joined else 'left'}"
         live = len(self.membership.live_groups)
         _log.warning("%s %s the training: %d of %d worker groups train", workers, verb, live, len(self.worker_groups))
 

@@ -7,7 +7,8 @@ Imports `coordinator`, `model_parallel`, `inputs`, `keras_hooks` and `private_ap
 To follow one sync period, start with `training_loop.py`, which schedules the batches of a period for a group. `group_calls.py`
 decides when the group synchronizes, `inner_steps.py` traces its steps, `push_pull.py` pushes its progress and pulls the reply,
 `global_parameters.py` holds the parameters on the ps, `outer_optimizers.py` computes how they change, and `rounds.py` when.
-`local_replicas.py` is the chief's view of all groups. `lost_shards.py` gives a ps that was restarted its part back.
+`local_replicas.py` is the chief's view of all groups. `lost_shards.py` gives a ps that was restarted its part back,
+`slots_of_others.py` a worker its optimizer slots.
 
 Outer optimizers, rounds, compressors, topologies and schedules are pure functions and values, in files of these names. Each
 file but `rounds.py` has a table. To add one, write a class or function, and add a line to the table and to the options in

@@ -367,6 +367,8 @@ class GroupCalls:
         self._blocks.update(blocks)
         owners = optimizers_by_variable(self._model)
         for block in blocks:
+            for variable in block.variables:
+                variable.is_slot = id(variable) in owners and variable.dtype.is_floating
             # Slots are gone with their optimizer, which `compile` replaces.
             for owner in {id(each): each for each in (owners.get(id(v), self._model) for v in block.variables)}.values():
                 self._replicas.use(owner, [block])

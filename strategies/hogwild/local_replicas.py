@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.backups import SILENT_SECONDS
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.named_resource import NamedVariable
-from tfdist.strategies.hogwild import checkpoint_state, network
+from tfdist.strategies.hogwild import checkpoint_state, network, slots_of_others
 from tfdist.strategies.hogwild.block_registry import BlockRegistry, Use
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
@@ -206,13 +206,31 @@ class LocalReplicas:
         owner = self.owners[group]
         with self._locks[owner]:
             self._membership.join(owner)
+            device, has_slots = self._strategy.worker_groups[owner].devices[0], True
             for block in blocks:
-                current = self._current(owner, block)
-                if self._pulled.get((owner, block)) != current:
+                current, before = self._current(owner, block), self._pulled.get((owner, block))
+                if before != current:
                     self._functions.call(Task.PULL_ANEW, block, owner, self.control(owner, block.rates))
-                    checkpoint_state.assign_restored(block, owner, self._strategy.worker_groups[owner].devices[0])
+                    if self._membership.replica(owner) and (before is None or before[1] != current[1]):
+                        has_slots = (self._take_slots(block, owner, device) or before is None) and has_slots
+                    checkpoint_state.assign_restored(block, owner, device)
                     block.dirty.discard(owner)
                     self._pulled[owner, block] = current
+            if not has_slots:
+                slots_of_others.warn(owner)
+                for block in blocks:  # Momentum that is averaged does not fit moments that begin anew.
+                    if slots_of_others.slots_in(block.variables, Kind.SYNCHRONIZED):
+                        block.retried(functools.partial(slots_of_others.clear, block))
+                        block.generation += 1
+                        self._functions.call(Task.PULL_ANEW, block, owner, self.control(owner, block.rates))
+                        self._pulled[owner, block] = self._current(owner, block)
+
+    def _take_slots(self, block: ParameterBlock, owner: int, device: str) -> bool:
+        """Gives a replica that was lost the optimizer slots of another. Returns whether it has those that it needs."""
+        if not (slots := slots_of_others.slots_in(block.variables, Kind.OWN)):
+            return True
+        others = [self._strategy.worker_groups[other].devices[0] for other in self.current_owners(block) if other != owner]
+        return slots_of_others.take(slots, device, dict.fromkeys(others))
 
     def have_pulled(self, block: ParameterBlock) -> list[int]:
         """Returns the groups that have had the parameters of a block, also those that are lost now."""

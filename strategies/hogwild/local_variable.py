@@ -81,6 +81,7 @@ class LocalVariable(VariableBase):
         restored_outer: restored state of the outer optimizer for this variable, numpy, by name.
         version: version of the block's values that the chief's variable has.
         is_assigned: whether a function that a group runs assigns it.
+        is_slot: whether it is a slot of an optimizer, with floating-point numbers.
         moved: how far the program has moved a counter by assigning it.
     """
 
@@ -100,6 +101,7 @@ class LocalVariable(VariableBase):
         self.restored_outer: dict[str, Any] = {}
         self.version = 0
         self.is_assigned = False
+        self.is_slot = False
         self.moved = 0
         self._uncounted = 0  # Updates to be added to the chief's variable.
         # TensorFlow's variables have these attributes.

@@ -1,5 +1,6 @@
 """How far `fit` is: the chief writes it to a file twice a second, for the launcher's live view and its watchdog."""
 
+import contextlib
 import json
 import os
 import time
@@ -20,6 +21,15 @@ SPEED_SECONDS = 10.0
 
 LARGEST = 50
 """So many of the largest variables are written one by one."""
+
+_open: "set[FitProgress]" = set()
+"""Those whose `fit` has begun and is not known to be over. What ends the program may have left one."""
+
+
+def close_all() -> None:
+    """Notes that the program has finished, also if it has left a `fit` by `sys.exit`, or one goes on in a thread."""
+    for progress in list(_open):
+        progress.close()
 
 
 class FitProgress(keras.callbacks.Callback):
@@ -53,12 +63,14 @@ class FitProgress(keras.callbacks.Callback):
         self._values: dict[str, Any] = {"phase": "idle", "epoch": 0, "epochs": 0, "step": 0, "steps": None, "metrics": {}}
         self._batches = 0
         self._parameters: list[list[int]] = []
+        self._is_over = False
 
     # What Keras calls.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
         now = self._clock()
+        _open.add(self)
         if self._epoch_begin is None:
             self._samples.append((now, 0))
         self._epoch_begin = now
@@ -95,8 +107,22 @@ class FitProgress(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """See `keras.callbacks.Callback`."""
+        self.close()
+
+    def close(self) -> None:
+        """Notes that `fit` is over, also because of an exception, which the program may catch.
+
+        The file then never says again that it goes on: the launcher takes a process that ends with such a file for one that was
+        ended in the middle.
+        """
+        if self._is_over:
+            return
         self._values["phase"] = "idle"
-        self._write()
+        if not self._write():
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+        self._is_over = True
+        _open.discard(self)
 
     # The file.
 
@@ -105,7 +131,10 @@ class FitProgress(keras.callbacks.Callback):
         if self._clock() - self._written_at >= WRITE_SECONDS:
             self._write()
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Writes the file; returns whether that was possible."""
+        if self._is_over:
+            return True
         now = self._written_at = self._clock()
         self._samples.append((now, self._done))
         while len(self._samples) > 2 and now - self._samples[1][0] > SPEED_SECONDS:
@@ -129,7 +158,8 @@ class FitProgress(keras.callbacks.Callback):
                 json.dump(values, file)
             os.replace(f"{self._path}.part", self._path)
         except OSError:
-            pass  # A full disk does not end the training.
+            return False  # A full disk does not end the training.
+        return True
 
     def _seconds_left(self, speed: float | None) -> float | None:
         """Returns how long the rest of this `fit` takes: its other epochs as long as the last one, if one is over."""

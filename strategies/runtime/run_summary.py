@@ -20,7 +20,8 @@ from tfdist.process_cluster import is_measured
 from tfdist.strategies.keras_hooks.callbacks import with_callback
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import measured_fit, preemption
-from tfdist.strategies.runtime.fit_progress import FitProgress
+from tfdist.strategies.runtime.fit_progress import FitProgress, close_all
+from tfdist.strategies.runtime.program_end import at_program_end
 
 _summary: dict[str, Any] = {"steps": 0, "examples": 0.0, "fit_seconds": 0.0, "metrics": {}, "history": {}}
 _path = ""
@@ -74,6 +75,7 @@ def install() -> None:
         _path = os.environ.pop("TFDIST_REPORT")
         _counts_steps = bool(os.environ.pop("TFDIST_COUNT_STEPS", "") and _path)
         _is_measured = is_measured()
+        at_program_end(lambda failed: None if failed else close_all())
         patches.FIT.patch(_fit)
         patches.EVALUATE.patch(_evaluate)
 
@@ -89,13 +91,19 @@ def _fit(original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) ->
     callbacks = with_callback(_Count(), model, given)
     if _is_measured:
         callbacks = with_callback(measured_fit.Endless(), model, callbacks)
-    if _path:
-        callbacks = with_callback(FitProgress(_path, _summary), model, callbacks)
+    progress = FitProgress(_path, _summary) if _path else None
+    if progress is not None:
+        callbacks = with_callback(progress, model, callbacks)
         if _is_measured:
             callbacks = with_callback(measured_fit.MeasuredFit(_path, bound.arguments), model, callbacks)
     bound.arguments["callbacks"] = callbacks
     begin = time.monotonic()
-    history = original(*bound.args, **bound.kwargs)
+    try:
+        history = original(*bound.args, **bound.kwargs)
+    except Exception:  # The program may catch it. What ends the program leaves the progress as it was.
+        if progress is not None:
+            progress.close()
+        raise
     if _is_measured:
         measured_fit.end()
     seconds = time.monotonic() - begin

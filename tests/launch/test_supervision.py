@@ -281,6 +281,13 @@ def test_a_training_that_prints_but_makes_no_step_fails_with_its_python_stack(st
     assert job.left() == {}
 
 
+@pytest.mark.parametrize("phase, code", [("fit", 1), ("idle", 0)])
+def test_a_program_that_ends_with_0_inside_of_fit_has_failed(start, script, phase, code):
+    job = start(QUICK, "--tier", "BASIC", script(f"{STEPS}\n    writes_step(4, {phase!r})\n    os._exit(0)\n"))
+    assert job.wait(40) == code, job.output
+    assert ("chief:0 ended with 0 in the middle of `fit`, in epoch 1 of 2: something ended" in job.output) is (code == 1)
+
+
 def test_py_spy_prints_the_stacks_of_a_task_that_does_not(start, script, tmp_path):
     (tmp_path / "py-spy").write_text("#!/bin/sh\necho stacks of $*\nexec sleep 0.1\n")
     (tmp_path / "py-spy").chmod(0o755)

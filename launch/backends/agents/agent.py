@@ -180,6 +180,7 @@ class _Agent:
             say({"not_started": event.task, "reason": event.note})
         elif isinstance(event, Exited):
             if event.task == self._reporter:
+                self._send_changed()  # The launcher asks how the task has left `fit`.
                 self._send_report(event.task)
             say({"exited": event.task, "code": event.code, "time": event.time, "note": event.note})
         elif isinstance(event, Stopped):
@@ -206,8 +207,9 @@ class _Agent:
                 if written_at != self._sent_at.get(key):
                     self._launcher.say({key: self._reporter}, path.read_bytes())
                     self._sent_at[key] = written_at
-            except OSError:
-                pass  # There is none yet.
+            except OSError:  # There is none yet, or the task has removed it on a full disk.
+                if self._sent_at.pop(key, None) is not None:
+                    self._launcher.say({key: self._reporter}, b"")
 
     def _send_report(self, name: str) -> None:
         try:

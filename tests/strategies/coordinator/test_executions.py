@@ -295,6 +295,26 @@ def test_an_execution_is_in_flight_as_long_as_a_live_group_runs_it(coordinator, 
     assert ended.is_set() and executions.wait_for_any("fit") is execution
 
 
+def test_a_group_counts_anew_after_a_call_that_another_has_made_meanwhile(coordinator, executions):
+    """Group 0 answers again, and has finished its call before the backup of it: group 1 must not count the same steps."""
+    first = executions.schedule(lambda group: group, "fit")
+
+    def run_meanwhile(group):
+        executions.run(first, 0) if group else None
+        return group
+
+    first.function = run_meanwhile
+    executions._membership.lose(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(executions, "_is_running", lambda execution: False)  # Group 1 was lost while group 0 began.
+        executions.run(first, 1)
+    assert (first.group, first.order, first.counting) == (0, 1, (0, 0))
+    later = [executions.schedule(lambda group: group, "fit") for _ in range(2)]
+    for group, execution in enumerate(later):
+        executions.run(execution, group)
+    assert [(each.order, each.counting) for each in later] == [(2, (0, 0)), (3, (0, 1))]
+
+
 def test_without_a_complete_group_the_workers_are_named(coordinator, executions):
     executions._lost_seconds = 0.1
     running(executions)

@@ -19,7 +19,7 @@ def test_what_a_worker_had_counted_stays_when_it_begins_with_zero_again():
     logs.reset()
 
     def add(group, counting, total, count):
-        execution = SimpleNamespace(group=group, counting=counting)
+        execution = SimpleNamespace(group=group, counting=counting, order=0)
         return logs.add(execution, np.array([[float(total), float(count)]]))
 
     add(0, (0, 0), 8, 8)
@@ -34,6 +34,17 @@ def test_what_a_worker_had_counted_stays_when_it_begins_with_zero_again():
     assert logs._sum.tolist() == [32.0, 48.0]
     add(1, (1, 2), 2, 8)  # A call has failed, and is made again.
     assert logs._sum.tolist() == [34.0, 56.0]
+
+
+def test_a_result_that_waits_for_its_backup_comes_after_later_ones_of_its_group_and_takes_nothing_away():
+    logs = MetricLogs(None)
+    logs._variables, logs._size, logs._means = [object()], 2, [(0, 1)]
+    logs._metric_logs._places = {"loss": 0}
+    logs.reset()
+    for group, order, total, count in ((0, 1, 8, 8), (1, 3, 12, 16), (1, 2, 4, 8), (0, 4, 16, 16)):
+        execution = SimpleNamespace(group=group, counting=(0, 0), order=order)
+        [found] = logs.add(execution, np.array([[float(total), float(count)]]))
+    assert logs._sum.tolist() == [28.0, 32.0] and found == {"loss": 28 / 32}
 
 
 @pytest.mark.parametrize(("is_sent", "after"), [(True, [1.0, 2.0]), (False, [3.0, 4.0])])
@@ -85,7 +96,7 @@ def test_a_callback_reads_the_metrics_of_the_steps_that_are_done():
         logs.begin_steps()
         for group in (0, 1):
             logs.begin_steps()
-            [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0)), np.array([[8.0 * epoch, 8.0]]))
+            [result] = logs.add(SimpleNamespace(group=group, counting=(0, 0), order=0), np.array([[8.0 * epoch, 8.0]]))
             assert [float(each._value.value()) for each in (total, count)] == [8.0 * epoch * (group + 1), 8.0 * (group + 1)]
             assert result["loss"] == epoch
 
@@ -134,4 +145,4 @@ def test_a_step_that_returns_nothing_has_no_logs():
         return logs.of_replica(None, None)
 
     rows = step().numpy()[None]
-    assert logs.add(SimpleNamespace(group=0, counting=(0, 0)), rows) == [{}]
+    assert logs.add(SimpleNamespace(group=0, counting=(0, 0), order=0), rows) == [{}]

@@ -13,8 +13,8 @@ import pytest
 from tfdist.launch.progress import SUFFIX as LAUNCHER_SUFFIX
 from tfdist.launch.progress import path_of, read
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
-from tfdist.strategies.runtime import preemption
-from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress
+from tfdist.strategies.runtime import fit_progress, preemption
+from tfdist.strategies.runtime.fit_progress import SUFFIX, FitProgress, close_all
 from tfdist.strategies.runtime.preemption import EXIT_CODE, SaveOnSignal
 
 
@@ -72,6 +72,26 @@ def test_progress_speed_and_time_left(fit):
     assert second.seconds_left == pytest.approx(9 / second.steps_per_second + 15)
     callback.on_train_end()
     assert written().phase == "idle" and written().seconds_left is None
+
+
+def test_a_fit_that_an_exception_or_the_end_of_the_program_ends_is_not_said_to_go_on(fit):
+    callback, _, _, written = fit
+    callback.on_epoch_begin(0)
+    close_all()
+    callback.on_epoch_begin(1)  # In a thread that ends with the program.
+    assert written().phase == "idle"
+
+
+def test_a_fit_that_ends_on_a_full_disk_is_not_said_to_go_on(fit, monkeypatch):
+    callback, _, _, written = fit
+    callback.on_epoch_begin(0)
+
+    def full(*args, **kwargs):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(fit_progress, "open", full, raising=False)
+    callback.close()
+    assert written() is None
 
 
 def test_keras_dispatches_the_batches_of_a_validation_as_without_it(fit):
