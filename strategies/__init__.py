@@ -114,6 +114,8 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     keras_backend.check(choice.strategy)
     for warning in versions.newer_than_tested():
         logging.getLogger("tfdist").warning("%s", warning)
+    if choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored":
+        other_strategies.refuse_earlier()
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
     if choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored":
         first = cluster.training_tasks[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.checkpoint import backup, data_position, memory_file, save_order, strategy_state
+from tfdist.strategies.checkpoint import backup, data_position, memory_file, save_order, store_files, strategy_state
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local, is_participating, set_chief
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.runtime import chief_device
@@ -41,6 +41,7 @@ def install(strategy: tf.distribute.Strategy) -> None:
     patches.CHECKPOINT_STATE.patch(_on_chief_only)
     patches.CHECKPOINT_DELETE.patch(_on_chief_only)
     patches.SAVE_SAVED_MODEL.patch(_save_saved_model)
+    store_files.install()
     data_position.install()
     backup.install()
     strategy_state.install()
@@ -59,10 +60,7 @@ def _save_weights(
     if max_shard_size is not None or not is_local(filepath) or not str(filepath).endswith(".weights.h5"):
         return _save_keras(original, model, filepath, max_shard_size=max_shard_size, objects_to_skip=objects_to_skip)
     with save_order.after_chief(filepath):
-        memory = memory_file.save_weights(model, objects_to_skip)
-        if is_chief() or save_order.is_elsewhere(filepath):
-            with atomic_path(os.fspath(filepath), is_elsewhere=save_order.is_elsewhere) as partial:
-                memory_file.copy_to(memory, partial)
+        memory_file.write(memory_file.save_weights(model, objects_to_skip), os.fspath(filepath))
 
 
 def _save_h5(original: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:

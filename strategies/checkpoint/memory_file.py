@@ -7,6 +7,8 @@ go to the disk by ordinary writes, whose errors are exceptions. They may also go
 import io
 from typing import Any
 
+from tfdist.strategies.checkpoint import save_order
+from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
 from tfdist.strategies.private_api import patches, saving_lib
 
 MemoryFile = io.BytesIO
@@ -30,6 +32,17 @@ def save_weights(model: Any, objects_to_skip: Any = None) -> MemoryFile:
     saving_lib._save_state(model, weights_store=store, assets_store=None, inner_path="", visited_saveables=visited)
     store.close()
     return memory
+
+
+def write(memory: MemoryFile, path: str) -> None:
+    """Writes the content to a file at once, where this task keeps it. To be called inside `save_order.after_chief`.
+
+    Raises:
+        OSError: if the disk is full, or there is no such folder.
+    """
+    if is_chief() or save_order.is_elsewhere(path):
+        with atomic_path(path, is_elsewhere=save_order.is_elsewhere) as partial:
+            copy_to(memory, partial)
 
 
 def copy_to(memory: MemoryFile, path: str) -> None:

@@ -89,6 +89,11 @@ def alone() -> Iterator[None]:
         _depth -= 1
 
 
+def is_inside() -> bool:
+    """Returns whether a save is being made, which counts and keeps what is written in it."""
+    return bool(_depth)
+
+
 def end() -> None:
     """Tells the others, on the chief, that it saves nothing more: its program has ended, and it waits for theirs."""
     global _applies

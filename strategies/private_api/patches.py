@@ -276,13 +276,17 @@ LEARNING_RATE = PatchPoint(
     TFOptimizer, "_get_current_learning_rate", "self", "Learning-rate schedules follow the steps of all worker groups."
 )
 
-# checkpoint/atomic_saving.py, checkpoint/strategy_state.py, checkpoint/backup.py: files are whole, written by the chief alone,
+# checkpoint/: files are whole, written by the chief alone,
 # and hold what a strategy needs beside the variables. (`tf.saved_model.save` cannot be replaced: `export` imports it anew.)
 SAVE_MODEL = PatchPoint(
     saving_lib, "save_model", "model, filepath, weights_format, zipped", "Keras writes to the final name, on every task."
 )
 SAVE_WEIGHTS = PatchPoint(saving_lib, "save_weights_only", "model, filepath, max_shard_size, objects_to_skip", "As save_model.")
 SAVE_H5 = PatchPoint(legacy_h5_format, "save_model_to_hdf5", "model, filepath, overwrite, include_optimizer", "As save_model.")
+H5_STORE = {
+    name: PatchPoint(saving_lib.H5IOStore, name, parameters, "As save_model, for files that programs write themselves.")
+    for name, parameters in (("__init__", "self, path_or_io, archive, mode"), ("close", "self"))
+}
 MAKE_FOLDER = PatchPoint(
     file_utils, "makedirs", "path", "ModelCheckpoint makes its folder on every task if there is none, and fails on all but one."
 )
@@ -347,14 +351,10 @@ REMOTE_FUNCTIONS = {
 }
 
 # runtime/chief_device.py
-EAGER_CONSTANT = PatchPoint(
-    tf_constant, "convert_to_eager_tensor", "value, ctx, dtype", "Other threads run while a constant goes to another task."
-)
+EAGER_CONSTANT = PatchPoint(tf_constant, "convert_to_eager_tensor", "value, ctx, dtype", "Other threads run while it is sent.")
 
 # runtime/generated_code.py
-LOAD_GENERATED = PatchPoint(
-    autograph_loader, "load_source", "source, delete_on_exit", "A task that is killed leaves the files of generated code."
-)
+LOAD_GENERATED = PatchPoint(autograph_loader, "load_source", "source, delete_on_exit", "A killed task leaves generated files.")
 
 # runtime/downloads.py
 GET_FILE = {

@@ -5,6 +5,7 @@ that is connected to a cluster, that takes the devices of all tasks, or TensorFl
 crashes (SIGSEGV), or waits for tasks that never answer.
 """
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,38 @@ import tensorflow as tf
 
 from tfdist.strategies.private_api import patches
 
-_REFUSED = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.ParameterServerStrategy,
-    tf.distribute.experimental.CentralStorageStrategy,
-)
+_CONNECTED = {
+    "MultiWorkerMirroredStrategy": tf.distribute.MultiWorkerMirroredStrategy,
+    "ParameterServerStrategy": tf.distribute.ParameterServerStrategy,
+}
+"""Those that start a server at the address of the task, or connect to other tasks, for as long as the process lives."""
+
+_REFUSED = {
+    **_CONNECTED,
+    "MirroredStrategy": tf.distribute.MirroredStrategy,
+    "CentralStorageStrategy": tf.distribute.experimental.CentralStorageStrategy,
+}
+"""By the names that programs write; the classes have others."""
+
+
+def refuse_earlier() -> None:
+    """Raises if the program has made a strategy of TensorFlow's that takes the address or the connections of this task.
+
+    Raises:
+        ValueError: it has; the message names it.
+    """
+    for kind in {type(each) for each in gc.get_objects()}:
+        if name := _name_of_others(kind, _CONNECTED):
+            raise ValueError(
+                f"this process has made a {name} of TensorFlow's before tfdist.strategy(), which needs the address and the "
+                "connections that TensorFlow took for it; use the strategy that tfdist.strategy() returns in its place"
+            )
+
+
+def _name_of_others(kind: type, others: dict[str, type]) -> str | None:
+    """Returns the name of the strategy among `others` that `kind` is, unless it is one of tfdist's."""
+    name = next((name for name, each in others.items() if issubclass(kind, each)), None)
+    return None if name and kind.__module__.startswith("tfdist.") else name
 
 
 def refuse() -> None:
@@ -26,10 +53,9 @@ def refuse() -> None:
 
 
 def _init(original: Callable[..., None], extended: Any, container_strategy: Any) -> None:
-    kind = type(container_strategy)
-    if isinstance(container_strategy, _REFUSED) and not kind.__module__.startswith("tfdist."):
+    if name := _name_of_others(type(container_strategy), _REFUSED):
         raise ValueError(
-            f"this process trains on a cluster, of which {kind.__name__} knows nothing; in its place use the strategy that "
+            f"this process trains on a cluster, of which {name} knows nothing; in its place use the strategy that "
             "tfdist.strategy() returns"
         )
     original(extended, container_strategy)

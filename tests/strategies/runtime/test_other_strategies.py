@@ -26,3 +26,11 @@ def test_strategies_that_would_crash_or_wait_are_refused():
 def test_those_of_tfdist_are_not():
     own = type("Mirrored", (tf.distribute.MirroredStrategy,), {"__module__": "tfdist.strategies.data_parallel.mirrored"})
     assert own(["/cpu:0"]).num_replicas_in_sync == 1
+
+
+def test_those_that_were_made_before_and_hold_the_address_of_the_task_are_named():
+    other_strategies.refuse_earlier()
+    earlier = tf.distribute.MultiWorkerMirroredStrategy()
+    with pytest.raises(ValueError, match="has made a MultiWorkerMirroredStrategy of TensorFlow's before "):
+        other_strategies.refuse_earlier()
+    assert earlier.num_replicas_in_sync == 1
