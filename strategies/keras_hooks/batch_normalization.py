@@ -14,11 +14,11 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.said import is_new
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.private_api.own_gradients import register, with_gradient
 
 _log = logging.getLogger("tfdist")
-_warned: set[str] = set()
 
 
 class Frozen:
@@ -44,8 +44,7 @@ def warn_of_normalization(model: Any, replicas: int) -> None:
         replicas: how many replicas share a batch.
     """
     layers = [layer.name for layer in _normalizations(model) if layer.trainable and not layer.synchronized]
-    if layers and model.name not in _warned:
-        _warned.add(model.name)
+    if layers and is_new(model, "normalizes"):
         shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
         _log.warning(
             "the training of %s differs from that in one process, because %d replicas share each batch: BatchNormalization "

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import added_losses, replica_context
+from tfdist.strategies.keras_hooks.said import is_new
 from tfdist.strategies.private_api import patches
 
 _ADDS = ("AddV2", "AddN", "Sub")
@@ -23,7 +24,6 @@ _MOST_OPERATIONS = 100
 """Operations to look at. A loss that is computed in more of them is not known to be a sum."""
 
 _log = logging.getLogger("tfdist")
-_warned: set[str] = set()
 
 
 def install() -> None:
@@ -39,8 +39,7 @@ def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
         return original(layer, added_losses.tried_out(replica, layer, loss))
     if added_losses.is_sum(layer):
         return original(layer, added_losses.in_full(replica, loss))
-    if layer.name not in _warned and _has_sum(loss, replica.rows):
-        _warned.add(layer.name)
+    if _has_sum(loss, replica.rows) and is_new(layer, "adds a sum"):
         _log.warning(
             "the layer %s adds a sum over its batch as a loss. Every replica adds the sum over its own examples, and the mean "
             "of these sums counts, which is less than the sum in one process. Add a mean over the examples instead",

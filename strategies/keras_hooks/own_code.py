@@ -14,6 +14,11 @@ def has_own_step(model: Any) -> bool:
     return type(model).train_step is not TensorFlowTrainer.train_step
 
 
+def has_own_loss(model: Any) -> bool:
+    """Returns whether a model has a `compute_loss` of its own."""
+    return type(model).compute_loss is not TensorFlowTrainer.compute_loss
+
+
 def has_own_updates(optimizer: Any) -> bool:
     """Returns whether an optimizer has code of the user's that gets the gradients of a shard, before they are added up."""
     owners = [next((c for c in type(optimizer).__mro__ if name in vars(c)), object) for name in ("apply", "apply_gradients")]
@@ -36,7 +41,7 @@ def has_own_code(model: Any) -> bool:
         or has_own_updates(model.optimizer)
         or has_own_metrics(model)
         or any(map(_has_own_regularizer, model._flatten_layers()))
-        or type(model).compute_loss is not TensorFlowTrainer.compute_loss
+        or has_own_loss(model)
         or any(not isinstance(operation, keras.Layer) for operation in operations)  # `keras.ops` in a functional model.
         or any(not is_known(type(layer)) or isinstance(layer, keras.layers.Lambda) for layer in model._flatten_layers())
         or any(not is_known(loss if callable(loss) and hasattr(loss, "__name__") else type(loss)) for loss in losses)

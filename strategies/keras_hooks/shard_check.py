@@ -28,6 +28,7 @@ from tfdist.strategies.keras_hooks.added_losses import AddedLosses, sums_among
 from tfdist.strategies.keras_hooks.batch_normalization import Frozen
 from tfdist.strategies.keras_hooks.own_code import (
     has_own_code,
+    has_own_loss,
     has_own_metrics,
     has_own_step,
     has_own_test,
@@ -35,6 +36,7 @@ from tfdist.strategies.keras_hooks.own_code import (
     is_known,
 )
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
+from tfdist.strategies.keras_hooks.said import is_new
 from tfdist.strategies.keras_hooks.step_trial import (
     assigned_variables,
     changing_operations,
@@ -43,6 +45,7 @@ from tfdist.strategies.keras_hooks.step_trial import (
     large,
     mapped,
     nodes_of,
+    other_parts,
     parts,
     released,
     summary,
@@ -71,7 +74,6 @@ _SUM = (
 )
 
 _log = logging.getLogger("tfdist")
-_warned: set[tuple[str, str]] = set()
 
 
 @dataclass
@@ -123,11 +125,13 @@ class ShardCheck:
         # Code that runs eagerly counts its own calls, and a trial would be one more.
         self.is_open = (has_own_code(model) if self._trains else has_own_test(model)) and not model.run_eagerly
         """Whether the check is still to be made."""
+        # Whether the gradients are needed. Else the outputs and the loss tell enough.
+        self._is_whole = has_own_step(model) or has_own_updates(model.optimizer) or has_own_loss(model)
         self._names: Sequence[str | None] = ()  # Of what the step records.
         self._metrics: tuple[Sequence[Any], set[int]] = ((), set())  # Variables that it assigns; ids of settled ones.
         self._adding: Sequence[Any] = ()  # The layers of the losses that layers add.
         self._integers: Sequence[str] = ()  # Variables of integers that it assigns, by their names.
-        self._reads_replicas = False
+        self._reads_replicas = self._has_weights = False
         self._traced: Any = None
 
     def run(self, examples: Any, size: int) -> None:
@@ -141,6 +145,7 @@ class ShardCheck:
             size: how many examples the whole batch has.
         """
         self.is_open = False
+        self._has_weights = isinstance(examples, tuple) and len(examples) == 3
         halves = parts(examples)
         outcome = self._outcome(halves, size)
         if self._trains and any(not is_known(type(layer)) for layer in self._model._flatten_layers()):
@@ -202,15 +207,22 @@ class ShardCheck:
     def _try_out(self, first: Any, second: Any, as_means: frozenset[int]) -> "_Outcome | None":
         """Returns what is known of the step; None if nothing is."""
         function = self._traced = self._function(first, as_means)
+        if not self._is_whole and not all(is_known(type(layer)) for layer in self._adding):
+            # At the start such a loss, as that of a router, may be alike for all examples. Its gradients are not.
+            self._is_whole = True
+            function = self._traced = self._function(first, as_means)
         nodes, updates = nodes_of(function), len(self._names)
         if changes := changing_operations(nodes):
             if self._trains and self._warns and updates and not as_means:
                 self._warn_of(function, changes)
             return None
-        batches = [joined(*pair) for pair in ((first, second), (second, first), (first, first), (second, second))]
-        results = [function(batch, tf.constant(0)) for batch in (*batches, first)]
-        ab, ba, aa, bb, a = ([value.numpy() for value in result] for result in results)
+        ab, ba, aa, bb = _in_pairs(function, first, second)
+        a = [value.numpy() for value in function(first, tf.constant(0))]
         differences, norms = ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4
+        # What is counted over a batch, as the examples of a class, may be alike in two parts. It hardly is in others, too.
+        cd, dc, cc, dd = (projections for projections, _ in _in_pairs(function, *other_parts(first, second)))
+        others = cd + dc - cc - dd
+        differences = np.where(np.abs(others) > np.abs(differences), others, differences)
         tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
         is_random = any("Random" in node.op for node in nodes)
         outcome = _Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
@@ -218,7 +230,7 @@ class ShardCheck:
             if large(differences[:updates], norms[:updates], tolerance):
                 outcome.what = self._what_compares()
             elif is_random:  # The numbers for 4 and for 8 examples differ.
-                outcome.what = self._what_grows(function, batches[0], nodes)
+                outcome.what = self._what_grows(function, joined(first, second), nodes)
             else:
                 changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance)
                 outcome.what = self._what_is_no_mean(changed, nodes)
@@ -227,7 +239,7 @@ class ShardCheck:
             pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
             outcome.integer = next((name for name, one, two in pairs if one != two), None)
         if end > updates:
-            growth = self._growth(function, batches[2], range(_DRAWS if is_random else 1), slice(updates, end))
+            growth = self._growth(function, joined(first, first), range(_DRAWS if is_random else 1), slice(updates, end))
             compares = [bool(large(differences[[place]], norms[[place]], tolerance)) for place in range(updates, end)]
             counted = len(self._metrics[0])
             outcome.sums = sums_among(self._adding, growth[counted:], compares[counted:])
@@ -245,10 +257,11 @@ class ShardCheck:
             if has_own_updates(self._model.optimizer)
             else "Let the optimizer clip (global_clipnorm)"
         )
+        by_weights = 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with_sample_weight". '
         return (
             "what an example adds to an update depends on the other examples of its batch, or the step computes with its "
             "gradients. Compare examples in a loss function for compile that returns one number, of outputs with a row for "
-            f"each example: it gets the whole batch. {advice}"
+            f"each example: it gets the whole batch. {by_weights if self._has_weights else ''}{advice}"
         )
 
     def _what_grows(self, function: Callable[[Any, Any], Any], batch: Any, nodes: Sequence[Any]) -> str | None:
@@ -314,9 +327,8 @@ class ShardCheck:
             what = f"it draws random numbers that no seed fixes ({', '.join(random)}). Draw them with keras.random"
         else:
             what = f"it runs {', '.join(sorted(changes))}"
-        if (self._model.name, what) in _warned:
+        if not is_new(self._model, what):
             return
-        _warned.add((self._model.name, what))
         _log.warning(
             "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a mean "
             "to which every example of a batch adds its own part, for %d replicas share each batch",
@@ -324,8 +336,7 @@ class ShardCheck:
         )
 
     def _warn(self, what: str) -> None:
-        if (self._model.name, what) not in _warned:
-            _warned.add((self._model.name, what))
+        if is_new(self._model, what):
             _log.warning(
                 "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
                 *(self._model.name, type(self._model).__name__, self._replicas, what),
@@ -344,7 +355,7 @@ class ShardCheck:
             )
             state.graph = tf.compat.v1.get_default_graph()
             with self._as_replica(), entered(state), Frozen(self._model), variables_of(self._strategy), released(state):
-                if not self._trains or has_own_step(self._model) or has_own_updates(self._model.optimizer):
+                if not self._trains or self._is_whole:
                     self._step(batch)
                 else:
                     _compute_loss(self._model, batch, recorded)
@@ -360,6 +371,12 @@ class ShardCheck:
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
+
+
+def _in_pairs(function: Callable[[Any, Any], Any], first: Any, second: Any) -> list[list[np.ndarray]]:
+    """Returns what a step gives for batches of two parts: ab, ba, aa and bb."""
+    pairs = ((first, second), (second, first), (first, first), (second, second))
+    return [[value.numpy() for value in function(joined(*pair), tf.constant(0))] for pair in pairs]
 
 
 def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:

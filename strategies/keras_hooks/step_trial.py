@@ -70,10 +70,7 @@ def released(replica: Replica) -> Iterator[None]:
 
 
 def parts(batch: Any) -> tuple[Any, Any] | None:
-    """Returns two batches of as many examples each, with weights of 1; None if `batch` cannot be taken apart."""
-    if isinstance(batch, tuple) and len(batch) == 3:
-        # Weights of examples are no property of the step. Those of a batch and of its parts have other sums.
-        batch = (*batch[:2], mapped(tf.ones_like, batch[2]))
+    """Returns two batches of as many examples each; None if `batch` cannot be taken apart."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
         return None
@@ -97,6 +94,12 @@ def mapped(function: Callable[..., Any], *batches: Any) -> Any:
 def joined(first: Any, second: Any) -> Any:
     """Returns a batch of the examples of two batches."""
     return mapped(lambda a, b: tf.concat([a, b], axis=0), first, second)
+
+
+def other_parts(first: Any, second: Any) -> tuple[Any, Any]:
+    """Returns the examples of two parts in other parts: every second one."""
+    both = joined(first, second)
+    return mapped(lambda v: v[::2], both), mapped(lambda v: v[1::2], both)
 
 
 def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:

@@ -9,23 +9,12 @@ import sys
 
 import keras
 import numpy as np
+import shared_losses  # noqa: F401 (it adds its cases)
 import tensorflow as tf
 from keras import layers, ops
+from shared_models import CASES, X, Y, case, cross_entropies, similarities, small
 
 import tfdist
-
-X = np.random.default_rng(0).normal(size=(48, 6)).astype("float32")
-Y = X.sum(axis=1, keepdims=True)
-CASES = {}
-
-
-def case(function):
-    CASES[function.__name__] = function
-    return function
-
-
-def small(*more, name=None):
-    return keras.Sequential([keras.Input((6,)), layers.Dense(8, activation="relu"), *more, layers.Dense(4)], name=name)
 
 
 class OwnStep(keras.Model):
@@ -58,14 +47,6 @@ class OwnStep(keras.Model):
             gradients = self.before(self, x, y, z, gradients) or gradients
         self.optimizer.apply(gradients, self.net.trainable_variables)
         return {"loss": loss}
-
-
-def similarities(z):
-    return ops.matmul(z, ops.transpose(z))
-
-
-def cross_entropies(logits):
-    return keras.losses.sparse_categorical_crossentropy(ops.arange(ops.shape(logits)[0]), logits, from_logits=True)
 
 
 def own(name, **kwargs):
@@ -174,43 +155,11 @@ def a_codebook_that_follows_its_averages():
 
 
 @case
-def a_loss_for_each_example_that_compares_them():
-    model = small(name="a_loss_for_each_example_that_compares_them")
-    model.compile("sgd", lambda y, z: cross_entropies(similarities(z)))
-    return model
-
-
-@case
 def operations_over_the_batch():
     inputs = keras.Input((6,))
     hidden = layers.Dense(4)(inputs)
     model = keras.Model(inputs, hidden - ops.mean(hidden, axis=0, keepdims=True), name="operations_over_the_batch")
     model.compile("sgd", "mse")
-    return model
-
-
-@case
-def circle_loss():
-    model = small(name="circle_loss")
-    model.compile("sgd", keras.losses.Circle())
-    return model
-
-
-@case
-def a_compute_loss_without_training():
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__(name="a_compute_loss_without_training")
-            self.net = small()
-
-        def call(self, x):
-            return self.net(x)
-
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
-            return ops.mean(cross_entropies(similarities(y_pred)))
-
-    model = Own()
-    model.compile("sgd")
     return model
 
 
@@ -311,21 +260,6 @@ def a_moving_average():
 
 
 @case
-def connectionist_temporal_losses_that_a_layer_adds():
-    class Adds(layers.Layer):
-        def call(self, x):
-            x = ops.reshape(x, (-1, 2, 3))
-            ones = ops.ones((ops.shape(x)[0],), "int32")
-            self.add_loss(ops.ctc_loss(ones[:, None], x, ones, 2 * ones, mask_index=0))
-            return x[:, 0, :1]
-
-    model = keras.Sequential([keras.Input((6,)), Adds()], name="connectionist_temporal_losses_that_a_layer_adds")
-    model.add(layers.Dense(4))
-    model.compile("sgd", "mse")
-    return model
-
-
-@case
 def two_optimizers():
     class Two(keras.Model):
         def __init__(self):
@@ -343,45 +277,6 @@ def two_optimizers():
 
     model = Two()
     model.compile("sgd")
-    return model
-
-
-@case
-def losses_of_keras():
-    """With a sum, a regularizer and half precision."""
-
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__(name="losses_of_keras", dtype="mixed_bfloat16")
-            self.dense = layers.Dense(4, kernel_regularizer="l2", dtype="mixed_bfloat16")
-
-        def call(self, x):
-            return self.dense(x)
-
-    model = Own()
-    model.compile("adam", keras.losses.MeanSquaredError(reduction="sum"))
-    return model
-
-
-@case
-def a_mask():
-    class Masked(keras.Model):
-        def __init__(self):
-            super().__init__(name="a_mask")
-            self.mask, self.dense = layers.Masking(), layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(self.mask(ops.reshape(ops.where(x > 0, x, 0), (-1, 6, 1))))
-
-    model = Masked()
-    model.compile("sgd", "mse")
-    return model
-
-
-@case
-def a_loss_that_compares_examples_and_is_one_number():
-    model = small(name="a_loss_that_compares_examples_and_is_one_number")
-    model.compile("sgd", lambda y, z: ops.mean(cross_entropies(similarities(z))))
     return model
 
 
@@ -429,7 +324,8 @@ def main(names):
         with strategy.scope():
             model = CASES[name]()
         y = np.repeat(Y[:, None], 6, axis=1) if name == "a_mask" else Y
-        model.fit(X, y, batch_size=12, epochs=1, verbose=0)
+        weights = {"sample_weight": X[:, 0] ** 2} if "weights" in name else {}
+        model.fit(X, y, batch_size=12, epochs=1, verbose=0, **weights)
     if tfdist.is_chief():
         with open("warnings.json", "w") as file:
             json.dump(found, file)

@@ -1,0 +1,146 @@
+"""Models of shared_batches.py with losses that compare examples, or do not: of the user's, of layers and of Keras."""
+
+import keras
+from keras import layers, ops
+from shared_models import case, cross_entropies, similarities, small
+
+
+@case
+def a_loss_for_each_example_that_compares_them():
+    model = small(name="a_loss_for_each_example_that_compares_them")
+    model.compile("sgd", lambda y, z: cross_entropies(similarities(z)))
+    return model
+
+
+@case
+def circle_loss():
+    model = small(name="circle_loss")
+    model.compile("sgd", keras.losses.Circle())
+    return model
+
+
+@case
+def a_compute_loss_without_training():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__(name="a_compute_loss_without_training")
+            self.net = small()
+
+        def call(self, x):
+            return self.net(x)
+
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+            return ops.mean(cross_entropies(similarities(y_pred)))
+
+    model = Own()
+    model.compile("sgd")
+    return model
+
+
+class OwnLoss(keras.Model):
+    """A model with a `compute_loss` of its own. Its loss is log 2 at the start, whatever the examples are."""
+
+    def __init__(self, loss, name):
+        super().__init__(name=name)
+        self.net, self.loss_of = layers.Dense(1, kernel_initializer="zeros"), loss
+        self.compile("sgd")
+
+    def call(self, x):
+        return self.net(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return self.loss_of(x, y_pred, sample_weight)
+
+
+@case
+def a_mean_over_what_a_mask_leaves():
+    def loss(x, z, weights):
+        left = ops.cast(x[:, :1] > 0, "float32")
+        return ops.divide_no_nan(ops.sum(left * ops.softplus(-z)), ops.sum(left))
+
+    return OwnLoss(loss, name="a_mean_over_what_a_mask_leaves")
+
+
+@case
+def a_mean_by_weights_of_its_own():
+    def loss(x, z, weights):
+        return ops.sum(weights * ops.softplus(-z[:, 0])) / ops.sum(weights)
+
+    return OwnLoss(loss, name="a_mean_by_weights_of_its_own")
+
+
+@case
+def a_mean_by_weights():
+    of_keras = keras.losses.BinaryCrossentropy(from_logits=True, reduction="mean_with_sample_weight")
+    return OwnLoss(lambda x, z, weights: of_keras(ops.ones_like(z), z, weights), name="a_mean_by_weights")
+
+
+class Router(layers.Layer):
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1], 3), initializer="zeros")
+
+    def call(self, x):
+        shares = ops.softmax(ops.matmul(x, self.kernel))
+        self.add_loss(300 * ops.sum(ops.mean(shares, axis=0) * ops.mean(ops.one_hot(ops.argmax(x[:, :3], axis=1), 3), axis=0)))
+        return x * shares[:, :1]
+
+
+@case
+def a_layer_that_balances_over_the_batch():
+    model = small(Router(), name="a_layer_that_balances_over_the_batch")
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
+def connectionist_temporal_losses_that_a_layer_adds():
+    class Adds(layers.Layer):
+        def call(self, x):
+            x = ops.reshape(x, (-1, 2, 3))
+            ones = ops.ones((ops.shape(x)[0],), "int32")
+            self.add_loss(ops.ctc_loss(ones[:, None], x, ones, 2 * ones, mask_index=0))
+            return x[:, 0, :1]
+
+    model = keras.Sequential([keras.Input((6,)), Adds()], name="connectionist_temporal_losses_that_a_layer_adds")
+    model.add(layers.Dense(4))
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
+def losses_of_keras():
+    """With a sum, a regularizer and half precision."""
+
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__(name="losses_of_keras", dtype="mixed_bfloat16")
+            self.dense = layers.Dense(4, kernel_regularizer="l2", dtype="mixed_bfloat16")
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Own()
+    model.compile("adam", keras.losses.MeanSquaredError(reduction="sum"))
+    return model
+
+
+@case
+def a_mask():
+    class Masked(keras.Model):
+        def __init__(self):
+            super().__init__(name="a_mask")
+            self.mask, self.dense = layers.Masking(), layers.Dense(1)
+
+        def call(self, x):
+            return self.dense(self.mask(ops.reshape(ops.where(x > 0, x, 0), (-1, 6, 1))))
+
+    model = Masked()
+    model.compile("sgd", "mse")
+    return model
+
+
+@case
+def a_loss_that_compares_examples_and_is_one_number():
+    model = small(name="a_loss_that_compares_examples_and_is_one_number")
+    model.compile("sgd", lambda y, z: ops.mean(cross_entropies(similarities(z))))
+    return model
