@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import without_optionals
 from tfdist.strategies.keras_hooks.replica_context import current
+from tfdist.strategies.keras_hooks.same_rows import are_same
 
 
 def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -24,9 +25,11 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         replica = current()
         assert replica is not None
         updates: list[Any] = []
+        same_rows: list[list[bool]] = []
 
         def until_update(shard: Any) -> Any:
             logs = step(shard)
+            same_rows[:] = [list(map(are_same, gradients)) for _, gradients, _ in updates]  # They are seen here only.
             return logs, [[gradient for gradient in gradients if gradient is not None] for _, gradients, _ in updates]
 
         replica.postponed = updates
@@ -34,9 +37,10 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             logs, computed = tf.function(until_update, jit_compile=True, autograph=False)(without_optionals(shard))
         finally:
             replica.postponed = None
-        for (optimizer, gradients, variables), values in zip(updates, computed, strict=True):
-            values = iter(values)
+        for (optimizer, gradients, variables), values, same in zip(updates, computed, same_rows, strict=True):
+            values, replica.same_rows = iter(values), same
             optimizer.apply([None if gradient is None else next(values) for gradient in gradients], variables)
+        replica.same_rows = None
         return logs
 
     return compiled_step

@@ -5,15 +5,20 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
+from tfdist.strategies.keras_hooks.same_rows import are_same
 from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
 from tfdist.strategies.private_api import batch_reduce_destination
 
 
-def all_reduce_sum(gradients: list[Any]) -> list[Any]:
+def all_reduce_sum(gradients: list[Any], same_rows: list[bool] | None = None) -> list[Any]:
     """Returns the sum of each tensor or IndexedSlices over all replicas; dense tensors of a dtype travel together.
 
     None stays None, and a tensor in parts (`model_parallel`) stays in parts. Every replica has to call it, with tensors of the
     same shapes.
+
+    Args:
+        gradients: the tensors.
+        same_rows: for each whether it is IndexedSlices with the same rows on all replicas; by default it is looked at.
     """
     context, replica = tf.distribute.get_replica_context(), replica_context.current()
     extended = context.strategy.extended
@@ -22,6 +27,13 @@ def all_reduce_sum(gradients: list[Any]) -> list[Any]:
         return [tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value for value in gradients]
     if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):
         return _with_split(gradients, groups)
+    if any(same := same_rows or [are_same(gradient) for gradient in gradients]):
+        values = [each.values if is_same else each for each, is_same in zip(gradients, same, strict=True)]
+        sums = all_reduce_sum(values, [False] * len(values))
+        return [
+            tf.IndexedSlices(total, each.indices, each.dense_shape) if is_same else total
+            for each, total, is_same in zip(gradients, sums, same, strict=True)
+        ]
     is_looping = replica is not None and replica.looping and (groups is None or groups.replicas > 1)
     if is_looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         # Their length differs from step to step, and a collective in a loop has one shape.

@@ -53,6 +53,7 @@ SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "a_loss_that_keeps_a_variable",
     "an_average_that_a_layer_keeps_in_predict",
     "normalization_of_the_whole_batch",
+    "positions_in_a_sequence",
     "variables_that_gradients_overwrite",
     "logs_that_a_step_computes_from_metrics",
 )

@@ -58,6 +58,32 @@ def normalization_of_the_whole_batch(scope):
     return {str(has_mask): trained(scope, lambda has_mask=has_mask: build(has_mask), loss="mse") for has_mask in (False, True)}
 
 
+class Positions(keras.layers.Layer):
+    """Adds the embedding of its position to each token, as Keras' examples of transformers do."""
+
+    def build(self, shape):
+        start = keras.initializers.RandomUniform(seed=3)
+        self.tokens = keras.layers.Embedding(5, 3, embeddings_initializer=start)
+        self.positions = keras.layers.Embedding(4, 3, embeddings_initializer=start)
+        self.tokens.build()
+        self.positions.build()
+
+    def call(self, x):
+        return self.tokens(x) + self.positions(ops.arange(0, ops.shape(x)[-1], 1))
+
+
+@case
+def positions_in_a_sequence(scope):
+    with scope():
+        inputs = keras.Input((4,))
+        hidden = ops.tanh(Positions()(ops.cast(ops.clip(inputs + 2, 0, 4), "int32")))
+        dense = keras.layers.Dense(1, kernel_initializer=keras.initializers.GlorotUniform(seed=2))
+        model = keras.Model(inputs, dense(keras.layers.Flatten()(hidden)))
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+    history = model.fit(X, Y, batch_size=13, epochs=2, shuffle=False, verbose=0).history
+    return [history, *(weights.ravel().tolist() for weights in model.get_weights())]
+
+
 def dice_by_class(y_true, y_pred):
     both = ops.sum(y_true * y_pred, axis=0)
     return 2 * both / (ops.sum(y_true, axis=0) + ops.sum(y_pred, axis=0))
