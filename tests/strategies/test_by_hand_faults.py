@@ -146,4 +146,4 @@ def test_a_chief_ends_if_tasks_are_stopped_while_it_connects_to_them(start, scri
         config = {"TF_CONFIG": json.dumps({"cluster": addresses, "task": {"type": "chief", "index": 0}})}
         chief = start(script("import tfdist; tfdist.strategy(start_timeout=5)"), environment=config)
         assert chief.wait(60) == 1  # TensorFlow itself waits for ever.
-        assert "Timeout (0:00:05)!" in chief.output
+        assert "tfdist: TensorFlow has not connected this task to the others within 5 s" in chief.output
