@@ -27,7 +27,8 @@ def all_reduce_sum(gradients: list[Any], same_rows: list[bool] | None = None) ->
         return [tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value for value in gradients]
     if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):
         return _with_split(gradients, groups)
-    if any(same := same_rows or [are_same(gradient) for gradient in gradients]):
+    same = same_rows or [are_same(gradient) for gradient in gradients]
+    if any(same):
         values = [each.values if is_same else each for each, is_same in zip(gradients, same, strict=True)]
         sums = all_reduce_sum(values, [False] * len(values))
         return [

@@ -18,6 +18,8 @@ _SIZES = ("Shape", "ShapeN", "Size")
 _READS = ("ReadVariableOp", "VarHandleOp")
 
 
+# A function of the user's may be converted with all that it calls.
+@tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def are_same(slices: Any) -> bool:
     """Returns whether a gradient is one of rows that are surely the same on all replicas, and in the same order.
 

@@ -37,6 +37,7 @@ FOR_EACH_CHANGE = (
     "a_loss_that_keeps_a_variable",
     "logs_that_a_step_computes_from_metrics",
     "variables_that_gradients_overwrite",
+    "positions_in_a_sequence",
 )
 CASES = {
     case.__name__: case
