@@ -114,10 +114,11 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
     keras_backend.check(choice.strategy)
     for warning in versions.newer_than_tested():
         logging.getLogger("tfdist").warning("%s", warning)
-    if choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored":
+    is_connected = choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored"
+    if is_connected:
         other_strategies.refuse_earlier()
     strategy: tf.distribute.Strategy = module.create(cluster, start_timeout)
-    if choice.strategy in SERVED or choice.strategy == "multi_worker_mirrored":
+    if is_connected:
         first = cluster.training_tasks[0]
         if choice.strategy == "multi_worker_mirrored" and cluster.task not in (None, (first.job, first.index)):
             cache_files.install("-".join(map(str, cluster.task)))

@@ -32,7 +32,7 @@ class Membership:
         self._away: frozenset[int] = frozenset()  # The owners whose workers are gone.
         self._terms = [0] * len(groups)
         self._incarnations = [0] * len(groups)
-        self._vain = [0] * len(groups)  # Calls whose steps do not count.
+        self._uncounted = [0] * len(groups)  # Calls whose steps do not count.
         self._alone: int | None = None
 
     @property
@@ -68,12 +68,12 @@ class Membership:
         return max(count for other, count in zip(self.owners, self._incarnations, strict=True) if other == owner)
 
     def counting(self, group: int) -> tuple[int, int]:
-        """Returns what changes when a group begins to count its metrics from zero: with a restart, and with a call in vain.
+        """Returns what changes when a group counts its metrics from zero: a restart, or a call whose steps do not count.
 
         A call may fail after some of its steps, because a ps is lost. They are made again, and count only then. Or another
         group has made them meanwhile.
         """
-        return self._incarnations[group], self._vain[group]
+        return self._incarnations[group], self._uncounted[group]
 
     # Changes.
 
@@ -106,7 +106,7 @@ class Membership:
     def count_anew(self, group: int) -> None:
         """Notes that the steps of a group's last call do not count. Call it in the thread of the group."""
         with self._lock:
-            self._vain[group] += 1
+            self._uncounted[group] += 1
 
     def leave(self, group: int) -> None:
         """Notes that a group is lost because its workers are gone, not because of an error in what they ran."""

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.strategies.keras_hooks import replica_context
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.said import is_new
+from tfdist.strategies.keras_hooks.warned import is_first_warning
 from tfdist.strategies.private_api import patches
 from tfdist.strategies.private_api.own_gradients import register, with_gradient
 
@@ -44,7 +44,7 @@ def warn_of_normalization(model: Any, replicas: int) -> None:
         replicas: how many replicas share a batch.
     """
     layers = [layer.name for layer in _normalizations(model) if layer.trainable and not layer.synchronized]
-    if layers and is_new(model, "normalizes"):
+    if layers and is_first_warning(model, "normalizes"):
         shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more layers" if len(layers) > 3 else "")
         _log.warning(
             "the training of %s differs from that in one process, because %d replicas share each batch: BatchNormalization "
@@ -68,8 +68,9 @@ def _of_batch(original: Callable[..., Any], x: Any, axes: Any, keepdims: bool) -
     replica = _that_adds_up()
     if replica is None:
         return original(x, axes, keepdims)
-    sums = [tf.reduce_sum(value, axes, keepdims=True) for value in (x, tf.square(x), tf.ones_like(x))]
-    total, squares, count = _over_replicas(sums, replica)
+    sums = [tf.reduce_sum(value, axes, keepdims=True) for value in (x, tf.square(x))]
+    own_count = tf.cast(tf.reduce_prod(tf.gather(tf.shape(x), axes)), x.dtype)
+    total, squares, count = _over_replicas([*sums, own_count], replica)
     mean = tf.math.divide_no_nan(total, count)
     variance = tf.maximum(tf.math.divide_no_nan(squares, count) - tf.square(mean), 0.0)
     return (mean, variance) if keepdims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import added_losses, replica_context
-from tfdist.strategies.keras_hooks.said import is_new
+from tfdist.strategies.keras_hooks.warned import is_first_warning
 from tfdist.strategies.private_api import patches
 
 _ADDS = ("AddV2", "AddN", "Sub")
@@ -39,7 +39,7 @@ def _add_loss(original: Callable[..., Any], layer: Any, loss: Any) -> Any:
         return original(layer, added_losses.tried_out(replica, layer, loss))
     if added_losses.is_sum(layer):
         return original(layer, added_losses.in_full(replica, loss))
-    if _has_sum(loss, replica.rows) and is_new(layer, "adds a sum"):
+    if _has_sum(loss, replica.rows) and is_first_warning(layer, "adds a sum"):
         _log.warning(
             "the layer %s adds a sum over its batch as a loss. Every replica adds the sum over its own examples, and the mean "
             "of these sums counts, which is less than the sum in one process. Add a mean over the examples instead",

@@ -36,7 +36,6 @@ from tfdist.strategies.keras_hooks.own_code import (
     is_known,
 )
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
-from tfdist.strategies.keras_hooks.said import is_new
 from tfdist.strategies.keras_hooks.step_trial import (
     assigned_variables,
     changing_operations,
@@ -51,6 +50,7 @@ from tfdist.strategies.keras_hooks.step_trial import (
     summary,
     variables_of,
 )
+from tfdist.strategies.keras_hooks.warned import is_first_warning
 from tfdist.strategies.private_api.user_functions import without_optionals
 
 _TOLERANCE, _HALF_TOLERANCE = 0.005, 0.05
@@ -327,7 +327,7 @@ class ShardCheck:
             what = f"it draws random numbers that no seed fixes ({', '.join(random)}). Draw them with keras.random"
         else:
             what = f"it runs {', '.join(sorted(changes))}"
-        if not is_new(self._model, what):
+        if not is_first_warning(self._model, what):
             return
         _log.warning(
             "it was not checked whether the training of %s (%s) equals that in one process: %s. It does if an update is a mean "
@@ -336,7 +336,7 @@ class ShardCheck:
         )
 
     def _warn(self, what: str) -> None:
-        if is_new(self._model, what):
+        if is_first_warning(self._model, what):
             _log.warning(
                 "the training of %s (%s) differs from that in one process, because %d replicas share each batch: %s",
                 *(self._model.name, type(self._model).__name__, self._replicas, what),

@@ -1,0 +1,14 @@
+"""Warnings that come once for each model or layer, also if another one has the same name."""
+
+from typing import Any
+
+_ATTRIBUTE = "_tfdist_warned"
+
+
+def is_first_warning(of: Any, what: str) -> bool:
+    """Returns whether this warning has not been given for a model or layer before, and notes that it is given now."""
+    given: set[str] = vars(of).setdefault(_ATTRIBUTE, set())  # Keras would track an attribute that is assigned.
+    if what in given:
+        return False
+    given.add(what)
+    return True
