@@ -15,6 +15,7 @@ from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.random_state import of_first_task
 from tfdist.strategies.data_parallel.same_calls import SameCalls
 from tfdist.strategies.data_parallel.same_order import in_same_order
+from tfdist.strategies.data_parallel.texts import gathered_texts
 from tfdist.strategies.data_parallel.training_loop import TrainingLoop, is_distributed
 from tfdist.strategies.data_parallel.writers import without_files
 from tfdist.strategies.data_parallel.xla import compiled
@@ -134,6 +135,8 @@ class DataParallelHooks(KerasHooks):
             return tf.stack(local) if len(local) > 1 else local[0]
         if len(local) == self.layout.replicas:
             return tf.concat(local, axis=0)
+        if local[0].dtype == tf.string:
+            return gathered_texts(self._strategy, value)
         dtype, sent = local[0].dtype, sent_as(local[0].dtype)
         if sent != dtype:
             value = self._strategy.run(lambda v: tf.cast(v, sent), args=(value,))

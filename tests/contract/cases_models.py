@@ -47,12 +47,19 @@ def evaluate_and_predict(strategy):
     }
     for name, output in outputs.items():  # Each output belongs to its own input.
         assert np.allclose(output, expected[: len(output)], atol=1e-5), name
+    with strategy.scope():
+        x = keras.Input((1,), dtype="int32")
+        texts = keras.layers.StringLookup(vocabulary=["ä", "words of", ""], invert=True, oov_token="?")(x)
+        texts = keras.Model(x, texts).predict(np.arange(5)[:, np.newaxis], batch_size=4, verbose=0)
     got = model.evaluate(X, Y, batch_size=32, verbose=0, return_dict=True)
     assert np.isclose(got["loss"], np.mean((expected - Y) ** 2), rtol=1e-4), got
     return {
         "evaluate": {"exact": {"names": sorted(got)}, "near": got},
         "predict": {
-            "exact": {name: list(output.shape) for name, output in outputs.items()},
+            "exact": {
+                "shapes": {name: list(output.shape) for name, output in outputs.items()},
+                "texts": [text.decode() for text in texts.ravel()],
+            },
             "near": {name: np.asarray(output).tolist() for name, output in outputs.items()},
         },
     }
