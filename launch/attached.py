@@ -15,11 +15,11 @@ from tfdist.launch.ending_signals import ending_signals
 from tfdist.launch.errors import UsageError
 from tfdist.launch.failure import Failure, ended_by
 from tfdist.launch.job import JobFiles
+from tfdist.launch.job_restarts import JobRestarts
 from tfdist.launch.job_status import JobStatus, State
 from tfdist.launch.live_view import LiveView
 from tfdist.launch.log_folder import LogFolder, LogFolderError
 from tfdist.launch.output import Terminal, last_lines
-from tfdist.launch.restarts import delay_after, is_steady
 from tfdist.launch.settings import Settings
 from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.launch.tensorboard import TensorBoard
@@ -57,7 +57,6 @@ def run_attached(back_end: Attached, plan: Plan, settings: Settings, watcher: Wa
 
 
 def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, terminal: Terminal) -> int:
-    cluster = plan.job.cluster
     view = LiveView(plan.job, terminal, settings.view)
     try:
         folder = LogFolder(settings.log_dir, terminal.say)
@@ -66,22 +65,13 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
     files = JobFiles(folder.path, folder.report_dir)
     board: TensorBoard | None = None
     try:
-        if cluster.job("evaluator"):
+        if plan.job.cluster.job("evaluator"):
             plan = _with_evaluation_folder(plan, files)
         plan, backup_dir = backups.with_backup_folder(plan, settings, files.log_dir)
         if settings.tensorboard is not None:  # First: the back end ends what this process starts later.
             board = TensorBoard(settings.tensorboard, files.log_dir, terminal.say)
         runner = _started(back_end, plan, files, folder, watcher)
-        terminal.say(f"{cluster.describe()} on {_places(plan)}; {plan.job.choice.strategy}: {plan.job.choice.rule}")
-        terminal.say(f"logs in {files.log_dir}")
-        if backup_dir is not None:
-            terminal.say(f"backup of the training in {backup_dir}")
-        for warning in plan.warnings:
-            terminal.say(warning)
-        if not back_end.holds_ports:
-            terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
-        restarts = used = quick = 0  # All; since the job last trained for the window; since it was steady or got farther.
-        reached = (0, 0)
+        _announce(back_end, plan, files, backup_dir, terminal)
 
         def publish(status: JobStatus, is_measured: bool) -> None:
             view.update(status)
@@ -90,25 +80,19 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
                 board.look()
                 board.note(status)
 
+        restarts = JobRestarts(settings.max_restarts, settings.restart_window)
         while True:
             view.show()
-            supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=restarts > 0)
+            is_restart = restarts.count > 0
+            supervisor = Supervisor(plan.job, files, back_end, runner, terminal, settings, publish, is_restart=is_restart)
             outcome = supervisor.run()
             view.hide()
-            if outcome.trained_seconds >= settings.restart_window:
-                used = 0
-            # A delay is for a job that fails again and again at the same place.
-            gets_on = is_steady(outcome.trained_seconds, settings.restart_window) or outcome.reached > reached
-            reached = max(reached, outcome.reached)
-            if outcome.failure is None or not outcome.failure.may_pass or used == settings.max_restarts:
+            delay = restarts.after(outcome)
+            if outcome.failure is None or delay is None:
                 break
-            quick = 0 if gets_on else quick + 1
-            delay = delay_after(quick)
-            restarts, used = restarts + 1, used + 1
-            when = f" in {delay:.0f} s" if quick else ""
-            terminal.say(
-                f"{outcome.failure.reason}; all tasks are started again{when} (restart {used} of {settings.max_restarts})"
-            )
+            when = f" in {delay:.0f} s" if delay else ""
+            which = f"restart {restarts.used} of {settings.max_restarts}"
+            terminal.say(f"{outcome.failure.reason}; all tasks are started again{when} ({which})")
             if (number := _signal_within(delay)) is not None:
                 outcome = _ended(outcome, State.CANCELLED, ended_by(number))
                 break
@@ -118,7 +102,7 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             except (ClusterError, BackendError) as error:  # Another program may have taken a port meanwhile.
                 outcome = _ended(outcome, State.FAILED, Failure(str(error), 2))
                 break
-        code = _report(plan, files, outcome, restarts, settings.summary, terminal)
+        code = _report(plan, files, outcome, restarts.count, settings.summary, terminal)
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code
     finally:
@@ -127,6 +111,19 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             board.close()
         scaling.forget(folder.path)
         folder.close()
+
+
+def _announce(back_end: Attached, plan: Plan, files: JobFiles, backup_dir: str | None, terminal: Terminal) -> None:
+    """Says what has been started, and where its files are."""
+    choice = plan.job.choice
+    terminal.say(f"{plan.job.cluster.describe()} on {_places(plan)}; {choice.strategy}: {choice.rule}")
+    terminal.say(f"logs in {files.log_dir}")
+    if backup_dir is not None:
+        terminal.say(f"backup of the training in {backup_dir}")
+    for warning in plan.warnings:
+        terminal.say(warning)
+    if not back_end.holds_ports:
+        terminal.say("this back end reserves no ports: the job fails if another program takes one before its task listens")
 
 
 @contextmanager
