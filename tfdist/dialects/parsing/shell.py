@@ -134,73 +134,110 @@ def _command(words: list[str], line: int) -> ShellCommand:
 
 def _words(text: str, source: Source, literals: Literals) -> Iterator[tuple[str, str, int]]:
     """Yields ("word", its text, its line), and ("end", what ends it, line) where a command ends."""
-    position, line = 0, 1
-    word: list[str] | None = None
-    word_line = 1
-    marks: list[str] = []
-    drops = False  # The next word is the file of a redirection.
-    begins = True  # No word of this command has been found.
-    is_balanced, missing = True, set[str]()
-    while position <= len(text):
-        match = _TOKEN.match(text, position)
-        kind = match.lastgroup if match else "line"
-        kind = "heredoc" if kind == "mark" else kind
-        token = match[0] if match else ""
-        position = match.end() if match else len(text) + 1
-        if kind == "hash" and word is None:
-            end = text.find("\n", position)
-            position = len(text) if end < 0 else end
-            continue
-        if token == ">" and begins and word is None and text[position : position + 1] in (" ", "\t"):
-            continue  # A prompt.
-        if kind in ("blank", "line", "redirect", "heredoc", "end"):
-            if word is not None:
-                joined = "".join(word)
-                is_number = kind == "redirect" and joined.isdecimal()  # 2>file
-                if not drops and not is_number:
-                    yield "word", joined, word_line
-                    begins = False
-                word, drops = None, False
-            if kind == "redirect":
-                drops = True
+    return _Splitter(text, source, literals).split()
+
+
+class _Splitter:
+    """Splits a script into words, see `_words`."""
+
+    def __init__(self, text: str, source: Source, literals: Literals) -> None:
+        self._text, self._source, self._literals = text, source, literals
+        self._position, self._line = 0, 1
+        self._word: list[str] | None = None  # The parts of the current word.
+        self._word_line = 1
+        self._marks: list[str] = []  # Ends of the here-documents that begin with the next line.
+        self._drops = False  # The next word is the file of a redirection.
+        self._begins = True  # No word of this command has been found.
+        self._is_balanced, self._missing = True, set[str]()
+
+    def split(self) -> Iterator[tuple[str, str, int]]:
+        """Yields words and ends, as `_words` does."""
+        while self._position <= len(self._text):
+            match = _TOKEN.match(self._text, self._position)
+            kind = (match.lastgroup or "") if match else "line"
+            token = match[0] if match else ""
+            self._position = match.end() if match else len(self._text) + 1
+            if kind == "hash" and self._word is None:
+                end = self._text.find("\n", self._position)
+                self._position = len(self._text) if end < 0 else end
+            elif token == ">" and self._is_prompt():
+                continue
             elif kind == "heredoc" and match is not None:
-                marks.append(match["mark"].strip(_QUOTES))
-            elif kind in ("line", "end"):
-                drops, begins = False, True
-                yield "end", token or "\n", line
-                if kind == "line":
-                    line += 1
-                    while marks and position <= len(text):
-                        position, line = _after_heredoc(text, position, line, marks.pop(0))
-            continue
-        if kind in ("double", "brace", "open"):
-            # After one that does not end, only the line counts: a text of nothing but openings is not searched again and again.
-            end = _behind(text, position, _CLOSERS[token], missing) if is_balanced or kind == "double" else -1
-            if end < 0 and kind == "double":
-                raise source.error(_NO_END, line=line)
-            is_balanced = is_balanced and end >= 0
-            end = end if end >= 0 else _closing(text, position)
-            token, position = text[position - len(token) : end], end
-        first_line, line = line, line + token.count("\n")
+                yield from self._end_word()
+                self._marks.append(match["mark"].strip(_QUOTES))
+            elif kind in ("blank", "line", "redirect", "end"):
+                yield from self._separate(kind, token)
+            else:
+                yield from self._add(kind, self._whole(kind, token))
+
+    def _is_prompt(self) -> bool:
+        return self._begins and self._word is None and self._text[self._position : self._position + 1] in (" ", "\t")
+
+    def _end_word(self, before: str = "") -> Iterator[tuple[str, str, int]]:
+        """Yields the current word, unless it belongs to a redirection.
+
+        Args:
+            before: the kind of the token behind the word.
+        """
+        if self._word is None:
+            return
+        joined, self._word = "".join(self._word), None
+        is_number = before == "redirect" and joined.isdecimal()  # 2>file
+        if not self._drops and not is_number:
+            yield "word", joined, self._word_line
+            self._begins = False
+        self._drops = False
+
+    def _separate(self, kind: str, token: str) -> Iterator[tuple[str, str, int]]:
+        """Yields what a token ends that is not a part of a word: a word, a command."""
+        yield from self._end_word(before=kind)
+        if kind == "redirect":
+            self._drops = True
+        if kind not in ("line", "end"):
+            return
+        self._drops, self._begins = False, True
+        yield "end", token or "\n", self._line
+        if kind == "line":
+            self._line += 1
+            while self._marks and self._position <= len(self._text):
+                self._position, self._line = _after_heredoc(self._text, self._position, self._line, self._marks.pop(0))
+
+    def _whole(self, kind: str, token: str) -> str:
+        """Returns the token, or the whole quotation or substitution that it begins."""
+        if kind not in ("double", "brace", "open"):
+            return token
+        # After one that does not end, only the line counts: a text of nothing but openings is not searched again and again.
+        is_sought = self._is_balanced or kind == "double"
+        end = _behind(self._text, self._position, _CLOSERS[token], self._missing) if is_sought else -1
+        if end < 0 and kind == "double":
+            raise self._source.error(_NO_END, line=self._line)
+        self._is_balanced = self._is_balanced and end >= 0
+        end = end if end >= 0 else _closing(self._text, self._position)
+        begin, self._position = self._position - len(token), end
+        return self._text[begin:end]
+
+    def _add(self, kind: str, token: str) -> Iterator[tuple[str, str, int]]:
+        """Adds a token to the current word; yields the words that end within it, where a variable is expanded."""
+        first_line, self._line = self._line, self._line + token.count("\n")
         if kind == "join":
-            continue
-        if word is None:
-            word, word_line = [], first_line
+            return
+        if self._word is None:
+            self._word, self._word_line = [], first_line
         if kind == "other" and token in "'`":
-            raise source.error(_NO_END, line=line)
-        pieces = literals.elements(token) if kind in ("brace", "double") else None
-        if pieces is None and kind in ("variable", "brace") and (value := literals.expand(token)) != token:
+            raise self._source.error(_NO_END, line=self._line)
+        pieces = self._literals.elements(token) if kind in ("brace", "double") else None
+        if pieces is None and kind in ("variable", "brace") and (value := self._literals.expand(token)) != token:
             pieces = _BLANKS.split(value)  # As a shell does without quotes.
-        if pieces is not None:
-            *complete, last = pieces or [""]
-            for piece in complete:
-                word += [piece] if piece else []
-                if word:
-                    yield "word", "".join(word), word_line
-                    begins, word, word_line = False, [], line
-            word = [*word, last] if last else word or None
-            continue
-        word.append(_unquoted(kind or "", literals.expand(token) if kind in ("double", "open") else token))
+        if pieces is None:
+            self._word.append(_unquoted(kind, self._literals.expand(token) if kind in ("double", "open") else token))
+            return
+        *complete, last = pieces or [""]
+        for piece in complete:
+            self._word += [piece] if piece else []
+            if self._word:
+                yield "word", "".join(self._word), self._word_line
+                self._begins, self._word, self._word_line = False, [], self._line
+        self._word = [*self._word, last] if last else self._word or None
 
 
 def _unquoted(kind: str, token: str) -> str:
