@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, user_functions
+from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, one_thread, user_functions
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
@@ -38,6 +38,7 @@ def install() -> None:
     global_seed.install()
     user_functions.install()
     calls.install()
+    one_thread.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
 
 

@@ -365,6 +365,9 @@ def test_calls_inside_fit_lose_no_steps(start, strategy):
     assert returned == pytest.approx(its_own, rel=1e-3)
     # A `fit` of the same model inside of it trains its own step, and the outer one goes on where it was.
     assert own["fits"] == {"batches": 20, "iterations": 22}
+    inside, after, batches = own["threads"]
+    assert "in the thread actor while fit of" in inside and "runs in MainThread" in inside
+    assert (after, batches) == (320, 40)
     # A metric that creates its variables in the first step counts all examples.
     *epochs, expected = own["scores"]
     for score in epochs:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import threading
 
 import keras
 import numpy as np
@@ -86,6 +87,28 @@ def scores(strategy):
     return [np.asarray(score).tolist() for score in [*found, metric.result()]]
 
 
+def in_threads(strategy):
+    """Returns what calls in a thread say, one inside `fit` and one after it, and how many steps that `fit` has made."""
+    model, other = without_training(strategy), without_training(strategy)
+    said = []
+
+    def call():
+        try:
+            said.append(other.predict(X, verbose=0).shape[0])
+        except RuntimeError as error:
+            said.append(str(error))
+
+    def in_thread(model=None):
+        thread = threading.Thread(target=call, name="actor")
+        thread.start()
+        thread.join()
+
+    at = At(4, in_thread)
+    model.fit(X, Y, batch_size=8, verbose=0, callbacks=[at])
+    in_thread()
+    return [*said, at.batches]
+
+
 def own_calls(strategy):
     """Returns what calls inside `fit` find that count in the metrics of that `fit`, or train the same model."""
     high = Y + np.repeat([100.0, 0.0], [len(Y) // 4, len(Y) - len(Y) // 4])[:, None]  # The first quarter has a loss of 10000.
@@ -98,7 +121,13 @@ def own_calls(strategy):
     forever = tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
     model.fit(forever, steps_per_epoch=10, epochs=2, verbose=0, callbacks=[at])
     fits = {"batches": at.batches, "iterations": int(model.optimizer.iterations.numpy())}
-    return {"after reset": after_reset, "one batch": one_batch, "fits": fits, "scores": scores(strategy)}
+    return {
+        "after reset": after_reset,
+        "one batch": one_batch,
+        "fits": fits,
+        "scores": scores(strategy),
+        "threads": in_threads(strategy),
+    }
 
 
 def main():
