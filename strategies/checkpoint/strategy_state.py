@@ -104,10 +104,10 @@ def _save_state(
         state_of = None
     state = state_of(saveable) if state_of else {}
     original(saveable, weights_store, assets_store, inner_path, visited_saveables)
-    if _set_aside is None:
-        add(weights_store.h5_file, state)
-    else:
+    if _set_aside is not None:
         _set_aside.update(state)
+    elif state:  # Stores of other formats have no `h5_file`.
+        add(weights_store.h5_file, state)
 
 
 def _load_state(

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdist.strategies.data_parallel import orbax
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 from tfdist.strategies.data_parallel.metrics import ReplicaMetrics
 from tfdist.strategies.data_parallel.random_state import of_first_task
@@ -218,6 +219,8 @@ class DataParallelHooks(KerasHooks):
                         f"TensorBoard(histogram_freq={each.histogram_freq}) reads all weights on the chief alone, and the "
                         "model is sharded over tasks; leave histogram_freq at 0"
                     )
+        if self._is_shared:
+            orbax.leave_to_chief(callbacks, self.is_chief)
         return callbacks if self.is_chief else without_files(callbacks)
 
     def metric_values(self, model: Any) -> list[Any]:

@@ -4,14 +4,14 @@ Where the tool is missing such a test is skipped. With `TFDIST_REQUIRE_TOOLS=red
 tool is in that list: a machine that should have a tool then cannot lose it, and with it the tests, without a word.
 """
 
-import importlib.util
+import importlib.machinery
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 
 import pytest
-from support_paths import CHECKOUT
+from support_paths import CHECKOUT, ORBAX
 
 VARIABLE = "TFDIST_REQUIRE_TOOLS"
 TOOLS: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
@@ -22,6 +22,7 @@ TOOLS: dict[str, tuple[Sequence[str], Sequence[str], str]] = {
     "namespaces": (["ip"], [], "apt-get install iproute2"),
     "torchrun": ([], ["torch"], "pip install torch"),
     "ray": ([], ["ray"], "pip install -e '.[ray]'"),
+    "orbax": ([], ["orbax", "jax"], "pip install orbax-checkpoint"),
     "kubernetes": ([], ["kubernetes", "kubernetes_validate"], "pip install -e '.[test]'"),
     "sphinx": ([], ["sphinx", "furo", "myst_parser"], "pip install -e '.[docs]'"),
     "zsh": (["zsh"], [], "apt-get install zsh"),
@@ -38,7 +39,7 @@ def missing(tool: str) -> str | None:
     programs, packages, install = TOOLS[tool]
     path = f"{os.environ.get('PATH', '')}:/usr/sbin"
     found: dict[str, object] = {program: shutil.which(program, path=path) for program in programs}
-    found |= {package: importlib.util.find_spec(package) for package in packages}
+    found |= {package: importlib.machinery.PathFinder.find_spec(package, [*sys.path, str(ORBAX)]) for package in packages}
     for name, where in found.items():
         if where is None:
             return f"{name} is not installed ({install})"

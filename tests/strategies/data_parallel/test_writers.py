@@ -5,6 +5,8 @@ import os
 
 import keras
 import pytest
+import tools
+from support_paths import CHECKOUT, ORBAX
 
 from tfdist.strategies.data_parallel import writers
 
@@ -70,3 +72,38 @@ def test_subclasses_of_writers_run_on_every_task(start, script, tmp_path):
     assert first.pop("path") == "log.csv" and second.pop("path") != "log.csv"
     assert first == second and first["rate"] == pytest.approx(0.1 / 19)
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + 3
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(240)
+@tools.needs("orbax")
+def test_checkpoints_of_orbax_come_from_the_chief_and_are_there_for_every_task_after_fit(start, script, tmp_path):
+    (tmp_path / "two.conf").write_text(TWO_WORKERS)
+    job = start(
+        *("-m", "tfdist.launch", "--cluster", "two.conf"),
+        script("""
+            import tfdist
+            strategy = tfdist.strategy()
+            import keras, numpy as np
+            x = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
+            with strategy.scope():
+                model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1), keras.layers.BatchNormalization()])
+                model.compile("adam", "mse")
+            folder = pathlib.Path("saved").absolute()
+            for number in (1, 2):
+                saved = keras.callbacks.OrbaxCheckpoint(folder / str(number), max_to_keep=2)
+                model.fit(x, x[:, :1], epochs=3, verbose=0, callbacks=[saved])
+                assert sorted(each.name for each in (folder / str(number)).iterdir()) == ["1", "2"]
+            weights, steps = model.get_weights(), int(model.optimizer.iterations.numpy())
+            model.set_weights([np.zeros_like(each) for each in weights])
+            model.optimizer.iterations.assign(0)
+            model.load_weights(folder / "2")
+            for one, other in zip(weights, model.get_weights(), strict=True):
+                assert (one == other).all()
+            assert model.optimizer.iterations.numpy() == steps == 6
+            print("loaded", flush=True)
+        """),
+        environment={"PYTHONPATH": f"{CHECKOUT}:{ORBAX}"},
+    )
+    assert job.wait() == 0, job.output
+    assert job.output.count("| loaded") == 2
