@@ -56,6 +56,7 @@ SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "positions_in_a_sequence",
     "variables_that_gradients_overwrite",
     "logs_that_a_step_computes_from_metrics",
+    "two_updates_of_a_loss_of_sequences_in_a_step",
 )
 OWN_STEPS = (
     "an_own_train_step_with_optimizers_in_a_dict",
