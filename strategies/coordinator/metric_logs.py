@@ -285,7 +285,7 @@ class _LogsFormat:
 
     def flatten(self, logs: Any) -> Any:
         """Returns nested logs as a float64 vector, in a function, and notes their format."""
-        values = [tf.convert_to_tensor(value) for value in tf.nest.flatten(logs)]
+        values = [step_logs.of_known_shape(value) for value in tf.nest.flatten(logs)]
         self._structure = tf.nest.map_structure(lambda _: 0, logs)
         self._shapes = [tuple(value.shape) for value in values]
         self._places = None

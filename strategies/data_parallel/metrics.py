@@ -11,7 +11,7 @@ from tfdist.strategies.keras_hooks import metric_sums
 from tfdist.strategies.keras_hooks.derived_logs import LogFunction, derived_logs
 from tfdist.strategies.keras_hooks.optimizer import held_optimizers, with_inner
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
-from tfdist.strategies.keras_hooks.step_logs import metrics_result, own_names, with_metrics
+from tfdist.strategies.keras_hooks.step_logs import metrics_result, of_known_shape, own_names, with_metrics
 from tfdist.strategies.model_parallel.split_tensor import SplitTensor, operand
 from tfdist.strategies.private_api import TensorFlowTrainer
 
@@ -105,7 +105,7 @@ class ReplicaMetrics:
 
     def _reduce_on_replica(self, share: Any, logs: Any, counted: list[Any], state: list[Any]) -> Any:
         """Returns sums over the cluster: what metrics count, `logs` weighted by the examples, and the wishes to save."""
-        flat_logs = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs) if v is not None]
+        flat_logs = [of_known_shape(v) for v in tf.nest.flatten(logs) if v is not None]
         kept = [value if isinstance(value := operand(v), SplitTensor) else v.value for v in state]
         # In float64 the mean of equal values is this value: a count of steps stays what it is, also with shares such as 0.3.
         share = tf.cast(share, tf.float64)

@@ -23,6 +23,7 @@ from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimi
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck
+from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 
 
@@ -224,7 +225,7 @@ class TrainingLoop:
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             looping=looping,
         )
-        with entered(state) as replica:
+        with ordered_by_replica(), entered(state) as replica:
             self._strategy.extended.check_same(shard)
             if not small:
                 logs = self._step(shard)

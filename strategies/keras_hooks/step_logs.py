@@ -29,6 +29,19 @@ def with_metrics(logs: Logs, metrics: dict[str, Any], own: Collection[str] = ())
     return {name: value if name in own else results.get(name, value) for name, value in flat(logs).items()}
 
 
+def of_known_shape(value: Any) -> tf.Tensor:
+    """Returns a log as a tensor whose shape is known while the step is traced.
+
+    Of a log with a number for each example, such as a loss that is not reduced, it is the mean over them: replicas have
+    different numbers of examples, and so have batches. Keras' progress bar shows the mean, too.
+    """
+    value = tf.convert_to_tensor(value)
+    unknown = None if value.shape.rank is None else [axis for axis, size in enumerate(value.shape) if size is None]
+    if unknown == [] or not (value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_bool):
+        return value
+    return tf.reduce_mean(value if value.dtype.is_floating else tf.cast(value, tf.float32), axis=unknown)
+
+
 def metrics_result(model: Any) -> Any:
     """Returns the results of the model's metrics, as tensors also where a metric's `result` returns one of its variables.
 

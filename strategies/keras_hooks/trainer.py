@@ -211,13 +211,20 @@ def _mark_as_built(model: Any) -> None:
     Raises:
         ValueError: if a layer of the model is not built.
     """
-    unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not layer.built]
+    unbuilt = [layer.name for layer in model._flatten_layers(include_self=False) if not _is_built(layer)]
     if unbuilt:
         raise ValueError(
             f"the model {model.name} has no call() method, and its layer {unbuilt[0]} is not built, so its variables are "
             "unknown; give the layer's model an Input, or call it on a batch before fit"
         )
     model.built = True
+
+
+def _is_built(layer: Any) -> bool:
+    """Returns whether a layer is built. One without a `build`, whose own layers are built, becomes so, as if it were called."""
+    if not layer.built and is_default(layer.build) and all([_is_built(each) for each in layer._layers]):
+        layer.built = True
+    return bool(layer.built)
 
 
 def _init_callback_list(original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:

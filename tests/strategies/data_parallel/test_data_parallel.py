@@ -56,6 +56,7 @@ SUMS_AND_CLASSES = (  # tests/support/programs/sums_and_classes.py
     "positions_in_a_sequence",
     "variables_that_gradients_overwrite",
     "logs_that_a_step_computes_from_metrics",
+    "two_updates_of_a_loss_of_sequences_in_a_step",
 )
 OWN_STEPS = (
     "an_own_train_step_with_optimizers_in_a_dict",
@@ -127,6 +128,7 @@ IN_ONE_TASK = (  # What they compute of several replicas, other cases compute of
     "losses_that_override_call",
     "metrics_of_an_own_train_step_whose_batches_are_pairs",
     "losses_and_metrics_with_a_number_for_each_class",
+    "two_updates_of_a_loss_of_sequences_in_a_step",
 )
 OF_BOTH = (  # Where several tasks with several replicas differ from both.
     "last_batch_smaller_than_the_number_of_replicas",

@@ -38,6 +38,7 @@ FOR_EACH_CHANGE = (
     "logs_that_a_step_computes_from_metrics",
     "variables_that_gradients_overwrite",
     "positions_in_a_sequence",
+    "two_updates_of_a_loss_of_sequences_in_a_step",
 )
 CASES = {
     case.__name__: case

@@ -244,3 +244,43 @@ def logs_that_a_step_computes_from_metrics(scope):
     history = model.fit(X, Y, epochs=2, shuffle=False, validation_data=(X[:20], Y[:20]), **flat).history
     assert np.allclose(np.square(history["val_rmse"]), history["val_loss"]), history
     return history
+
+
+class Words(keras.layers.Layer):
+    """Makes a distribution over three words of each number. Keras builds it where it is called, which this program never does."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3, "softmax", kernel_initializer=keras.initializers.GlorotUniform(seed=1))
+        self.dense.build((None, 4, 1))
+
+    def call(self, x):
+        return self.dense(x[..., None])
+
+
+class TwoUpdates(keras.Model):
+    """Has no `call`. Its step makes two updates with a loss of sequences, whose shapes TensorFlow compares, and returns it for each example."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = Words()
+
+    def train_step(self, data):
+        x, words = data
+        for _ in range(2):
+            with tf.GradientTape() as tape:
+                losses = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(words, self.words.call(x)), axis=1)
+                loss = tf.reduce_mean(losses)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"each": losses, "words": tf.shape(words)[0] * 0 + 4}
+
+
+@case
+def two_updates_of_a_loss_of_sequences_in_a_step(scope):
+    with scope():
+        model = TwoUpdates()
+        model.compile(keras.optimizers.SGD(0.5))
+    words = np.arange(4 * N).reshape(N, 4) ** 2 % 3
+    history = model.fit(X, words, batch_size=16, epochs=2, shuffle=False, verbose=0).history
+    weights = [value.ravel().tolist() for value in model.get_weights()]
+    return {"loss of the last batch": float(np.mean(history["each"][-1])), "words": history["words"], "weights": weights}
