@@ -43,10 +43,24 @@ class TrainingLoop:
 
     Full batches, batches smaller than the number of replicas, and batches of TensorFlow's distributed datasets have a compiled
     function each. Several steps of an execution run in one function, a loop, if the step returns its metrics and nothing else.
+
+    Args:
+        strategy: the strategy.
+        layout: the replicas of the cluster and of this task.
+        model: the Keras model.
+        step: its `train_step` or `test_step`.
+        check: the check of the step; None if there is none.
+        note: gets this object and the first batch that `train_on_batch` or `test_on_batch` passes.
     """
 
     def __init__(
-        self, strategy: Any, layout: Layout, model: Any, step: Callable[..., Any], check: ShardCheck | None = None
+        self,
+        strategy: Any,
+        layout: Layout,
+        model: Any,
+        step: Callable[..., Any],
+        check: ShardCheck | None = None,
+        note: Callable[[Any, Any], None] = lambda loop, batch: None,
     ) -> None:
         self._strategy = strategy
         self._layout = layout
@@ -58,6 +72,7 @@ class TrainingLoop:
         self._step = compiled(model, self._uncompiled_step)
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         self._functions: dict[Any, Any] = {}
+        self._note, self._is_noted = note, False
         self._is_discovered = False  # Whether the optimizers of a step that runs eagerly are.
 
     def __call__(self, iterator: Any) -> Any:
@@ -100,7 +115,11 @@ class TrainingLoop:
         batch = next(iterator)
         if is_distributed(batch):
             return self._call("distributed", None, batch)
-        element = self._layout.split(as_tensors(batch))  # train_on_batch, test_on_batch
+        batch = as_tensors(batch)  # train_on_batch, test_on_batch
+        if not self._is_noted:
+            self._is_noted = True
+            self._note(self, batch)
+        element = self._layout.split(batch)
         if self._check is not None and self._check.is_open:
             self._check_step(element)
         return self._call("small", None, element)
