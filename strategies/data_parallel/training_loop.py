@@ -23,6 +23,7 @@ from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimi
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck
+from tfdist.strategies.keras_hooks.step_trial import are_dense, joined
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 
 
@@ -129,9 +130,14 @@ class TrainingLoop:
             self._check_step(iterator.peek())
 
     def _check_step(self, element: Any) -> None:
-        """Tries the step out on two examples of a shard or more. Every task has them, or none."""
-        if self._check is not None and int(element["examples"]) >= 2 * self._layout.replicas:
-            self._check.run(without_optionals(element["shards"][0]), int(element["examples"]))
+        """Tries the step out on two examples of a shard or more, or of all shards. Every task has them, or none."""
+        if self._check is None:
+            return
+        examples, shards = int(element["examples"]), [without_optionals(shard) for shard in element["shards"]]
+        if examples >= 2 * self._layout.replicas:
+            self._check.run(shards[0], examples)
+        elif examples >= 2 and len(shards) == self._layout.replicas and are_dense(shards[0]):
+            self._check.run(functools.reduce(joined, shards), examples)
 
     def _call(self, kind: str, spec: Any, *arguments: Any) -> Any:
         """Calls the compiled function of this kind, and builds the optimizers that it misses first.

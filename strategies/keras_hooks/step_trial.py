@@ -75,14 +75,20 @@ def released(replica: Replica) -> Iterator[None]:
 
 def parts(batch: Any) -> tuple[Any, Any] | None:
     """Returns two batches of as many examples each; None if `batch` cannot be taken apart."""
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
+    if not are_dense(batch):
         return None
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     size = min(int(min(leaf.shape[0] for leaf in leaves)) // 2, MOST_EXAMPLES)
     if not size:
         return None
     first, second = (mapped(lambda v, b=begin: v[b : b + size], batch) for begin in (0, size))
     return first, second
+
+
+def are_dense(batch: Any) -> bool:
+    """Returns whether all tensors of a batch are dense and have rows."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    return bool(leaves) and all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves)
 
 
 def count(batch: Any) -> tf.Tensor:
