@@ -40,7 +40,7 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             replica.postponed = None
         for (optimizer, _, variables), values, each in zip(updates, computed, pieces, strict=True):
             found = iter(values)
-            replica.pieces = [[(None if p is None else next(found), is_same) for p, is_same in own] for own in each]
+            replica.pieces = [[(None if p is None else next(found), kind) for p, kind in own] for own in each]
             optimizer.apply([joined([piece for piece, _ in own]) for own in replica.pieces], variables)
         replica.pieces = None
         return logs

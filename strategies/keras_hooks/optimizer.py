@@ -29,7 +29,16 @@ from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
-from tfdist.strategies.keras_hooks.same_rows import Pieces, joined, pieces_of, with_values
+from tfdist.strategies.keras_hooks.same_rows import (
+    DISTINCT,
+    OF_EXAMPLES,
+    SAME,
+    Pieces,
+    each_once,
+    joined,
+    pieces_of,
+    with_values,
+)
 from tfdist.strategies.private_api import ResourceVariable, patches
 
 ELEMENTWISE = frozenset(
@@ -130,7 +139,7 @@ def _variables(optimizer: Any, trainable_variables: Any) -> Any:
 def pieces_of_all(optimizer: Any, gradients: Sequence[Any], variables: Any) -> list[Pieces]:
     """Returns the pieces of each gradient that `optimizer.apply` gets, in the function that computes them."""
     if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
-        return [[(gradient, False)] for gradient in gradients]
+        return [[(gradient, OF_EXAMPLES)] for gradient in gradients]
     tables = itertools.chain(_variables(optimizer, variables), itertools.repeat(None))
     return [pieces_of(gradient, table) for gradient, table in zip(gradients, tables, strict=False)]
 
@@ -143,8 +152,8 @@ def _sums_of(pieces: list[Pieces], summed: Callable[[list[Any], list[bool]], lis
         summed: returns the sum of each piece. It gets all pieces, and whether the rows of each are the same on all replicas.
     """
     flat = [piece for own in pieces for piece in own]
-    sums = iter(summed([piece for piece, _ in flat], [is_same for _, is_same in flat]))
-    return [joined([next(sums) for _ in own]) for own in pieces]
+    sums = iter(summed([piece for piece, _ in flat], [kind == SAME for _, kind in flat]))
+    return [joined([each_once(next(sums)) if kind == DISTINCT else next(sums) for _, kind in own]) for own in pieces]
 
 
 def built_in_own_loop(optimizer: Any, variables: Any) -> Any:

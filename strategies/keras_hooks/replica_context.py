@@ -74,7 +74,7 @@ class Replica:
     postponed: list[Any] | None = None
     graph: Any = None
     branches: list[Any] = field(default_factory=list)
-    pieces: list[list[tuple[Any, bool]]] | None = None
+    pieces: list[list[tuple[Any, str]]] | None = None
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
     integers: list[tuple[str, Any]] = field(default_factory=list)

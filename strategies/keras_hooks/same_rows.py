@@ -20,8 +20,14 @@ _READS = ("ReadVariableOp", "VarHandleOp")
 _KEEP_ORDER = ("Reshape", "Identity", "Cast")
 """Operations whose first input has the same elements, in the same order."""
 
-Pieces = list[tuple[Any, bool]]
-"""A gradient in pieces: each a tensor, IndexedSlices or None, and whether its rows are the same on all replicas."""
+OF_EXAMPLES, SAME, DISTINCT = "rows of examples", "the same rows on all replicas", "each row once"
+
+Pieces = list[tuple[Any, str]]
+"""A gradient in pieces: each a tensor, IndexedSlices or None, and which rows it has.
+
+In one process those of which a replica has each once (DISTINCT) come once for the whole batch: a lookup of sparse tensors adds
+up the gradients of a row before.
+"""
 
 
 # A function of the user's may be converted with all that it calls.
@@ -36,19 +42,28 @@ def pieces_of(gradient: Any, table: Any) -> Pieces:
         table: its variable.
     """
     if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly() or not tf.is_symbolic_tensor(gradient.indices):
-        return [(gradient, False)]
+        return [(gradient, OF_EXAMPLES)]
     parts = _parts(gradient.indices)
     are_same = [not _depends_on_batch(part) for part in parts]
-    if not any(are_same):
-        return [(gradient, False)]
+    are_distinct = [_is_from(part, "Unique") for part in parts]
+    if not any(are_same + are_distinct):
+        return [(gradient, OF_EXAMPLES)]
     pieces, others = [], []
-    for part, slices, is_same in zip(parts, _divided(gradient, parts), are_same, strict=True):
+    for part, slices, is_same, is_distinct in zip(parts, _divided(gradient, parts), are_same, are_distinct, strict=True):
         same = _of_known_shape(slices, part, table) if is_same else None
-        if same is None:
-            others.append(slices)
+        if same is not None:
+            pieces.append((same, SAME))
+        elif is_distinct:
+            pieces.append((slices, DISTINCT))
         else:
-            pieces.append((same, True))
-    return [*pieces, (joined(others), False)] if others else pieces
+            others.append(slices)
+    return [*pieces, (joined(others), OF_EXAMPLES)] if others else pieces
+
+
+def each_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns slices in which each row comes once, with the sum of its values."""
+    rows, numbers = tf.unique(slices.indices)
+    return tf.IndexedSlices(tf.math.unsorted_segment_sum(slices.values, numbers, tf.size(rows)), rows, slices.dense_shape)
 
 
 def joined(pieces: Sequence[Any]) -> Any:
@@ -109,7 +124,7 @@ def _of_known_shape(slices: tf.IndexedSlices, rows: Any, table: Any) -> tf.Index
     if slices.values.shape.is_fully_defined():
         return slices
     shape = getattr(table, "shape", [None])
-    if not _is_range(rows) or shape[0] is None or not slices.values.shape[1:].is_fully_defined():
+    if not _is_from(rows, "Range") or shape[0] is None or not slices.values.shape[1:].is_fully_defined():
         return None
     size = tf.constant([shape[0], *slices.values.shape[1:]], slices.indices.dtype)
     values = tf.scatter_nd(slices.indices[:, None], slices.values, size)
@@ -117,11 +132,11 @@ def _of_known_shape(slices: tf.IndexedSlices, rows: Any, table: Any) -> tf.Index
     return tf.IndexedSlices(values, tf.range(shape[0], dtype=slices.indices.dtype), slices.dense_shape)
 
 
-def _is_range(rows: Any) -> bool:
-    """Returns whether a tensor is a sequence of numbers, each of them once."""
+def _is_from(rows: Any, kind: str) -> bool:
+    """Returns whether a tensor has the elements of the first output of an operation of this type, in their order."""
     while rows.op.type in _KEEP_ORDER or (rows.op.type == "SelectV2" and _counts_from_end(rows.op)):
         rows = rows.op.inputs[2 if rows.op.type == "SelectV2" else 0]
-    return bool(rows.op.type == "Range")
+    return bool(rows.op.type == kind and rows.value_index == 0)
 
 
 def _depends_on_batch(rows: Any) -> bool:

@@ -33,7 +33,7 @@ def test_rows_are_the_same_that_depend_on_no_example(name):
                 loss = tf.reduce_sum(tf.gather(table, rows(x)))
             gradient = tape.gradient(loss, table)
             gradient = tf.IndexedSlices(tf.ensure_shape(gradient.values, [3, 2]), gradient.indices, gradient.dense_shape)
-            found.extend(is_same for _, is_same in same_rows.pieces_of(gradient, table))
+            found.extend(kind == same_rows.SAME for _, kind in same_rows.pieces_of(gradient, table))
             return i + 1
 
         inner(0)
@@ -61,8 +61,8 @@ def test_a_gradient_is_taken_apart_into_rows_that_are_the_same_and_others(name):
             found = tf.nest.flatten(LOOKUPS[name](layer, x))
             loss = tf.add_n([tf.reduce_sum(rows**2 * (1.0 + k)) for k, rows in enumerate(found)])
         gradient = tape.gradient(loss, layer.embeddings._value)
-        (same, is_same), (others, is_other_same) = same_rows.pieces_of(gradient, layer.embeddings)
-        assert is_same and same.values.shape.is_fully_defined() and not is_other_same
+        (same, kind), (others, other_kind) = same_rows.pieces_of(gradient, layer.embeddings)
+        assert (kind, other_kind) == (same_rows.SAME, same_rows.OF_EXAMPLES) and same.values.shape.is_fully_defined()
         whole = same_rows.joined([same, others])
         return *(tf.convert_to_tensor(slices) for slices in (gradient, whole)), same.values, others.indices
 
@@ -79,12 +79,30 @@ def test_rows_of_an_unknown_number_are_those_of_examples_if_one_may_be_twice_amo
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(table, tf.range(tf.shape(x)[1]) // 2))
-        assert [is_same for _, is_same in same_rows.pieces_of(tape.gradient(loss, table), table)] == [False]
+        assert [kind for _, kind in same_rows.pieces_of(tape.gradient(loss, table), table)] == [same_rows.OF_EXAMPLES]
 
     step.get_concrete_function()
+
+
+def test_rows_that_a_lookup_of_sparse_tensors_has_once_come_once_after_the_sum():
+    table = tf.Variable(tf.ones([4, 2]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def step(x):
+        with tf.GradientTape() as tape:
+            rows, numbers = tf.unique(x)
+            loss = tf.reduce_sum(tf.gather(tf.gather(table, rows), numbers))
+        ((slices, kind),) = same_rows.pieces_of(tape.gradient(loss, table), table)
+        assert kind == same_rows.DISTINCT
+        once = same_rows.each_once(same_rows.joined([slices, slices]))
+        return once.indices, once.values
+
+    rows, values = step(tf.constant([3, 1, 3]))
+    np.testing.assert_array_equal(rows, [3, 1])
+    np.testing.assert_allclose(values, [[4.0, 4.0], [2.0, 2.0]])
 
 
 def test_other_gradients_and_steps_that_run_eagerly_are_not_looked_at():
     slices = tf.IndexedSlices(tf.ones([3, 2]), tf.range(3), [4, 2])
     for gradient in (slices, tf.ones([3]), None):
-        assert same_rows.pieces_of(gradient, None) == [(gradient, False)]
+        assert same_rows.pieces_of(gradient, None) == [(gradient, same_rows.OF_EXAMPLES)]
