@@ -63,7 +63,13 @@ class DataParallelHooks(KerasHooks):
         check_optimizer(model, self._strategy)
         check_model(model, self._strategy.extended.mesh)
         check = self._shard_check(model, step) if self.layout.replicas > 1 else None
-        return self._together(TrainingLoop(self._strategy, self.layout, model, step, check))
+        return self._together(TrainingLoop(self._strategy, self.layout, model, step, check, self._note_batch))
+
+    def _note_batch(self, loop: TrainingLoop, batch: Any) -> None:
+        if self._calls is not None:
+            first = self._calls.first_batch()
+            first.note(batch)
+            self._first_batches.append((weakref.ref(loop), first))
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
         if self.is_chief and step == model.train_step:

@@ -23,6 +23,7 @@ from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, held_optimi
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import NotInLoopError, Replica, entered
 from tfdist.strategies.keras_hooks.shard_check import ShardCheck
+from tfdist.strategies.keras_hooks.step_trial import are_dense, joined
 from tfdist.strategies.private_api.replica_order import ordered_by_replica
 from tfdist.strategies.private_api.user_functions import without_optionals as converting_optionals
 
@@ -44,10 +45,24 @@ class TrainingLoop:
 
     Full batches, batches smaller than the number of replicas, and batches of TensorFlow's distributed datasets have a compiled
     function each. Several steps of an execution run in one function, a loop, if the step returns its metrics and nothing else.
+
+    Args:
+        strategy: the strategy.
+        layout: the replicas of the cluster and of this task.
+        model: the Keras model.
+        step: its `train_step` or `test_step`.
+        check: the check of the step; None if there is none.
+        note: gets this object and the first batch that `train_on_batch` or `test_on_batch` passes.
     """
 
     def __init__(
-        self, strategy: Any, layout: Layout, model: Any, step: Callable[..., Any], check: ShardCheck | None = None
+        self,
+        strategy: Any,
+        layout: Layout,
+        model: Any,
+        step: Callable[..., Any],
+        check: ShardCheck | None = None,
+        note: Callable[[Any, Any], None] = lambda loop, batch: None,
     ) -> None:
         self._strategy = strategy
         self._layout = layout
@@ -59,6 +74,7 @@ class TrainingLoop:
         self._step = compiled(model, self._uncompiled_step)
         self._assigned: dict[int, Any] = {}  # Keras variables that the step assigns, by id.
         self._functions: dict[Any, Any] = {}
+        self._note, self._is_noted = note, False
         self._is_discovered = False  # Whether the optimizers of a step that runs eagerly are.
 
     def __call__(self, iterator: Any) -> Any:
@@ -101,7 +117,11 @@ class TrainingLoop:
         batch = next(iterator)
         if is_distributed(batch):
             return self._call("distributed", None, batch)
-        element = self._layout.split(as_tensors(batch))  # train_on_batch, test_on_batch
+        batch = as_tensors(batch)  # train_on_batch, test_on_batch
+        if not self._is_noted:
+            self._is_noted = True
+            self._note(self, batch)
+        element = self._layout.split(batch)
         if self._check is not None and self._check.is_open:
             self._check_step(element)
         return self._call("small", None, element)
@@ -111,9 +131,14 @@ class TrainingLoop:
             self._check_step(iterator.peek())
 
     def _check_step(self, element: Any) -> None:
-        """Tries the step out on two examples of a shard or more. Every task has them, or none."""
-        if self._check is not None and int(element["examples"]) >= 2 * self._layout.replicas:
-            self._check.run(without_optionals(element["shards"][0]), int(element["examples"]))
+        """Tries the step out on two examples of a shard or more, or of all shards. Every task has them, or none."""
+        if self._check is None:
+            return
+        examples, shards = int(element["examples"]), [without_optionals(shard) for shard in element["shards"]]
+        if examples >= 2 * self._layout.replicas:
+            self._check.run(shards[0], examples)
+        elif examples >= 2 and len(shards) == self._layout.replicas and are_dense(shards[0]):
+            self._check.run(functools.reduce(joined, shards), examples)
 
     def _call(self, kind: str, spec: Any, *arguments: Any) -> Any:
         """Calls the compiled function of this kind, and builds the optimizers that it misses first.

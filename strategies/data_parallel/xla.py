@@ -6,8 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import without_optionals
+from tfdist.strategies.keras_hooks.optimizer import pieces_of_all
 from tfdist.strategies.keras_hooks.replica_context import current
-from tfdist.strategies.keras_hooks.same_rows import are_same
+from tfdist.strategies.keras_hooks.same_rows import Pieces, joined
 
 
 def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -25,22 +26,23 @@ def compiled(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         replica = current()
         assert replica is not None
         updates: list[Any] = []
-        same_rows: list[list[bool]] = []
+        pieces: list[list[Pieces]] = []
 
         def until_update(shard: Any) -> Any:
             logs = step(shard)
-            same_rows[:] = [list(map(are_same, gradients)) for _, gradients, _ in updates]  # They are seen here only.
-            return logs, [[gradient for gradient in gradients if gradient is not None] for _, gradients, _ in updates]
+            pieces[:] = [pieces_of_all(*update) for update in updates]  # Their rows are seen here only.
+            return logs, [[piece for own in each for piece, _ in own if piece is not None] for each in pieces]
 
         replica.postponed = updates
         try:
             logs, computed = tf.function(until_update, jit_compile=True, autograph=False)(without_optionals(shard))
         finally:
             replica.postponed = None
-        for (optimizer, gradients, variables), values, same in zip(updates, computed, same_rows, strict=True):
-            values, replica.same_rows = iter(values), same
-            optimizer.apply([None if gradient is None else next(values) for gradient in gradients], variables)
-        replica.same_rows = None
+        for (optimizer, _, variables), values, each in zip(updates, computed, pieces, strict=True):
+            found = iter(values)
+            replica.pieces = [[(None if p is None else next(found), kind) for p, kind in own] for own in each]
+            optimizer.apply([joined([piece for piece, _ in own]) for own in replica.pieces], variables)
+        replica.pieces = None
         return logs
 
     return compiled_step

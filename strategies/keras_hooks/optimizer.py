@@ -8,7 +8,7 @@ update is then the same on every replica. Everywhere else Keras' own code runs.
 
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -29,6 +29,16 @@ from tfdist.strategies.keras_hooks.interface import hooks_of
 from tfdist.strategies.keras_hooks.overwritten import is_overwritten, with_largest
 from tfdist.strategies.keras_hooks.reduction import all_reduce_sum
 from tfdist.strategies.keras_hooks.replica_context import Replica
+from tfdist.strategies.keras_hooks.same_rows import (
+    DISTINCT,
+    OF_EXAMPLES,
+    SAME,
+    Pieces,
+    each_once,
+    joined,
+    pieces_of,
+    with_values,
+)
 from tfdist.strategies.private_api import ResourceVariable, patches
 
 ELEMENTWISE = frozenset(
@@ -81,7 +91,7 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     if replica is None:
         trainable_variables = built_in_own_loop(optimizer, trainable_variables)
     if replica is None and not _accumulates_by_replica(optimizer) and (own := _replica_of_own_loop()) is not None:
-        sums = _summed(optimizer, grads)
+        sums = _summed(optimizer, grads, trainable_variables)
         own.same.update(_ids_of_counters(optimizer))
         with replica_context.entered(own):
             return original(optimizer, sums, trainable_variables)
@@ -111,7 +121,8 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     updates = zip(gradients, _variables(optimizer, trainable_variables), strict=False)
     replica.updated.update(id(variable) for gradient, variable in updates if gradient is not None)  # Keras leaves others out.
     share = None if id(optimizer) in replica.weighted else replica.share
-    grads = all_reduce_sum([_weighted(gradient, share) for gradient in gradients], replica.same_rows)
+    pieces = replica.pieces or pieces_of_all(optimizer, gradients, trainable_variables)
+    grads = _sums_of(pieces, lambda flat, same: all_reduce_sum([_weighted(piece, share) for piece in flat], same))
     if replica.share is not None:
         grads = with_largest(grads, gradients, _variables(optimizer, trainable_variables))
     replica.reduced = True
@@ -123,6 +134,26 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
 
 def _variables(optimizer: Any, trainable_variables: Any) -> Any:
     return trainable_variables or getattr(optimizer, "_trainable_variables", ())
+
+
+def pieces_of_all(optimizer: Any, gradients: Sequence[Any], variables: Any) -> list[Pieces]:
+    """Returns the pieces of each gradient that `optimizer.apply` gets, in the function that computes them."""
+    if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+        return [[(gradient, OF_EXAMPLES)] for gradient in gradients]
+    tables = itertools.chain(_variables(optimizer, variables), itertools.repeat(None))
+    return [pieces_of(gradient, table) for gradient, table in zip(gradients, tables, strict=False)]
+
+
+def _sums_of(pieces: list[Pieces], summed: Callable[[list[Any], list[bool]], list[Any]]) -> list[Any]:
+    """Returns the sum of each gradient over the replicas.
+
+    Args:
+        pieces: the pieces of each gradient.
+        summed: returns the sum of each piece. It gets all pieces, and whether the rows of each are the same on all replicas.
+    """
+    flat = [piece for own in pieces for piece in own]
+    sums = iter(summed([piece for piece, _ in flat], [kind == SAME for _, kind in flat]))
+    return [joined([each_once(next(sums)) if kind == DISTINCT else next(sums) for _, kind in own]) for own in pieces]
 
 
 def built_in_own_loop(optimizer: Any, variables: Any) -> Any:
@@ -212,12 +243,16 @@ def _replica_of_own_loop() -> Replica | None:
     return Replica(strategy, int(number) if layout is None else layout.local_index(), None, reduced=True)
 
 
-def _summed(optimizer: Any, grads: Any) -> list[Any]:
+def _summed(optimizer: Any, grads: Any, trainable_variables: Any) -> list[Any]:
     """Returns the sums of gradients over the replicas as Keras computes them, but before it clips or accumulates them."""
-    grads = list(grads)
-    present = [(gradient, None) for gradient in grads if gradient is not None]
-    sums = iter(optimizer._all_reduce_sum_gradients(present) if present else ())
-    return [None if gradient is None else next(sums)[0] for gradient in grads]
+
+    def summed(flat: list[Any], same: list[bool]) -> list[Any]:
+        present = [(p.values if is_same else p, None) for p, is_same in zip(flat, same, strict=True) if p is not None]
+        sums = iter(optimizer._all_reduce_sum_gradients(present) if present else ())
+        totals = [None if piece is None else next(sums)[0] for piece in flat]
+        return [with_values(p, total) if is_same else total for p, total, is_same in zip(flat, totals, same, strict=True)]
+
+    return _sums_of(pieces_of_all(optimizer, list(grads), trainable_variables), summed)
 
 
 def _strategy_of_own_loop(optimizer: Any, trainable_variables: Any) -> Any:

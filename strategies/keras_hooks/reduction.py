@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.strategies.keras_hooks import replica_context
-from tfdist.strategies.keras_hooks.same_rows import are_same
+from tfdist.strategies.keras_hooks.same_rows import with_values
 from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
 from tfdist.strategies.private_api import batch_reduce_destination
 
@@ -18,23 +18,19 @@ def all_reduce_sum(gradients: list[Any], same_rows: list[bool] | None = None) ->
 
     Args:
         gradients: the tensors.
-        same_rows: for each whether it is IndexedSlices with the same rows on all replicas; by default it is looked at.
+        same_rows: for each whether it is IndexedSlices with the same rows on all replicas; by default none is.
     """
     context, replica = tf.distribute.get_replica_context(), replica_context.current()
     extended = context.strategy.extended
     groups = getattr(extended, "groups", None)
     if groups is None and context.num_replicas_in_sync == 1:  # A merge could not stand in a `cond`.
         return [tf.stop_gradient(value) if isinstance(value, tf.Tensor) else value for value in gradients]
+    if same_rows is not None and any(same_rows):
+        pairs = list(zip(gradients, same_rows, strict=True))
+        sums = all_reduce_sum([each.values if is_same else each for each, is_same in pairs])
+        return [with_values(each, total) if is_same else total for (each, is_same), total in zip(pairs, sums, strict=True)]
     if any(isinstance(gradient, tf.experimental.ExtensionType) for gradient in gradients):
         return _with_split(gradients, groups)
-    same = same_rows or [are_same(gradient) for gradient in gradients]
-    if any(same):
-        values = [each.values if is_same else each for each, is_same in zip(gradients, same, strict=True)]
-        sums = all_reduce_sum(values, [False] * len(values))
-        return [
-            tf.IndexedSlices(total, each.indices, each.dense_shape) if is_same else total
-            for each, total, is_same in zip(gradients, sums, same, strict=True)
-        ]
     is_looping = replica is not None and replica.looping and (groups is None or groups.replicas > 1)
     if is_looping and any(isinstance(gradient, tf.IndexedSlices) for gradient in gradients):
         # Their length differs from step to step, and a collective in a loop has one shape.

@@ -34,8 +34,7 @@ class Replica:
         summed: what the step does by itself with variables on a ps, by id: "add" to them, "replace" their values.
         graph: the graph of the step; None if the strategy does not say.
         branches: the graphs inside it in which the step applies gradients, as those of a `tf.cond`.
-        same_rows: for each gradient of such an update whether its rows are the same on all replicas (same_rows.py);
-            None elsewhere.
+        pieces: the pieces of each gradient of such an update (same_rows.py); None elsewhere.
         unbuilt: updates of optimizers that have no variables yet, as (optimizer, variables). They are left out, and what is
             traced must not run. None if the strategy cannot build optimizers that it finds in a step.
         recorded: if the step is only tried out, its gradients, as (None, tensor), and what it would assign, as (path of the
@@ -75,7 +74,7 @@ class Replica:
     postponed: list[Any] | None = None
     graph: Any = None
     branches: list[Any] = field(default_factory=list)
-    same_rows: list[bool] | None = None
+    pieces: list[list[tuple[Any, str]]] | None = None
     unbuilt: list[Any] | None = None
     recorded: list[tuple[str | None, Any]] | None = None
     integers: list[tuple[str, Any]] = field(default_factory=list)

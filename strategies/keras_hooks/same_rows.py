@@ -2,9 +2,10 @@
 
 In one process such a row has one gradient, the sum over the examples. Keras' optimizers square the gradients of a row one by
 one, so those of the replicas have to be added up before. A row that examples look up themselves has as many gradients there as
-here.
+here. A step may look up both in one table: the gradient of the table then has parts of both kinds.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,18 +17,126 @@ _MOST_OPERATIONS = 1000
 
 _SIZES = ("Shape", "ShapeN", "Size")
 _READS = ("ReadVariableOp", "VarHandleOp")
+_KEEP_ORDER = ("Reshape", "Identity", "Cast")
+"""Operations whose first input has the same elements, in the same order."""
+
+OF_EXAMPLES, SAME, DISTINCT = "rows of examples", "the same rows on all replicas", "each row once"
+
+Pieces = list[tuple[Any, str]]
+"""A gradient in pieces: each a tensor, IndexedSlices or None, and which rows it has.
+
+In one process those of which a replica has each once (DISTINCT) come once for the whole batch: a lookup of sparse tensors adds
+up the gradients of a row before.
+"""
 
 
 # A function of the user's may be converted with all that it calls.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def are_same(slices: Any) -> bool:
-    """Returns whether a gradient is one of rows that are surely the same on all replicas, and in the same order.
+def pieces_of(gradient: Any, table: Any) -> Pieces:
+    """Takes a gradient apart into rows that are surely the same on all replicas, and in the same order, and others.
+
+    Nothing is known of a step that runs eagerly.
 
     Args:
-        slices: a tensor or IndexedSlices of the step that is traced. Nothing is known of a step that runs eagerly.
+        gradient: a tensor, IndexedSlices or None, of the step that is traced.
+        table: its variable.
     """
-    is_known = isinstance(slices, tf.IndexedSlices) and slices.values.shape.is_fully_defined() and not tf.executing_eagerly()
-    return is_known and not _depends_on_batch(slices.indices)
+    if not isinstance(gradient, tf.IndexedSlices) or tf.executing_eagerly() or not tf.is_symbolic_tensor(gradient.indices):
+        return [(gradient, OF_EXAMPLES)]
+    parts = _parts(gradient.indices)
+    are_same = [not _depends_on_batch(part) for part in parts]
+    are_distinct = [_is_from(part, "Unique") for part in parts]
+    if not any(are_same + are_distinct):
+        return [(gradient, OF_EXAMPLES)]
+    pieces, others = [], []
+    for part, slices, is_same, is_distinct in zip(parts, _divided(gradient, parts), are_same, are_distinct, strict=True):
+        same = _of_known_shape(slices, part, table) if is_same else None
+        if same is not None:
+            pieces.append((same, SAME))
+        elif is_distinct:
+            pieces.append((slices, DISTINCT))
+        else:
+            others.append(slices)
+    return [*pieces, (joined(others), OF_EXAMPLES)] if others else pieces
+
+
+def each_once(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns slices in which each row comes once, with the sum of its values."""
+    rows, numbers = tf.unique(slices.indices)
+    return tf.IndexedSlices(tf.math.unsorted_segment_sum(slices.values, numbers, tf.size(rows)), rows, slices.dense_shape)
+
+
+def joined(pieces: Sequence[Any]) -> Any:
+    """Returns the gradient that has these pieces."""
+    if len(pieces) == 1:
+        return pieces[0]
+    values, indices = (tf.concat(each, axis=0) for each in zip(*((p.values, p.indices) for p in pieces), strict=True))
+    return tf.IndexedSlices(values, indices, pieces[0].dense_shape)
+
+
+def with_values(slices: tf.IndexedSlices, values: Any) -> tf.IndexedSlices:
+    """Returns slices of the same rows with other values."""
+    return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+
+
+def _parts(rows: Any) -> list[Any]:
+    """Returns the tensors whose elements, one tensor after the other, are the rows that a step looks up."""
+    if not tf.is_symbolic_tensor(rows):
+        return [rows]
+    operation = rows.op
+    if operation.type in _KEEP_ORDER:
+        parts = _parts(operation.inputs[0])
+    elif operation.type == "SelectV2" and _counts_from_end(operation):
+        parts = _parts(operation.inputs[2])
+    elif operation.type == "ConcatV2" and tf.get_static_value(operation.inputs[-1]) in (0, -(rows.shape.rank or 0)):
+        return [part for each in list(operation.inputs)[:-1] for part in _parts(each)]
+    else:
+        return [rows]
+    return parts if len(parts) > 1 else [rows]
+
+
+def _counts_from_end(select: Any) -> bool:
+    """Returns whether an operation replaces negative numbers of rows by those counted from the end, as `keras.ops.take`."""
+    is_below, above, rows = (tensor.op for tensor in select.inputs)
+    if is_below.type != "Less" or above.type != "AddV2":
+        return False
+    return is_below.inputs[0].op is rows and above.inputs[0].op is rows and not _depends_on_batch(above.inputs[1])
+
+
+def _divided(gradient: tf.IndexedSlices, parts: Sequence[Any]) -> list[tf.IndexedSlices]:
+    """Returns the slices whose rows these tensors have."""
+    if len(parts) == 1:
+        return [gradient]
+    sizes = [part.shape.num_elements() for part in parts]
+    runs = [tf.size(part) if size is None else size for part, size in zip(parts, sizes, strict=True)]
+    divided = []
+    for size, values, indices in zip(sizes, tf.split(gradient.values, runs), tf.split(gradient.indices, runs), strict=True):
+        values = tf.ensure_shape(values, [size, *gradient.values.shape[1:]])
+        divided.append(tf.IndexedSlices(values, indices, gradient.dense_shape))
+    return divided
+
+
+def _of_known_shape(slices: tf.IndexedSlices, rows: Any, table: Any) -> tf.IndexedSlices | None:
+    """Returns slices of a shape that is known, as a sum over the replicas needs it; None if that is not possible.
+
+    As many positions as a sequence has are written into all rows of the table, which has each of them once.
+    """
+    if slices.values.shape.is_fully_defined():
+        return slices
+    shape = getattr(table, "shape", [None])
+    if not _is_from(rows, "Range") or shape[0] is None or not slices.values.shape[1:].is_fully_defined():
+        return None
+    size = tf.constant([shape[0], *slices.values.shape[1:]], slices.indices.dtype)
+    values = tf.scatter_nd(slices.indices[:, None], slices.values, size)
+    values.set_shape([shape[0], *slices.values.shape[1:]])
+    return tf.IndexedSlices(values, tf.range(shape[0], dtype=slices.indices.dtype), slices.dense_shape)
+
+
+def _is_from(rows: Any, kind: str) -> bool:
+    """Returns whether a tensor has the elements of the first output of an operation of this type, in their order."""
+    while rows.op.type in _KEEP_ORDER or (rows.op.type == "SelectV2" and _counts_from_end(rows.op)):
+        rows = rows.op.inputs[2 if rows.op.type == "SelectV2" else 0]
+    return bool(rows.op.type == kind and rows.value_index == 0)
 
 
 def _depends_on_batch(rows: Any) -> bool:
@@ -49,7 +158,7 @@ def _depends_on_batch(rows: Any) -> bool:
         elif operation.type in _SIZES or is_stateful_operation(operation.type) or len(seen) > _MOST_OPERATIONS:
             return True
         else:
-            found += operation.inputs
+            found += operation.inputs[:1] if operation.type in _KEEP_ORDER else operation.inputs
     return False
 
 
@@ -58,4 +167,7 @@ def _is_length(operation: Any) -> bool:
     if operation.type != "StridedSlice" or operation.inputs[0].op.type != "Shape":
         return False
     begin = tf.get_static_value(operation.inputs[1])
-    return begin is not None and begin.size == 1 and int(begin[0]) > 0 and operation.get_attr("shrink_axis_mask") == 1
+    rank = operation.inputs[0].op.inputs[0].shape.rank
+    if begin is None or begin.size != 1 or operation.get_attr("shrink_axis_mask") != 1:
+        return False
+    return int(begin[0]) > 0 or (rank is not None and 0 < rank + int(begin[0]) < rank)

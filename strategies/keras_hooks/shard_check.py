@@ -23,7 +23,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import added_losses, metric_trial
+from tfdist.strategies.keras_hooks import added_losses, examples_in_branches, metric_trial
 from tfdist.strategies.keras_hooks.added_losses import AddedLosses, sums_among
 from tfdist.strategies.keras_hooks.batch_normalization import Frozen
 from tfdist.strategies.keras_hooks.own_code import (
@@ -37,7 +37,8 @@ from tfdist.strategies.keras_hooks.own_code import (
 )
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.step_trial import (
-    assigned_variables,
+    LEAST_CHANGE,
+    LEAST_NORM,
     changing_operations,
     count,
     joined,
@@ -49,13 +50,14 @@ from tfdist.strategies.keras_hooks.step_trial import (
     released,
     summary,
     variables_of,
+    what_changes,
 )
 from tfdist.strategies.keras_hooks.warned import is_first_warning
 from tfdist.strategies.private_api.user_functions import without_optionals
 
-_TOLERANCE, _HALF_TOLERANCE = 0.005, 0.05
-"""Differences that are more than rounding, of the norm of what is updated: in float32, also as TF32, and in half precision.
-Measured on a CPU: 1e-6 and less where examples add up, 0.01 to 2 where they are compared."""
+_TOLERANCE, _GPU_TOLERANCE, _HALF_TOLERANCE = 0.0005, 0.005, 0.05
+"""Differences that are more than rounding, of the norm of what is updated: in float32, on GPUs also as TF32, and in half
+precision. Measured on a CPU: 1e-6 and less where examples add up, 0.001 to 2 where they are compared."""
 
 _SUM_GROWTH, _DRAWS, _MORE_DRAWS = 1.2, 8, 64
 """With random numbers: the norm of a mean of twice as many examples is 0.7 to 1 times as large, and 0.7 if all of it is random.
@@ -214,7 +216,7 @@ class ShardCheck:
         nodes, updates = nodes_of(function), len(self._names)
         if changes := changing_operations(nodes):
             if self._trains and self._warns and updates and not as_means:
-                self._warn_of(function, changes)
+                self._warn_of(what_changes(function, changes))
             return None
         ab, ba, aa, bb = _in_pairs(function, first, second)
         a = [value.numpy() for value in function(first, tf.constant(0))]
@@ -223,17 +225,23 @@ class ShardCheck:
         cd, dc, cc, dd = (projections for projections, _ in _in_pairs(function, *other_parts(first, second)))
         others = cd + dc - cc - dd
         differences = np.where(np.abs(others) > np.abs(differences), others, differences)
-        tolerance = _HALF_TOLERANCE if "16" in keras.backend.standardize_dtype(self._model.compute_dtype) else _TOLERANCE
+        tolerance = _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
+        if "16" in keras.backend.standardize_dtype(self._model.compute_dtype):
+            tolerance = _HALF_TOLERANCE
+        least = np.array([LEAST_NORM if name in (None, _OUTPUT) else LEAST_CHANGE for name in self._names])
         is_random = any("Random" in node.op for node in nodes)
         outcome = _Outcome(metric_trial.Judgement(self._model, self._replicas), is_known=True)
         if self._trains and self._warns and updates:
-            if large(differences[:updates], norms[:updates], tolerance):
+            if large(differences[:updates], norms[:updates], tolerance, least):
                 outcome.what = self._what_compares()
             elif is_random:  # The numbers for 4 and for 8 examples differ.
                 outcome.what = self._what_grows(function, joined(first, second), nodes)
             else:
-                changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance)
+                changed = large((aa[0] - a[0])[:updates], ((aa[1] + a[1]) / 2)[:updates], tolerance, least)
                 outcome.what = self._what_is_no_mean(changed, nodes)
+            arguments = sum(leaf is not None for leaf in tf.nest.flatten(first))
+            if outcome.what is None and not as_means and examples_in_branches.decides_by_examples(function, arguments):
+                self._warn_of(examples_in_branches.REASON)
         end = len(norms) - len(self._integers)
         if self._integers:  # Each by itself: they may be large beside updates.
             pairs = zip(self._integers, a[1][end:], aa[1][end:], strict=True)
@@ -316,17 +324,8 @@ class ShardCheck:
         large, small = np.sqrt(np.mean(squares, axis=0).sum(axis=1, keepdims=True) if whole else np.mean(squares, axis=0))
         return [float(above / below) if below else None for above, below in zip(large, small, strict=True)]
 
-    def _warn_of(self, function: Any, changes: set[str]) -> None:
+    def _warn_of(self, what: str) -> None:
         """Logs a warning, once for each model, that its step cannot be tried out, and why."""
-        if names := assigned_variables(function):
-            what = (
-                f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
-                "add_weight or keras.Variable: after each step the replicas get the mean of what they have assigned"
-            )
-        elif random := sorted(each for each in changes if "Random" in each or each == "Multinomial"):
-            what = f"it draws random numbers that no seed fixes ({', '.join(random)}). Draw them with keras.random"
-        else:
-            what = f"it runs {', '.join(sorted(changes))}"
         if not is_first_warning(self._model, what):
             return
         _log.warning(

@@ -16,8 +16,12 @@ MOST_EXAMPLES = 4
 
 _PROJECTIONS = 4
 
-_LEAST_NORM = 1e-3
-"""Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding."""
+LEAST_NORM, LEAST_CHANGE = 1e-3, 1e-6
+"""Tensors with a smaller norm, of the largest one, are left out: their differences may be rounding. So are changes of
+variables that a step assigns itself, such as moving averages, which may be small beside gradients."""
+
+_ROUNDINGS = 1000.0
+"""How many times the rounding of a variable's value is added to the norm of its change."""
 
 _READS = (
     "ReadVariableOp",
@@ -71,14 +75,20 @@ def released(replica: Replica) -> Iterator[None]:
 
 def parts(batch: Any) -> tuple[Any, Any] | None:
     """Returns two batches of as many examples each; None if `batch` cannot be taken apart."""
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if not leaves or not all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves):
+    if not are_dense(batch):
         return None
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     size = min(int(min(leaf.shape[0] for leaf in leaves)) // 2, MOST_EXAMPLES)
     if not size:
         return None
     first, second = (mapped(lambda v, b=begin: v[b : b + size], batch) for begin in (0, size))
     return first, second
+
+
+def are_dense(batch: Any) -> bool:
+    """Returns whether all tensors of a batch are dense and have rows."""
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    return bool(leaves) and all(isinstance(leaf, tf.Tensor) and leaf.shape.rank for leaf in leaves)
 
 
 def count(batch: Any) -> tf.Tensor:
@@ -118,11 +128,32 @@ def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.convert_to_tensor(projections), tf.stack([tf.norm(vector) for vector in flat])
 
 
-def large(differences: np.ndarray, norms: np.ndarray, tolerance: float) -> list[int]:
-    """Returns the numbers of the tensors whose differences are more than rounding; none if a step gives no finite numbers."""
+def change(value: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+    """Returns a vector of what a step changes in a variable. A moving average changes little: its value would hide it.
+
+    One more number keeps the rounding of the value from counting as a change. It is the same for all batches.
+
+    Args:
+        value: what the step assigns.
+        before: the value before the step.
+    """
+    rounding = _ROUNDINGS * np.finfo(before.dtype.as_numpy_dtype).eps if before.dtype != tf.bfloat16 else 1.0
+    difference = tf.cast(value, tf.float32) - tf.cast(before, tf.float32)
+    return tf.concat([tf.reshape(difference, [-1]), [float(rounding) * tf.norm(tf.cast(before, tf.float32))]], axis=0)
+
+
+def large(differences: np.ndarray, norms: np.ndarray, tolerance: float, least: Any = LEAST_NORM) -> list[int]:
+    """Returns the numbers of the tensors whose differences are more than rounding; none if a step gives no finite numbers.
+
+    Args:
+        differences: of the projections of each tensor.
+        norms: of each tensor.
+        tolerance: of differences, as a part of the norm.
+        least: the smallest norm that counts, as a part of the largest one, of all tensors or of each.
+    """
     if not np.isfinite(differences).all():
         return []
-    counted = norms > _LEAST_NORM * norms.max(initial=0)
+    counted = norms > least * norms.max(initial=0)
     return [int(index) for index in np.flatnonzero(counted & (np.abs(differences).max(axis=1) > tolerance * norms))]
 
 
@@ -137,7 +168,19 @@ def changing_operations(nodes: Sequence[Any]) -> set[str]:
     return {node.op for node in nodes if node.op not in _HARMLESS and is_stateful_operation(node.op)}
 
 
-def assigned_variables(function: Any) -> list[str]:
+def what_changes(function: Any, changes: set[str]) -> str:
+    """Returns why a traced function with operations of these types cannot be tried out."""
+    if names := _assigned_variables(function):
+        return (
+            f"it assigns the tf.Variable {names[0]}, of which every replica keeps its own value. Make it with "
+            "add_weight or keras.Variable: after each step the replicas get the mean of what they have assigned"
+        )
+    if random := sorted(each for each in changes if "Random" in each or each == "Multinomial"):
+        return f"it draws random numbers that no seed fixes ({', '.join(random)}). Draw them with keras.random"
+    return f"it runs {', '.join(sorted(changes))}"
+
+
+def _assigned_variables(function: Any) -> list[str]:
     """Returns the names of the variables that a traced function assigns in operations of its own."""
     handles = {id(inner): outer for outer, inner in function.graph.captures}
     names = {id(variable.handle): variable.name for variable in function.graph.variables}

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.keras_hooks import metric_sums, metric_trial, replica_context
+from tfdist.strategies.keras_hooks import metric_sums, metric_trial, replica_context, step_trial
 from tfdist.strategies.private_api import in_stateless_scope, patches
 
 
@@ -25,7 +25,8 @@ def _direct_assign(original: Callable[..., Any], variable: Any, value: Any) -> A
             metric_trial.record(replica, variable, value)
         elif tf.as_dtype(variable.dtype).is_floating:
             tensor = tf.convert_to_tensor(value)
-            replica.recorded.append((variable.path, tensor))
+            _, before = replica.held.get(id(variable), (variable, variable._value))
+            replica.recorded.append((variable.path, step_trial.change(tensor, tf.convert_to_tensor(before))))
             # What follows in the step reads what it has assigned. Of a trained variable it may still take gradients.
             if replica.graph is tf.compat.v1.get_default_graph() and not variable.trainable:
                 replica.held.setdefault(id(variable), (variable, variable._value))

@@ -107,3 +107,12 @@ def test_tasks_that_should_read_data_of_their_own_and_read_the_same_are_named(di
 def test_two_augmented_views_may_be_meant(caplog):
     message = message_of((IMAGES, IMAGES), (IMAGES + 1.0, IMAGES + 2.0), caplog)
     assert "This does no harm if they are augmented at random, as views of images are" in message
+
+
+def test_a_batch_that_the_program_gives_to_a_call_is_compared(caplog):
+    board = LocalBoard()
+    for name, labels in zip(reversed(NAMES), (LABELS, LABELS + 1), strict=True):
+        first = FirstBatch(name, NAMES, "first_batch/1", board)
+        first.note((FLOATS, labels, None))
+        first.compare()
+    assert "worker:0 and worker:1 read different batches" in caplog.text

@@ -161,6 +161,7 @@ PROGRAM = """
     attempt("all", lambda: (fit(epochs=2, validation_data=(x, y)), model.evaluate(x, y, verbose=0), model.predict(x, verbose=0)))
     print("divided", flush=True)
     attempt("ranks", lambda: model.fit(x[rank::2], y[rank::2], shuffle=False, verbose=0))
+    attempt("batches", lambda: model.train_on_batch(x[rank:8:2], y[rank:8:2]))
     class Evaluates(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if chief: model.evaluate(x, y, verbose=0)
@@ -182,11 +183,12 @@ def test_programs_that_treat_tasks_differently_are_told_and_end(start, script, t
             f"lengths {rank} fit has 1 batches on worker:0 and 2 on worker:1",
             f"all {rank} went on",
             f"ranks {rank} went on",
+            f"batches {rank} went on",
         ):
             assert line in job.output
     before, after = job.output.split("divided", 1)
     assert "read different batches" not in before
-    assert "worker:0 and worker:1 read different batches" in after
+    assert after.count("worker:0 and worker:1 read different batches") == 2
     assert "worker:0 begins to read data for evaluate while worker:1 is in a step and waits for it" in after
     assert job.left() == {}
 

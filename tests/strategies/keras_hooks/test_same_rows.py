@@ -1,5 +1,7 @@
 """Rows of a table whose gradients are the same rows on every replica."""
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -10,9 +12,10 @@ ROWS = {
     "positions": (lambda x: tf.range(3), True),
     "positions in a variable": (lambda x: tf.reshape(POSITIONS + 0, [-1]), True),
     "positions up to the length of the sequences": (lambda x: tf.range(tf.shape(x)[1]), True),
+    "positions up to the last size": (lambda x: tf.range(tf.shape(x)[-1]), True),
     "rows that examples look up": (lambda x: tf.reshape(x, [-1])[:3], False),
     "a row for each example": (lambda x: tf.range(tf.shape(x)[0]), False),
-    "the number of examples among others": (lambda x: tf.concat([tf.shape(x), [0]], axis=0), False),
+    "the number of examples among others": (lambda x: tf.concat([tf.shape(x), [0]], axis=0) + 0, False),
     "random rows": (lambda x: tf.random.uniform([3], maxval=4, dtype=tf.int32), False),
 }
 
@@ -30,7 +33,7 @@ def test_rows_are_the_same_that_depend_on_no_example(name):
                 loss = tf.reduce_sum(tf.gather(table, rows(x)))
             gradient = tape.gradient(loss, table)
             gradient = tf.IndexedSlices(tf.ensure_shape(gradient.values, [3, 2]), gradient.indices, gradient.dense_shape)
-            found.append(same_rows.are_same(gradient))
+            found.extend(kind == same_rows.SAME for _, kind in same_rows.pieces_of(gradient, table))
             return i + 1
 
         inner(0)
@@ -40,6 +43,66 @@ def test_rows_are_the_same_that_depend_on_no_example(name):
     assert found == [expected, expected]
 
 
+LOOKUPS = {
+    "one after the other": lambda table, x: (table(x), table(tf.constant([3, 3, 1]))),
+    "together": lambda table, x: table(tf.concat([[3, 3, 1], tf.reshape(x, [-1])], axis=0)),
+    "up to the length of the sequences": lambda table, x: (table(x), table(tf.range(tf.shape(x)[1]))),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_a_gradient_is_taken_apart_into_rows_that_are_the_same_and_others(name):
+    layer = keras.layers.Embedding(4, 2)
+    layer.build()
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def step(x):
+        with tf.GradientTape() as tape:
+            found = tf.nest.flatten(LOOKUPS[name](layer, x))
+            loss = tf.add_n([tf.reduce_sum(rows**2 * (1.0 + k)) for k, rows in enumerate(found)])
+        gradient = tape.gradient(loss, layer.embeddings._value)
+        (same, kind), (others, other_kind) = same_rows.pieces_of(gradient, layer.embeddings)
+        assert (kind, other_kind) == (same_rows.SAME, same_rows.OF_EXAMPLES) and same.values.shape.is_fully_defined()
+        whole = same_rows.joined([same, others])
+        return *(tf.convert_to_tensor(slices) for slices in (gradient, whole)), same.values, others.indices
+
+    expected, whole, same, others = step(tf.constant([[0, 2, 0], [0, 0, 2]]))
+    np.testing.assert_allclose(whole, expected, rtol=1e-6)
+    assert same.shape == ((4, 2) if name == "up to the length of the sequences" else (3, 2))
+    np.testing.assert_array_equal(others, [0, 2, 0, 0, 0, 2])
+
+
+def test_rows_of_an_unknown_number_are_those_of_examples_if_one_may_be_twice_among_them():
+    table = tf.Variable(tf.ones([4, 2]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32)])
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, tf.range(tf.shape(x)[1]) // 2))
+        assert [kind for _, kind in same_rows.pieces_of(tape.gradient(loss, table), table)] == [same_rows.OF_EXAMPLES]
+
+    step.get_concrete_function()
+
+
+def test_rows_that_a_lookup_of_sparse_tensors_has_once_come_once_after_the_sum():
+    table = tf.Variable(tf.ones([4, 2]))
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int32)])
+    def step(x):
+        with tf.GradientTape() as tape:
+            rows, numbers = tf.unique(x)
+            loss = tf.reduce_sum(tf.gather(tf.gather(table, rows), numbers))
+        ((slices, kind),) = same_rows.pieces_of(tape.gradient(loss, table), table)
+        assert kind == same_rows.DISTINCT
+        once = same_rows.each_once(same_rows.joined([slices, slices]))
+        return once.indices, once.values
+
+    rows, values = step(tf.constant([3, 1, 3]))
+    np.testing.assert_array_equal(rows, [3, 1])
+    np.testing.assert_allclose(values, [[4.0, 4.0], [2.0, 2.0]])
+
+
 def test_other_gradients_and_steps_that_run_eagerly_are_not_looked_at():
     slices = tf.IndexedSlices(tf.ones([3, 2]), tf.range(3), [4, 2])
-    assert not same_rows.are_same(slices) and not same_rows.are_same(tf.ones([3])) and not same_rows.are_same(None)
+    for gradient in (slices, tf.ones([3]), None):
+        assert same_rows.pieces_of(gradient, None) == [(gradient, same_rows.OF_EXAMPLES)]

@@ -55,6 +55,12 @@ def own(name, **kwargs):
     return model
 
 
+def changed_by(name, layer):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(4), layer, layers.Dense(1)], name=name)
+    model.compile("sgd", "mse")
+    return model
+
+
 # Steps that replicas compute differently.
 
 
@@ -148,7 +154,7 @@ def a_codebook_that_follows_its_averages():
     """It is computed from what the step has assigned before."""
 
     def before(model, x, y, z, gradients):
-        model.mean.assign(0.9 * model.mean + 0.1 * ops.mean(z, axis=0))
+        model.mean.assign(0.99 * model.mean + 0.01 * ops.mean(z, axis=0))
         model.rows.assign(ops.ones((16, 1)) * ops.square(model.mean))
 
     return own("a_codebook_that_follows_its_averages", before=before)
@@ -198,6 +204,11 @@ def random_numbers_without_a_seed():
     return own(
         "random_numbers_without_a_seed", loss=lambda model, x, y, z: ops.mean((z + tf.random.normal(tf.shape(z)) - y) ** 2)
     )
+
+
+@case
+def a_branch_by_the_batch():
+    return changed_by("a_branch_by_the_batch", layers.Lambda(lambda x: ops.cond(ops.mean(x) > -9, lambda: 2 * x, lambda: x)))
 
 
 @case
@@ -281,6 +292,22 @@ def two_optimizers():
 
 
 @case
+def an_average_that_the_step_uses():
+    return changed_by("an_average_that_the_step_uses", Centered())
+
+
+class Centered(layers.Layer):
+    """Subtracts a slow average of its inputs."""
+
+    def build(self, shape):
+        self.mean = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False, name="mean")
+
+    def call(self, x):
+        self.mean.assign(0.99 * self.mean + 0.01 * ops.mean(x, axis=0))
+        return x - self.mean
+
+
+@case
 def an_embedding():
     class Embeds(keras.Model):
         def __init__(self):
@@ -325,7 +352,8 @@ def main(names):
             model = CASES[name]()
         y = np.repeat(Y[:, None], 6, axis=1) if name == "a_mask" else Y
         weights = {"sample_weight": X[:, 0] ** 2} if "weights" in name else {}
-        model.fit(X, y, batch_size=12, epochs=1, verbose=0, **weights)
+        few = name == "an_average_that_the_step_uses"  # Fewer than two examples for one of the replicas.
+        model.fit(X, y, batch_size=3 if few else 12, epochs=1, verbose=0, **weights)
     if tfdist.is_chief():
         with open("warnings.json", "w") as file:
             json.dump(found, file)
