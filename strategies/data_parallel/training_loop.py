@@ -46,12 +46,29 @@ class TrainingLoop:
     """
 
     def __init__(
-        self, strategy: Any, layout: Layout, model: Any, step: Callable[..., Any], check: ShardCheck | None = None
+        self,
+        strategy: Any,
+        layout: Layout,
+        model: Any,
+        step: Callable[..., Any],
+        check: ShardCheck | None = None,
+        agree: Callable[[str], None] | None = None,
     ) -> None:
+        """Prepares the steps.
+
+        Args:
+            strategy: the strategy.
+            layout: of the replicas.
+            model: the model.
+            step: one step of it.
+            check: what tries the step out, if it has to be.
+            agree: see `Replica`. A step that runs eagerly may decide in Python, by its own part of the batch, what it does.
+        """
         self._strategy = strategy
         self._layout = layout
         self._model = model
         self._check = check
+        self._agree = agree if model.run_eagerly else None
         self._metrics = ReplicaMetrics(strategy, layout, model, step)
         self._loops = self._metrics.returns_metrics
         self._uncompiled_step = converting_optionals(model, step)
@@ -223,6 +240,7 @@ class TrainingLoop:
             unbuilt=None if tf.executing_eagerly() else [],
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             looping=looping,
+            agree=self._agree if tf.executing_eagerly() else None,
         )
         with entered(state) as replica:
             self._strategy.extended.check_same(shard)
@@ -235,6 +253,8 @@ class TrainingLoop:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
         if replica.unbuilt:
             raise UnbuiltOptimizersError(replica.unbuilt)
+        if replica.agree is not None:
+            replica.agree("ends")
         if replica.branches:
             own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
             check_updates(replica.branches, replica.graph, [variable.handle for variable in own])

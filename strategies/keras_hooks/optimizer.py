@@ -111,6 +111,8 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     updates = zip(gradients, _variables(optimizer, trainable_variables), strict=False)
     replica.updated.update(id(variable) for gradient, variable in updates if gradient is not None)  # Keras leaves others out.
     share = None if id(optimizer) in replica.weighted else replica.share
+    if replica.agree is not None:
+        replica.agree(f"updates with {optimizer.name}")
     grads = all_reduce_sum([_weighted(gradient, share) for gradient in gradients], replica.same_rows)
     if replica.share is not None:
         grads = with_largest(grads, gradients, _variables(optimizer, trainable_variables))
