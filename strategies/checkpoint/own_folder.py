@@ -29,12 +29,15 @@ class OwnFolder:
         _remove_left_over()
         while True:
             self.name = tempfile.mkdtemp(prefix=PREFIX)
-            lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue  # Another process has taken it for one that is left over, and removed it.
             with contextlib.suppress(OSError):  # Some file systems lock nothing.
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if os.path.isdir(self.name):
                 break
-            os.close(lock)  # Another process has removed it, between the two operations.
+            os.close(lock)  # So it was removed a moment later.
         _locks.add(lock)
         self._remove = weakref.finalize(self, _remove, self.name, lock)
 

@@ -56,6 +56,20 @@ def test_a_child_neither_removes_nor_holds_the_folder_of_its_parent(temporary):
         os.waitpid(child, 0)
 
 
+def test_processes_that_begin_at_the_same_time_each_have_one(temporary):
+    def make_many():
+        for _ in range(300):
+            with OwnFolder() as folder, open(os.path.join(folder, "file"), "w"):
+                pass
+        (temporary / f"done-{os.getpid()}").touch()
+
+    children = [_fork(make_many) for _ in range(4)]
+    for child in children:
+        os.waitpid(child, 0)
+    assert all((temporary / f"done-{child}").exists() for child in children)
+    assert not list(temporary.glob("tfdist-copy-*"))
+
+
 def test_other_folders_and_links_stay(temporary):
     (temporary / "tfdist-other").mkdir()
     (temporary / "elsewhere").mkdir()
