@@ -4,11 +4,11 @@ import contextlib
 import ctypes
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfdist.strategies.checkpoint import checkpoint_files
+from tfdist.strategies.checkpoint.own_folder import OwnFolder
 from tfdist.strategies.private_api import file_utils
 
 _HERE, _RENAME_EXCHANGE = -100, 2
@@ -69,7 +69,7 @@ def atomic_path(path: str, make_folder: bool = False, is_elsewhere: Callable[[st
     if not _is_chief:
         _is_participating, before = True, _is_participating
         try:
-            with tempfile.TemporaryDirectory(prefix="tfdist-") as part:
+            with OwnFolder() as part:
                 yield os.path.join(part, name)
                 if is_elsewhere is not None and is_elsewhere(path):
                     with _moved(final, make_folder) as own:

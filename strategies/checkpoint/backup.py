@@ -8,7 +8,6 @@ backup before the latest stays in a hidden file, for the case that the latest is
 import contextlib
 import json
 import os
-import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from tfdist.strategies.checkpoint import data_position, generations, memory_file, save_order
 from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief, is_local
+from tfdist.strategies.checkpoint.own_folder import OwnFolder
 from tfdist.strategies.private_api import patches
 
 PIECE_BYTES = 2**24
@@ -183,7 +183,7 @@ def _begin(original: Callable[..., Any], callback: Any, logs: Any = None) -> Non
     # Every other task restores from a copy of the chief's folder: the path may be another folder on every machine.
     names = ("_weights_path", "_training_metadata_path", "_prev_weights_path", "_prev_training_metadata_path")
     paths = {name: getattr(callback, name) for name in names}
-    with tempfile.TemporaryDirectory(prefix="tfdist-") as folder:
+    with OwnFolder() as folder:
         copies = {name: os.path.join(folder, os.path.basename(path)) for name, path in paths.items()}
         Broadcast(strategy).send_files(list(paths.values()), list(copies.values()))
         try:

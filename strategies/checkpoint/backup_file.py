@@ -10,7 +10,6 @@ import dataclasses
 import json
 import logging
 import os
-import tempfile
 import threading
 from typing import Any
 
@@ -22,6 +21,7 @@ from tfdist.strategies.checkpoint.atomic_path import atomic_path, is_chief
 from tfdist.strategies.checkpoint.backup import Broadcast
 from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.checkpoint.memory_file import MemoryFile
+from tfdist.strategies.checkpoint.own_folder import OwnFolder
 
 _PROGRESS = "tfdist_progress"
 _CALLBACKS = "tfdist_callbacks"
@@ -107,7 +107,7 @@ class BackupFile:
         self._has_warned = False
         self._failures = 0  # Writes in sequence that have failed.
         self._is_written = True  # Whether the disk has what `write` got last.
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        self._copy: OwnFolder | None = None
         self._base = base
         self._ended: int | None = None  # The number of the call whose end the latest generation holds; None: of none.
         self.path = f"{base}.weights.h5"
@@ -193,7 +193,7 @@ class BackupFile:
             self._choose()
         if isinstance(self._strategy, tf.distribute.MultiWorkerMirroredStrategy):
             if not is_chief():
-                self._copy = tempfile.TemporaryDirectory(prefix="tfdist-")
+                self._copy = OwnFolder()
             Broadcast(self._strategy).send_files([self.path], [self._readable])
         if not os.path.exists(self._readable):
             return None

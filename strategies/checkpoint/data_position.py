@@ -85,8 +85,11 @@ class DataPosition:
                 "the same generator begins with its first batch"
             )
             return
+        is_tf_data = type(self.iterator.data_adapter).__name__ == "TFDatasetAdapter"
+        # An endless dataset may shuffle each repetition, and how many of these the call began decides what the next one gets.
+        again = _repeat_epoch if is_tf_data else _make_iterators
         for _ in range(epochs):
-            _make_iterators(patches.ENUMERATE_EPOCH.original, self.iterator)
+            again(patches.ENUMERATE_EPOCH.original, self.iterator)
 
     def take_resumption(self, iterator: Any) -> Resumption | None:
         """Returns where the epoch continues that begins with an iterator of Keras; None for its beginning."""

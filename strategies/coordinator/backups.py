@@ -29,6 +29,11 @@ IDLE_POLL_SECONDS, IDLE_SILENT_SECONDS = 5.0, 10.0
 """The same for groups that run nothing."""
 
 
+LINK_SHARE, LINK_TIMES = 1 / 6, 10.0
+"""Workers that answer are asked whether they reach the ps if an execution takes longer than this share of `lost_seconds`, and
+than so many times the usual duration. They have half of `lost_seconds` for it."""
+
+
 class Backups:
     """Looks after the executions of one strategy.
 
@@ -36,12 +41,14 @@ class Backups:
         executions: the executions.
         answers: asks groups for an answer.
         membership: which groups are live.
+        lost_seconds: how long a task may give no answer.
     """
 
-    def __init__(self, executions: Executions, answers: GroupAnswers, membership: Membership) -> None:
+    def __init__(self, executions: Executions, answers: GroupAnswers, membership: Membership, lost_seconds: float) -> None:
         self._executions = executions
         self._answers = answers
         self._membership = membership
+        self._lost_seconds = lost_seconds
 
     def start(self) -> None:
         """Looks as long as this object exists, in threads: a worker that is stopped blocks the others."""
@@ -58,6 +65,10 @@ class Backups:
         if any(e.state is State.QUEUED for e in self._executions.in_flight()):
             return  # Other groups do that first. Meanwhile the worker may be back, and then no batch counts twice.
         self._answers.leave_out(silent)
+        stuck = self._executions.late(seconds=LINK_SHARE * self._lost_seconds, times=LINK_TIMES)
+        for group in {group for each in stuck for group in list(each.running)}.difference(silent):
+            if self._membership.is_live(group):
+                self._answers.leave_out_if_cut(group, self._lost_seconds / 2)
         for execution in late:
             self._executions.back_up(execution)
 

@@ -5,6 +5,7 @@ TensorFlow takes such a ps for lost, which ends the training. Here the group is 
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -46,6 +47,7 @@ class CutLinks:
         self._servers = tuple(servers)
         self._membership = membership
         self._found: dict[int, str] = {}
+        self._probes: dict[int, _Probe] = {}
         self._passing: dict[int, list[float]] = {number: [] for number in self._members}  # When those errors came.
 
     @property
@@ -67,6 +69,8 @@ class CutLinks:
         group = self._group_of.get(device)
         if group is None or not isinstance(error, tf.errors.UnavailableError):
             return False
+        if group in self._found and _do_answer(self._needed(group)):  # `look` has found it before.
+            return True
         self._passing[group] = [moment for moment in self._passing[group] if moment > time.monotonic() - PASSING_SECONDS]
         if len(self._passing[group]) >= PASSING:
             return False
@@ -74,11 +78,36 @@ class CutLinks:
         named = [task for task in self._needed(group) if task.name in names]
         if len(named) < 2 or not _do_answer(self._needed(group)) or self._values(group) is None:
             return False  # A task is gone, or has been restarted.
-        found = f"the link between {' and '.join(waiting_for([task]) for task in named)} is cut, although they answer this task"
+        self._leave(group, named)
+        return True
+
+    def _leave(self, group: int, tasks: Sequence[Task]) -> None:
+        found = f"the link between {' and '.join(waiting_for([task]) for task in tasks)} is cut, although they answer this task"
         self._found[group] = found
         _log.warning("%s; worker group %d is left out until it is back", found, group)
         self._membership.leave(group)
-        return True
+
+    def look(self, group: int, seconds: float) -> None:
+        """Leaves out a group that runs something for very long if a link of it is cut. Call it again and again.
+
+        Its call fails only when TCP gives the link up, after twice `lost_timeout` and more, and the other groups would wait for
+        it at the end of an epoch. So its workers are asked for small values of the tasks that they need.
+
+        Args:
+            group: the number of the group.
+            seconds: how long a value may take. It may wait behind parameters on a slow link.
+        """
+        probe = self._probes.setdefault(group, _Probe(self._members[group], self._needed(group)))
+        if probe.is_over:
+            del self._probes[group]  # It begins anew with the next call.
+        elif (
+            group not in self._found
+            and (link := probe.silent_link(seconds)) is not None
+            and _do_answer(self._needed(group))
+            and not probe.is_over
+        ):
+            self._leave(group, link)
+            probe.when_over(lambda: self._found.pop(group, None))
 
     def wait(self, device: str, is_over: Callable[[], bool]) -> None:
         """Waits in the thread of a group that is left out until its links are back, or a worker of it is gone.
@@ -92,7 +121,7 @@ class CutLinks:
         while not is_over() and _do_answer(self._members[group]) and self._is_cut(group):
             self._passing[group].clear()
             time.sleep(POLL_SECONDS)
-        del self._found[group]
+        self._found.pop(group, None)
 
     def _needed(self, group: int) -> list[Task]:
         """Returns the tasks of a group, and the tasks with parameters."""
@@ -111,6 +140,57 @@ class CutLinks:
         return values is not None and not all(
             _reaches(worker, value) for worker in self._members[group] for value in values.values()
         )
+
+
+class _Probe:
+    """Lets each worker of a group get a value from each task that it needs, in threads. A call over a cut link may hang.
+
+    Args:
+        workers: the workers.
+        needed: these tasks; the workers themselves are among them, and get their own value, too.
+    """
+
+    def __init__(self, workers: Sequence[Task], needed: Sequence[Task]) -> None:
+        self._links = [(worker, task) for worker in workers for task in needed]
+        self._waiting: set[tuple[Task, Task]] = set()
+        self._begun: float | None = None
+        self._when_over: Callable[[], object] = lambda: None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all values have arrived, or calls have failed."""
+        return self._begun is not None and not self._waiting
+
+    def silent_link(self, seconds: float) -> tuple[Task, Task] | None:
+        """Returns the tasks of a link over which no value has come in that time. Begins to ask with the first call.
+
+        Returns:
+            None if there is none, or if a worker does not even get its own value: it is busy.
+        """
+        if self._begun is None:
+            self._begun = time.monotonic()
+            self._waiting.update(self._links)
+            for link in self._links:
+                threading.Thread(target=self._ask, args=link, name="tfdist-links", daemon=True).start()
+        waiting = set(self._waiting)
+        if time.monotonic() - self._begun < seconds or any(worker is task for worker, task in waiting):
+            return None
+        return min(waiting, key=self._links.index, default=None)
+
+    def when_over(self, function: Callable[[], object]) -> None:
+        """Calls a function when all values have arrived."""
+        self._when_over = function
+
+    def _ask(self, worker: Task, task: Task) -> None:
+        reached = False
+        try:
+            reached = _reaches(worker, _value_on(task))
+        except tf.errors.OpError:
+            pass  # The call of the group fails, too.
+        finally:
+            self._waiting.discard((worker, task))
+            if reached and not self._waiting:
+                self._when_over()
 
 
 def _do_answer(tasks: Collection[Task]) -> bool:

@@ -325,14 +325,16 @@ class Executions:
                 return None
             return {group for execution in in_flight for group in execution.running}
 
-    def late(self, share: float = 1.0) -> list[Execution]:
+    def late(self, share: float = 1.0, seconds: float = ASK_SECONDS, times: float = ASK_TIMES) -> list[Execution]:
         """Returns the executions that take so long, on each group that runs them, that these are asked for an answer.
 
         Args:
             share: of that time, above 0.
+            seconds: the least that counts as long.
+            times: the least multiple of the usual duration that does.
         """
         median = statistics.median(list(self._durations) or [0.0])
-        latest = self._clock() - share * max(ASK_SECONDS, ASK_TIMES * median)
+        latest = self._clock() - share * max(seconds, times * median)
         running = [(execution, list(execution.running.values())) for execution in self.in_flight()]
         return [execution for execution, since in running if since and max(since) < latest]
 

@@ -93,6 +93,10 @@ class GroupAnswers:
             for task in tasks:
                 disconnect(task)
 
+    def leave_out_if_cut(self, group: int, seconds: float) -> None:
+        """Leaves out a group, whose workers answer, if one of them does not reach a ps. See `CutLinks.look`."""
+        self._links.look(group, seconds)
+
     def give_up(
         self,
         groups: Iterable[int],

@@ -112,7 +112,7 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self.server_watch = ServerWatch(servers, workers, seconds)
         self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)
         self.server_watch.start()
-        self._backups = Backups(self.executions, self.answers, self.membership)
+        self._backups = Backups(self.executions, self.answers, self.membership, seconds)
         self._backups.start()
 
     def _say_who_trains(self, owner: int, has_joined: bool) -> None:

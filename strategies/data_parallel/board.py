@@ -17,6 +17,11 @@ BACKUP_ADVICE = (
     "under multi_worker_mirrored every task restores the chief's backup: give it to every task; only the chief writes"
 )
 
+STEP_ADVICE = (
+    "what Python decides in a step by the batch, each task decides by its own part of it: decide by the number of steps, or "
+    "update in every step"
+)
+
 
 class DifferentCallsError(RuntimeError):
     """The tasks of a strategy whose tasks train together make different calls. The message names them."""

@@ -1,8 +1,8 @@
-"""Updates in a branch that not every task takes: the tasks that take it would wait for the others for ever.
+"""Updates in a branch, or a loop, that not every task takes: the tasks that take it would wait for the others for ever.
 
-Replicas add up their gradients before an update. In a `tf.cond`, each task adds up if its own predicate says so. A predicate
-that is made of variables only, such as a number of steps, is the same everywhere. One that depends on the batch is that of a
-shard.
+Replicas add up their gradients before an update. In a `tf.cond`, each task adds up if its own predicate says so, in a
+`tf.while_loop` as often as its own condition says. A predicate that is made of variables only, such as a number of steps, is
+the same everywhere. One that depends on the batch is that of a shard.
 """
 
 from collections.abc import Collection
@@ -28,19 +28,65 @@ def check_updates(graphs: Collection[Any], base: Any, of_replica: Collection[Any
     for graph in graphs:
         while graph is not base and getattr(graph, "outer_graph", None) is not None:
             inner, graph = graph, graph.outer_graph
-            predicates = [op.inputs[0] for op in graph.get_operations() if inner.name in _branches(op)]
-            if not all(_is_same_everywhere(each, base, {id(handle) for handle in of_replica}) for each in predicates):
-                raise ValueError(
-                    "the step applies gradients in a tf.cond, or an `if` on a tensor, whose condition depends on the batch. "
-                    "Every task computes it of its own part of the batch, and tasks that update would wait for those that do "
-                    "not. Decide by variables, such as the number of steps, or update in every step"
-                )
+            for operation in graph.get_operations():
+                deciding = _deciding(operation, inner)
+                if deciding is None or not all(
+                    _is_same_everywhere(each, base, {id(handle) for handle in of_replica}) for each in deciding
+                ):
+                    raise ValueError(
+                        "the step applies gradients in a tf.cond, an `if` on a tensor, or a loop of TensorFlow, whose "
+                        "condition depends on the batch. Every task computes it of its own part of the batch, and tasks that "
+                        "update would wait for those that do not. Decide by variables, such as the number of steps, or update "
+                        "in every step"
+                    )
 
 
-def _branches(operation: Any) -> list[str]:
+def _deciding(operation: Any, inner: Any) -> list[Any] | None:
+    """Returns the inputs of an operation that decide whether, or how often, it runs the graph `inner`.
+
+    Returns:
+        An empty list if it never does; None if random numbers decide.
+    """
     if operation.type in ("If", "StatelessIf"):
-        return [operation.get_attr(name).name for name in ("then_branch", "else_branch")]
-    return [each.name for each in operation.get_attr("branches")] if operation.type in ("Case", "StatelessCase") else []
+        branches = [operation.get_attr(name).name for name in ("then_branch", "else_branch")]
+    elif operation.type in ("Case", "StatelessCase"):
+        branches = [each.name for each in operation.get_attr("branches")]
+    elif operation.type in ("While", "StatelessWhile") and operation.get_attr("body").name == inner.name:
+        return _deciding_of_loop(operation, inner)
+    else:
+        branches = []
+    return [operation.inputs[0]] if inner.name in branches else []
+
+
+def _deciding_of_loop(operation: Any, body: Any) -> list[Any] | None:
+    """Returns the inputs of a loop on which its condition depends: directly, and through what its body computes."""
+    library = operation.graph.as_graph_def().library.function
+    condition = next(each for each in library if each.signature.name == operation.get_attr("cond").name)
+    positions = {argument.name: index for index, argument in enumerate(condition.signature.input_arg)}
+    nodes = {node.name: node for node in condition.node_def}
+    found: set[int] = set()  # The positions of loop variables on which the condition depends.
+    names = [name.partition(":")[0] for name in condition.ret.values()]
+    for name in names:  # It grows.
+        if name in positions:
+            found.add(positions[name])
+        elif "Random" in nodes[name].op or len(names) > _MOST_OPERATIONS:
+            return None
+        else:
+            names += [each.partition(":")[0] for each in nodes[name].input if not each.startswith("^")]
+    places = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
+    waiting, seen = [body.outputs[index] for index in found], set()
+    for tensor in waiting:  # It grows.
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        if (index := places.get(id(tensor))) is None:
+            if "Random" in tensor.op.type or len(seen) > _MOST_OPERATIONS:
+                return None
+            waiting += tensor.op.inputs
+        elif index not in found:
+            found.add(index)
+            waiting.append(body.outputs[index])
+    return [operation.inputs[index] for index in sorted(found)]
 
 
 def _is_same_everywhere(tensor: Any, base: Any, of_replica: Collection[int]) -> bool:

@@ -26,6 +26,7 @@ from tfdist.strategies.keras_hooks import calls
 from tfdist.strategies.keras_hooks.batch_normalization import warn_of_normalization
 from tfdist.strategies.keras_hooks.calls import Call
 from tfdist.strategies.keras_hooks.interface import METRICS_LOST, KerasHooks, Logs
+from tfdist.strategies.keras_hooks.own_code import has_own_step
 from tfdist.strategies.keras_hooks.replica_context import Replica, entered
 from tfdist.strategies.keras_hooks.save_requests import SaveRequests
 from tfdist.strategies.keras_hooks.sent_dtypes import sent_as
@@ -63,13 +64,20 @@ class DataParallelHooks(KerasHooks):
         check_optimizer(model, self._strategy)
         check_model(model, self._strategy.extended.mesh)
         check = self._shard_check(model, step) if self.layout.replicas > 1 else None
-        return self._together(TrainingLoop(self._strategy, self.layout, model, step, check, self._note_batch))
+        loop = TrainingLoop(self._strategy, self.layout, model, step, check, self._note_batch, self._agree(model, step))
+        return self._together(loop)
 
     def _note_batch(self, loop: TrainingLoop, batch: Any) -> None:
         if self._calls is not None:
             first = self._calls.first_batch()
             first.note(batch)
             self._first_batches.append((weakref.ref(loop), first))
+
+    def _agree(self, model: Any, step: Callable[..., Any]) -> Callable[[str], None] | None:
+        """Returns what compares the steps of the tasks that run eagerly; None for Keras' own step, which always updates."""
+        if (calls := self._calls) is None or step != model.train_step or not has_own_step(model):
+            return None
+        return lambda what: calls.agree({"call": "a step", "step": what})
 
     def _shard_check(self, model: Any, step: Callable[..., Any]) -> ShardCheck | None:
         if self.is_chief and step == model.train_step:

@@ -20,7 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, Board, DifferentCallsError
+from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, STEP_ADVICE, Board, DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
 
 POLL_SECONDS = 1.0
@@ -289,6 +289,7 @@ def difference(calls: dict[str, dict[str, Any]]) -> str:
         "call": ("{0} calls {1} while {2} calls {3}", ADVICE),
         "epochs": ("fit makes the epochs {1} on {0} and {3} on {2}", "give every task the same epochs and initial_epoch"),
         "backups": ("fit has {1} BackupAndRestore on {0} and {3} on {2}", BACKUP_ADVICE),
+        "step": ("with run_eagerly=True a step {1} on {0} and {3} on {2}", STEP_ADVICE),
         "batches": ("{call} has {1} batches on {0} and {3} on {2}", DATA_ADVICE),
         "spec": ("{call} gets batches of {1} on {0} and of {3} on {2}", DATA_ADVICE),
     }

@@ -53,6 +53,7 @@ class TrainingLoop:
         step: its `train_step` or `test_step`.
         check: the check of the step; None if there is none.
         note: gets this object and the first batch that `train_on_batch` or `test_on_batch` passes.
+        agree: see `Replica`. A step that runs eagerly may decide in Python, by its own part of the batch, what it does.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class TrainingLoop:
         step: Callable[..., Any],
         check: ShardCheck | None = None,
         note: Callable[[Any, Any], None] = lambda loop, batch: None,
+        agree: Callable[[str], None] | None = None,
     ) -> None:
         self._strategy = strategy
         self._layout = layout
         self._model = model
         self._check = check
+        self._agree = agree if model.run_eagerly else None
         self._metrics = ReplicaMetrics(strategy, layout, model, step)
         self._loops = self._metrics.returns_metrics
         self._uncompiled_step = converting_optionals(model, step)
@@ -249,6 +252,7 @@ class TrainingLoop:
             unbuilt=None if tf.executing_eagerly() else [],
             graph=None if tf.executing_eagerly() else tf.compat.v1.get_default_graph(),
             looping=looping,
+            agree=self._agree if tf.executing_eagerly() else None,
         )
         with ordered_by_replica(), entered(state) as replica:
             self._strategy.extended.check_same(shard)
@@ -261,6 +265,8 @@ class TrainingLoop:
                     variable.value.assign(tf.where(share > 0, variable.value, value))
         if replica.unbuilt:
             raise UnbuiltOptimizersError(replica.unbuilt)
+        if replica.agree is not None:
+            replica.agree("ends")
         if replica.branches:
             own = [self._strategy.experimental_local_results(v.value)[replica.index] for v in self._metrics.variables()]
             check_updates(replica.branches, replica.graph, [variable.handle for variable in own])

@@ -1,12 +1,12 @@
 """Keras' callbacks that write files, or send logs to a server: these come from the chief alone."""
 
 import os
-import shutil
-import tempfile
 import weakref
 from typing import Any
 
 import keras
+
+from tfdist.strategies.checkpoint.own_folder import OwnFolder
 
 _PATHS = {keras.callbacks.CSVLogger: "filename", keras.callbacks.TensorBoard: "log_dir"}
 """Callbacks that do nothing but write -> the attribute that says where."""
@@ -32,7 +32,7 @@ def without_files(callbacks: list[Any]) -> list[Any]:
 def _redirect(callback: Any, attribute: str) -> None:
     if getattr(callback, "_tfdist_redirected", False):
         return
-    folder = tempfile.mkdtemp(prefix="tfdist-")
-    weakref.finalize(callback, shutil.rmtree, folder, ignore_errors=True)
-    setattr(callback, attribute, os.path.join(folder, os.path.basename(os.path.normpath(getattr(callback, attribute)))))
+    folder = OwnFolder()
+    weakref.finalize(callback, folder.cleanup)
+    setattr(callback, attribute, os.path.join(folder.name, os.path.basename(os.path.normpath(getattr(callback, attribute)))))
     callback._tfdist_redirected = True

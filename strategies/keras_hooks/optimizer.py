@@ -121,6 +121,8 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     updates = zip(gradients, _variables(optimizer, trainable_variables), strict=False)
     replica.updated.update(id(variable) for gradient, variable in updates if gradient is not None)  # Keras leaves others out.
     share = None if id(optimizer) in replica.weighted else replica.share
+    if replica.agree is not None:
+        replica.agree(f"updates with {optimizer.name}")
     pieces = replica.pieces or pieces_of_all(optimizer, gradients, trainable_variables)
     grads = _sums_of(pieces, lambda flat, same: all_reduce_sum([_weighted(piece, share) for piece in flat], same))
     if replica.share is not None:

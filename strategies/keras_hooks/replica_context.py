@@ -6,7 +6,7 @@ TensorFlow traces the step of each replica in another thread; the state belongs 
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,7 @@ class Replica:
         metric_numbers: what the metric function that runs has returned for a batch, if that is one number or one for each
             class; None if no metric function runs.
         is_over_batch: whether the metric function that runs surely returns that.
+        agree: called with what the step does next, if it runs eagerly and other tasks have to do the same, else None.
     """
 
     strategy: tf.distribute.Strategy
@@ -99,6 +100,7 @@ class Replica:
     gathered: dict[Any, tuple[Any, Any]] = field(default_factory=dict)
     metric_numbers: list[Any] | None = None
     is_over_batch: bool = False
+    agree: Callable[[str], None] | None = None
 
 
 _thread = threading.local()

@@ -31,7 +31,10 @@ class Coordinator:
         self.clock = 0.0
         self.disconnected = []
         self.answers = {0, 1, PS}  # The tasks that answer.
-        self.links = SimpleNamespace(groups=frozenset(), sentence=lambda: "")
+        self.looked = []  # The groups whose links are looked at.
+        self.links = SimpleNamespace(
+            groups=frozenset(), sentence=lambda: "", look=lambda group, seconds: self.looked.append((group, seconds))
+        )
 
     def call(self, number, group=0):
         """Calls a scheduled function on a group. An error goes to the function, as from a queue reader."""
@@ -63,7 +66,7 @@ def executions(coordinator):
     servers = (Task("ps", PS, host="p", port=1),)
     answers = GroupAnswers(coordinator.strategy.worker_groups, workers, membership, coordinator.links, servers)
     executions = Executions(coordinator, answers, membership, CallGate(), clock=lambda: coordinator.clock)
-    coordinator.backups = Backups(executions, answers, membership)
+    coordinator.backups = Backups(executions, answers, membership, 60.0)
     return executions
 
 
@@ -230,9 +233,11 @@ def test_how_long_is_long_follows_what_executions_take(coordinator, executions):
 
 def test_a_group_that_is_slow_and_answers_is_not_lost(coordinator, executions):
     execution = running(executions)
-    coordinator.clock = 1e6
-    coordinator.backups.back_up()
+    for coordinator.clock in (9.0, 1e6):
+        assert not coordinator.looked  # Not yet after 9 s.
+        coordinator.backups.back_up()
     assert executions._membership.live == {0, 1} and execution.state is State.RUNNING and len(coordinator.queue) == 1
+    assert coordinator.looked == [(0, 30.0)]
 
 
 def test_an_idle_group_that_does_not_answer_is_lost_without_a_backup(coordinator, executions):

@@ -1,6 +1,8 @@
 """A group with a link that is cut is left out until the link is back, and the others train on."""
 
 import contextlib
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -104,6 +106,54 @@ def test_an_error_that_comes_again_and_again_although_the_link_is_there_is_for_o
     assert [leaves_out() for _ in range(4)] == [True, True, True, False]
     now[0] += cut_links.PASSING_SECONDS
     assert leaves_out()
+
+
+@pytest.fixture
+def hanging(cluster, monkeypatch):
+    """Values hang over links that are cut, until `set`."""
+    released = threading.Event()
+
+    def reaches(worker, value):
+        return {worker, value} not in cluster.cut or released.wait(60)
+
+    monkeypatch.setattr(cut_links, "_reaches", reaches)
+    yield released
+    released.set()
+
+
+def until(is_over):
+    latest = time.monotonic() + 30
+    while not is_over():
+        assert time.monotonic() < latest
+        time.sleep(0.01)
+
+
+def test_a_group_whose_call_hangs_over_a_link_is_left_out_before_the_call_fails_and_until_values_pass(cluster, hanging, caplog):
+    cluster.cut = [{WORKERS[2], PS[1]}]
+
+    def is_left_out():
+        cluster.links.look(1, seconds=0.2)
+        return cluster.links.groups == {1}
+
+    until(is_left_out)
+    assert cluster.membership.live == {0}
+    assert "the link between worker:2 (w2:1) and ps:1 (p1:1) is cut, although they answer this task" in caplog.text
+    cluster.links.look(1, seconds=0.2)
+    assert cluster.links.leave_out(error_of(PS[1], WORKERS[2]), "b")  # Now the call fails, too.
+    assert caplog.text.count("is cut, although") == 1
+    hanging.set()
+    until(lambda: not cluster.links.groups)
+
+
+@pytest.mark.parametrize("why", ["values pass", "it is busy", "ps stopped"])
+def test_a_call_that_takes_long_for_another_reason_goes_on(cluster, hanging, why):
+    cluster.cut = [] if why == "values pass" else [{WORKERS[0], PS[0]}]
+    cluster.cut += [{WORKERS[0]}] if why == "it is busy" else []  # It does not even get its own value.
+    cluster.answers -= {PS[0]} if why == "ps stopped" else set()
+    for _ in range(20):
+        cluster.links.look(0, seconds=0.05)
+        time.sleep(0.01)
+    assert not cluster.links.groups and cluster.membership.live == {0, 1}
 
 
 def test_the_call_goes_to_another_group_while_this_one_waits(monkeypatch):

@@ -56,6 +56,7 @@ def main():
         if not tasks.wait(lambda: "training runs" in tasks.said("chief:0"), 90) or tasks.exits:
             sys.exit(f"the training has not begun: {tasks.exits} {tasks.said('chief:0')}")
         tasks.cut_between("worker:0", "ps:0")
+        begin = time.monotonic()
         cut = tasks.wait(
             lambda: (
                 "the link between worker:0 (worker-0:2222) and ps:0 (ps-0:2222) is cut" in tasks.said("chief:0")
@@ -63,6 +64,7 @@ def main():
             ),
             60,
         )
+        noticed = time.monotonic() - begin
         before = tasks.said("chief:0").count("training runs")
         goes_on = tasks.wait(lambda: tasks.said("chief:0").count("training runs") >= before + 2, 30)
         tasks.heal_between("worker:0", "ps:0")
@@ -77,7 +79,7 @@ def main():
         seconds = time.monotonic() - begin
         tasks.wait(lambda: len(tasks.exits) == len(tasks.names), 30)
         found = {"exits": tasks.exits, "seconds": seconds, "said": tasks.said("chief:0"), "joined": has_joined}
-        found["link"] = [cut, goes_on, is_back]
+        found |= {"link": [cut, goes_on, is_back], "noticed": noticed}
         print("FOUND", json.dumps(found), flush=True)
 
 

@@ -1,0 +1,84 @@
+"""Temporary folders that do not stay behind for good: a task that is killed leaves its own, and a later one removes it."""
+
+import contextlib
+import fcntl
+import glob
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+
+PREFIX = "tfdist-copy-"
+
+_locks: set[int] = set()
+"""The descriptors of the folders of this process."""
+
+
+class OwnFolder:
+    """A temporary folder, which this process keeps locked as long as it needs it. It can be used as a context manager.
+
+    The first thing that a new one does is to remove those of processes that have ended without removing theirs. Copies of a
+    backup may be large.
+
+    Attributes:
+        name: the path of the folder.
+    """
+
+    def __init__(self) -> None:
+        _remove_left_over()
+        while True:
+            self.name = tempfile.mkdtemp(prefix=PREFIX)
+            try:
+                lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue  # Another process has taken it for one that is left over, and removed it.
+            with contextlib.suppress(OSError):  # Some file systems lock nothing.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.isdir(self.name):
+                break
+            os.close(lock)  # So it was removed a moment later.
+        _locks.add(lock)
+        self._remove = weakref.finalize(self, _remove, self.name, lock)
+
+    def __enter__(self) -> str:
+        return self.name
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+    def cleanup(self) -> None:
+        """Removes the folder with what is in it. Calling it again does nothing."""
+        self._remove()
+
+
+def _remove(path: str, lock: int) -> None:
+    if lock in _locks:  # Else this is a process that the owner has forked.
+        shutil.rmtree(path, ignore_errors=True)
+        _locks.remove(lock)
+        os.close(lock)
+
+
+def _remove_left_over() -> None:
+    """Removes the folders of this user that no process has locked."""
+    for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*")):
+        with contextlib.suppress(OSError):  # It is another user's, or locked, or has just been removed.
+            found = os.lstat(path)
+            if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _close_in_child() -> None:
+    """Lets the processes that this one forks, which may outlive it, hold no folder."""
+    for descriptor in _locks:
+        os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
