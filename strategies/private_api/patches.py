@@ -380,9 +380,7 @@ EVALUATE = PatchPoint(
     "The launcher's summary shows the metrics.",
 )
 STRATEGY_EXTENDED = PatchPoint(tf.distribute.StrategyExtended, "__init__", "self, container_strategy", "A task has one.")
-PREDICT = PatchPoint(
-    TensorFlowTrainer, "predict", "self, x, batch_size, verbose, steps, callbacks", "Calls of tasks may differ."
-)
+PREDICT = PatchPoint(TensorFlowTrainer, "predict", "self, x, batch_size, verbose, steps, callbacks", "Calls may differ.")
 PREDICT_ON_BATCH = PatchPoint(TensorFlowTrainer, "predict_on_batch", "self, x", "Two threads may not call it at a time.")
 TRAIN_ON_BATCH = PatchPoint(
     TensorFlowTrainer, "train_on_batch", "self, x, y, sample_weight, class_weight, return_dict", "The evaluator does not train."
