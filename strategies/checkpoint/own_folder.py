@@ -9,7 +9,8 @@ import stat
 import tempfile
 import weakref
 
-PREFIX = "tfdist-copy-"
+_PREFIX = f"tfdist-copy-{os.uname().nodename}-"
+"""Begins the names of this machine's folders: locks of another one may be unknown here, where machines share the folder."""
 
 _locks: set[int] = set()
 """The descriptors of the folders of this process."""
@@ -28,7 +29,7 @@ class OwnFolder:
     def __init__(self) -> None:
         _remove_left_over()
         while True:
-            self.name = tempfile.mkdtemp(prefix=PREFIX)
+            self.name = tempfile.mkdtemp(prefix=_PREFIX)
             try:
                 lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
             except FileNotFoundError:
@@ -61,7 +62,7 @@ def _remove(path: str, lock: int) -> None:
 
 def _remove_left_over() -> None:
     """Removes the folders of this user that no process has locked."""
-    for path in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{PREFIX}*")):
+    for path in glob.glob(glob.escape(os.path.join(tempfile.gettempdir(), _PREFIX)) + "*"):
         with contextlib.suppress(OSError):  # It is another user's, or locked, or has just been removed.
             found = os.lstat(path)
             if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode):

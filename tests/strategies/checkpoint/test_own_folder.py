@@ -8,6 +8,8 @@ import pytest
 
 from tfdist.strategies.checkpoint.own_folder import OwnFolder
 
+MINE = f"tfdist-copy-{os.uname().nodename}-"
+
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path, monkeypatch):
@@ -70,9 +72,11 @@ def test_processes_that_begin_at_the_same_time_each_have_one(temporary):
     assert not list(temporary.glob("tfdist-copy-*"))
 
 
-def test_other_folders_and_links_stay(temporary):
-    (temporary / "tfdist-other").mkdir()
+def test_links_and_folders_of_other_hosts_stay(temporary):
+    (temporary / "tfdist-copy-another_host-1").mkdir()
     (temporary / "elsewhere").mkdir()
-    (temporary / "tfdist-copy-link").symlink_to(temporary / "elsewhere")
+    (temporary / f"{MINE}link").symlink_to(temporary / "elsewhere")
     OwnFolder().cleanup()
-    assert sorted(each.name for each in temporary.iterdir()) == ["elsewhere", "tfdist-copy-link", "tfdist-other"]
+    assert sorted(each.name for each in temporary.iterdir()) == sorted(
+        ["elsewhere", f"{MINE}link", "tfdist-copy-another_host-1"]
+    )
