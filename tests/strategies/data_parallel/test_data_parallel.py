@@ -334,7 +334,10 @@ def test_what_cannot_work_says_so(results):
         assert "was built outside the strategy's scope, and its variables cannot move; make it" in task["outside"]
         assert "BatchNormalization(synchronized=True) does: XLA cannot compile that" in task["synchronized"]
         assert "this train_step applies gradients twice; leave jit_compile at 'auto'" in task["two_updates"]
-        assert "the step applies gradients in a tf.cond, or an `if` on a tensor, whose condition" in task["condition"]
+        assert (
+            "the step applies gradients in a tf.cond, an `if` on a tensor, or a loop of TensorFlow, whose condition"
+            in task["condition"]
+        )
         assert (
             "the loss nt_xent depends on the order of its rows, and that of the whole batch is not known" in task["two_views"]
         )
