@@ -38,7 +38,7 @@ HOGWILD_FLAGS = {
     "grace": "Sync periods for which a group waits for others in a round of outer nesterov. Default: 4, or 1 beside a group "
     "that is twice as slow.",
     "longest_period": "Most updates to which a slow network lengthens the sync period. Default: it stays.",
-    "average_momentum": "Average the momentum buffers of the optimizer, too, in outer nesterov.",
+    "average_momentum": "Average the momentum of SGD, RMSprop, Lion or Muon, too, in outer nesterov.",
 }
 """Hogwild's flags: `sync_period` and the fields of `Synchronization`. `synchronization_weights` is the field `weights`."""
 

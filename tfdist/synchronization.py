@@ -121,9 +121,9 @@ class Synchronization:
             than an eighth of the time of their updates, after the longest delay, the period is doubled until they do not, or
             until it would be longer than this. It is decided once, with the delay, and the chief prints it. Default None: the
             sync period stays, because a longer one costs accuracy.
-        average_momentum: whether a synchronization also averages the momentum buffers of the groups' optimizers ("nesterov"),
-            with the same fragments and delay. Each push and reply then has twice the bytes. Second moments stay local, and so
-            do the buffers of optimizers that are not built before the first step. Default None: no.
+        average_momentum: whether a synchronization also averages the momentum of the groups' SGD, RMSprop, Lion or Muon
+            ("nesterov"), with the same fragments and delay. Each push and reply then has twice the bytes. The momentum of Adam
+            and its relatives stays local, and so do buffers that are not built before the first step. Default None: no.
 
     Raises:
         ClusterError: if a value is not valid for its option. `check` tests whether options fit together and fit a cluster.

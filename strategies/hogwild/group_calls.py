@@ -25,7 +25,7 @@ from tfdist.strategies.hogwild.global_parameters import ParameterBlock
 from tfdist.strategies.hogwild.inner_steps import InnerSteps
 from tfdist.strategies.hogwild.local_variable import Kind, LocalVariable, local_variables
 from tfdist.strategies.hogwild.measured_delay import FIRST, MeasuredDelay
-from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns
+from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns, why_none
 from tfdist.strategies.hogwild.outer_schedule import OuterSchedule
 from tfdist.strategies.hogwild.schedules import is_due
 from tfdist.strategies.hogwild.step_counters import (
@@ -335,7 +335,7 @@ class GroupCalls:
         self._replicas.register(floating, Kind.SYNCHRONIZED)
         buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []
         if self._averages_momentum and not buffers:
-            _log.warning("average_momentum has no effect: before the first step, the optimizer has no momentum buffers")
+            _log.warning("average_momentum has no effect: %s", why_none(optimizers_of(self._model)))
         self._replicas.register(buffers, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
         self._set_blocks(dict.fromkeys(v.block for v in active), dict.fromkeys(v.block for v in buffers + statistics))
         self._rates_at(steps_of(getattr(self._model, "optimizer", None)))

@@ -1,10 +1,14 @@
-"""Which blocks are synchronized together, and the outer rates of momentum buffers: pure functions."""
+"""Which blocks are synchronized together, which momentum buffers are, and their outer rates: pure functions."""
 
+from types import SimpleNamespace
+
+import keras
 import pytest
 import tensorflow as tf
 
+from tfdist.strategies.hogwild import momentum_buffers
 from tfdist.strategies.hogwild.control import Control
-from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns
+from tfdist.strategies.hogwild.momentum_buffers import AVERAGE, buffers_of, turns, why_none
 
 
 @pytest.mark.parametrize(
@@ -37,3 +41,25 @@ def test_an_optimizer_that_is_not_built_has_no_buffers():
         built = False
 
     assert buffers_of([NotBuilt()]) == []
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "averaged"),
+    [
+        (keras.optimizers.SGD(momentum=0.9), 2),
+        (keras.optimizers.RMSprop(momentum=0.9), 2),
+        (keras.optimizers.Lion(), 2),
+        (keras.optimizers.Adam(), 0),
+        (keras.optimizers.Adamax(), 0),
+        (keras.optimizers.Nadam(), 0),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, keras.optimizers.Optimizer) else "",
+)
+def test_momentum_that_is_divided_by_a_second_moment_of_the_group_stays_with_it(optimizer, averaged, monkeypatch):
+    monkeypatch.setattr(momentum_buffers, "local_variables", lambda value: [SimpleNamespace(name=value.name, block=None)])
+    optimizer.build([keras.Variable([1.0, 2.0], name="kernel"), keras.Variable([1.0], name="bias")])
+    found = buffers_of([optimizer])
+    assert len(found) == averaged and all("momentum" in each.name for each in found)
+    if not averaged:
+        name = type(optimizer).__name__
+        assert why_none([optimizer]) == f"{name} divides its momentum by a second moment, which each group has for itself"

@@ -162,7 +162,7 @@ def set_in_the_middle():
 
 def bfloat16():
     """Saves and loads a model of bfloat16 variables. Returns the states of its training, and whether it trains afterwards."""
-    model = made(keras.optimizers.Adam, "bfloat16")
+    model = made(lambda rate: keras.optimizers.RMSprop(rate, momentum=0.9), "bfloat16")  # Its momentum is averaged.
     model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
     model.save_weights("bfloat16.weights.h5")
     path = tf.train.Checkpoint(model=model).save("bfloat16_checkpoints/one")
