@@ -71,8 +71,8 @@ class CheckpointEvaluator:
             arguments: the arguments of the program's `fit`, by name.
 
         Returns:
-            `History` with `val_` metrics, one entry per checkpoint, with those evaluated before a restart. The model then has
-            the weights with which the chief's `fit` returned.
+            `History` with `val_` metrics, one entry per checkpoint, with those evaluated before a restart, and the chief's
+            metrics of the training. The model then has the weights with which the chief's `fit` returned.
 
         Raises:
             SystemExit: with 75, if the chief's program has failed, or has been gone for 2 minutes.
@@ -111,7 +111,9 @@ class CheckpointEvaluator:
             _log.warning("%s: there are no weights of the end of fit number %d; the model keeps its own", self.name, fit)
         elif evaluations.build():
             model.load_weights(final)
-        return evaluations.history(job)
+        history = evaluations.history(job)
+        history.history.update(self._training.history(fit))
+        return history
 
     def _report_missed(self, fit: int, reported: set[int]) -> None:
         missed = {epoch: reason for epoch, reason in self._training.missed(fit).items() if epoch not in reported}

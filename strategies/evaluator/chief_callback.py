@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.checkpoint import data_position, save_order, strategy_state
@@ -177,5 +178,8 @@ class _WriteCheckpoints(keras.callbacks.Callback):
         position = data_position.current()
         if position is None or not position.is_passed_over or not self._writer.has_final(self._fit):
             self._state["final_not_written"] = self._writer.save(self._fit, None, self.model)
+        history = getattr(self.model, "history", None)  # None if the program gives `fit` a `CallbackList` without one.
+        trained = {name: each for name, each in (history.history if history else {}).items() if not name.startswith("val_")}
+        self._state["history"] = {name: [np.asarray(value).tolist() for value in values] for name, values in trained.items()}
         self._state["ended"] = True
         self._writer.write_fit(self._fit, self._state)

@@ -135,6 +135,11 @@ class Training:
         job: str | None = (self._folder.fit(fit) or {}).get("job")
         return job
 
+    def history(self, fit: int) -> dict[str, list[Any]]:
+        """Returns the training metrics of all epochs of the chief's call of `fit`, by name; none if it raised."""
+        history: dict[str, list[Any]] = (self._folder.fit(fit) or {}).get("history", {})
+        return history
+
     def missed(self, fit: int) -> dict[int, str]:
         """Returns the epochs of the present run without a checkpoint to evaluate, each with the reason, as a sentence."""
         state = self._folder.fit(fit) or {}

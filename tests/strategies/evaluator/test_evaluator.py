@@ -99,7 +99,7 @@ def test_a_job_with_ps_workers_and_evaluator_count(start, program, small_cluster
 
     # It evaluated every epoch of the chief. Its program then went on with the chief's last weights.
     assert evaluator["epochs"] == [0, 1, 2, 3, 4]
-    assert set(evaluator["history"]) == {"val_loss", "val_mae"}
+    assert set(evaluator["history"]) == {"loss", "mae", "val_loss", "val_mae"}
     for name, values in evaluator["history"].items():
         assert values == pytest.approx(chief["history"][name], rel=1e-5), name
     assert evaluator["evaluate"] == pytest.approx(chief["evaluate"], rel=1e-5)
