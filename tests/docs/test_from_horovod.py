@@ -8,8 +8,11 @@ import subprocess
 import sys
 
 import pytest
-from programs import from_horovod
-from support_paths import CHECKOUT
+from support_paths import CHECKOUT, PROGRAMS
+
+sys.path.append(str(PROGRAMS))  # There is another module `programs` in benchmarks/, which other tests put on the path.
+
+import from_horovod
 
 pytestmark = pytest.mark.cluster
 
