@@ -13,12 +13,12 @@ _Callback: Any = getattr(keras.callbacks, "OrbaxCheckpoint", None)  # Older vers
 def leave_to_chief(callbacks: Iterable[Any], is_chief: bool) -> None:
     """Makes each `OrbaxCheckpoint` among the callbacks write on the chief alone; elsewhere `fit` ends after the chief's."""
     for each in callbacks:
-        if _Callback is not None and isinstance(each, _Callback) and not isinstance(each.checkpointer, _OfSeveralTasks):
+        if _Callback is not None and isinstance(each, _Callback) and not isinstance(each.checkpointer, _OfChief):
             each.checkpointer = (_OfChief if is_chief else _OfAnother)(each.checkpointer, each.directory)
 
 
-class _OfSeveralTasks:
-    """In place of Orbax' checkpointer.
+class _OfChief:
+    """In place of Orbax' checkpointer on the chief.
 
     Args:
         checkpointer: that one.
@@ -37,12 +37,8 @@ class _OfSeveralTasks:
             self._checkpointer.close()
 
 
-class _OfChief(_OfSeveralTasks):
-    """That of the chief."""
-
-
-class _OfAnother(_OfSeveralTasks):
-    """That of another task, which writes nothing. The callback has read the weights before, which is collective."""
+class _OfAnother(_OfChief):
+    """The same on another task, which writes nothing. The callback has read the weights before, which is collective."""
 
     def save_checkpointables(self, *args: Any, **kwargs: Any) -> bool:
         """Does nothing."""
