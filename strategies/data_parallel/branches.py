@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.function_arguments import deciding_variables, functions_of
+
 _MOST_OPERATIONS = 5000
 """Operations to look at. A predicate that is made of more may depend on anything."""
 
@@ -52,41 +54,21 @@ def _deciding(operation: Any, inner: Any) -> list[Any] | None:
     elif operation.type in ("Case", "StatelessCase"):
         branches = [each.name for each in operation.get_attr("branches")]
     elif operation.type in ("While", "StatelessWhile") and operation.get_attr("body").name == inner.name:
-        return _deciding_of_loop(operation, inner)
+        return _deciding_of_loop(operation)
     else:
         branches = []
     return [operation.inputs[0]] if inner.name in branches else []
 
 
-def _deciding_of_loop(operation: Any, body: Any) -> list[Any] | None:
-    """Returns the inputs of a loop on which its condition depends: directly, and through what its body computes."""
-    library = operation.graph.as_graph_def().library.function
-    condition = next(each for each in library if each.signature.name == operation.get_attr("cond").name)
-    positions = {argument.name: index for index, argument in enumerate(condition.signature.input_arg)}
-    nodes = {node.name: node for node in condition.node_def}
-    found: set[int] = set()  # The positions of loop variables on which the condition depends.
-    names = [name.partition(":")[0] for name in condition.ret.values()]
-    for name in names:  # It grows.
-        if name in positions:
-            found.add(positions[name])
-        elif "Random" in nodes[name].op or len(names) > _MOST_OPERATIONS:
-            return None
-        else:
-            names += [each.partition(":")[0] for each in nodes[name].input if not each.startswith("^")]
-    places = {id(placeholder): index for index, placeholder in enumerate(body.inputs)}
-    waiting, seen = [body.outputs[index] for index in found], set()
-    for tensor in waiting:  # It grows.
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        if (index := places.get(id(tensor))) is None:
-            if "Random" in tensor.op.type or len(seen) > _MOST_OPERATIONS:
-                return None
-            waiting += tensor.op.inputs
-        elif index not in found:
-            found.add(index)
-            waiting.append(body.outputs[index])
-    return [operation.inputs[index] for index in sorted(found)]
+def _deciding_of_loop(operation: Any) -> list[Any] | None:
+    """Returns the inputs of a loop that decide how often it runs."""
+    functions = functions_of(operation.graph)
+    seen: list[str] = []
+    condition, body = (functions[operation.get_attr(name).name] for name in ("cond", "body"))
+    numbers = deciding_variables(condition, body, see=seen.append)
+    if len(seen) > _MOST_OPERATIONS or any("Random" in each for each in seen):
+        return None
+    return [operation.inputs[number] for number in sorted(numbers)]
 
 
 def _is_same_everywhere(tensor: Any, base: Any, of_replica: Collection[int]) -> bool:

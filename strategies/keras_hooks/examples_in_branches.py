@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.keras_hooks.function_arguments import deciding_variables, functions_of
+
 _LIBRARIES = tuple(os.path.dirname(str(each.__file__)) + os.sep for each in (keras, tf))
 _WRAPPERS = tuple(
     os.path.join(_LIBRARIES[0], "src", *path) for path in (("ops", "core.py"), ("backend", "tensorflow", "core.py"))
@@ -37,16 +39,15 @@ def decides_by_examples(function: Any, arguments: int) -> bool:
     """
     graph = function.graph
     examples = {id(tensor) for tensor in graph.inputs[:arguments]}
-    functions = {each.signature.name: each for each in graph.as_graph_def().library.function}
+    functions = functions_of(graph)
     for operation in _leading_to(graph.outputs):
         if not any(output.dtype.is_floating for output in operation.outputs):
             continue  # As of an assertion.
         if operation.type in _BRANCHES and _is_from(operation.inputs[0], examples) and _is_own(operation):
             return True
         if operation.type in _LOOPS and _is_own(operation):
-            begin = {number for number, tensor in enumerate(operation.inputs) if _is_from(tensor, examples)}
             condition, body = (functions[operation.get_attr(name).name] for name in ("cond", "body"))
-            if begin and _arguments_of(condition)[0] & _with_updated(begin, _arguments_of(body)):
+            if any(_is_from(operation.inputs[each], examples) for each in deciding_variables(condition, body, _SIZES)):
                 return True
     return False
 
@@ -80,29 +81,3 @@ def _is_from(tensor: Any, examples: set[int]) -> bool:
             seen.add(id(tensor))
             found += tensor.op.inputs
     return False
-
-
-def _with_updated(begin: set[int], results: list[set[int]]) -> set[int]:
-    """Returns the numbers of the variables of a loop that come to depend on those with the numbers `begin`."""
-    numbers = begin
-    while numbers != (more := numbers | {place for place, own in enumerate(results) if own & numbers}):
-        numbers = more
-    return numbers
-
-
-def _arguments_of(definition: Any) -> list[set[int]]:
-    """Returns the numbers of the arguments of a `FunctionDef` from which each of its results is computed."""
-    arguments = {each.name: number for number, each in enumerate(definition.signature.input_arg)}
-    nodes = {node.name: node for node in definition.node_def}
-    results = []
-    for result in definition.signature.output_arg:
-        found, seen, own = [definition.ret[result.name]], set(), set()
-        while found:
-            name = found.pop().partition(":")[0]
-            if name in arguments:
-                own.add(arguments[name])
-            elif name not in seen and name in nodes and nodes[name].op not in _SIZES:
-                seen.add(name)
-                found += [each for each in nodes[name].input if not each.startswith("^")]
-        results.append(own)
-    return results
