@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Task
-from tfdist.strategies.coordinator import made_before
+from tfdist.strategies.coordinator import made_before, python_gradients
 from tfdist.strategies.coordinator.call_gate import CallGate
 from tfdist.strategies.coordinator.cut_links import CutLinks
 from tfdist.strategies.coordinator.probe import PROBE_SECONDS, answering
@@ -81,6 +81,7 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
     @overrides(WorkerPreemptionHandler)
     def _validate_preemption_failure(self, e: Any) -> None:
         made_before.check_error(e)
+        python_gradients.check_error(e)
         if not any(message in str(e) for message in _LOST):
             super()._validate_preemption_failure(e)
 
