@@ -24,7 +24,7 @@ class ServersGoneError(JobLostTaskError):
 
 
 class ServerWatch:
-    """Asks the ps tasks for an answer, as long as this object exists.
+    """Asks the ps tasks for an answer, as long as this object exists, until `stop`.
 
     Args:
         servers: the tasks that hold parameters, with addresses.
@@ -45,10 +45,15 @@ class ServerWatch:
         self._clock = clock
         self._silent_since: dict[Task, float] = {}
         self._gone: str | None = None
+        self._ended = False
 
     def start(self) -> None:
         """Asks every `POLL_SECONDS`, in a thread."""
         threading.Thread(target=_watch, args=(weakref.ref(self),), name="tfdist-server-watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """The program has ended, and so do the ps. It may still wait for child processes."""
+        self._ended = True
 
     def look(self) -> None:
         """Asks all ps once. If one has not answered for too long, makes calls end that wait for it."""
@@ -57,7 +62,7 @@ class ServerWatch:
         silent = [task for task in self._servers if task not in answers]
         self._silent_since = {task: self._silent_since.get(task, begin) for task in silent}
         gone = [task for task in silent if self._clock() - self._silent_since[task] >= self.seconds]
-        if not gone:
+        if not gone or self._ended:
             self._gone = None
             return
         if self._gone is None:
@@ -81,7 +86,7 @@ class ServerWatch:
 
 
 def _watch(reference: "weakref.ref[ServerWatch]") -> None:
-    while (watch := reference()) is not None:
+    while (watch := reference()) is not None and not watch._ended:
         watch.look()
         del watch
         time.sleep(POLL_SECONDS)

@@ -115,6 +115,11 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
         self._backups = Backups(self.executions, self.answers, self.membership, seconds)
         self._backups.start()
 
+    def say_no_more(self) -> None:
+        """The program has ended: all workers and ps leave now, and none is missed."""
+        self.membership.say_no_more()
+        self.server_watch.stop()
+
     def _say_who_trains(self, owner: int, has_joined: bool) -> None:
         groups = [group for group in self.worker_groups if self.membership.owners[group.number] == owner]
         workers = ", ".join(dict.fromkeys(f"worker:{index}" for group in groups for index in group.tasks))
@@ -146,7 +151,7 @@ def start(cluster: Cluster, start_timeout: float, make: Callable[[Cluster], AnyS
     made_before.warn_of_lost()
     with bounded(start_timeout):
         strategy = make(cluster)
-    at_program_end(lambda failed: strategy.membership.say_no_more())  # Workers leave then.
+    at_program_end(lambda failed: strategy.say_no_more())
     trainer.install()
     optimizer.install()
     return strategy

@@ -53,6 +53,13 @@ def test_a_chief_without_an_answer_of_any_task_says_so(cluster):
         cluster.look(60.0, [])
 
 
+def test_ps_that_leave_after_the_end_of_the_program_are_not_missed(cluster, caplog):
+    cluster.look(0.0, [])
+    cluster.watch.stop()
+    cluster.look(60.0, [])
+    assert cluster.ended == [] and caplog.text == ""
+
+
 def test_workers_that_hold_the_parameters_are_named_once(cluster):
     cluster.watch = ServerWatch([WORKER], [WORKER], 60.0, lambda: cluster.now)
     cluster.look(0.0, [])
