@@ -104,7 +104,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
 
     quiet_tensorflow()
     proxies.leave_out(cluster)
-    interrupts.keep_out_of_tensorflow()
+    interrupts.install()
     own_devices.take_for_training(cluster, choice.strategy)
     generated_code.install()
     downloads.install()
@@ -140,7 +140,7 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     from tfdist.strategies.runtime import downloads, generated_code, interrupts
 
     quiet_tensorflow()
-    interrupts.keep_out_of_tensorflow()
+    interrupts.install()
     generated_code.install()
     downloads.install()
     iterator_release.install()

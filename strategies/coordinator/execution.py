@@ -28,6 +28,7 @@ class Execution:
         order: how many executions had finished with it; 0 before. The chief may get the results in another order: while a live
             group still runs an execution, its result waits.
         result: what the function returned, on the chief; None before.
+        error: what the function has raised, if a group will not run it again.
     """
 
     def __init__(self, function: Callable[[int], Any], owner: Any = None) -> None:
@@ -40,3 +41,4 @@ class Execution:
         self.counting = (0, 0)
         self.order = 0
         self.result: Any = None
+        self.error: Exception | None = None

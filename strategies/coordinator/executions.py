@@ -98,8 +98,8 @@ class Executions:
         self._lost_seconds = lost_seconds
         self._clock = clock
         self._lock = threading.RLock()  # Of the states of executions.
-        # Executions whose state has changed, some with the error that their function has raised.
-        self._events: queue.SimpleQueue[tuple[Execution, Exception | None]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Execution] = queue.SimpleQueue()  # Those whose state has changed.
+        self._may_have_missed = False  # Whether Ctrl-C may have come between an event and what follows from it.
         self._in_flight: set[Execution] = set()
         self._finished: dict[Any, deque[Execution]] = {}  # Those that their owners have not taken, by owner.
         self._durations: deque[float] = deque(maxlen=99)  # Of the last calls, in seconds.
@@ -129,8 +129,12 @@ class Executions:
                 the group may be gone already.
         """
         execution = Execution(function, owner)
-        self._schedule(execution, group)
-        self._in_flight.add(execution)
+        try:
+            self._in_flight.add(execution)
+            self._schedule(execution, group)
+        except BaseException:  # Ctrl-C may come at any moment.
+            self._cancel_queued(execution)
+            raise
         return execution
 
     def _schedule(self, execution: Execution, group: int | None = None) -> None:
@@ -139,6 +143,15 @@ class Executions:
             schedule_on_coordinator(self._coordinator, call)
         else:
             schedule_for_reader(self._coordinator, group, call)
+
+    def _cancel_queued(self, execution: Execution) -> bool:
+        """Cancels an execution unless a group runs it or has finished it, and returns whether it did."""
+        with self._lock:
+            is_queued = execution.state is State.QUEUED
+            if is_queued:
+                execution.state = State.CANCELLED
+                self._in_flight.discard(execution)
+        return is_queued
 
     # In the thread of a group.
 
@@ -160,7 +173,7 @@ class Executions:
                     del execution.running[group]
                     if execution.state is State.RUNNING and not execution.running:
                         execution.state = State.QUEUED
-                self._events.put((execution, None))
+                self._events.put(execution)
                 raise
             with self._lock:
                 del execution.running[group]
@@ -173,11 +186,12 @@ class Executions:
                     execution.counting = self._membership.counting(group)
                 else:  # Another group has finished it before: its metrics have counted these steps.
                     self._membership.count_anew(group)
-            self._events.put((execution, None))
+            self._events.put(execution)
 
     def fail(self, execution: Execution, error: Exception) -> None:
         """Notes the error of a function, for the chief's next wait."""
-        self._events.put((execution, error))
+        execution.error = error
+        self._events.put(execution)
 
     def _is_running(self, execution: Execution) -> bool:
         return any(map(self._membership.is_live, list(execution.running)))
@@ -207,16 +221,22 @@ class Executions:
         latest = Deadline.after(seconds)
         gone = Deadline.after(self._lost_seconds)
         stalled = Deadline.after(STALLED_SECONDS, self._clock)
+        if self._may_have_missed:
+            self._take_all()
         while self._in_flight and not is_over():
             try:
-                self._take(*self._events.get(timeout=min(gone.within(POLL_SECONDS).remaining(), latest.remaining())))
+                self._take(self._events.get(timeout=min(gone.within(POLL_SECONDS).remaining(), latest.remaining())))
                 stalled = Deadline.after(STALLED_SECONDS, self._clock)
                 continue
             except queue.Empty:
                 if latest.expired():
                     return
+                self._take_all()
                 self._check_servers()
                 silent = self._answers.silent()
+            except BaseException:
+                self._may_have_missed = True
+                raise
             if self._answers.is_any_complete(silent):
                 gone = Deadline.after(self._lost_seconds)
             elif gone.expired():
@@ -232,13 +252,19 @@ class Executions:
                     "again, it goes on from its last checkpoint if it has one"
                 )
 
-    def _take(self, execution: Execution, error: Exception | None) -> None:
+    def _take_all(self) -> None:
+        """Gives all that have finished to their owners."""
+        for execution in sorted(self._in_flight, key=lambda each: each.order):
+            self._take(execution)
+        self._may_have_missed = False
+
+    def _take(self, execution: Execution) -> None:
         if execution not in self._in_flight:
-            _log.debug("the error of an execution that is over", exc_info=error)
-        elif error is not None:
+            _log.debug("an execution that is over has changed", exc_info=execution.error)
+        elif execution.error is not None and execution.state is not State.FINISHED:  # As its backup may have.
             self._check_servers()  # The error may be that of a call that has waited for it.
             self.cancel()
-            raise error
+            raise execution.error
         elif self._is_over(execution):
             self._in_flight.remove(execution)
             if execution.owner is not None:
@@ -270,11 +296,8 @@ class Executions:
         """
         if start_seconds is not None:
             self._wait_until(lambda: execution not in self._in_flight, start_seconds)
-            with self._lock:
-                if execution.state is State.QUEUED:
-                    execution.state = State.CANCELLED
-                    self._in_flight.discard(execution)
-                    return None
+            if self._cancel_queued(execution):
+                return None
         self._wait_until(lambda: execution not in self._in_flight)
         if execution.state is not State.FINISHED:
             raise RuntimeError("a step was cancelled after the error of another")
@@ -346,7 +369,7 @@ class Executions:
                 execution.state = State.QUEUED
         if needs_backup:
             self._schedule(execution)
-        self._events.put((execution, None))  # It may be over.
+        self._events.put(execution)  # It may be over.
 
 
 class _Call(GroupCall):

@@ -12,14 +12,25 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from tfdist.strategies.private_api import patches
 
 LONGEST_SECONDS = 1.0
 """How long TensorFlow's Python code may go on after SIGINT, as in a loop that waits. Its calls from C++ take microseconds."""
 
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # May be inside it.
+
+
+def install() -> None:
+    """Keeps Ctrl-C out of TensorFlow's code, now and in the calls of Keras. Calling it again does nothing."""
+    keep_out_of_tensorflow()
+    patches.FIT.patch(_call)
+    patches.EVALUATE.patch(_call)
+    patches.PREDICT.patch(_call)
 
 
 def keep_out_of_tensorflow() -> None:
@@ -29,6 +40,14 @@ def keep_out_of_tensorflow() -> None:
     """
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _Handler())
+
+
+# The replacement. The first parameter is the function that it replaces.
+
+
+def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    keep_out_of_tensorflow()  # A notebook has set the handler of Python again, for this cell.
+    return original(*args, **kwargs)
 
 
 class _Handler:

@@ -270,6 +270,43 @@ def test_a_ps_that_does_not_answer_ends_the_training_whatever_its_calls_raise(co
         assert len(executions) == 0
 
 
+def test_an_interrupt_between_an_event_and_what_follows_from_it_loses_nothing(coordinator, executions, monkeypatch):
+    def interrupted(execution):
+        monkeypatch.setattr(executions, "_take", take)
+        raise KeyboardInterrupt
+
+    take, scheduled = executions._take, [executions.schedule(lambda group: 1, owner) for owner in ("fit", "evaluate")]
+    coordinator.call(0)
+    monkeypatch.setattr(executions, "_take", interrupted)
+    monkeypatch.setattr(module, "POLL_SECONDS", 60.0)
+    with pytest.raises(KeyboardInterrupt):
+        executions.wait_until_idle()
+    coordinator.call(1)
+    executions.wait_until_idle()
+    assert [executions.wait_for_any(owner) for owner in ("fit", "evaluate")] == scheduled
+
+
+def test_an_error_whose_event_an_interrupt_has_lost_is_raised_by_the_next_wait(coordinator, executions):
+    execution = executions.schedule(lambda group: 1 / 0, "fit")
+    coordinator.call(0)
+    assert executions._events.get() is execution  # And lost.
+    with pytest.raises(ZeroDivisionError):
+        executions.wait_until_idle()
+
+
+def test_an_execution_whose_scheduling_is_interrupted_is_not_in_flight(coordinator, executions, monkeypatch):
+    def interrupted(coordinator_, call):
+        coordinator.queue.append(call)
+        raise KeyboardInterrupt
+
+    called = []
+    monkeypatch.setattr(module, "schedule_on_coordinator", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        executions.schedule(called.append, "fit")
+    coordinator.call(0)
+    assert len(executions) == 0 and not called
+
+
 def test_two_live_groups_do_not_run_one_execution(coordinator, executions):
     execution = running(executions)
     coordinator.call(0, group=1)

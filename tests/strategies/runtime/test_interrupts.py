@@ -4,6 +4,8 @@ import os
 import signal
 import time
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -86,5 +88,17 @@ def test_a_program_keeps_its_own_handler():
     try:
         interrupts.keep_out_of_tensorflow()
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_a_cell_of_a_notebook_gets_the_handler_back_in_the_calls_of_keras():
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    try:
+        interrupts.install()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # As ipykernel does before each cell.
+        model.predict(np.ones((1, 1)), verbose=0)
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, previous)
