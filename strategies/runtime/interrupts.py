@@ -6,21 +6,27 @@ signals there. TensorFlow 2.21 does not expect an exception from them: it frees 
 """
 
 import _thread
+import contextlib
 import os
 import signal
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from tfdist.strategies.private_api import patches
+from tfdist.strategies.runtime.cleanup_lines import cleans_up
 
 LONGEST_SECONDS = 1.0
 """How long TensorFlow's Python code may go on after SIGINT, as in a loop that waits. Its calls from C++ take microseconds."""
 
+HELD_SECONDS = 10.0
+"""How long models and optimizers may go on being built after SIGINT. What is half built, Keras cannot use or build again."""
+
+_OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # May be inside it.
 
@@ -31,6 +37,7 @@ def install() -> None:
     patches.FIT.patch(_call)
     patches.EVALUATE.patch(_call)
     patches.PREDICT.patch(_call)
+    patches.SYMBOLIC_BUILD.patch(_build)
 
 
 def keep_out_of_tensorflow() -> None:
@@ -42,7 +49,7 @@ def keep_out_of_tensorflow() -> None:
         signal.signal(signal.SIGINT, _Handler())
 
 
-# The replacement. The first parameter is the function that it replaces.
+# Replacements. The first parameter is the function that they replace.
 
 
 def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -50,47 +57,88 @@ def _call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
+def _build(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    handler = signal.getsignal(signal.SIGINT)
+    if not isinstance(handler, _Handler):
+        return original(*args, **kwargs)
+    with handler.held():
+        return original(*args, **kwargs)
+
+
 class _Handler:
     """Handles SIGINT."""
 
     def __init__(self) -> None:
         self._since: float | None = None  # The moment of a SIGINT that has not been raised yet.
+        self._longest = 0.0  # How long it may wait, in seconds.
+        self._is_held = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        caller = _caller_of_tensorflow(frame)
-        # A debugger traces already.
-        if caller is None or (sys.gettrace() is not None and self._since is None):
-            self._raise()
-        elif self._since is None:
-            self._since = time.monotonic()
-            _remind(self._since, self)
+        caller = frame if frame is not None and _is_cleaning_up(frame) else _caller_of_tensorflow(frame)
+        if self._since is not None:
+            if time.monotonic() - self._since >= self._longest:
+                self._raise()
+        elif self._is_held:
+            self._postpone(HELD_SECONDS)
+        elif caller is None or sys.gettrace() is not None:  # A debugger traces already.
+            raise KeyboardInterrupt
+        else:
+            self._postpone(LONGEST_SECONDS)
             caller.f_trace = self._trace
             sys.settrace(lambda *_: None)
-        elif time.monotonic() - self._since >= LONGEST_SECONDS:
-            self._raise()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Raises `KeyboardInterrupt` at the end of this context."""
+        outer, self._is_held = self._is_held, True
+        try:
+            yield
+        finally:
+            self._is_held = outer
+            if self._since is not None and not outer:
+                self._raise()
 
     def is_pending(self, since: float) -> bool:
         """Returns whether the SIGINT of that moment has not been raised yet."""
         return self._since == since
 
-    def _trace(self, *_: Any) -> None:
-        # At the next line of the caller, or when it is left. Python forgets the trace function that raises.
-        self._raise()
+    def _postpone(self, longest: float) -> None:
+        self._since, self._longest = time.monotonic(), longest
+        _remind(self._since, longest, self)
+
+    def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
+        # An exception at the end of a function would leave out its `finally`. Python forgets a trace function that raises.
+        if self._since is None:
+            return None
+        if event == "line" and not _is_cleaning_up(frame):
+            self._raise()
+        if event == "return" and frame.f_back is not None:
+            (_caller_of_tensorflow(frame.f_back) or frame.f_back).f_trace = self._trace
+        return self._trace
 
     def _raise(self) -> None:
-        if self._since is not None:
-            self._since = None
+        self._since = None
+        if not self._is_held:
             sys.settrace(None)
         raise KeyboardInterrupt
 
 
-def _remind(since: float, handler: _Handler) -> None:
+def _remind(since: float, seconds: float, handler: _Handler) -> None:
     def send() -> None:
-        time.sleep(LONGEST_SECONDS)
+        time.sleep(seconds)
         if handler.is_pending(since):
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     _thread.start_new_thread(send, ())  # `threading` takes locks, which the interrupted code may hold.
+
+
+def _is_cleaning_up(frame: FrameType | None) -> bool:
+    """Returns whether code of tfdist is leaving a `with` or `try`, in any frame."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OWN) and cleans_up(frame):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _caller_of_tensorflow(frame: FrameType | None) -> FrameType | None:

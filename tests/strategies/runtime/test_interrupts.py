@@ -1,7 +1,9 @@
 """Ctrl-C while TensorFlow runs."""
 
+import linecache
 import os
 import signal
+import threading
 import time
 
 import keras
@@ -32,6 +34,46 @@ def wait():
 
 def call(function):
     function()
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Device:
+    entered = 0
+
+    def __enter__(self):
+        interrupt()
+        Device.entered += 1
+
+    def __exit__(self, *_):
+        Device.entered -= 1
+"""
+
+OF_TFDIST = """
+import contextlib
+
+@contextlib.contextmanager
+def scope():
+    with Device():
+        yield
+
+def use_scope():
+    with scope():
+        pass
+
+def use_lock(lock):
+    lock.acquire()
+    try:
+        interrupt()
+    finally:
+        lock.release()
+
+def clean_up(done):
+    try:
+        pass
+    finally:
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(True)
 """
 
 
@@ -81,6 +123,58 @@ def test_tensorflow_that_waits_is_interrupted_although_it_does_not_return(of_ten
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             of_tensorflow["wait"]()
+
+
+@pytest.fixture
+def of_tfdist(of_tensorflow, monkeypatch):
+    """Returns functions as if they were in a file of tfdist, which call those as if they were in TensorFlow's."""
+    path = os.path.join(interrupts._OWN, "file.py")
+    monkeypatch.setitem(linecache.cache, path, (len(OF_TFDIST), None, OF_TFDIST.splitlines(keepends=True), path))
+    exec(compile(OF_TFDIST, path, "exec"), of_tensorflow)
+    return of_tensorflow
+
+
+def test_a_scope_that_was_just_entered_is_left_before_the_interrupt(of_tfdist):
+    with pytest.raises(KeyboardInterrupt):
+        of_tfdist["use_scope"]()
+    assert of_tfdist["Device"].entered == 0
+
+
+def test_an_interrupt_waits_until_a_lock_is_released(of_tfdist):
+    lock = threading.Lock()
+    with pytest.raises(KeyboardInterrupt):
+        of_tfdist["use_lock"](lock)
+        pytest.fail("the interrupt is late")
+    assert not lock.locked()
+
+
+def test_a_finally_of_tfdist_is_not_interrupted(of_tfdist):
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        of_tfdist["clean_up"](done)
+        pytest.fail("the interrupt is late")
+    assert done == [True]
+
+
+def test_a_model_is_built_before_the_interrupt():
+    """Half of an optimizer cannot be used, and Keras would not build the rest."""
+
+    class Interrupted(keras.layers.Dense):
+        def build(self, input_shape):
+            os.kill(os.getpid(), signal.SIGINT)
+            super().build(input_shape)
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = keras.Sequential([Interrupted(1)])
+        model.compile("adam", "mse")
+    try:
+        interrupts.install()
+        with pytest.raises(KeyboardInterrupt):
+            model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
+        assert model.built and model.optimizer.built
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def test_a_program_keeps_its_own_handler():
