@@ -128,6 +128,9 @@ def next_tensors(iterator: Any) -> list[Any]:
     return tensors
 
 
+# How many examples the batches of a dataset have, as far as its transformations show it; -1 if they do not.
+compute_batch_size: Any = need("tensorflow.python.data.experimental.ops.distribute", "compute_batch_size")
+
 # ParameterServerStrategy: where variables live and which devices are replicas.
 ParameterServerExtended: Any = need(
     "tensorflow.python.distribute.parameter_server_strategy_v2", "ParameterServerStrategyV2Extended"
