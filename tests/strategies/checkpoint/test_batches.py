@@ -109,7 +109,13 @@ def train(tmp_path, monkeypatch):
             6,
             "its batches have 8 examples, and had 4 before the restart: the epoch continues after 3 of them",
         ),
-        ("PyDataset", 4, 8, 6, "its epochs have 6 batches, and had 12 before the restart: this one continues after 3, so that"),
+        (
+            "PyDataset",
+            4,
+            8,
+            6,
+            "its epochs have 6 batches, and had 12 batches before the restart: this one continues after 3, so that",
+        ),
     ],
 )
 def test_with_batches_of_another_size_an_epoch_goes_on_with_the_next_example(train, caplog, kind, before, now, done, words):
@@ -118,10 +124,31 @@ def test_with_batches_of_another_size_an_epoch_goes_on_with_the_next_example(tra
     assert f"fit 1 of net: {words}" in caplog.text
 
 
-def test_examples_that_count_twice_are_counted():
-    assert Batches(16, 12).converted(5, Batches(24, 8)) == (
-        3,
-        "its batches have 24 examples, and had 16 before the restart: the epoch continues after 3 of them, so that 8 of the "
-        "examples that are done count twice",
-    )
-    assert not Batches(None, 12).differ(Batches(24, None)) and not Batches(16, 12).differ(Batches(16, 13))
+@pytest.mark.parametrize(
+    ("before", "now", "done", "after", "words"),
+    [
+        (Batches(16, 12), Batches(24, 8), 5, 3, "after 3 of them, so that 8 of the examples that are done count twice"),
+        (
+            Batches(16, 12),
+            Batches(16, 8),
+            6,
+            4,
+            "its epochs have 8 batches of 16, and had 12 batches of 16 before the restart",
+        ),  # Divided data.
+        (
+            Batches(8, 100),
+            Batches(16, 100),
+            40,
+            40,
+            "its epochs have 100 batches of 16, and had 100 batches of 8",
+        ),  # steps_per_epoch.
+        (Batches(10, 5), Batches(8, 6), 4, 5, "its batches have 8 examples, and had 10 before the restart"),  # 48 examples.
+        (Batches(8, None), Batches(None, 12), 4, None, ""),  # A backup of an earlier version has neither.
+        (Batches(8, 6), Batches(8, 6), 4, None, ""),
+    ],
+)
+def test_where_an_epoch_goes_on_is_a_sentence(before, now, done, after, words):
+    assert before.differ(now) == (after is not None)
+    if after is not None:
+        number, sentence = before.converted(done, now)
+        assert number == after and words in sentence
