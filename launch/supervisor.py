@@ -167,9 +167,8 @@ class Supervisor:
         finally:
             self._tasks.close(self._keep if failure is not None and failure.may_pass else None)
             restore_signals()
-        state = (
-            State.SUCCEEDED if failure is None else State.CANCELLED if self._signals and is_by_user(failure) else State.FAILED
-        )
+        is_cancelled = self._signals and is_by_user(failure)
+        state = State.SUCCEEDED if failure is None else State.CANCELLED if is_cancelled else State.FAILED
         status = self._board.ended(state, failure.reason if failure else "", self._tasks.exits)
         restarts = self._evaluators.counts | self._workers.counts
         return Outcome(
@@ -250,8 +249,7 @@ class Supervisor:
             if self._progress is None or done != (self._progress.epoch, self._progress.batches, self._progress.phase):
                 self._step_watchdog.heard()
             self._progress = progress
-            if progress.batches or progress.step:
-                self._reached = max(self._reached, (progress.epoch, progress.step))
+            self._reached = max(self._reached, (progress.epoch, progress.step) if progress.batches or progress.step else (0, 0))
             self._board.progressed(progress)
 
     def _no_step(self) -> Failure | None:
