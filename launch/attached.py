@@ -102,6 +102,8 @@ def _run(back_end: Attached, plan: Plan, settings: Settings, watcher: Watcher, t
             except (ClusterError, BackendError) as error:  # Another program may have taken a port meanwhile.
                 outcome = _ended(outcome, State.FAILED, Failure(str(error), 2))
                 break
+        if settings.punisher is not None:
+            settings.punisher.tell_left(terminal.say)
         code = _report(plan, files, outcome, restarts.count, settings.summary, terminal)
         watcher.changed(dataclasses.replace(outcome.status, exit_code=code))
         return code

@@ -119,6 +119,15 @@ class Punisher:
         self._random = [(each, random.Random(each.seed), [0.0]) for each in faults if each.every is not None]
         self._stopped: list[tuple[float, str]] = []  # When they go on, and their names.
 
+    def tell_left(self, say: Say) -> None:
+        """Says at the end of a job which faults have not happened: nobody should take it for one that has survived them."""
+        why = "" if self._begin is not None else ": no step of a `fit` was seen"
+        for each in [*self._left, *(fault for fault, _, _ in self._random if self._begin is None)]:
+            when = (
+                f"every={each.every:g}" if each.every else f"after={each.after:g}" if each.step is None else f"step={each.step}"
+            )
+            say(f"--fail_at {'random' if each.every else '+'.join(each.tasks)},{when} has not happened{why}")
+
     def tick(
         self, report: Path, alive: Iterable[str], send: Callable[[list[str], int], None], say: Callable[[str], None]
     ) -> None:

@@ -70,7 +70,7 @@ class Outcome:
         exits: exit code by task name, minus the number of the signal that ended the task, for all tasks.
         restarts: number of restarts by task name, for the tasks that may be restarted.
         report: steps and metrics, as the reporter has written them (strategies/runtime/run_summary.py).
-        trained_seconds: from the start to the last step of `fit`, or to the last output of a program without `fit`.
+        trained_seconds: until the last step of `fit`, or the last output of a program without `fit`; 0 if a `fit` made no step.
         reached: the farthest epoch of a `fit`, from 1, and the steps of it that were done; zeros without a step.
     """
 
@@ -158,6 +158,8 @@ class Supervisor:
             if self._signals and is_by_user(failure):
                 self._board.cancelled()
             trained = seconds - (self._watchdog if self._progress is None else self._step_watchdog).silent
+            if self._startup.missing or (self._progress is not None and self._reached == (0, 0)):
+                trained = 0.0  # It has prepared for longer, as by reading data.
             self._end_tasks(failure)
             if self._signals and failure is not None and failure.may_pass:
                 failure = ended_by(self._signals[0])  # The user wants no other attempt.
@@ -178,8 +180,7 @@ class Supervisor:
         clock = RunningTime()  # Tasks have the whole time, also if the launcher is stopped meanwhile.
         begin = clock()
         while limit is None or clock() - begin < limit:
-            event = self._tasks.poll(TICK_SECONDS)
-            if event is not None:
+            if (event := self._tasks.poll(TICK_SECONDS)) is not None:
                 self._handle(event)
             self._evaluators.tick()
             self._workers.tick()
@@ -209,8 +210,7 @@ class Supervisor:
         return self._first_failure.get() or self._late_start() or self._stall() or self._no_step() or False
 
     def _late_start(self) -> Failure | None:
-        failure = self._startup.check(self._tasks.exits)
-        if failure is not None:
+        if (failure := self._startup.check(self._tasks.exits)) is not None:
             self._show_stacks(self._startup.missing)
         return failure
 
@@ -249,7 +249,7 @@ class Supervisor:
             if self._progress is None or done != (self._progress.epoch, self._progress.batches, self._progress.phase):
                 self._step_watchdog.heard()
             self._progress = progress
-            self._reached = max(self._reached, (progress.epoch, progress.step))
+            self._reached = max(self._reached, (progress.epoch, progress.step) if progress.batches or progress.step else (0, 0))
             self._board.progressed(progress)
 
     def _no_step(self) -> Failure | None:

@@ -47,6 +47,8 @@ class Progress:
         batch: the number of batches of that epoch that are done.
         finished: whether the call has returned.
         batches_per_epoch: see `Resumption`.
+        batch_size: see `Batches.size`.
+        batch_count: see `Batches.count`.
         random_state: see `Resumption`.
         callbacks: see `callback_states.states`.
         finished_fits: of each call that has returned the epochs and values of its `History`, and the state of its callbacks;
@@ -61,6 +63,8 @@ class Progress:
     batch: int = 0
     finished: bool = False
     batches_per_epoch: int | None = None
+    batch_size: int | None = None
+    batch_count: int | None = None
     random_state: Any = None
     callbacks: dict[str, Any] = dataclasses.field(default_factory=dict)
     finished_fits: list[Any] = dataclasses.field(default_factory=list)

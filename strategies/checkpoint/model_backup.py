@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdist.strategies.checkpoint import callback_states, data_position, model_states
 from tfdist.strategies.checkpoint.backup_file import KEEP, Arrays, BackupFile, Progress, progress_in
+from tfdist.strategies.checkpoint.batches import Batches
 from tfdist.strategies.checkpoint.data_position import DataPosition, Resumption
 from tfdist.strategies.checkpoint.fit_start import FitStart
 from tfdist.strategies.keras_hooks.interface import hooks_of
@@ -119,9 +120,16 @@ class ModelBackup:
         self._found = None
         model._initial_epoch = found.epoch
         self._progress.finished_fits = found.finished_fits
-        self._saved_batches = found.batch
         epochs = found.epoch - self._progress.call["initial_epoch"]
-        _position().resume(Resumption(epochs, found.batch, found.batches_per_epoch, found.random_state))
+        batch, per_epoch = found.batch, found.batches_per_epoch
+        before, now = Batches(found.batch_size, found.batch_count), Batches.of(_position().iterator)
+        if before.differ(now):
+            per_epoch = None
+            batch, sentence = before.converted(found.batch, now)
+            if found.batch:
+                _log.warning("fit %d of %s: %s", found.fit, model.name, sentence)
+        self._saved_batches = batch
+        _position().resume(Resumption(epochs, batch, per_epoch, found.random_state))
 
     def _pass_over(self, model: Any, found: Progress) -> None:
         """Leaves no epoch to a call that an earlier process has finished, and gives the model what it had at the end.
@@ -261,6 +269,8 @@ class ModelBackup:
         progress = dataclasses.replace(self._progress, epoch=epoch, batch=batch, optimizers=model_states.updated(model))
         if position is not None:
             progress.batches_per_epoch = position.iterator._num_batches
+            batches = Batches.of(position.iterator)
+            progress.batch_size, progress.batch_count = batches.size, batches.count
         progress.random_state = position.random_state if position is not None and batch else data_position.random_state()
         progress.callbacks, kept = callback_states.states(self._callbacks)
         metrics = model_states.metrics(model) if batch else []

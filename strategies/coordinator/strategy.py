@@ -103,13 +103,15 @@ class CoordinatorStrategy(tf.distribute.ParameterServerStrategy):
             if not missing.isdisjoint(group.tasks):
                 self.membership.leave(group.number)
         self.membership.when_changed = self._say_who_trains
-        coordinator = coordinator_of(self, self.worker_groups, workers, self.membership, self.call_gate, server_def)
-        self.recovery = cluster_of(coordinator).failure_handler
         servers, seconds = cluster.parameter_tasks, lost_seconds()
+        self.server_watch = ServerWatch(servers, workers, seconds)
+        coordinator = coordinator_of(
+            self, self.worker_groups, workers, self.membership, self.call_gate, server_def, self.server_watch.check
+        )
+        self.recovery = cluster_of(coordinator).failure_handler
         keep_connections(ports_of(cluster), CONNECTION_TIMES * seconds)
         links = self.recovery.links = CutLinks(self.worker_groups, workers, servers, self.membership)
         self.answers = GroupAnswers(self.worker_groups, workers, self.membership, links, servers)
-        self.server_watch = ServerWatch(servers, workers, seconds)
         self.executions = Executions(coordinator, self.answers, self.membership, self.call_gate, self.server_watch, seconds)
         self.server_watch.start()
         self._backups = Backups(self.executions, self.answers, self.membership, seconds)

@@ -6,7 +6,7 @@ one batch. They are devices of one task, or tasks.
 
 import abc
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,9 @@ class GroupCall(abc.ABC):
 class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
     """TensorFlow's thread of a group, with an executor for it alone: it does not wait for calls of other groups."""
 
-    def __init__(self, group: WorkerGroup, cluster: Any, membership: Membership) -> None:
+    def __init__(self, group: WorkerGroup, cluster: Any, membership: Membership, check: Callable[[], None]) -> None:
         self._membership = membership
+        self._check = check
         self._is_absent = not membership.is_live(group.number)
         super().__init__(group.number, group.devices[0], cluster)  # Starts the thread.
 
@@ -81,6 +82,7 @@ class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
         count_if_scheduled_for_reader(self, closure)
         call, queue = function_of(closure), self._cluster.closure_queue
         if not isinstance(call, GroupCall):
+            self._check_failures(closure)
             super()._process_closure(closure)
             return
         is_taken = True  # From the queue, which counts it.
@@ -104,6 +106,19 @@ class _QueueReader(CoordinatorWorker):  # type: ignore[misc]
             if is_taken:
                 queue.mark_finished()
             call.fail(error)
+
+    def _check_failures(self, closure: Any) -> None:
+        """Makes a function of the program fail if a ps is gone: TensorFlow would call it again without a limit."""
+        execute_on = closure.execute_on
+
+        def execute(worker: Any) -> None:
+            try:
+                execute_on(worker)
+            except tf.errors.OpError:
+                self._check()
+                raise
+
+        closure.execute_on = execute
 
     @overrides(CoordinatorWorker)
     def _on_worker_recovery(self) -> None:
@@ -166,6 +181,7 @@ def coordinator_of(
     membership: Membership,
     gate: CallGate,
     server_def: Any,
+    check: Callable[[], None],
 ) -> "tf.distribute.coordinator.ClusterCoordinator":
     """Returns TensorFlow's coordinator for worker groups: each function that is scheduled runs on the leader of one group.
 
@@ -176,6 +192,7 @@ def coordinator_of(
         membership: gets to know which groups have been restarted. Those that are lost have not been part of the cluster yet.
         gate: holds calls while restarted workers are taken into the cluster.
         server_def: TensorFlow's description of the whole cluster.
+        check: raises an error if a ps is gone.
     """
     strategy._num_workers = 0  # The coordinator would start one queue reader for each worker task.
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
@@ -185,5 +202,5 @@ def coordinator_of(
     cluster._transient_timeouts_threshold = len(groups) // 10  # The value that TensorFlow would set.
     tasks_of = {group.devices[0]: group.tasks for group in groups}
     cluster.failure_handler = Recovery(server_def, cluster, workers, tasks_of, gate)
-    cluster.workers = [_QueueReader(group, cluster, membership) for group in groups]
+    cluster.workers = [_QueueReader(group, cluster, membership, check) for group in groups]
     return coordinator

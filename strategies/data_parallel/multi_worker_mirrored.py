@@ -29,6 +29,7 @@ from tfdist.strategies.private_api import (
     published,
     use_workers,
 )
+from tfdist.strategies.private_api.error_report import keep_context
 from tfdist.strategies.private_api.overrides import overrides
 from tfdist.strategies.private_api.ring_sums import RingSums
 from tfdist.strategies.runtime.connecting import bounded
@@ -134,6 +135,7 @@ class MultiWorkerMirrored(tf.distribute.MultiWorkerMirroredStrategy):
             explain=lost.explain,
             on_long_execution=lost.look_around,
             has_left=lost.has_left,
+            on_silence=keep_context,
             watch=lost.watch,
         )
         self.calls = calls if len(tasks) > 1 else None

@@ -22,6 +22,8 @@ import tensorflow as tf
 
 from tfdist.strategies.data_parallel.board import ADVICE, BACKUP_ADVICE, DATA_ADVICE, STEP_ADVICE, Board, DifferentCallsError
 from tfdist.strategies.data_parallel.first_batch import FirstBatch
+from tfdist.strategies.runtime.lost_timeout import lost_seconds
+from tfdist.strategies.runtime.program_end import last_error
 
 POLL_SECONDS = 1.0
 """How long a task waits for an agreement before it looks whether it waits in vain."""
@@ -55,6 +57,7 @@ class SameCalls:
         explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
         on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
         has_left: returns whether a task, by its name, is gone; called every `POLL_SECONDS` while its end is waited for.
+        on_silence: called at the end of the program if the first task, which keeps what is told, is lost.
         watch: begins to watch a task, by its name, whose call is waited for; what it returns is called every `POLL_SECONDS` and
             returns an error when that task is lost. Nothing collective runs then that would fail.
 
@@ -72,6 +75,7 @@ class SameCalls:
         explain: Callable[[tf.errors.OpError], Exception | None] = lambda error: None,
         on_long_execution: Callable[[], None] = lambda: None,
         has_left: Callable[[str], bool] = lambda name: False,
+        on_silence: Callable[[], None] = lambda: None,
         watch: Callable[..., Callable[[], Exception | None]] = lambda name, may_end=False: lambda: None,
     ) -> None:
         self.me, self.names = me, list(names)
@@ -80,6 +84,7 @@ class SameCalls:
         self._explain = explain
         self._on_long_execution = on_long_execution
         self._has_left = has_left
+        self._on_silence = on_silence
         self._watch = watch
         self._agreements = 0
         self._executions = 0
@@ -245,14 +250,36 @@ class SameCalls:
         return FirstBatch(self.me, self.names, f"first_batch/{self._sources}", self._board, apart)
 
     def end(self, failed: bool = False) -> None:
-        """Tells the others that the program of this task has ended. Calling it again does nothing."""
+        """Tells the others that the program of this task has ended. Calling it again does nothing.
+
+        The first task keeps what is told. If it gives no answer, this returns after `lost_seconds`.
+        """
         if self._is_over.is_set():
             return
         self._is_over.set()
+        if failed:
+            self._name_lost_task()
         if self._is_lost:
             return
+        teller = threading.Thread(target=self._tell_end, args=(failed,), name="tfdist-same-calls", daemon=True)
+        teller.start()
+        teller.join(lost_seconds())
+        if teller.is_alive():
+            self._is_lost = True
+            self._on_silence()
+
+    def _tell_end(self, failed: bool) -> None:
         with contextlib.suppress(tf.errors.OpError):
             self._board.put(f"ended/{self.me}", FAILED if failed else "")
+
+    def _name_lost_task(self) -> None:
+        """Names the lost task if the error of a collective has ended the program, in a loop of its own."""
+        error = last_error()
+        while error is not None and not isinstance(error, tf.errors.OpError):
+            error = error.__cause__ or error.__context__
+        if error is not None and not self._is_lost and (better := self._explain(error)) is not None:
+            self._is_lost = True
+            _log.error("%s", better)
 
     def await_ends(self) -> list[str]:
         """Ends this task's calls and waits for the ends of the others' programs, for at most `END_SECONDS`.

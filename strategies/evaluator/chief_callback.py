@@ -69,11 +69,20 @@ class _Writer:
         if expected:
             self._or_warn(self._begin)
 
-    def begin_fit(self) -> int:
-        """Counts a call of `fit`, as the evaluator counts its calls; returns its number, from 1."""
+    def begin_fit(self) -> tuple[int, dict[str, Any]]:
+        """Counts a call of `fit`, as the evaluator counts its calls.
+
+        Returns:
+            Its number, from 1, and where it stands: see `EvaluationFolder.write_fit`. An earlier run may have begun it.
+        """
         self._fits += 1
-        self.write_fit(self._fits, {"first": None, "last": None, "ended": False})
-        return self._fits
+        earlier = self._folder.fit(self._fits) or {}
+        if earlier.get("job") != self._job:
+            earlier = {}
+        state = {"first": None, "last": None, "ended": False, "not_written": earlier.get("not_written", [])}
+        state |= {"reason": earlier.get("reason"), "since": earlier.get("since") or earlier.get("first")}
+        self.write_fit(self._fits, state)
+        return self._fits, state
 
     def save(self, fit: int, epoch: int | None, model: Any) -> str | None:
         """Writes the weights after `epoch` epochs; with None those at the end of `fit`.
@@ -161,8 +170,7 @@ class _WriteCheckpoints(keras.callbacks.Callback):
         self._state: dict[str, Any] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._fit = self._writer.begin_fit()
-        self._state = {"first": None, "last": None, "ended": False, "not_written": [], "reason": None}
+        self._fit, self._state = self._writer.begin_fit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._state["last"] = epoch + 1

@@ -141,14 +141,19 @@ class Training:
         return history
 
     def missed(self, fit: int) -> dict[int, str]:
-        """Returns the epochs of the present run without a checkpoint to evaluate, each with the reason, as a sentence."""
+        """Returns the epochs of a call of `fit` without a checkpoint to evaluate, each with the reason, as a sentence.
+
+        Those before the first one of the present run are of earlier runs of its job, and so are their evaluations.
+        """
         state = self._folder.fit(fit) or {}
         if state.get("run") != self.run or state.get("last") is None:
             return {}
-        have = {entry["epoch"] for entry in self._state.evaluated(fit, state["job"]) if entry["run"] == self.run}
+        first, since = state["first"], state.get("since") or state["first"]
+        evaluated = self._state.evaluated(fit, state["job"])
+        have = {entry["epoch"] for entry in evaluated if entry["run"] == self.run or entry["epoch"] < first}
         have |= {checkpoint.epoch for checkpoint in self._folder.checkpoints(fit)}
         deleted, not_written = "deleted before it could be evaluated", f"the chief could not write it ({state.get('reason')})"
-        epochs = (epoch for epoch in range(state["first"], state["last"] + 1) if epoch not in have)
+        epochs = (epoch for epoch in range(min(first, since), state["last"] + 1) if epoch not in have)
         return {epoch: not_written if epoch in state.get("not_written", ()) else deleted for epoch in epochs}
 
     def final(self, fit: int) -> Path | None:

@@ -128,6 +128,9 @@ def next_tensors(iterator: Any) -> list[Any]:
     return tensors
 
 
+# How many examples the batches of a dataset have, as far as its transformations show it; -1 if they do not.
+compute_batch_size: Any = need("tensorflow.python.data.experimental.ops.distribute", "compute_batch_size")
+
 # ParameterServerStrategy: where variables live and which devices are replicas.
 ParameterServerExtended: Any = need(
     "tensorflow.python.distribute.parameter_server_strategy_v2", "ParameterServerStrategyV2Extended"
@@ -174,6 +177,7 @@ need_attributes(_RemoteValueImpl, "_values", "_status_available_event")
 need_function(_CoordinatorCluster, "schedule", "self, function, args, kwargs", "calls")
 need_function(_Coordinator, "_create_per_worker_variables", "self, fn, args, kwargs", "calls")
 _ClosureQueue: Any = need(_coordinator_module, "_CoordinatedClosureQueue")
+need_function(_Closure, "execute_on", "self, worker", "calls")
 need_function(_Closure, "__init__", "self, function, cancellation_mgr, args, kwargs", "calls")
 need_function(_ClosureQueue, "put", "self, closure, tag", "calls")
 need_function(_ClosureQueue, "inflight_closure_count", "self", "sets")

@@ -37,6 +37,12 @@ def program_failed() -> bool:
     return not finished and _outermost_frame is not None and _was_unwound(_outermost_frame)
 
 
+def last_error() -> BaseException | None:
+    """Returns the exception that has ended the program, as exit functions see it."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    return error
+
+
 def at_program_end(function: Callable[[bool], object]) -> None:
     """Calls `function(failed)` when the program of this process ends. The end of a forked child does not count."""
     process = os.getpid()

@@ -91,3 +91,19 @@ def test_random_faults_are_those_of_their_seed_and_meet_only_tasks_that_run(job)
     job.alive = ["chief:0", "worker:1"]
     job.passes(punisher, 60)
     assert {names[0] for names, _ in job.sent} == {"worker:1"}
+
+
+def test_faults_that_have_not_happened_are_named(job):
+    punisher = Punisher(
+        [fault(text, TASKS) for text in ("worker:1,step=30", "worker:0+ps:0,after=2.5", "random,every=9")], lambda: job.now
+    )
+    punisher.tell_left(job.said.append)
+    assert job.said == [
+        f"--fail_at {each} has not happened: no step of a `fit` was seen"
+        for each in ("worker:1,step=30", "worker:0+ps:0,after=2.5", "random,every=9")
+    ]
+    job.steps(7)
+    job.passes(punisher, 3)
+    job.said.clear()
+    punisher.tell_left(job.said.append)
+    assert job.said == ["--fail_at worker:1,step=30 has not happened"]

@@ -119,6 +119,22 @@ def test_a_job_that_has_trained_for_the_window_has_all_its_restarts_again(start,
     assert job.output.count("all tasks are started again (restart 1 of 1)") == 2
 
 
+def test_the_preparation_of_a_fit_that_fails_in_its_first_step_is_no_training(start, script):
+    body = (
+        COUNTED
+        + """
+    time.sleep(1.3)
+    progress = pathlib.Path(os.environ["TFDIST_REPORT"] + ".progress")
+    progress.write_text(json.dumps({"phase": "fit", "epoch": 1, "epochs": 9}))
+    time.sleep(0.7)
+    sys.exit(3 if attempt < 3 else 0)
+    """
+    )
+    job = start(QUICK, "--tier", "BASIC", "--max_restarts", "1", "--restart_window", "1", script(body))
+    assert job.wait(60) == 3, job.output
+    assert job.output.count("all tasks are started again") == 1
+
+
 def test_a_job_that_gets_farther_with_every_attempt_is_started_again_at_once(start, script):
     body = (
         COUNTED

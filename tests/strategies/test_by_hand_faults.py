@@ -111,6 +111,32 @@ def test_training_fails_without_a_ps(cluster):
     assert jobs["worker", 0].wait(30) == 75
 
 
+SCHEDULES = """
+    import os
+    os.environ["TFDIST_LOST_TIMEOUT"] = "4"
+    import tfdist
+    strategy = tfdist.strategy()
+    import tensorflow as tf
+    with strategy.scope():
+        total = tf.Variable(0.0)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    add = tf.function(lambda: total.assign_add(1.0))
+    for step in range(1000000):
+        coordinator.schedule(add)
+        coordinator.join()
+        if step == 2: print("has begun", flush=True)
+"""
+
+
+def test_what_a_program_schedules_itself_fails_without_an_answer_from_a_ps(start, script):
+    program = script(SCHEDULES)
+    jobs = {task: start(program, environment=env) for task, env in configs(chief=1, worker=1, ps=1).items()}
+    jobs["chief", 0].wait_for("has begun")
+    os.kill(jobs["ps", 0].process.pid, signal.SIGSTOP)
+    assert jobs["chief", 0].wait(60) == 1
+    assert "ServersGoneError: no answer from ps:0 (localhost:" in jobs["chief", 0].output
+
+
 def test_servers_exit_when_the_chief_is_killed(cluster):
     jobs = cluster(1000000, chief=1, worker=1, ps=1)
     os.kill(jobs["chief", 0].process.pid, signal.SIGKILL)

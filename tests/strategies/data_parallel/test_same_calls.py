@@ -213,6 +213,32 @@ def test_a_task_that_has_lost_another_says_so_and_tells_nobody_anything_more():
     assert board.values == {}
 
 
+def test_a_program_ends_although_the_first_task_does_not_take_its_word(monkeypatch):
+    """A collective in a loop of the program's own, or one whose error it has caught, has failed because that task is stopped."""
+    monkeypatch.setenv("TFDIST_LOST_TIMEOUT", "1")
+    answer, silences = threading.Event(), []
+
+    class Stopped(LocalBoard):
+        def put(self, name, value):
+            answer.wait(60)
+
+    SameCalls("worker:1", NAMES, Stopped(), on_silence=lambda: silences.append(1)).end()
+    answer.set()
+    assert silences == [1]
+
+
+def test_the_end_of_a_program_by_an_error_of_a_collective_names_the_lost_task(monkeypatch, caplog):
+    lost = tf.errors.UnavailableError(None, None, "Socket closed")
+    error = ValueError("the loop failed")
+    error.__cause__ = lost
+    monkeypatch.setattr("sys.last_value", error, raising=False)
+    board = LocalBoard()
+    SameCalls("worker:1", NAMES, board, explain=lambda found: RuntimeError("lost worker:0") if found is lost else None).end(
+        True
+    )
+    assert "lost worker:0" in caplog.text and board.values == {}  # Nobody is told anything more.
+
+
 def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
     class Cut(LocalBoard):
         def put(self, name, value):

@@ -38,12 +38,15 @@ def model_of(weight):
     return model
 
 
-def train(folder, ends, weights, failed=False, disk_is_full=()):
-    """A program of the chief with one `fit`: an epoch per weight. Its checkpoints in `disk_is_full` cannot be written."""
+def train(folder, ends, weights, failed=False, disk_is_full=(), first=0):
+    """A program of the chief with one `fit`: an epoch per weight. Its checkpoints in `disk_is_full` cannot be written.
+
+    `first` epochs are done, as a backup of the chief has it.
+    """
     callback = chief_callback._WriteCheckpoints(chief_callback._Writer(EvaluationFolder(folder), expected=True))
     callback.set_model(model_of(100.0))
     callback.on_train_begin()
-    for epoch, weight in enumerate(weights):
+    for epoch, weight in enumerate(weights, first):
         callback.set_model(model_of(weight))
         if epoch in disk_is_full:
             callback.model.save_weights = lambda path: _raise(OSError(errno.ENOSPC, "No space left on device", path))
@@ -84,6 +87,15 @@ def test_the_best_model_survives_a_chief_that_fails_and_is_started_again(tmp_pat
     assert evaluate(tmp_path, ends, starts) == (75, 2.0)
     train(tmp_path, ends, [5.0, 4.0])
     assert evaluate(tmp_path, ends) == ([9.0, 4.0, 25.0, 16.0], 2.0), "a worse model has replaced the best"
+
+
+def test_checkpoints_of_a_run_that_failed_are_named_if_they_are_deleted_before_they_are_evaluated(tmp_path, ends, caplog):
+    train(tmp_path, ends, [9.0], failed=True)
+    assert evaluate(tmp_path, ends)[0] == 75
+    train(tmp_path, ends, [8.0, 7.0], failed=True, first=1)
+    train(tmp_path, ends, [6.0, 5.0, 4.0, 3.0, 2.0], first=3)  # The evaluator comes back only now.
+    assert evaluate(tmp_path, ends)[0] == [81.0, 36.0, 25.0, 16.0, 9.0, 4.0]
+    assert "deleted before it could be evaluated: the checkpoint after epoch 2, 3\n" in caplog.text
 
 
 def test_a_training_after_one_that_has_finished_begins_anew(tmp_path, ends):

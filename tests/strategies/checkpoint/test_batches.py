@@ -1,0 +1,154 @@
+"""A training that continues within an epoch on a cluster of another size, by whose number of replicas the program chooses the
+size of its batches.
+
+The processes run here one after the other, with an exception in place of the kill.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.strategies.checkpoint import data_position, job_backup
+from tfdist.strategies.checkpoint.batches import Batches
+from tfdist.strategies.checkpoint.environment import FOLDER, FREQUENCY
+
+X = np.ones((48, 1), "float32")
+Y = 2.0 ** (np.arange(48, dtype="float32")[:, None] % 12)
+
+
+class Killed(Exception):
+    pass
+
+
+class KillAt(keras.callbacks.Callback):
+    """Raises in the second epoch."""
+
+    def __init__(self, batch):
+        super().__init__()
+        self.at, self.epoch = batch, 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self.epoch, batch) == (1, self.at):
+            raise Killed
+
+
+class Pieces(keras.utils.PyDataset):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def __len__(self):
+        return len(X) // self.size
+
+    def __getitem__(self, index):
+        rows = slice(index * self.size, (index + 1) * self.size)
+        return X[rows], Y[rows]
+
+
+class Targets(keras.metrics.Sum):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        del y_pred, sample_weight
+        return super().update_state(y_true)
+
+
+def of_unknown_length(size):
+    shapes = (tf.TensorSpec((1,)), tf.TensorSpec((1,)))
+    return {"x": tf.data.Dataset.from_generator(lambda: zip(X, Y, strict=True), output_signature=shapes).batch(size)}
+
+
+DATA = {
+    "arrays": lambda size: {"x": X, "y": Y, "batch_size": size},
+    "dataset": lambda size: {"x": tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(48).batch(size).prefetch(1)},
+    "unknown length": of_unknown_length,
+    "PyDataset": lambda size: {"x": Pieces(size), "shuffle": False},
+}
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """`train(data, killed_at)`: runs a program as a new process; returns its `History`, None if it was killed."""
+
+    def run(data, killed_at=None):
+        monkeypatch.setenv(FOLDER, str(tmp_path / "backup"))
+        monkeypatch.setenv(FREQUENCY, str(killed_at or "epoch"))
+        data_position.install()
+        job_backup.install(tf.distribute.get_strategy())
+        keras.utils.set_random_seed(5)
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)], name="net")
+        model.compile("sgd", "mse", metrics=[Targets(name="targets")])
+        try:
+            return model.fit(**data, epochs=3, verbose=0, callbacks=[KillAt(killed_at)]).history["targets"]
+        except Killed:
+            job_backup._backups._files[0].wait()
+            return None
+
+    yield run
+    job_backup._backups._batches, job_backup._backups._strategy = None, None  # No later test of this process has backups.
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "now", "done", "words"),
+    [
+        ("arrays", 4, 8, 6, "its batches have 8 examples, and had 4 before the restart: the epoch continues after 3 of them"),
+        ("dataset", 8, 4, 3, "its batches have 4 examples, and had 8 before the restart: the epoch continues after 6 of them"),
+        (
+            "unknown length",
+            8,
+            4,
+            3,
+            "its batches have 4 examples, and had 8 before the restart: the epoch continues after 6 of them",
+        ),
+        (
+            "unknown length",
+            4,
+            8,
+            6,
+            "its batches have 8 examples, and had 4 before the restart: the epoch continues after 3 of them",
+        ),
+        (
+            "PyDataset",
+            4,
+            8,
+            6,
+            "its epochs have 6 batches, and had 12 batches before the restart: this one continues after 3, so that",
+        ),
+    ],
+)
+def test_with_batches_of_another_size_an_epoch_goes_on_with_the_next_example(train, caplog, kind, before, now, done, words):
+    assert train(DATA[kind](before), killed_at=done) is None
+    assert train(DATA[kind](now)) == [Y.sum()] * 3
+    assert f"fit 1 of net: {words}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "done", "after", "words"),
+    [
+        (Batches(16, 12), Batches(24, 8), 5, 3, "after 3 of them, so that 8 of the examples that are done count twice"),
+        (
+            Batches(16, 12),
+            Batches(16, 8),
+            6,
+            4,
+            "its epochs have 8 batches of 16, and had 12 batches of 16 before the restart",
+        ),  # Divided data.
+        (
+            Batches(8, 100),
+            Batches(16, 100),
+            40,
+            40,
+            "its epochs have 100 batches of 16, and had 100 batches of 8",
+        ),  # steps_per_epoch.
+        (Batches(10, 5), Batches(8, 6), 4, 5, "its batches have 8 examples, and had 10 before the restart"),  # 48 examples.
+        (Batches(8, None), Batches(None, 12), 4, None, ""),  # A backup of an earlier version has neither.
+        (Batches(8, 6), Batches(8, 6), 4, None, ""),
+    ],
+)
+def test_where_an_epoch_goes_on_is_a_sentence(before, now, done, after, words):
+    assert before.differ(now) == (after is not None)
+    if after is not None:
+        number, sentence = before.converted(done, now)
+        assert number == after and words in sentence
