@@ -309,12 +309,14 @@ class Counted(OwnStep):
     def __init__(self):
         super().__init__()
         self.sum, self.f1 = keras.metrics.Sum(name="sum"), keras.metrics.F1Score("micro", 0.5, name="f1")
+        self.errors = keras.metrics.Mean(name="errors")
 
     def count(self, x, y):
         guess = self(x)
         self.sum.update_state(tf.reduce_mean(tf.square(guess - y)))
         self.f1.update_state(tf.cast(y > 1, tf.float32), guess)
-        return {"sum": self.sum.result(), "f1": self.f1.result()}
+        self.errors.update_state(tf.reduce_sum(tf.abs(guess - y)))
+        return {"sum": self.sum.result(), "f1": self.f1.result(), "errors": self.errors.result()}
 
     def train_step(self, data):
         super().train_step(data)
