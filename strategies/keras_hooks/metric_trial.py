@@ -3,8 +3,9 @@
 The states of the replicas' metrics are added up. That is exact if every example adds its own part to a state. A metric of the
 user's may add a number of a batch instead, such as the mean of its examples or 1 for the batch, and each replica adds one. A
 trial (shard_check.py) finds these variables: they grow as much with twice as many examples. From then on each replica adds its
-share of the number, so that the replicas together add the mean over the examples. A number that compares the examples, such as
-the F1 score of a batch, is that of a shard, and a warning names the metric.
+share of the number, so that the replicas together add the mean over the examples. A `keras.metrics.Mean` does so by itself, and
+if the trial finds that it gets a sum over the examples, each replica adds all of its sum. A number that compares the examples,
+such as the F1 score of a batch, is that of a shard, and a warning names the metric.
 """
 
 import logging
@@ -23,9 +24,16 @@ _MOST_VARIABLES = 256
 _SUM_GROWTH = 1.41
 """Of a step that draws random numbers: a sum over twice as many examples is about 2 times as large, a mean as large."""
 
+_AS_IT_IS, _NUMBER, _SUM = 0.0, 1.0, 2.0
+"""What a step adds to a variable: its change, a number of a batch, or to a mean the sum over the examples of a batch."""
+
+_SUM_TOLERANCE = 0.01
+"""Of the growth of a sum. Only sums that do not depend on random numbers grow so exactly."""
+
 _log = logging.getLogger("tfdist")
 _warned: set[str] = set()
 _by_share: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_of_sums: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def record(replica: Replica, variable: Any, value: Any) -> None:
@@ -73,6 +81,11 @@ def counted(replica: Replica, variable: Any, value: Any) -> Any:
     return old + (tf.cast(value, old.dtype) - old) * tf.cast(replica.share, old.dtype)
 
 
+def gets_sums(metric: Any) -> bool:
+    """Returns whether a `keras.metrics.Mean` gets the sum over the examples of a batch as one number."""
+    return id(metric.total) in _of_sums
+
+
 class Judgement:
     """What is to be said of the metrics of a model.
 
@@ -84,7 +97,7 @@ class Judgement:
     def __init__(self, model: Any, replicas: int) -> None:
         self._model, self._replicas = model, replicas
         self._variables = model.metrics_variables[:_MOST_VARIABLES]
-        self._are_numbers = np.zeros(_MOST_VARIABLES)  # 1 for each variable to which a step adds a number of a batch.
+        self._kinds = np.full(_MOST_VARIABLES, _AS_IT_IS)  # Of what a step adds to each variable.
         self._warnings: list[str] = []
 
     def look_at(
@@ -108,23 +121,27 @@ class Judgement:
                     "over the examples and compute with them in result(), or pass a metric function that returns one number: "
                     "it gets the whole batch"
                 )
+            for place in own:
+                is_sum = abs((growth[place] or 1.0) - 2.0) < _SUM_TOLERANCE
+                if is_sum and not compares[place] and id(found[place]) in rightly:
+                    self._note(found[place], _SUM)
             own = [place for place in own if id(found[place]) not in rightly]
             numbers = [place for place in own if (growth[place] or _SUM_GROWTH) < _SUM_GROWTH]
             if not numbers or any(growth[place] is None for place in own):
                 continue  # Of a state to which the trial adds 0 nothing is known.
             if all(tf.as_dtype(found[place].dtype).is_floating for place in numbers):
                 for place in numbers:
-                    self._note(found[place])
+                    self._note(found[place], _NUMBER)
             else:
                 self._warnings.append(
                     f"the metric {metric.name} counts a batch once for each replica, in a variable of integers. Make it of "
                     'floats (dtype="float32")'
                 )
 
-    def _note(self, variable: Any) -> None:
+    def _note(self, variable: Any, kind: float) -> None:
         for place, each in enumerate(self._variables):
             if each is variable:
-                self._are_numbers[place] = 1.0
+                self._kinds[place] = kind
 
     def apply(self, of_chief: Callable[[Any], Any], warns: bool) -> None:
         """Makes the replicas count so. All tasks have to call it.
@@ -135,8 +152,9 @@ class Judgement:
         """
         if not self._variables:
             return
-        are_numbers = of_chief(self._are_numbers)
-        _by_share.update({id(v): v for v, is_number in zip(self._variables, are_numbers, strict=False) if is_number})
+        kinds = list(zip(self._variables, of_chief(self._kinds), strict=False))
+        _by_share.update({id(variable): variable for variable, kind in kinds if kind == _NUMBER})
+        _of_sums.update({id(variable): variable for variable, kind in kinds if kind == _SUM})
         for what in self._warnings if warns else ():
             message = f"{self._model.name}: {what}"
             if message not in _warned:

@@ -2,7 +2,8 @@
 
 * A metric function that returns one number for a batch, such as a Dice coefficient, or one for each class, may be anything.
   Every replica computes it on the whole batch, and counts it by its share.
-* `keras.metrics.Mean` counts a number without weights, such as a loss, by the replica's share.
+* `keras.metrics.Mean` counts a number without weights, such as a loss, by the replica's share, and once for the batch; the sum
+  over the replica's examples, which a trial finds, in full.
 * `keras.metrics.Sum` counts a number that is no result of the batch, such as 1 for each batch, by the replica's share; a sum
   over the replica's examples counts in full.
 """
@@ -101,6 +102,8 @@ def _update_mean(original: Callable[..., Any], metric: Any, values: Any, sample_
         if not replica.has_whole_batch:
             return None  # `_update_function` will update with the number of the whole batch.
     if sample_weight is None:
+        if metric_trial.gets_sums(metric):
+            values = tf.math.divide_no_nan(tf.cast(values, metric.dtype), tf.cast(replica.share, metric.dtype))
         sample_weight = replica.share * tf.ones(tf.shape(values))
     elif replica.has_whole_batch:
         sample_weight = tf.convert_to_tensor(sample_weight)

@@ -9,8 +9,8 @@ With two parts a and b of these examples, and ab for a batch of both, each examp
 
     step(ab) + step(ba) = step(aa) + step(bb),
 
-where all four have the same positions, sizes and random numbers. The step is a mean if step(aa) = step(a); of a step that draws
-random numbers, only the norm is compared.
+where all four have the same positions, sizes and random numbers. So it is for examples that are shortened as by padding. The
+step is a mean if step(aa) = step(a); of a step that draws random numbers, only the norm is compared.
 """
 
 import contextlib
@@ -40,12 +40,12 @@ from tfdist.strategies.keras_hooks.step_trial import (
     LEAST_CHANGE,
     LEAST_NORM,
     changing_operations,
+    compared,
     count,
     joined,
     large,
     mapped,
     nodes_of,
-    other_parts,
     parts,
     released,
     summary,
@@ -218,13 +218,8 @@ class ShardCheck:
             if self._trains and self._warns and updates and not as_means:
                 self._warn_of(what_changes(function, changes))
             return None
-        ab, ba, aa, bb = _in_pairs(function, first, second)
+        differences, norms, aa = compared(function, first, second, self._has_weights)
         a = [value.numpy() for value in function(first, tf.constant(0))]
-        differences, norms = ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4
-        # What is counted over a batch, as the examples of a class, may be alike in two parts. It hardly is in others, too.
-        cd, dc, cc, dd = (projections for projections, _ in _in_pairs(function, *other_parts(first, second)))
-        others = cd + dc - cc - dd
-        differences = np.where(np.abs(others) > np.abs(differences), others, differences)
         tolerance = _GPU_TOLERANCE if tf.config.list_logical_devices("GPU") else _TOLERANCE
         if "16" in keras.backend.standardize_dtype(self._model.compute_dtype):
             tolerance = _HALF_TOLERANCE
@@ -370,12 +365,6 @@ class ShardCheck:
 
         signature = mapped(lambda v: tf.TensorSpec([None, *v.shape[1:]], v.dtype), example)
         return tf.function(trial, autograph=False).get_concrete_function(signature, tf.TensorSpec([], tf.int32))
-
-
-def _in_pairs(function: Callable[[Any, Any], Any], first: Any, second: Any) -> list[list[np.ndarray]]:
-    """Returns what a step gives for batches of two parts: ab, ba, aa and bb."""
-    pairs = ((first, second), (second, first), (first, first), (second, second))
-    return [[value.numpy() for value in function(joined(*pair), tf.constant(0))] for pair in pairs]
 
 
 def _compute_loss(model: Any, batch: Any, recorded: list[tuple[str | None, Any]]) -> None:

@@ -112,6 +112,64 @@ def other_parts(first: Any, second: Any) -> tuple[Any, Any]:
     return mapped(lambda v: v[::2], both), mapped(lambda v: v[1::2], both)
 
 
+def padded(part: Any, has_weights: bool) -> Any:
+    """Returns the examples with padding in place of their second half: zeros in tensors of integers and truth values.
+
+    A mask may leave as much of each of the first examples, and then a mean over what it leaves looks like a mean over examples.
+
+    Args:
+        part: a batch of dense tensors.
+        has_weights: whether it is a tuple of inputs, targets and weights. Weights become zeros, too, or half if an example has
+            one.
+    """
+
+    def without_end(leaf: tf.Tensor) -> tf.Tensor:
+        is_kept = tf.range(leaf.shape[1]) < (leaf.shape[1] + 1) // 2
+        return tf.where(tf.reshape(is_kept, [-1] + [1] * (leaf.shape.rank - 2)), leaf, tf.zeros_like(leaf))
+
+    def of_tokens(leaf: tf.Tensor) -> tf.Tensor:
+        return without_end(leaf) if leaf.shape.rank > 1 and (leaf.dtype.is_integer or leaf.dtype.is_bool) else leaf
+
+    def of_weights(leaf: tf.Tensor) -> tf.Tensor:
+        return without_end(leaf) if leaf.shape.rank > 1 else tf.cast(leaf / 2, leaf.dtype)
+
+    if not has_weights:
+        return mapped(of_tokens, part)
+    return (*mapped(of_tokens, part[:2]), mapped(of_weights, part[2]))
+
+
+def compared(
+    function: Callable[[Any, Any], Any], first: Any, second: Any, has_weights: bool
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Returns how much each result of a step depends on which examples are together in a batch.
+
+    Args:
+        function: a function of a batch and the number of a draw that returns a `summary`.
+        first: a part of a batch.
+        second: another one, of as many examples.
+        has_weights: see `padded`.
+
+    Returns:
+        Differences of projections, which are zero where every example adds its own part; norms; what it gives for the first
+        part twice.
+    """
+    ab, ba, aa, bb = _in_pairs(function, first, second)
+    differences, norms = ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4
+    # What is counted over a batch, as the examples of a class, may be alike in two parts. It hardly is in others, too.
+    for parts_of_it in (other_parts(first, second), (first, padded(second, has_weights))):
+        with contextlib.suppress(tf.errors.OpError):  # A step may refuse padding.
+            cd, dc, cc, dd = (projections for projections, _ in _in_pairs(function, *parts_of_it))
+            others = cd + dc - cc - dd
+            differences = np.where(np.abs(others) > np.abs(differences), others, differences)
+    return differences, norms, aa
+
+
+def _in_pairs(function: Callable[[Any, Any], Any], first: Any, second: Any) -> list[list[np.ndarray]]:
+    """Returns what a step gives for batches of two parts: ab, ba, aa and bb."""
+    pairs = ((first, second), (second, first), (first, first), (second, second))
+    return [[value.numpy() for value in function(joined(*pair), tf.constant(0))] for pair in pairs]
+
+
 def summary(recorded: Sequence[Any]) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns projections of tensors, `[tensors, projections]`, and their norms, `[tensors]`.
 

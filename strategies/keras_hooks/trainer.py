@@ -155,8 +155,9 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     except (ValueError, RuntimeError):
         if hooks is None or not _calls_itself(model):
             raise
-        with model.distribute_strategy.scope():
-            model.optimizer.build(model.trainable_variables)
+        if model.optimizer is not None:
+            with model.distribute_strategy.scope():
+                model.optimizer.build(model.trainable_variables)
 
 
 @contextlib.contextmanager
@@ -198,9 +199,15 @@ def _example_batch(hooks: KerasHooks, iterator: Any) -> Any:
 
 
 def _calls_itself(model: Any) -> bool:
-    """Returns whether a model that is built has its own `train_step`: its batches need not be what the model takes."""
-    own = type(model).train_step is not TensorFlowTrainer.train_step
-    return own and model.optimizer is not None and all(layer.built for layer in model._flatten_layers())
+    """Returns whether a model has its own `train_step` and all its variables: its batches need not be what the model takes.
+
+    Keras marks a model as built whose call has failed, so each of its layers counts.
+    """
+    own = type(model).train_step is not TensorFlowTrainer.train_step and (model.built or is_default(model.build))
+    if own and all([_is_built(layer) for layer in model._flatten_layers(include_self=False)]):
+        model.built = True
+        return True
+    return False
 
 
 def _mark_as_built(model: Any) -> None:

@@ -20,6 +20,9 @@ from tfdist.strategies.private_api import keras_loss_module
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.05
 """Relative differences that are rounding."""
 
+_ACTIVATIONS = {"Softmax": tf.nn.softmax, "Sigmoid": tf.sigmoid}
+"""Types of operations whose operands, the logits, Keras' cross-entropies take in place of the results."""
+
 
 def can_be_gathered(*nested: Any) -> bool:
     """Returns whether nested values are dense tensors of numbers with a first dimension."""
@@ -96,16 +99,40 @@ def gathered(nested: Any, replica: Replica, dtype: Any = None) -> Any:
         others = all_reduce_sum([padded])[0] - tf.stop_gradient(padded)
         return padded + tf.stop_gradient(others)
 
+    def gather_with_logits(value: Any) -> Any:
+        if dtype not in (None, value.dtype):
+            return tf.cast(gather(value, dtype), dtype)
+        return _with_logits(value, lambda tensor: tf.cast(gather(tensor, dtype), tensor.dtype))
+
     def with_mask(value: Any) -> Any:
         key = (id(value), dtype, id(tf.compat.v1.get_default_graph()))
         if key not in replica.gathered:
-            whole, mask = tf.cast(gather(value, dtype), dtype or value.dtype), keras_loss_module.backend.get_keras_mask(value)
+            whole, mask = gather_with_logits(value), keras_loss_module.backend.get_keras_mask(value)
             if mask is not None:
                 keras_loss_module.backend.set_keras_mask(whole, tf.cast(gather(mask, tf.float32), tf.bool))
             replica.gathered[key] = value, whole  # The tensor stays, and its id is that of no other.
         return replica.gathered[key][1]
 
     return tf.nest.map_structure(with_mask, nested)
+
+
+def _with_logits(tensor: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns `change(tensor)`, of which Keras' losses find the logits as they find those of `tensor`.
+
+    They compute the cross-entropy of what a softmax or sigmoid returned from its operand, whatever `from_logits` is.
+    """
+    logits = getattr(tensor, "_keras_logits", None)
+    operation = None if tf.executing_eagerly() else tensor.op
+    if operation is None or operation.type not in _ACTIVATIONS:
+        changed = change(tensor)
+        if logits is not None:
+            changed._keras_logits = change(logits)
+        return changed
+    operand = change(operation.inputs[0])
+    changed = _ACTIVATIONS[operation.type](operand)
+    if logits is not None:
+        changed._keras_logits = operand
+    return changed
 
 
 def check_order(result: Any, compute: Callable[..., Any], local: Any, whole: Any, replica: Replica, name: str) -> None:
@@ -134,7 +161,7 @@ def check_order(result: Any, compute: Callable[..., Any], local: Any, whole: Any
         owner = tf.minimum(tf.searchsorted(ends, rows, side="right"), tf.size(counts) - 1)
         place = rows - tf.gather(tf.concat([[0], ends], axis=0), owner)
         block = place // tf.maximum(tf.gather(counts, owner), 1)
-        ordered = tf.gather(tf.stop_gradient(whole), tf.argsort(block, stable=True))
+        ordered = _with_logits(whole, lambda t: tf.gather(tf.stop_gradient(t), tf.argsort(block, stable=True)))
         if (mask := keras_loss_module.backend.get_keras_mask(whole)) is not None:
             keras_loss_module.backend.set_keras_mask(ordered, tf.gather(mask, tf.argsort(block, stable=True)))
         return ordered

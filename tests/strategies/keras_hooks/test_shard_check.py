@@ -26,6 +26,7 @@ WARNED = {
     "circle_loss": ONE_BY_ONE,
     "a_compute_loss_without_training": ONE_BY_ONE,
     "a_mean_over_what_a_mask_leaves": ONE_BY_ONE,
+    "a_mean_over_what_is_no_padding": ONE_BY_ONE,
     "a_mean_by_weights_of_its_own": 'A mean by the weights of examples is that of a Keras loss with reduction="mean_with',
     "a_layer_that_balances_over_the_batch": ONE_BY_ONE,
     "an_optimizer_that_changes_gradients": "Let Signs change them in update_step, which gets their sum over the replicas",

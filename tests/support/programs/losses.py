@@ -283,6 +283,28 @@ def one_number_for_a_batch_with_a_mask(scope):
 
 
 @case
+def one_number_for_a_batch_of_probabilities(scope):
+    """Keras takes the logits of a softmax or sigmoid, because probabilities may be rounded to 0 and 1."""
+
+    def build():
+        inputs, large = keras.Input((4,)), keras.initializers.RandomNormal(stddev=20, seed=1)
+        outputs = {
+            "kind": keras.layers.Dense(3, "softmax", kernel_initializer=large)(inputs),
+            "odds": keras.layers.Dense(1, "sigmoid", kernel_initializer=large)(inputs),
+        }
+        return keras.Model(inputs, outputs)
+
+    def kind(y_true, y_pred):
+        return ops.mean(keras.losses.sparse_categorical_crossentropy(y_true, y_pred))
+
+    def odds(y_true, y_pred):
+        return ops.mean(keras.losses.binary_crossentropy(y_true, y_pred))
+
+    is_positive = (Y > 0).astype("float32")
+    return trained(scope, build, y={"kind": is_positive, "odds": is_positive}, loss={"kind": kind, "odds": odds})
+
+
+@case
 def a_keras_loss_in_add_loss(scope):
     def build():
         inputs, targets = keras.Input((4,)), keras.Input((1,))

@@ -62,6 +62,17 @@ def a_mean_over_what_a_mask_leaves():
 
 
 @case
+def a_mean_over_what_is_no_padding():
+    """The first examples have none."""
+
+    def loss(x, z, weights):
+        left = ops.cast(ops.sum(x, axis=1, keepdims=True) > 10, "float32")
+        return ops.divide_no_nan(ops.sum(left * ops.softplus(-z)), ops.sum(left))
+
+    return OwnLoss(loss, name="a_mean_over_what_is_no_padding")
+
+
+@case
 def a_mean_by_weights_of_its_own():
     def loss(x, z, weights):
         return ops.sum(weights * ops.softplus(-z[:, 0])) / ops.sum(weights)
