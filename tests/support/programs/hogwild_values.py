@@ -1,4 +1,5 @@
 """Values that no optimizer trains, under hogwild: moving averages, scales, what a callback assigns, slots when a ps is killed.
+And slots that the first step makes.
 
 Two groups and a ps, which the chief kills. Prints what it finds as JSON.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 import h5py
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 
@@ -79,6 +81,35 @@ def assigned_before_a_save():
         return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())]
 
 
+class OwnOptimizer(keras.Model):
+    """Trains with an optimizer of its own, which its first step builds."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.own = keras.layers.Dense(1), keras.optimizers.Adafactor(0.1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self(data[0]) - data[1]) ** 2)
+        self.own.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def built_by_the_step():
+    """Returns the updates of an optimizer that the first step builds, and whether they moved all weights."""
+    with strategy.scope():
+        model = OwnOptimizer()
+        model.dense.build((None, 4))
+        model.compile(loss="mse")
+    before = model.get_weights()
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, verbose=0)
+    moved = [bool(np.all(a != b)) for a, b in zip(before, model.get_weights(), strict=True)]
+    return int(model.own.iterations), moved
+
+
 def slots_after_a_killed_ps():
     """Returns Adam's second moment, and what it should be: in a file that is saved at once, and after the next epoch."""
     with strategy.scope():
@@ -103,5 +134,6 @@ def slots_after_a_killed_ps():
 
 
 results = {"variances": moving_variances(), "scales": scales_of_float8(), "assigned": assigned_before_a_save()}
+results["built"] = built_by_the_step()
 results["slots"] = slots_after_a_killed_ps()
 Path("results.json").write_text(json.dumps(results))
