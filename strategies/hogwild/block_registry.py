@@ -55,18 +55,19 @@ class BlockRegistry:
     def register(
         self, variables: Sequence[LocalVariable], kind: Kind | None = None, fragments: int = 1
     ) -> list[ParameterBlock]:
-        """Puts variables that are in no block into blocks, by kind, dtype and device, and returns the new blocks.
+        """Puts variables that are in no block into blocks, by kind, dtype, device and sign, and returns the new blocks.
 
         Args:
             variables: the variables.
             kind: their new kind; None keeps the kind of each.
             fragments: number of blocks, of about equal size, for the variables of one kind and dtype.
         """
-        by_type: dict[tuple[Kind, Any, int | None], list[LocalVariable]] = {}
+        by_type: dict[tuple[Kind, Any, int | None, bool], list[LocalVariable]] = {}
         for variable in variables:
             if variable.block is None and variable.kind is not Kind.FROM_CHIEF:
                 variable.kind = kind or variable.kind
-                by_type.setdefault((variable.kind, variable.dtype, variable.column), []).append(variable)
+                like = (variable.kind, variable.dtype, variable.column, variable.is_nonnegative)
+                by_type.setdefault(like, []).append(variable)
         new = [self._make_block(part) for members in by_type.values() for part in _divided(members, fragments)]
         self.blocks.extend(new)
         return new

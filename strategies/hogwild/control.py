@@ -28,6 +28,7 @@ class Control:
         numbers: all of these as one tensor, see `SPEC`.
         wanted: number of the round to which the group pushes, int64 scalar. The group adds it (see push_pull.py) for outer
             optimizers that work in rounds.
+        replica: the local replica of the group, [n], for outer optimizers with `sends_replica`; else None.
     """
 
     group: Any
@@ -41,6 +42,7 @@ class Control:
     begins: Any = 0
     numbers: Any = None
     wanted: Any = None
+    replica: Any = None
 
     SPEC = tf.TensorSpec([9], tf.float64)
     """How the chief sends the numbers. float64 holds steps up to 2**53 exactly."""

@@ -18,7 +18,7 @@ from tfdist.strategies.coordinator.group_function import GroupFunction, HostBatc
 from tfdist.strategies.coordinator.group_step import GroupStep
 from tfdist.strategies.coordinator.tracing import tracing_lock
 from tfdist.strategies.coordinator.worker_groups import WorkerGroup
-from tfdist.strategies.hogwild import checkpoint_state
+from tfdist.strategies.hogwild import checkpoint_state, nonnegatives
 from tfdist.strategies.hogwild.control import CallNumbers, Control
 from tfdist.strategies.hogwild.frozen_weights import moved_by_outer_rates, warn_of_frozen
 from tfdist.strategies.hogwild.global_parameters import ParameterBlock
@@ -331,6 +331,7 @@ class GroupCalls:
         # In blocks of their own: the outer rates would let a moving variance, or a scale of float8, overshoot, below zero.
         statistics = [v for v in floating if not v.trainable or id(v) in self._trained & overwritten]
         self._replicas.register(active, Kind.SYNCHRONIZED, self._strategy.synchronization.fragments)
+        nonnegatives.mark(statistics)
         self._replicas.register(statistics, Kind.SYNCHRONIZED)
         self._replicas.register(floating, Kind.SYNCHRONIZED)
         buffers = buffers_of(optimizers_of(self._model)) if self._averages_momentum else []

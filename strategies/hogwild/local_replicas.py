@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.strategies.coordinator.backups import SILENT_SECONDS
 from tfdist.strategies.coordinator.membership import Membership
 from tfdist.strategies.coordinator.named_resource import NamedVariable
-from tfdist.strategies.hogwild import checkpoint_state, network, slots_of_others
+from tfdist.strategies.hogwild import checkpoint_state, network, nonnegatives, slots_of_others
 from tfdist.strategies.hogwild.block_registry import BlockRegistry, Use
 from tfdist.strategies.hogwild.chief_values import ChiefValues
 from tfdist.strategies.hogwild.collector import Collector
@@ -125,11 +125,13 @@ class LocalReplicas:
     def _make_block(self, variables: list[LocalVariable]) -> ParameterBlock:
         strategy, groups = self._strategy, len(self._strategy.worker_groups)
         is_float32 = variables[0].kind is Kind.SYNCHRONIZED and variables[0].dtype == tf.float32
-        compressed = strategy.synchronization.compresses and is_float32
+        compressed = strategy.synchronization.compresses and is_float32 and not variables[0].is_nonnegative
         if compressed and strategy.compression_is_measured:
             elements = sum(variable.shape.num_elements() for variable in variables)
             compressed = network.affords(groups * elements * tf.float32.size, len(strategy.server_devices[0]))
         optimizer = self.outer_optimizer if variables[0].trainable else self.outer_optimizer.of_averages
+        if variables[0].is_nonnegative:
+            optimizer = nonnegatives.optimizer_of(self.outer_optimizer)
         block = ParameterBlock(variables, strategy.server_devices, optimizer, groups, compressed)
         block.retried = strategy.server_recovery.retried
         return block

@@ -82,6 +82,7 @@ class LocalVariable(VariableBase):
         version: version of the block's values that the chief's variable has.
         is_assigned: whether a function that a group runs assigns it.
         is_slot: whether it is a slot of an optimizer, with floating-point numbers.
+        is_nonnegative: whether groups take the mean of it and it had no negative value at first, see nonnegatives.py.
         moved: how far the program has moved a counter by assigning it.
     """
 
@@ -102,6 +103,7 @@ class LocalVariable(VariableBase):
         self.version = 0
         self.is_assigned = False
         self.is_slot = False
+        self.is_nonnegative = False
         self.moved = 0
         self._uncounted = 0  # Updates to be added to the chief's variable.
         # TensorFlow's variables have these attributes.

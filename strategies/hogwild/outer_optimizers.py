@@ -72,6 +72,9 @@ class OuterOptimizer:
     reads_parameters = False
     """Whether `update` reads the global parameters."""
 
+    sends_replica = False
+    """Whether a group sends its local replica w beside its progress, as `Control.replica`. See nonnegatives.py."""
+
     in_rounds = False
     """Whether updates collect the pushes of a round, see rounds.py. They then return `Update.round`."""
 
@@ -218,7 +221,7 @@ class Nesterov(OuterOptimizer):
     fragments: int = 1
 
     in_rounds = True
-    not_saved = ("sum", "pushed", "absent", "round")  # A save ends the open round first.
+    not_saved = ("sum", "pushed", "absent", "round", "least")  # A save ends the open round first. "least": nonnegatives.py.
 
     def init(self, shape: Any, dtype: tf.DType) -> State:
         """Returns momentum and weighted sum, [n], and the open round, see `rounds.Round`."""

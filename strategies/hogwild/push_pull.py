@@ -83,18 +83,20 @@ class PushPull:
         self._pushed: list[Any] = []  # As the ps decode it.
         self._rounds: list[Any] = []
         self._arrived: dict[str, list[Any]] = defaultdict(list)  # By ps.
-        self.replies = self._received([self._push_shard(number, part) for number, part in enumerate(block.split(what))])
+        beside = [(part,) for part in block.split(self._replica)] if optimizer.sends_replica else [()] * len(block.sizes)
+        pushes = zip(block.split(what), beside, strict=True)
+        self.replies = self._received([self._push_shard(number, *parts) for number, parts in enumerate(pushes)])
         self._change = self._change_of_replica()
 
-    def _push_shard(self, number: int, part: Any) -> Message:
-        """Returns the reply, as it is on the ps."""
+    def _push_shard(self, number: int, part: Any, beside: Message) -> Message:
+        """Returns the reply, as it is on the ps. `beside` goes there with the push, as it is."""
         compressor, length = self._compressor, self._block.sizes[number]
         shard = self._block.shards[self._server_group][number]
         message = compressor.encode(part)
         arrived = self._arrived[shard.device]
         # If all shards were sent at once, they would share the network, and all replies would come at the end.
         with tf.control_dependencies(arrived[: 1 - SHARDS_IN_FLIGHT][-1:]):
-            sent = tf.nest.map_structure(tf.identity, message)
+            sent = tf.nest.map_structure(tf.identity, (*message, *beside))
         with tf.device(shard.device):
             received = tf.nest.map_structure(tf.identity, sent)
             arrived.append(received[0])

@@ -31,6 +31,7 @@ class Shard:
         compressed_for: number of groups that receive compressed replies.
 
     Attributes:
+        optimizer: as given.
         parameters: the values, [n].
         state: variables of the outer optimizer, by name.
         lock: name of the lock that updates hold; None if they need none.
@@ -40,7 +41,7 @@ class Shard:
     def __init__(
         self, dtype: tf.DType, size: int, device: str, optimizer: OuterOptimizer | None = None, compressed_for: int = 0
     ) -> None:
-        self._optimizer, self._size = optimizer, size
+        self.optimizer, self._size = optimizer, size
         self.device = device
         self.parameters = NamedVariable("parameters", dtype, [size], device)
         initial = self._initial_state()
@@ -50,7 +51,7 @@ class Shard:
         self.acknowledged = NamedVariable("acknowledged", dtype, [compressed_for, size], device) if compressed_for else None
 
     def _initial_state(self) -> dict[str, Any]:
-        return self._optimizer.init(self.parameters.shape, self.parameters.dtype) if self._optimizer else {}
+        return self.optimizer.init(self.parameters.shape, self.parameters.dtype) if self.optimizer else {}
 
     def initialize(self) -> None:
         """Assigns the initial values of everything but the parameters."""
@@ -90,9 +91,9 @@ class Shard:
             The reply to the group, [n], or None without `replies`; `Update.round`, zeros where the outer optimizer returns
             none; and `Update.awaited`.
         """
-        optimizer, parameters = self._optimizer, self.parameters
+        optimizer, parameters = self.optimizer, self.parameters
         assert optimizer is not None
-        with self._locked(push):
+        with self._locked(push, *([] if control.replica is None else [control.replica])):
             value = parameters.read() if optimizer.reads_parameters else None
             update = optimizer.update(value, self._read_state(), push, control)
             self._write(update, control)
@@ -112,7 +113,7 @@ class Shard:
         Returns:
             The global parameters, [n]; and int64 [2]: the number of complete rounds, and 1 if they include the push, else 0.
         """
-        optimizer, complete = self._optimizer, self.state["round"]
+        optimizer, complete = self.optimizer, self.state["round"]
         assert optimizer is not None
         before = round_[0] - round_[1]
         waited = wait_while(lambda: complete.read_now() < awaited, control.grace, [round_])
@@ -137,21 +138,21 @@ class Shard:
 
     def settle(self, control: Control) -> None:
         """Ends the open round because the chief collects. Runs on the ps."""
-        assert self._optimizer is not None
+        assert self.optimizer is not None
         with self._locked():
-            self._write(self._optimizer.settle(self._read_state(), control), control)
+            self._write(self.optimizer.settle(self._read_state(), control), control)
 
     def leave(self, control: Control) -> None:
         """Makes the group of `control` absent because it is lost, see rounds.py. Runs on the ps."""
-        assert self._optimizer is not None
+        assert self.optimizer is not None
         with self._locked():
-            self._write(self._optimizer.leave(self._read_state(), control), control)
+            self._write(self.optimizer.leave(self._read_state(), control), control)
 
     def finish(self, control: Control, pushing: Any) -> None:
         """Ends the open round at the end of an epoch if nobody can still push to it, see rounds.py. Runs on the ps."""
-        assert self._optimizer is not None
+        assert self.optimizer is not None
         with self._locked():
-            self._write(self._optimizer.finish(self._read_state(), pushing), control)
+            self._write(self.optimizer.finish(self._read_state(), pushing), control)
 
     def news(self, parameters: Any, compressor: Compressor, group: Any) -> Message:
         """Encodes what a group does not have of the parameters. The rounding error stays for the next reply. Runs on the ps."""
@@ -182,7 +183,7 @@ class Shard:
             self.parameters.add(*update.increment)
         elif update.increment is not None:
             self.parameters.assign_add(update.increment)
-        optimizer = self._optimizer
+        optimizer = self.optimizer
         if optimizer is None or not optimizer.in_rounds:
             return
 

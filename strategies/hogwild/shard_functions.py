@@ -36,7 +36,8 @@ class ShardFunctions:
 
         Args:
             shard: the shard.
-            message: what the group has sent, as `compressor` has encoded it.
+            message: what the group has sent, as `compressor` has encoded it. Its local replica follows, if the outer optimizer
+                of the shard `sends_replica`.
             numbers: those of the group's `Control`, and the number of complete rounds in the last reply, float64.
             compressor: encodes what is sent, in both directions.
             waits: whether to reply at the end of the round.
@@ -46,6 +47,7 @@ class ShardFunctions:
             The encoded reply, empty without `replies`; and `Update.round`, with `waits` that of `Shard.await_round`.
         """
         length = None if compressor.lossless else int(shard.parameters.shape[0])
+        sends_replica = shard.optimizer is not None and shard.optimizer.sends_replica
 
         def run(resources: Sequence[Any], numbers: Any, message: Message) -> tuple[Message, Any]:
             here = shard.given(resources)
@@ -55,7 +57,9 @@ class ShardFunctions:
             control = Control.of(numbers[:-1])
             if self._optimizer.in_rounds:
                 control.wanted = tf.cast(numbers[-1], tf.int64) + 1
-            pushed = compressor.decode(message, length or 0)
+            if sends_replica:
+                control.replica = message[-1]
+            pushed = compressor.decode(message[:-1] if sends_replica else message, length or 0)
             value, round_, awaited = here.apply(pushed, control, replies=replies and not waits)
             if waits:
                 value, round_ = here.await_round(round_, awaited, control)
@@ -100,7 +104,8 @@ class ShardFunctions:
 
     def _on_ps(self, key: Hashable, shard: Shard, run: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
         resources = shard.resources()
-        function = self._traced((key, len(resources)), run, ([_RESOURCE] * len(resources), *specs))
+        # Shards of averages have another outer optimizer than those of weights, and may have as many resources.
+        function = self._traced((key, type(shard.optimizer), len(resources)), run, ([_RESOURCE] * len(resources), *specs))
 
         def call(*arguments: Any) -> Any:
             with tf.device(shard.device):

@@ -100,6 +100,11 @@ def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_v
     if replica.unbuilt is not None and not optimizer.built:
         replica.unbuilt.append((optimizer, trainable_variables))
         return None
+    if trainable_variables is not None and not optimizer.built and not tf.executing_eagerly():
+        trainable_variables = list(trainable_variables)
+        # Adafactor makes variables of numbers, which are in the loop of steps otherwise, and not to be had outside of it.
+        with tf.init_scope(), keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(trainable_variables)
     if replica.postponed is not None:
         if replica.postponed:
             raise ValueError(

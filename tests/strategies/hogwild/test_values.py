@@ -32,6 +32,10 @@ def test_what_a_callback_assigns_before_a_save_is_in_the_file_and_in_the_model(r
     assert results["assigned"] == [0.5, 0.5]
 
 
+def test_a_step_builds_an_optimizer_of_the_models_own(results):
+    assert results["built"] == [8, [True, True]]
+
+
 def test_a_killed_ps_resets_no_optimizer_slots_and_a_save_at_that_moment_has_them(results):
     found, iterations = results["slots"]
     assert len(found) == 4 and iterations == 256

@@ -1,4 +1,5 @@
 """Values that no optimizer trains, under hogwild: moving averages, scales, what a callback assigns, slots when a ps is killed.
+And slots that the first step makes.
 
 Two groups and a ps, which the chief kills. Prints what it finds as JSON.
 """
@@ -11,6 +12,7 @@ from pathlib import Path
 import h5py
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
 
@@ -33,7 +35,7 @@ class Gate(keras.layers.Layer):
 
 
 def moving_variances():
-    """Returns the least and the greatest moving variance after each epoch. The variance of the data is 0.04."""
+    """Returns the least and the greatest moving variance after each epoch. The variance of each batch is 0.04."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.BatchNormalization(momentum=0.9), keras.layers.Dense(1)])
@@ -45,8 +47,9 @@ def moving_variances():
             variances = model.layers[0].moving_variance.numpy()
             found.append([float(variances.min()), float(variances.max())])
 
-    x = 0.2 * np.random.default_rng(1).normal(size=(1024, 8)).astype("float32")
-    model.fit(x, x[:, :1], batch_size=16, epochs=4, verbose=0, callbacks=[Look()])
+    batch = np.random.default_rng(1).normal(size=(16, 8)).astype("float32")
+    x = np.tile(0.2 * (batch - batch.mean(axis=0)) / batch.std(axis=0), (64, 1))  # It matters not which group takes which.
+    model.fit(x, x[:, :1], batch_size=16, epochs=4, shuffle=False, verbose=0, callbacks=[Look()])
     return found
 
 
@@ -79,6 +82,35 @@ def assigned_before_a_save():
         return [float(file["layers/gate/vars/0"][()]), float(model.layers[0].gate.numpy())]
 
 
+class OwnOptimizer(keras.Model):
+    """Trains with an optimizer of its own, which its first step builds."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.own = keras.layers.Dense(1), keras.optimizers.Adafactor(0.1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean((self(data[0]) - data[1]) ** 2)
+        self.own.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
+def built_by_the_step():
+    """Returns the updates of an optimizer that the first step builds, and whether they moved all weights."""
+    with strategy.scope():
+        model = OwnOptimizer()
+        model.dense.build((None, 4))
+        model.compile(loss="mse")
+    before = model.get_weights()
+    model.fit(np.ones((64, 4)), np.ones((64, 1)), batch_size=8, verbose=0)
+    moved = [bool(np.all(a != b)) for a, b in zip(before, model.get_weights(), strict=True)]
+    return int(model.own.iterations), moved
+
+
 def slots_after_a_killed_ps():
     """Returns Adam's second moment, and what it should be: in a file that is saved at once, and after the next epoch."""
     with strategy.scope():
@@ -103,5 +135,6 @@ def slots_after_a_killed_ps():
 
 
 results = {"variances": moving_variances(), "scales": scales_of_float8(), "assigned": assigned_before_a_save()}
+results["built"] = built_by_the_step()
 results["slots"] = slots_after_a_killed_ps()
 Path("results.json").write_text(json.dumps(results))
