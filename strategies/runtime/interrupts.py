@@ -1,4 +1,6 @@
-"""Ctrl-C while TensorFlow runs: `KeyboardInterrupt` is raised where TensorFlow has returned to its caller.
+"""Ctrl-C: `KeyboardInterrupt` is raised where nothing is half done, so that a notebook can go on with its next cell.
+
+It waits until TensorFlow has returned to its caller, a model is built, and code of tfdist has left a `with` or `finally`.
 
 TensorFlow's C++ code calls Python functions, such as `TensorShape.__len__` for an attribute of an operation, and Python handles
 signals there. TensorFlow 2.21 does not expect an exception from them: it frees memory twice, or raises `RuntimeError`,
@@ -23,8 +25,11 @@ from tfdist.strategies.runtime.cleanup_lines import cleans_up
 LONGEST_SECONDS = 1.0
 """How long TensorFlow's Python code may go on after SIGINT, as in a loop that waits. Its calls from C++ take microseconds."""
 
-HELD_SECONDS = 10.0
-"""How long models and optimizers may go on being built after SIGINT. What is half built, Keras cannot use or build again."""
+HELD_SECONDS = 3.0
+"""How long models and optimizers may go on being built after SIGINT. What is half built, Keras cannot use or build again.
+
+The launcher kills a task 5 seconds after Ctrl-C (`--grace_period`).
+"""
 
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -41,7 +46,7 @@ def install() -> None:
 
 
 def keep_out_of_tensorflow() -> None:
-    """Makes SIGINT raise `KeyboardInterrupt` outside of TensorFlow's code.
+    """Makes SIGINT raise `KeyboardInterrupt` as above.
 
     Does nothing in a program that handles SIGINT itself, and in another thread than the main one.
     """
