@@ -21,6 +21,7 @@ from tfdist.strategies.keras_hooks import (
     losses,
     metric_updates,
     replica_context,
+    step_build,
     update_kernels,
     variables,
 )
@@ -76,6 +77,8 @@ def install() -> None:
 
 def _apply(original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
     replica = replica_context.current()
+    if step_build.is_building():
+        return None
     if replica is not None and replica.recorded is not None:
         pairs = itertools.zip_longest(grads, _variables(optimizer, trainable_variables))
         replica.recorded += [(None, gradient) for gradient, v in pairs if gradient is not None and not is_overwritten(v)]

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.strategies.inputs.batches import builds_models, with_dimensions_of, without_optionals
 from tfdist.strategies.inputs.source import BatchSource
-from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, one_thread, user_functions
+from tfdist.strategies.keras_hooks import build_scope, calls, global_seed, losses, one_thread, step_build, user_functions
 from tfdist.strategies.keras_hooks.interface import KerasHooks, Logs, hooks_of
 from tfdist.strategies.keras_hooks.optimizer import adopt_optimizer, begin_anew
 from tfdist.strategies.private_api import KerasVariable, TensorFlowTrainer, is_default, patches
@@ -37,6 +38,7 @@ def install() -> None:
     build_scope.install()
     global_seed.install()
     user_functions.install()
+    step_build.install()
     calls.install()
     one_thread.install()
     patches.BEGIN_EPOCH.patch(_begin_epoch)
@@ -145,12 +147,19 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
     hooks = hooks_of(model._distribute_strategy)
     if hooks is not None:
         _adopt(model)
-    if hooks is not None and not model.built and type(model).call in (keras.Model.call, keras.Layer.call):
-        _mark_as_built(model)
+    has_call = type(model).call not in (keras.Model.call, keras.Layer.call)
     if hooks is not None and iterator is not None:
-        iterator, data_batch = None, None if _is_complete(model) else _example_batch(hooks, iterator)
+        iterator, data_batch = None, None if _is_complete(model, has_call) else _example_batch(hooks, iterator)
+        if _has_own_step(model) and not _has_all_variables(model):
+            with model.distribute_strategy.scope():
+                step_build.build(model, data_batch)
+    if hooks is not None and not model.built and not has_call:
+        _mark_as_built(model)
     try:
-        with _unbuilt_metrics(model, data_batch) if hooks is not None else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if hooks is not None:
+                stack.enter_context(_unbuilt_metrics(model, data_batch))
+                stack.enter_context(_quiet(model))
             original(model, iterator, data_batch)
     except (ValueError, RuntimeError):
         if hooks is None or not _calls_itself(model):
@@ -161,12 +170,21 @@ def _symbolic_build(original: Callable[..., Any], model: Any, iterator: Any = No
 
 
 @contextlib.contextmanager
+def _quiet(model: Any) -> Iterator[None]:
+    """Leaves out Keras' warnings about a model whose call fails: its own `train_step` may build it."""
+    with warnings.catch_warnings():
+        if _has_own_step(model):
+            warnings.filterwarnings("ignore", message="(?s).* looks like it has unbuilt state")
+        yield
+
+
+@contextlib.contextmanager
 def _unbuilt_metrics(model: Any, batch: Any) -> Iterator[None]:
     """Leaves the metrics of `compile` unbuilt if the batches of an own `train_step` do not end with what they take.
 
     Keras would choose what "accuracy" means for other tensors, such as images. The step builds them as in one process.
     """
-    metrics, own = model._compile_metrics, type(model).train_step is not TensorFlowTrainer.train_step
+    metrics, own = model._compile_metrics, _has_own_step(model)
     is_for_one_output = metrics is not None and not any(map(tf.nest.is_nested, metrics._user_metrics or ()))
     targets = batch[1] if isinstance(batch, tuple) and len(batch) > 1 else None
     if not own or not is_for_one_output or metrics.built or len(tf.nest.flatten(targets)) < 2:
@@ -179,10 +197,11 @@ def _unbuilt_metrics(model: Any, batch: Any) -> Iterator[None]:
         vars(model)["_compile_metrics"] = metrics
 
 
-def _is_complete(model: Any) -> bool:
+def _is_complete(model: Any, has_call: bool) -> bool:
     """Returns whether Keras needs no batch to build a model, its metrics and its loss: it has built them."""
     compiled = [part for part in (model._compile_metrics, model._compile_loss) if part is not None]
-    return all(part.built for part in (*model._flatten_layers(), *compiled))
+    is_built = all(layer.built for layer in model._flatten_layers()) if has_call else _has_all_variables(model)
+    return is_built and all(part.built for part in compiled)
 
 
 def _example_batch(hooks: KerasHooks, iterator: Any) -> Any:
@@ -203,11 +222,18 @@ def _calls_itself(model: Any) -> bool:
 
     Keras marks a model as built whose call has failed, so each of its layers counts.
     """
-    own = type(model).train_step is not TensorFlowTrainer.train_step and (model.built or is_default(model.build))
-    if own and all([_is_built(layer) for layer in model._flatten_layers(include_self=False)]):
+    if _has_own_step(model) and (model.built or is_default(model.build)) and _has_all_variables(model):
         model.built = True
         return True
     return False
+
+
+def _has_own_step(model: Any) -> bool:
+    return type(model).train_step is not TensorFlowTrainer.train_step
+
+
+def _has_all_variables(model: Any) -> bool:
+    return all([_is_built(layer) for layer in model._flatten_layers(include_self=False)])
 
 
 def _mark_as_built(model: Any) -> None:

@@ -51,6 +51,10 @@ KerasVariable: Any = need("keras.src.backend.tensorflow.core", "Variable")
 # Gives a variable of Keras, made outside of the scope, a value in it (keras_hooks/optimizer.py).
 need_function(KerasVariable, "_initialize", "self, value", "calls")
 in_stateless_scope: Any = need("keras.src.backend", "in_stateless_scope")
+# Runs a function on symbolic tensors (keras_hooks/step_build.py).
+compute_output_spec: Any = need_function(
+    need("keras.src.backend.tensorflow.core"), "compute_output_spec", "fn, args, kwargs", "calls"
+)
 # The names of the layers that are being called, which name the variables that they make (keras_hooks/build_scope.py).
 keras_global_state: Any = need("keras.src.backend.common", "global_state")
 need_function(keras_global_state, "get_global_attribute", "name, default, set_to_default", "calls")

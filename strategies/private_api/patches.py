@@ -56,6 +56,12 @@ RESET_METRICS = PatchPoint(
 SYMBOLIC_BUILD = PatchPoint(
     TensorFlowTrainer, "_maybe_symbolic_build", "self, iterator, data_batch", "Building a model must not take a batch."
 )
+GRADIENT = PatchPoint(
+    tf.GradientTape,
+    "gradient",
+    "self, target, sources, output_gradients, unconnected_gradients",
+    "A step that builds its model has variables without values.",
+)
 EPOCH_ITERATOR = PatchPoint(
     TFEpochIterator, "__init__", "self, distribute_strategy, args, kwargs", "The strategy decides how batches are distributed."
 )

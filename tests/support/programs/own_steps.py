@@ -60,13 +60,15 @@ class Half(keras.layers.Layer):
 
 
 class Inverse(keras.Model):
-    """Takes what its other layers make of a batch, as Keras' GauGAN does."""
+    """Takes what its other layers make of a batch, as Keras' GauGAN does; unless built only its `train_step` knows their shapes."""
 
-    def __init__(self):
+    def __init__(self, is_built=True):
         super().__init__()
         self.half = Half()
-        self.encoder = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        self.decoder = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4)])
+        self.encoder = keras.Sequential([keras.layers.Dense(2)])
+        self.decoder = keras.Sequential([keras.layers.Dense(4)])
+        if is_built:
+            self.decoder(self.encoder(X))
 
     def call(self, code):
         return self.decoder(code)
@@ -78,17 +80,31 @@ class Inverse(keras.Model):
         return {"loss": loss}
 
 
+class Coder(Inverse):
+    """Has no `call`."""
+
+    call = keras.Model.call
+
+    def train_step(self, x):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self.decoder(self.encoder(x)) - x))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+
+
 @case
 def an_own_train_step_whose_batches_the_model_does_not_take(scope):
     inputs = keras.Input((4,))
     with scope():
         model = Pairs(inputs, keras.layers.Dense(1)(inputs))
         model.compile(keras.optimizers.SGD(0.02, momentum=0.9), "mse")
-        inverse = Inverse()
-        inverse.compile(keras.optimizers.SGD(0.02))
+        others = [Inverse(), Inverse(is_built=False), Coder(is_built=False)]
+        for other in others:
+            other.compile(keras.optimizers.SGD(0.02))
     model.fit({"one": X, "other": X[::-1]}, batch_size=50, epochs=2, verbose=0, shuffle=False)
-    inverse.fit(X, batch_size=50, verbose=0, shuffle=False)
-    return {"weights": weights_of(model, inverse)}
+    for other in others:
+        other.fit(X, batch_size=50, verbose=0, shuffle=False)
+    return {"weights": weights_of(model, *others)}
 
 
 class Adversaries(keras.Model):

@@ -1,0 +1,64 @@
+"""Builds a model by its own `train_step`, where Keras cannot: it has no `call`, or its batches are not what `call` takes.
+
+In one process the first step builds such a model. Here its variables have to exist before: the step is traced on symbolic
+tensors, as Keras builds other models. It assigns nothing, all gradients are zeros, and no optimizer updates.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.private_api import compute_output_spec, in_stateless_scope, patches
+
+_log = logging.getLogger("tfdist")
+_is_building = False
+
+
+def install() -> None:
+    """Makes tapes and optimizers leave out what a model is not built by. Calling it again does nothing."""
+    patches.GRADIENT.patch(_gradient)
+
+
+def is_building() -> bool:
+    """Returns whether a step is traced to build its model."""
+    return _is_building and in_stateless_scope()
+
+
+def build(model: Any, batch: Any) -> None:
+    """Builds the layers of a model that its `train_step` calls, as far as the step gets.
+
+    Args:
+        model: a Keras model; the scope of its strategy is entered.
+        batch: nested tensors or specs with the shapes of a batch.
+    """
+    global _is_building
+
+    def step(data: Any) -> None:
+        model.train_step(data)
+
+    def symbolic(value: Any) -> Any:
+        return None if value is None else keras.KerasTensor(value.shape, keras.backend.standardize_dtype(value.dtype))
+
+    _is_building = True
+    try:
+        compute_output_spec(step, tf.nest.map_structure(symbolic, batch))
+    except Exception as error:  # The first step will raise it, too, if it is the step's own.
+        _log.debug("the train_step of %s does not build the model", model.name, exc_info=error)
+    finally:
+        _is_building = False
+
+
+# The replacement. The first parameter is the function that it replaces.
+
+
+def _gradient(original: Callable[..., Any], tape: Any, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_building():
+        return original(tape, target, sources, *args, **kwargs)
+
+    def zeros(source: Any) -> Any:
+        return tf.zeros_like(source) if tf.is_tensor(source) else tf.zeros(source.shape, source.dtype)
+
+    return tf.nest.map_structure(zeros, sources)
