@@ -116,15 +116,14 @@ class Recovery(WorkerPreemptionHandler):  # type: ignore[misc]
                     raise
                 if isinstance(error, tf.errors.InternalError) and _NOT_TAKEN in str(error):
                     _log.warning("a call to %s was damaged on its way, and is made again: %s", worker_device_name, error)
+                elif self.servers is not None and self.servers.wait_if_lost(error):  # A link to a ps that is back is not cut.
+                    if self._is_worker_lost(error, worker_device_name):  # Soon after a ps is back, an error may be of either.
+                        raise
                 elif self.links is not None and self.links.leave_out(error, worker_device_name):
                     on_transient_failure_fn()  # Another group makes the call now.
                     self.links.wait(worker_device_name, lambda: not self._should_preemption_thread_run)
                     return
-                elif (
-                    self.servers is None
-                    or not self.servers.wait_if_lost(error)
-                    or self._is_worker_lost(error, worker_device_name)  # Soon after a ps is back, an error may be of either.
-                ):
+                else:
                     raise
                 on_transient_failure_fn()
 

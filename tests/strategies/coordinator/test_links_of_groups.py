@@ -12,6 +12,7 @@ from tfdist.cluster import Task
 from tfdist.strategies.coordinator import cut_links
 from tfdist.strategies.coordinator.cut_links import CutLinks
 from tfdist.strategies.coordinator.membership import Membership
+from tfdist.strategies.coordinator.recovery import Recovery
 
 WORKERS = tuple(Task("worker", index, host=f"w{index}", port=1) for index in range(3))
 PS = tuple(Task("ps", index, host=f"p{index}", port=1) for index in range(2))
@@ -156,9 +157,19 @@ def test_a_call_that_takes_long_for_another_reason_goes_on(cluster, hanging, why
     assert not cluster.links.groups and cluster.membership.live == {0, 1}
 
 
-def test_the_call_goes_to_another_group_while_this_one_waits(monkeypatch):
-    from tfdist.strategies.coordinator.recovery import Recovery
+def test_the_link_to_a_ps_that_was_lost_is_not_taken_for_one_that_is_cut():
+    recovery, events = Recovery.__new__(Recovery), []
+    recovery._should_preemption_thread_run = True
+    recovery.servers = SimpleNamespace(wait_if_lost=lambda error: events.append("waits for the ps") or True)
+    recovery.links = SimpleNamespace(leave_out=lambda error, device: pytest.fail("the link is not cut"))
+    recovery._is_worker_lost = lambda error, device: False
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(recovery.wait_on_failure(lambda error: None, lambda: events.append("given back"), None, "a"))
+        raise error_of(PS[0], WORKERS[0])
+    assert events == ["waits for the ps", "given back"]
 
+
+def test_the_call_goes_to_another_group_while_this_one_waits():
     recovery, events = Recovery.__new__(Recovery), []
     recovery._should_preemption_thread_run = True
     recovery.links = SimpleNamespace(
