@@ -104,7 +104,7 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
 
     quiet_tensorflow()
     proxies.leave_out(cluster)
-    interrupts.install()
+    interrupts.keep_out_of_tensorflow()
     own_devices.take_for_training(cluster, choice.strategy)
     generated_code.install()
     downloads.install()
@@ -126,7 +126,8 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         other_strategies.refuse()
     atomic_saving.install(strategy)
     job_backup.install(strategy)
-    refusal.install(strategy)  # Last, so that it comes before the hooks of the strategy.
+    refusal.install(strategy)  # So late that it comes before the hooks of the strategy.
+    interrupts.install()  # So is this.
     return strategy
 
 
@@ -140,7 +141,7 @@ def create_evaluator(cluster: Cluster, start_timeout: float) -> "tf.distribute.S
     from tfdist.strategies.runtime import downloads, generated_code, interrupts
 
     quiet_tensorflow()
-    interrupts.install()
+    interrupts.keep_out_of_tensorflow()
     generated_code.install()
     downloads.install()
     iterator_release.install()

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.strategies.private_api import compute_output_spec, in_stateless_scope, patches
+from tfdist.strategies.private_api import compute_output_spec, patches
 
 _log = logging.getLogger("tfdist")
 _is_building = False
@@ -24,7 +24,7 @@ def install() -> None:
 
 def is_building() -> bool:
     """Returns whether a step is traced to build its model."""
-    return _is_building and in_stateless_scope()
+    return _is_building
 
 
 def build(model: Any, batch: Any) -> None:

@@ -37,8 +37,7 @@ _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "p
 
 
 def install() -> None:
-    """Keeps Ctrl-C out of TensorFlow's code, now and in the calls of Keras. Calling it again does nothing."""
-    keep_out_of_tensorflow()
+    """Keeps Ctrl-C out of TensorFlow's code in the calls of Keras, after all other hooks. Calling it again does nothing."""
     patches.FIT.patch(_call)
     patches.EVALUATE.patch(_call)
     patches.PREDICT.patch(_call)
@@ -90,7 +89,7 @@ class _Handler:
         else:
             self._postpone(LONGEST_SECONDS)
             caller.f_trace = self._trace
-            sys.settrace(lambda *_: None)
+            sys.settrace(_trace_nothing)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -123,9 +122,13 @@ class _Handler:
 
     def _raise(self) -> None:
         self._since = None
-        if not self._is_held:
+        if sys.gettrace() is _trace_nothing:
             sys.settrace(None)
         raise KeyboardInterrupt
+
+
+def _trace_nothing(*_: Any) -> None:
+    """Python calls the trace function of a frame only while there is one for new frames."""
 
 
 def _remind(since: float, seconds: float, handler: _Handler) -> None:
