@@ -126,8 +126,8 @@ def create(cluster: Cluster, choice: Choice, start_timeout: float) -> "tf.distri
         other_strategies.refuse()
     atomic_saving.install(strategy)
     job_backup.install(strategy)
-    refusal.install(strategy)  # So late that it comes before the hooks of the strategy.
-    interrupts.install()  # So is this.
+    refusal.install(strategy)  # These two are last, so that they come before the hooks of the strategy.
+    interrupts.install()
     return strategy
 
 

@@ -1,4 +1,4 @@
-"""Averages that are never negative, as moving variances: pushes of several groups must not bring them below zero.
+"""Averages that are never negative, such as moving variances: pushes of several groups must not bring them below zero.
 
 Groups take the mean of what no optimizer trains: each adds its share of its progress. Where a group begins from a value to
 which the others have not all pushed, it makes the progress of the others once more. A moving variance that falls from 1 to

@@ -156,9 +156,10 @@ def compared(
     ab, ba, aa, bb = _in_pairs(function, first, second)
     differences, norms = ab[0] + ba[0] - aa[0] - bb[0], (ab[1] + ba[1] + aa[1] + bb[1]) / 4
     # What is counted over a batch, as the examples of a class, may be alike in two parts. It hardly is in others, too.
-    for parts_of_it in (other_parts(first, second), (first, padded(second, has_weights))):
-        with contextlib.suppress(tf.errors.OpError):  # A step may refuse padding.
-            cd, dc, cc, dd = (projections for projections, _ in _in_pairs(function, *parts_of_it))
+    padding = first, padded(second, has_weights)
+    for pair, refused in ((other_parts(first, second), ()), (padding, (tf.errors.OpError,))):  # A step may refuse padding.
+        with contextlib.suppress(*refused):
+            cd, dc, cc, dd = (projections for projections, _ in _in_pairs(function, *pair))
             others = cd + dc - cc - dd
             differences = np.where(np.abs(others) > np.abs(differences), others, differences)
     return differences, norms, aa
