@@ -34,6 +34,10 @@ MOMENT_SECONDS = 0.01
 EXECUTION_SECONDS = 5.0
 """After so long in one execution a task says in which. Most take less, and say nothing."""
 
+LOOK_SECONDS = 1.0
+"""After so long in one execution a task looks whether the others are there. TensorFlow may not notice that one is dead, and the
+launcher, which does, gives the rest 5 s to end."""
+
 FAILED = "failed"
 """What a task tells of the end of its program if that has failed."""
 
@@ -55,7 +59,7 @@ class SameCalls:
         board: where they tell each other.
         clock: returns seconds.
         explain: returns an error that says more than one of TensorFlow in an execution or an agreement, or None.
-        on_long_execution: called every `EXECUTION_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
+        on_long_execution: called every `LOOK_SECONDS` / 2, in a thread, while an execution lasts longer than they do.
         has_left: returns whether a task, by its name, is gone; called every `POLL_SECONDS` while its end is waited for.
         on_silence: called at the end of the program if the first task, which keeps what is told, is lost.
         watch: begins to watch a task, by its name, whose call is waited for; what it returns is called every `POLL_SECONDS` and
@@ -190,8 +194,10 @@ class SameCalls:
             yield
             return
         if not self._watchers:  # Each in a thread of its own, and without a lock: `look` may wait for the first task.
-            for function in (self.look, self._look_at_others):
-                watcher = threading.Thread(target=self._repeat, args=(function,), name="tfdist-same-calls", daemon=True)
+            for function, seconds in ((self.look, EXECUTION_SECONDS), (self._look_at_others, LOOK_SECONDS)):
+                watcher = threading.Thread(
+                    target=self._repeat, args=(function, seconds / 2), name="tfdist-same-calls", daemon=True
+                )
                 watcher.start()
                 self._watchers.append(watcher)
         self._executions += 1
@@ -213,25 +219,25 @@ class SameCalls:
                 raise better from error
             raise
 
-    def _repeat(self, function: Callable[[], None]) -> None:
-        while not self._is_over.wait(EXECUTION_SECONDS / 2) and not self._is_lost:
+    def _repeat(self, function: Callable[[], None], seconds: float) -> None:
+        while not self._is_over.wait(seconds) and not self._is_lost:
             function()
 
     def _look_at_others(self) -> None:
-        if self._long_execution() is not None:
+        if self._long_execution(LOOK_SECONDS) is not None:
             self._on_long_execution()
 
-    def _long_execution(self) -> int | None:
-        """Returns the number of the execution that has lasted for `EXECUTION_SECONDS`."""
+    def _long_execution(self, seconds: float) -> int | None:
+        """Returns the number of the execution that has lasted for `seconds`."""
         execution = self._execution
-        return execution[0] if execution is not None and self._clock() - execution[1] >= EXECUTION_SECONDS else None
+        return execution[0] if execution is not None and self._clock() - execution[1] >= seconds else None
 
     def look(self) -> None:
         """Tells the others in which execution this task is, if it has been there for some time; takes back one that is over.
 
         Until it is taken back nobody is misled: all who have been in that execution know it by its number.
         """
-        number = self._long_execution()
+        number = self._long_execution(EXECUTION_SECONDS)
         with contextlib.suppress(tf.errors.OpError):
             if self._told not in (None, number):
                 self._told = None

@@ -27,6 +27,9 @@ POLL_SECONDS, POLLS = 0.05, 1200
 
 # A finalizer runs at any moment in any thread, also in one that holds a lock. This queue takes none in Python.
 _dropped: "queue.SimpleQueue[list[Any]]" = queue.SimpleQueue()
+_watched: dict[int, tuple["weakref.ref[Any]", list[Any]]] = {}
+"""What goes to the queue when an iterator is dropped. `weakref.finalize` would do nothing once exit functions have run, and the
+end of a program is when most are dropped."""
 _process: int | None = None
 """The process in which a thread takes from the queue. A fork has none."""
 
@@ -55,8 +58,8 @@ def _watch(iterator: Any, resource: Any, dataset: Any) -> None:
         return  # It is a part of a function.
     _start()
     # The dataset has the Python functions that the iterator calls until its end.
-    dropped = weakref.finalize(iterator, _dropped.put, [resource, dataset])
-    dropped.atexit = False
+    number = id(iterator)
+    _watched[number] = (weakref.ref(iterator, lambda _: _dropped.put(_watched.pop(number)[1])), [resource, dataset])
 
 
 def _start() -> None:

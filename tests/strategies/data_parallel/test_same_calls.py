@@ -6,7 +6,8 @@ import pytest
 import tensorflow as tf
 from local_board import LocalBoard
 
-from tfdist.strategies.data_parallel import same_calls
+from tfdist.launch import supervisor
+from tfdist.strategies.data_parallel import lost_tasks, same_calls
 from tfdist.strategies.data_parallel.board import DifferentCallsError
 from tfdist.strategies.data_parallel.same_calls import SameCalls, difference
 
@@ -251,7 +252,7 @@ def test_a_task_that_finds_the_first_one_lost_when_it_calls_something_says_so():
 
 
 def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypatch):
-    monkeypatch.setattr(same_calls, "EXECUTION_SECONDS", 0.2)
+    monkeypatch.setattr(same_calls, "LOOK_SECONDS", 0.2)
     looked = threading.Event()
     calls = SameCalls("worker:1", NAMES, LocalBoard(), on_long_execution=looked.set)
     with calls.executing():
@@ -260,6 +261,12 @@ def test_a_long_execution_looks_at_the_others_and_a_short_one_does_not(monkeypat
     with calls.executing():
         assert looked.wait(20)
     calls.end()
+
+
+def test_a_task_sees_that_another_is_dead_before_the_launcher_kills_it():
+    """The launcher waits so long for the others when a task has died. A task that ends by itself makes the restart quick."""
+    two_looks = same_calls.LOOK_SECONDS * (1 + lost_tasks.CLOSED_LOOKS / 2)
+    assert two_looks < supervisor.END_SECONDS / 2
 
 
 def test_a_task_waits_for_the_ends_of_the_others_and_names_those_that_have_not_finished():
