@@ -79,6 +79,18 @@ def _pieces(gradient: Any) -> Any:
     return list(gradient.parts) if isinstance(gradient, tf.experimental.ExtensionType) else gradient
 
 
+def _with_a_row(slices: tf.IndexedSlices) -> tf.IndexedSlices:
+    """Returns slices with a row of zeros if they have no row, as those of a batch of empty sequences.
+
+    TensorFlow's `CollectiveGatherV2` of empty tensors ends the process with SIGSEGV.
+    """
+    missing = tf.cast(tf.equal(tf.size(slices.indices), 0), tf.int32)
+    row = tf.zeros(tf.concat([[missing], tf.shape(slices.values)[1:]], 0), slices.values.dtype)
+    first = tf.zeros([missing], slices.indices.dtype)
+    values, indices = tf.concat([slices.values, row], 0), tf.concat([slices.indices, first], 0)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
 def _sum_of_slices(context: Any, slices: tf.IndexedSlices) -> tf.IndexedSlices:
     dtype = slices.dtype
     sent = tf.IndexedSlices(tf.cast(slices.values, sent_as(dtype)), slices.indices, slices.dense_shape)
@@ -93,6 +105,8 @@ def _sums(context: Any, values: list[Any]) -> list[Any]:
     nothing is ever removed: the function, its graph and the variables of the model would exist until the process ends.
     """
     groups = getattr(context.strategy.extended, "groups", None)
+    if isinstance(values[0], tf.IndexedSlices):
+        values = [_with_a_row(values[0])]
     if isinstance(values[0], tf.IndexedSlices) and groups is not None:
         (slices,) = values
         return [groups.sums_of_slices(slices, lambda alike: context.all_reduce(tf.distribute.ReduceOp.SUM, alike))]

@@ -31,6 +31,9 @@ HELD_SECONDS = 3.0
 The launcher kills a task 5 seconds after Ctrl-C (`--grace_period`).
 """
 
+_GENERATED = "__autograph_generated_file"
+"""Part of the names of files that AutoGraph makes from functions of the program. TensorFlow is tracing then."""
+
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})  # May be inside it.
@@ -158,7 +161,7 @@ def _caller_of_tensorflow(frame: FrameType | None) -> FrameType | None:
     inside = False
     while frame is not None:
         code = frame.f_code
-        if code.co_filename.startswith(folder) or code.co_name == "__del__":
+        if code.co_filename.startswith(folder) or _GENERATED in code.co_filename or code.co_name == "__del__":
             inside = True
         elif not _is_standard(code.co_filename):
             return frame if inside else None

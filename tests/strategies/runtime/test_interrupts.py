@@ -118,6 +118,25 @@ def test_a_function_of_the_program_that_tensorflow_calls_is_interrupted_at_once(
     assert not ended
 
 
+def test_a_function_that_autograph_has_converted_ends_before_the_interrupt(of_tensorflow):
+    """TensorFlow is tracing it: AutoGraph's stack of contexts would keep what an exception in the generated code leaves there."""
+
+    @tf.function
+    def function(x):
+        if tf.reduce_sum(x) > 0:
+            x = x + 1
+        of_tensorflow["os"].kill(of_tensorflow["os"].getpid(), signal.SIGINT)
+        traced.append(True)
+        return x
+
+    traced = []
+    with pytest.raises(KeyboardInterrupt):
+        function(tf.ones(2))
+        pytest.fail("the interrupt is late")
+    assert traced
+    assert function(tf.ones(2)).numpy().tolist() == [2, 2]
+
+
 def test_tensorflow_that_waits_is_interrupted_although_it_does_not_return(of_tensorflow, monkeypatch):
     monkeypatch.setattr(interrupts, "LONGEST_SECONDS", 0.05)
     for _ in range(3):

@@ -133,6 +133,11 @@ def loss_that_is_a_sum(scope):
     return {"weights": [w.ravel().tolist() for w in model.get_weights()]}
 
 
+class SumOfSequence(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.sum(x, axis=(1, 2))[:, None]
+
+
 @case
 def embedding(scope):
     results = {}
@@ -144,6 +149,16 @@ def embedding(scope):
             )
             model.compile(optimizers.Adam(0.01), "mse", steps_per_execution=steps)
         results[f"loss {steps}"] = model.fit(ids, Y, batch_size=33, epochs=2, verbose=0, shuffle=False).history["loss"]
+    with scope():
+        model = keras.Sequential([keras.Input((None,), dtype="int32"), keras.layers.Embedding(50, 4), SumOfSequence()])
+        model.compile(optimizers.Adam(0.01), "mse")
+    lengths = (3, 0, 2)  # A batch of empty sequences looks nothing up.
+    batches = [(ids[:8, :length], Y[:8]) for length in lengths]
+    signature = (tf.TensorSpec((None, None), tf.int32), tf.TensorSpec((None, 1)))
+    dataset = tf.data.Dataset.from_generator(lambda: batches, output_signature=signature)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(len(batches)))
+    results["loss of sequences"] = model.fit(dataset, epochs=2, verbose=0).history["loss"]
+    results["table"] = model.get_weights()[0].tolist()
     return results
 
 
