@@ -309,10 +309,7 @@ LOAD_STATE = PatchPoint(
     "As _save_state.",
 )
 BACKUP_SAVE = PatchPoint(
-    keras.callbacks.BackupAndRestore,
-    "_save_model",
-    "self",
-    "Weights and epoch are in two files, and a task may die between them.",
+    keras.callbacks.BackupAndRestore, "_save_model", "self", "It writes two files, and a task may die between them."
 )
 BACKUP_LOAD = PatchPoint(keras.callbacks.BackupAndRestore, "_load_model", "self", "As _save_model.")
 BACKUP_TRAIN_BEGIN = PatchPoint(
@@ -325,10 +322,7 @@ CHECKPOINT_SAVE = PatchPoint(
     TrackableSaver, "save", "self, file_prefix, checkpoint_number, session, options", "The chief alone keeps the checkpoint."
 )
 CHECKPOINT_RESTORE = PatchPoint(
-    TrackableSaver,
-    "restore",
-    "self, save_path, options",
-    "The chief reads for variables on a ps, and the strategy gets its state back.",
+    TrackableSaver, "restore", "self, save_path, options", "The chief reads for a ps; the strategy gets its state back."
 )
 CHECKPOINT_TENSORS = PatchPoint(
     TrackableSaver, "_gather_serialized_tensors", "self, object_graph_tensor", "Checkpoints hold the state of the strategy too."
